@@ -1,0 +1,1 @@
+"""The coordinator: REST control room, never on the training path."""

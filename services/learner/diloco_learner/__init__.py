@@ -1,0 +1,1 @@
+"""The learner: an island of compute that trains a full model copy."""

@@ -1,0 +1,1 @@
+"""Models: anything with `init` and `loss` over a pytree."""

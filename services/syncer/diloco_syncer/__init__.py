@@ -1,0 +1,1 @@
+"""The syncer: owns the global fragments and the outer optimizer."""

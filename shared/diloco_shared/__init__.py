@@ -1,0 +1,1 @@
+"""What every service shares: configuration, numerics, protocol and edges."""

@@ -1,0 +1,1 @@
+"""What awaits or touches the world."""

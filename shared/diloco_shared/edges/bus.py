@@ -1,0 +1,201 @@
+"""The bus: all that the services need of NATS, small enough to be faked faithfully.
+
+Three carriers. Core subjects: at most once, nothing kept. Streams: kept on disk, per-subject
+sequences, conditional append. Key-value buckets: compare-and-set, per-key lifetime, watch.
+Implementations: `nats_bus.NatsBus`, `memory_bus.MemoryBus`.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class BusError(Exception):
+    """Base of everything a bus raises."""
+
+
+class Conflict(BusError):
+    """A compare-and-set or conditional append lost: somebody else was first."""
+
+
+class StreamFull(BusError):
+    """The stream has reached its byte limit; nothing was stored."""
+
+
+class Unavailable(BusError):
+    """No answer, or no server: for an append the outcome is unknown."""
+
+
+class Refused(BusError):
+    """The server answered no for another reason; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One core message. `reply` is empty unless an answer is wanted."""
+
+    subject: str
+    payload: bytes
+    reply: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One stream message and its place."""
+
+    subject: str
+    payload: bytes
+    headers: dict[str, str]
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSpec:
+    """A file-backed stream that refuses new messages when full and deletes nothing by itself."""
+
+    name: str
+    subjects: tuple[str, ...]
+    bytes_max: int
+    # Set for EVENTS only: the newest are worth more than the oldest there.
+    drop_oldest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StreamInfo:
+    """What a stream holds."""
+
+    bytes: int
+    messages: int
+    first_seq: int
+    last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key's value; `value` is None in a watch when the key was deleted or expired."""
+
+    key: str
+    value: bytes | None
+    revision: int
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Payload bytes and messages that crossed this connection."""
+
+    bytes_out: int = 0
+    bytes_in: int = 0
+    messages_out: int = 0
+    messages_in: int = 0
+    # Deliveries dropped because a subscriber was slower than its limit, by subject filter.
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+Handler = Callable[[Delivery], Awaitable[bytes]]
+
+
+class Bus(Protocol):
+    """See the module's docstring. Every call raises `Unavailable` rather than wait for ever."""
+
+    traffic: Traffic
+
+    @property
+    def connected(self) -> bool: ...
+
+    # core -----------------------------------------------------------------------------------
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Send and forget. Silently lost while disconnected (the caller repeats)."""
+
+    def subscribe(
+        self, subject: str, *, limit: int = 1024
+    ) -> AbstractAsyncContextManager[AsyncIterator[Delivery]]:
+        """Iterate deliveries from now on; past `limit` waiting ones the oldest are dropped."""
+
+    async def request(self, subject: str, payload: bytes, *, timeout_s: float = 2.0) -> bytes:
+        """One answer; Unavailable when nobody listens or time runs out."""
+
+    def serve(self, subject: str, handler: Handler) -> AbstractAsyncContextManager[None]:
+        """Answer requests on `subject` with `handler` until the context ends."""
+
+    # streams --------------------------------------------------------------------------------
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        """Create, or update the limit of, a stream; idempotent."""
+
+    async def delete_stream(self, name: str) -> None:
+        """Remove a stream and all in it; no error when absent."""
+
+    async def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        msg_id: str | None = None,
+        expect_last: int | None = None,
+        timeout_s: float = 5.0,
+    ) -> int:
+        """Store; return the stream sequence.
+
+        `msg_id` drops a repeat within two minutes (the first one's sequence is returned).
+        `expect_last` is the stream sequence that the newest message *of this subject* must have
+        (0: none yet), else Conflict. Raises StreamFull, Unavailable, Refused too.
+        """
+
+    def read(
+        self, stream: str, subject: str, *, start_seq: int = 1, batch: int = 64
+    ) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
+        """Iterate, without end, messages matching `subject` with seq >= start_seq, in order.
+
+        Survives disconnects and server restarts: resumes after the last one yielded. At least
+        once: a message may come twice after a reconnect.
+        """
+
+    async def fetch(self, stream: str, subject: str, *, start_seq: int = 1) -> list[Stored]:
+        """All messages matching `subject` that are there now, in order. Not for huge ranges."""
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        """The newest message whose subject is exactly `subject`."""
+
+    async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        """Delete messages matching `subject` (only those with seq < below_seq); the count."""
+
+    async def stream_info(self, stream: str) -> StreamInfo:
+        """Sizes; Refused when there is no such stream."""
+
+    # key-value ------------------------------------------------------------------------------
+    async def ensure_bucket(self, bucket: str) -> None:
+        """Create a bucket with history 1 and per-key lifetimes; idempotent."""
+
+    async def kv_get(self, bucket: str, key: str) -> Entry | None: ...
+
+    async def kv_create(
+        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
+    ) -> int:
+        """Create; the revision. Conflict when the key lives."""
+
+    async def kv_put(
+        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
+    ) -> int:
+        """Write whatever is there; the revision."""
+
+    async def kv_update(
+        self, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+    ) -> int:
+        """Write if the revision is still `revision`, else Conflict; the new revision."""
+
+    async def kv_delete(self, bucket: str, key: str) -> None: ...
+
+    async def kv_all(self, bucket: str) -> dict[str, Entry]:
+        """Every live key."""
+
+    def kv_watch(
+        self, bucket: str, key: str = ">"
+    ) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+        """Current values first, then every change; deletions and expiries as value None.
+
+        Watches and polls (every two seconds), since a watch is blind after a server restart:
+        a change between two polls may be seen once with its newest value.
+        """
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Fragments, merge, outer optimizer and codecs: arrays in, arrays out."""

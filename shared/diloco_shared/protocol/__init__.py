@@ -1,0 +1,1 @@
+"""Messages, subjects, wire format and chunks: no arrays, no IO."""

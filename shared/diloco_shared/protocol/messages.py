@@ -1,0 +1,486 @@
+"""Every message that crosses the wire, as frozen, strictly validated values.
+
+One class per row of the table in ARCHITECTURE.md. `wire.py` turns them into bytes and back.
+Steps, rounds, versions and incarnations count from 0 unless said; -1 means none.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from diloco_shared.ids import Id
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Index = Annotated[int, Field(ge=0, le=2**31)]
+Version = Annotated[int, Field(ge=-1, le=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # blake2b, 16 bytes, in hex
+Reason = Annotated[str, Field(max_length=500)]
+
+
+class Message(BaseModel):
+    """Base: immutable; wrong types and unknown fields are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+class Stamp(Message):
+    """How far the run is: what inner schedules are functions of.
+
+    `steps` is the run's progress in inner steps per learner (round * H / P), `fraction` of the
+    budget that is used, `fraction_per_step` its estimated growth per inner step.
+    """
+
+    round: Version
+    steps: Count
+    fraction: Finite
+    fraction_per_step: Finite
+
+
+class Cursor(Message):
+    """A place in the corpus: `sequences` already consumed of data shard `shard`."""
+
+    shard: Count
+    sequences: Count
+
+
+class TensorSpec(Message):
+    """One parameter tensor: its path, shape, and whether it is an embedding (merged by mean)."""
+
+    name: Annotated[str, Field(min_length=1, max_length=300)]
+    shape: tuple[Count, ...]
+    embedding: bool
+
+
+class Blob(Message):
+    """A chunked payload: the chunks are messages on `subject`, indices 0..chunks-1."""
+
+    subject: str
+    bytes: Count
+    chunk_bytes: Count
+    chunks: Count
+    digest: Digest
+
+
+class Verdict(Message):
+    """What became of one learner in one round, and why."""
+
+    learner: Id
+    incarnation: Version
+    outcome: Literal["merged", "refused", "missed", "ineligible"]
+    reason: Reason
+    # Of the contribution; none when missed or ineligible.
+    subject: str = ""
+    digest: str = ""
+    base: Version = -1
+    step_from: Count = 0
+    step_to: Count = 0
+    tokens_from: Count = 0
+    tokens_to: Count = 0
+    weight: Finite = 0.0
+    norm: Finite = 0.0
+    # Tokens of this contribution that no earlier merge of this fragment had counted.
+    tokens_new: Count = 0
+
+
+# --- learner -> syncer -------------------------------------------------------------------------
+
+LearnerState = Literal["joining", "recovering", "stepping", "paused", "finished"]
+
+
+class Progress(Message):
+    """After inner steps, and at least every heartbeat: where a learner stands.
+
+    `step` and `tokens` count within the incarnation. Per fragment: `c_steps` and `c_tokens` since
+    adoption, `adopted` version (-1 none), `adopted_at` the local step of the adoption.
+    """
+
+    learner: Id
+    incarnation: Count
+    epoch: Count
+    state: LearnerState
+    step: Count
+    tokens: Count
+    c_steps: tuple[Count, ...]
+    c_tokens: tuple[Count, ...]
+    adopted: tuple[Version, ...]
+    adopted_at: tuple[Count, ...]
+    loss: float  # of the newest step, nats per token; NaN before the first
+    step_s: Seconds  # moving average of one inner step
+    wait_s: Seconds  # total the train loop spent on anything but its own computation
+    cursor: Cursor | None = None
+
+
+class Join(Message):
+    """A learner with a fresh incarnation asks to work for the run. Repeated until granted."""
+
+    learner: Id
+    incarnation: Count
+    nonce: str  # of this attempt: the grant echoes it
+    config: dict[str, str]  # config.shared_keys
+    # Donors that did not deliver in earlier attempts of this incarnation.
+    failed_donors: tuple[Id, ...] = ()
+
+
+class ContributionManifest(Message):
+    """Last message of a contribution: names exactly the chunk set that counts."""
+
+    run: Id
+    learner: Id
+    incarnation: Count
+    epoch: Count
+    term: Count
+    round: Count
+    attempt: Count
+    fragment: Index
+    base: Version
+    step_from: Count
+    step_to: Count
+    tokens_from: Count
+    tokens_to: Count
+    cursor: Cursor | None
+    codec: str
+    values: Count
+    config_hash: Digest
+    blob: Blob
+
+
+class InitManifest(Message):
+    """Initial parameters of one fragment, fp32, from the learner that the beat names."""
+
+    run: Id
+    learner: Id
+    incarnation: Count
+    config_hash: Digest
+    layout: tuple[TensorSpec, ...]
+    fragment: Index
+    blob: Blob
+
+
+# --- syncer -> learners ------------------------------------------------------------------------
+
+RunState = Literal[
+    "waiting",  # for learners_min to join
+    "bootstrapping",  # for the initial parameters
+    "running",
+    "starved",  # fewer than K alive
+    "paused",
+    "finishing",  # last round of every fragment
+    "finished",
+    "stopped",
+]
+
+
+class Beat(Message):
+    """The leader's heartbeat, about once a second and at every change."""
+
+    run: Id
+    epoch: Count
+    term: Count
+    state: RunState
+    reason: Reason
+    versions: tuple[Version, ...]  # committed head per fragment
+    stamp: Stamp
+    live: tuple[Id, ...]
+    initializer: str = ""  # while bootstrapping: who shall send the initial parameters
+    incarnations: dict[str, int] = Field(default_factory=dict)  # newest known per learner
+
+
+class Grant(Message):
+    """Answer to a Join. `donor` is empty when nobody healthy can give inner moments."""
+
+    learner: Id
+    incarnation: Count
+    nonce: str
+    accepted: bool
+    reason: Reason
+    epoch: Count
+    term: Count
+    versions: tuple[Version, ...]  # the stamp: adopt at least these before stepping
+    donor: str
+    stamp: Stamp
+
+
+class Donate(Message):
+    """Asks `donor` for its inner state once it has adopted `versions`."""
+
+    donor: Id
+    donor_incarnation: Count
+    newcomer: Id
+    newcomer_incarnation: Count
+    nonce: str
+    epoch: Count
+    versions: tuple[Version, ...]
+
+
+class Pull(Message):
+    """Asks `participants` for fragment `fragment`; resent until answered or over."""
+
+    epoch: Count
+    term: Count
+    round: Count
+    attempt: Count
+    fragment: Index
+    participants: tuple[Id, ...]
+    timeout_s: Seconds  # from receipt
+
+
+class PublicationManifest(Message):
+    """Last message of a publication. `prev_version` is -1 for a keyframe, else what it adds to."""
+
+    run: Id
+    epoch: Count
+    term: Count
+    round: Version
+    fragment: Index
+    version: Count
+    prev_version: Version
+    codec: str
+    values: Count
+    anchor_digest: Digest
+    participants: tuple[Id, ...]
+    last_merged: dict[str, tuple[int, int]]  # learner -> (incarnation, round) of this fragment
+    stamp: Stamp
+    layout: tuple[TensorSpec, ...] = ()  # with version 0 only
+    blob: Blob
+
+
+# --- learner -> learner ------------------------------------------------------------------------
+
+
+class StateManifest(Message):
+    """A donor's inner state: optimizer moments and counts, never parameters."""
+
+    run: Id
+    donor: Id
+    donor_incarnation: Count
+    newcomer: Id
+    newcomer_incarnation: Count
+    nonce: str
+    epoch: Count
+    versions: tuple[Version, ...]  # what the donor had adopted
+    donor_step: Count
+    config_hash: Digest
+    blob: Blob
+
+
+# --- tape --------------------------------------------------------------------------------------
+
+
+class TapeInit(Message):
+    """The run's first record: initial parameters are accepted."""
+
+    kind: Literal["init"] = "init"
+    run: Id
+    config_hash: Digest
+    layout: tuple[TensorSpec, ...]
+    anchor_digests: tuple[Digest, ...]
+    subjects: tuple[str, ...]  # of the init blobs, per fragment
+    learner: Id
+    incarnation: Count
+    at: Seconds  # wall clock, seconds since 1970
+
+
+class TapeTerm(Message):
+    """A new leader, appended before it pulls: fences the old one."""
+
+    kind: Literal["term"] = "term"
+    epoch: Count
+    term: Count
+    leader: str
+    at: Seconds
+
+
+class TapeEpoch(Message):
+    """History restarts: learners discard anchors of older epochs."""
+
+    kind: Literal["epoch"] = "epoch"
+    epoch: Count
+    term: Count
+    reason: Reason
+    at: Seconds
+
+
+class TapeRound(Message):
+    """One closed round, committed or skipped."""
+
+    kind: Literal["round"] = "round"
+    epoch: Count
+    term: Count
+    round: Count
+    fragment: Index
+    outcome: Literal["committed", "skipped"]
+    reason: Reason
+    quorum_reason: Reason
+    quorum: Count  # K in force
+    version: Version  # of the fragment after this round
+    verdicts: tuple[Verdict, ...]
+    keyframe: bool
+    anchor_digest: str  # after this round; empty when skipped
+    master_digest: str
+    payload_digest: str
+    stamp: Stamp
+    quorum_s: Seconds
+    grace_s: Seconds
+    sync_s: Seconds
+    at: Seconds
+
+
+class TapeSnapshot(Message):
+    """A durable snapshot covers every record up to and including sequence `covers`."""
+
+    kind: Literal["snapshot"] = "snapshot"
+    term: Count
+    covers: Count
+    round: Version
+    path: str
+    at: Seconds
+
+
+class TapeSetting(Message):
+    """A change on the live run: pause, resume, a new quorum, stop."""
+
+    kind: Literal["setting"] = "setting"
+    term: Count
+    name: Literal["paused", "quorum", "stopping"]
+    value: int
+    reason: Reason
+    at: Seconds
+
+
+class TapeEnd(Message):
+    """The run is over; nothing follows."""
+
+    kind: Literal["end"] = "end"
+    term: Count
+    outcome: Literal["finished", "stopped"]
+    reason: Reason
+    versions: tuple[Version, ...]
+    at: Seconds
+
+
+TapeRecord = Annotated[
+    TapeInit | TapeTerm | TapeEpoch | TapeRound | TapeSnapshot | TapeSetting | TapeEnd,
+    Field(discriminator="kind"),
+]
+
+
+# --- registry, control room --------------------------------------------------------------------
+
+
+class MemberRecord(Message):
+    """A living process, under a key that expires unless refreshed."""
+
+    id: Id
+    role: Literal["learner", "syncer", "coordinator", "supervisor"]
+    boot: str  # unique per process start
+    host: str
+    pid: Count
+    lock: str  # identifies the locked data folder: same lock, the old process is dead
+    started_at: Seconds
+    address: str = ""  # host:port of its health endpoint
+    run: str = ""
+    state: str = "idle"
+    draining: bool = False
+
+
+class Assignment(Message):
+    """Which run a member works for; outlives the coordinator."""
+
+    member: Id
+    run: str  # empty: none
+    at: Seconds
+
+
+class Incarnation(Message):
+    """One life of a learner under its id, granted by compare-and-set on this record."""
+
+    learner: Id
+    incarnation: Count
+    boot: str
+    at: Seconds
+
+
+class ShardLease(Message):
+    """Who reads a data shard, and from where."""
+
+    shard: Count
+    holder: str  # empty: free
+    incarnation: Version
+    sequences: Count  # newest cursor known to be merged
+    passes: Count  # times the shard was read to its end
+
+
+class RunRecord(Message):
+    """A run as its user wants it."""
+
+    name: Id
+    spec: dict[str, Any]
+    desired: Literal["running", "paused", "stopped"]
+    quorum: Count
+    created_at: Seconds
+
+
+class RunStatus(Message):
+    """A run as its syncer sees it; a few times a second at most."""
+
+    run: Id
+    state: RunState
+    reason: Reason
+    epoch: Count
+    term: Count
+    leader: str
+    quorum: Count
+    versions: tuple[Version, ...]
+    stamp: Stamp
+    rounds_committed: Count
+    rounds_skipped: Count
+    contributions_merged: Count
+    refused: dict[str, int]  # reason class -> count
+    alive: tuple[Id, ...]
+    participating: tuple[Id, ...]
+    tokens_processed: Count
+    tokens_useful: Count
+    bytes_up: Count
+    bytes_down: Count
+    learners: dict[str, dict[str, Any]]  # per learner: what the dashboard shows
+    at: Seconds
+
+
+class Event(Message):
+    """Something worth telling: joins, leaves, faults, evaluations. Shown, never acted on."""
+
+    run: str
+    kind: Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,40}$")]
+    source: str
+    text: Reason
+    data: dict[str, Any] = Field(default_factory=dict)
+    at: Seconds
+
+
+FaultKind = Literal["kill", "hang", "slow", "nan"]
+
+
+class Fault(Message):
+    """A typed fault on one process: now, after seconds, or at a step."""
+
+    id: Id
+    kind: FaultKind
+    target: Id
+    run: str = ""
+    at_step: Version = -1
+    after_s: Seconds = 0.0
+    duration_s: Seconds = 0.0
+    factor: Finite = 1.0
+
+
+class FaultReply(Message):
+    """A process's answer to a Fault: armed, or why not."""
+
+    id: Id
+    accepted: bool
+    reason: Reason

@@ -1,0 +1,120 @@
+"""Every subject, stream and bucket name, in one place.
+
+ctl.* and hb are plain publish/subscribe (lost is lost, repeated by design); up, dn, tape,
+state and ev are kept in JetStream streams.
+"""
+
+from dataclasses import dataclass
+
+# Key-value buckets.
+MEMBERS = "members"  # <member> -> MemberRecord, per-key TTL
+RUNS = "runs"  # <run> -> RunRecord
+STATUS = "status"  # <run> -> RunStatus
+ASSIGNMENTS = "assignments"  # <member> -> Assignment
+INCARNATIONS = "incarnations"  # <run>.<learner> -> Incarnation
+SHARDS = "shards"  # <run>.<data shard> -> ShardLease
+BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS)
+
+EVENTS_STREAM = "EVENTS"
+EVENTS_FILTER = "ev.>"
+
+
+def up_stream(run: str) -> str:
+    return f"UP-{run}"
+
+
+def dn_stream(run: str) -> str:
+    return f"DN-{run}"
+
+
+def tape_stream(run: str) -> str:
+    return f"TAPE-{run}"
+
+
+def state_stream(run: str) -> str:
+    return f"STATE-{run}"
+
+
+def run_streams(run: str) -> dict[str, str]:
+    """Stream name -> the subject filter it captures."""
+    return {
+        up_stream(run): f"up.{run}.>",
+        dn_stream(run): f"dn.{run}.>",
+        tape_stream(run): f"tape.{run}.>",
+        state_stream(run): f"state.{run}.>",
+    }
+
+
+def progress(run: str, learner: str) -> str:
+    return f"ctl.{run}.progress.{learner}"
+
+
+def pull(run: str) -> str:
+    return f"ctl.{run}.pull"
+
+
+def beat(run: str) -> str:
+    """The syncer's heartbeat: leader, state, versions."""
+    return f"ctl.{run}.beat"
+
+
+def join(run: str) -> str:
+    return f"ctl.{run}.join"
+
+
+def grant(run: str, learner: str) -> str:
+    return f"ctl.{run}.grant.{learner}"
+
+
+def donate(run: str, donor: str) -> str:
+    return f"ctl.{run}.donate.{donor}"
+
+
+def chaos(target: str) -> str:
+    """Faults for one process; answered by its agent. Not tied to a run."""
+    return f"ctl.chaos.{target}"
+
+
+def tape(run: str, shard: int) -> str:
+    return f"tape.{run}.{shard}"
+
+
+def event(run: str, kind: str) -> str:
+    """`run` is `cluster` for what concerns no run."""
+    return f"ev.{run}.{kind}"
+
+
+def contribution(run: str, learner: str, epoch: int, fragment: int, round_: int, tried: int) -> str:
+    return f"up.{run}.{learner}.{epoch}.{fragment}.{round_}.{tried}"
+
+
+def initial(run: str, learner: str, incarnation: int, fragment: int) -> str:
+    """Initial parameters: `init` stands where a contribution has its epoch."""
+    return f"up.{run}.{learner}.init.{incarnation}.{fragment}"
+
+
+def publication(run: str, epoch: int, fragment: int, version: int, term: int) -> str:
+    """The term is part of it: a deposed leader's chunks lie elsewhere."""
+    return f"dn.{run}.{epoch}.{fragment}.{version}.{term}"
+
+
+def state(run: str, donor: str, newcomer: str, nonce: str) -> str:
+    return f"state.{run}.{donor}.{newcomer}.{nonce}"
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationSubject:
+    """The parts of a publication's subject."""
+
+    epoch: int
+    fragment: int
+    version: int
+    term: int
+
+
+def parse_publication(subject: str) -> PublicationSubject:
+    """Inverse of `publication`; a trailing `.m` is allowed. Raises ValueError."""
+    parts = subject.removesuffix(".m").split(".")
+    if len(parts) != 6 or parts[0] != "dn":
+        raise ValueError(f"not a publication's subject: {subject!r}")
+    return PublicationSubject(*(int(part) for part in parts[2:]))

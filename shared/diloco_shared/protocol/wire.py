@@ -1,0 +1,77 @@
+"""Bytes to messages and back: distrust ends here.
+
+msgpack maps with a version and the class name; strict types; a size limit before parsing.
+"""
+
+from typing import Any, TypeVar
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from diloco_shared.protocol import messages
+from diloco_shared.protocol.messages import Message, TapeRecord
+
+WIRE_VERSION = 1
+# The largest message is a version-0 manifest with its layout: 3000 tensors of 300 bytes.
+MESSAGE_BYTES_MAX = 1 << 20
+
+M = TypeVar("M", bound=Message)
+_TAPE: TypeAdapter[TapeRecord] = TypeAdapter(TapeRecord)
+
+
+class WireError(ValueError):
+    """The peer sent something we cannot accept; the text says what and where."""
+
+
+def encode(message: Message) -> bytes:
+    """Serialise `message`; raises WireError when it exceeds MESSAGE_BYTES_MAX."""
+    body = message.model_dump()
+    data: bytes = msgpack.packb({"v": WIRE_VERSION, "t": type(message).__name__, "b": body})
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise WireError(f"{type(message).__name__} of {len(data)} bytes exceeds the wire limit")
+    return data
+
+
+def decode(data: bytes, kind: type[M]) -> M:
+    """Parse `data` as a `kind`; raises WireError naming the first fault."""
+    name, body = _open(data)
+    if name != kind.__name__:
+        raise WireError(f"expected {kind.__name__}, got {name}")
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise WireError(_first_fault(kind.__name__, error)) from None
+
+
+def decode_tape(data: bytes) -> TapeRecord:
+    """Parse any tape record; raises WireError."""
+    name, body = _open(data)
+    try:
+        record = _TAPE.validate_python(body)
+    except ValidationError as error:
+        raise WireError(_first_fault(name, error)) from None
+    if type(record).__name__ != name:
+        raise WireError(f"record says {name} but is a {type(record).__name__}")
+    return record
+
+
+def _open(data: bytes) -> tuple[str, Any]:
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise WireError(f"message of {len(data)} bytes exceeds the wire limit")
+    try:
+        envelope = msgpack.unpackb(data, use_list=False, strict_map_key=True)
+    except Exception as error:  # msgpack raises many kinds, all meaning the same here
+        raise WireError(f"not msgpack: {error}") from None
+    if not isinstance(envelope, dict) or envelope.keys() != {"v", "t", "b"}:
+        raise WireError("not an envelope of v, t and b")
+    if envelope["v"] != WIRE_VERSION:
+        raise WireError(f"wire version {envelope['v']!r}, this side speaks {WIRE_VERSION}")
+    if not isinstance(envelope["t"], str) or not hasattr(messages, envelope["t"]):
+        raise WireError(f"unknown message type {str(envelope['t'])[:60]!r}")
+    return envelope["t"], envelope["b"]
+
+
+def _first_fault(name: str, error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in fault["loc"])
+    return f"{name}.{where}: {fault['msg']}"[:500]

@@ -1,0 +1,1 @@
+"""The real machines and numerics on a virtual clock."""
