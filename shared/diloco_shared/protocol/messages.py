@@ -135,7 +135,6 @@ class ContributionManifest(Message):
     epoch: Count
     term: Count
     round: Count
-    attempt: Count
     fragment: Index
     base: Version
     step_from: Count
@@ -187,6 +186,7 @@ class Beat(Message):
     stamp: Stamp
     live: tuple[Id, ...]
     initializer: str = ""  # while bootstrapping: who shall send the initial parameters
+    evaluator: str = ""  # who evaluates the published parameters
     incarnations: dict[str, int] = Field(default_factory=dict)  # newest known per learner
 
 
@@ -223,7 +223,6 @@ class Pull(Message):
     epoch: Count
     term: Count
     round: Count
-    attempt: Count
     fragment: Index
     participants: tuple[Id, ...]
     timeout_s: Seconds  # from receipt

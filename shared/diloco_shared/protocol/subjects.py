@@ -84,8 +84,9 @@ def event(run: str, kind: str) -> str:
     return f"ev.{run}.{kind}"
 
 
-def contribution(run: str, learner: str, epoch: int, fragment: int, round_: int, tried: int) -> str:
-    return f"up.{run}.{learner}.{epoch}.{fragment}.{round_}.{tried}"
+def contribution(run: str, learner: str, epoch: int, fragment: int, round_: int, term: int) -> str:
+    """Without a trailing `.m`; a learner answers each (term, round) once."""
+    return f"up.{run}.{learner}.{epoch}.{fragment}.{round_}.{term}"
 
 
 def initial(run: str, learner: str, incarnation: int, fragment: int) -> str:

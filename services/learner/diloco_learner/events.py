@@ -1,0 +1,202 @@
+"""What goes into the learner's machines and what comes out of them.
+
+Two machines. `recovery.Recovery` brings a process from its incarnation to "may step":
+parameters from the anchors, moments from a donor. `exchange.Exchange` runs at step boundaries:
+adopt, answer pulls, count. Arrays never pass through either: they are named.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_shared.protocol.messages import Beat, Cursor, Donate, Grant, Join, Progress, Pull, Stamp
+
+# --- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorReady:
+    """Anchor (epoch, fragment, version) is held, bit-checked, by the edge's AnchorBook."""
+
+    epoch: int
+    fragment: int
+    version: int
+    round: int  # -1: made by no round
+    stamp: Stamp
+    last_merged: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class BeatSeen:
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class GrantSeen:
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class PullSeen:
+    pull: Pull
+
+
+@dataclass(frozen=True, slots=True)
+class DonateSeen:
+    donate: Donate
+
+
+@dataclass(frozen=True, slots=True)
+class StateSeen:
+    """A donor's inner state with this nonce has arrived and checks."""
+
+    donor: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateBad:
+    """A donor's inner state could not be used."""
+
+    donor: str
+    nonce: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """One inner step is done. `loss` is of a step already read back (may lag by one)."""
+
+    tokens: int
+    loss: float
+    step_s: float
+    wait_s: float  # total so far
+    cursor: Cursor | None
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The deadline was reached."""
+
+
+ExchangeEvent = AnchorReady | BeatSeen | PullSeen | DonateSeen | Stepped | TimePassed
+RecoveryEvent = AnchorReady | BeatSeen | GrantSeen | StateSeen | StateBad | TimePassed
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendJoin:
+    join: Join
+
+
+@dataclass(frozen=True, slots=True)
+class SendInit:
+    """Send this learner's freshly initialised parameters: the syncer asked for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Put the inner state into the trainer. `source`: donor, checkpoint or fresh."""
+
+    source: str
+    donor: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Recovered: adopt these anchors, start the exchange and step."""
+
+    epoch: int
+    versions: tuple[int, ...]
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Overwrite (or mix) fragment with the anchor, which becomes its base."""
+
+    epoch: int
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """Encode anchor - theta of this fragment as it is now, and upload it."""
+
+    epoch: int
+    term: int
+    round: int
+    fragment: int
+    base: int
+    step_from: int
+    step_to: int
+    tokens_from: int
+    tokens_to: int
+    cursor: Cursor | None
+    deadline: float  # same clock as `now`: abandon the upload then
+
+
+@dataclass(frozen=True, slots=True)
+class SendProgress:
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class GiveState:
+    """Send inner moments and counts, as they are now, to the newcomer."""
+
+    donate: Donate
+    versions: tuple[int, ...]
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Validation loss of the adopted anchors."""
+
+    stamp: Stamp
+    versions: tuple[int, ...]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Save moments, counts and adopted versions, asynchronously."""
+
+    step: int
+    versions: tuple[int, ...]
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """A contribution of this learner with this cursor is part of the published parameters."""
+
+    fragment: int
+    round: int
+    cursor: Cursor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Stop working for the run: it is over, or a newer process has taken this id."""
+
+    outcome: str  # finished, stopped, superseded, refused
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Something for the event log."""
+
+    kind: str
+    text: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+ExchangeEffect = (
+    Adopt | Contribute | SendProgress | GiveState | Evaluate | Checkpoint | Merged | Leave | Tell
+)
+RecoveryEffect = SendJoin | SendInit | LoadState | Begin | Leave | Tell

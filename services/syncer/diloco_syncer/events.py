@@ -1,0 +1,304 @@
+"""What goes into the syncer's machine and what comes out of it.
+
+Events are facts; effects are what the caller must now do. Payload bytes never pass through the
+machine: it names them by `key`, the blob's subject.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_shared.protocol.messages import (
+    Beat,
+    ContributionManifest,
+    Donate,
+    Grant,
+    Join,
+    Progress,
+    Pull,
+    Stamp,
+    TapeRecord,
+    TensorSpec,
+)
+
+# --- events ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """This process may lead: the tape is read to its end. First event of a term."""
+
+    leader: str
+    at: float  # wall clock, for records
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSeen:
+    join: Join
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressSeen:
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class InitSeen:
+    """Initial parameters of every fragment have arrived and check."""
+
+    learner: str
+    incarnation: int
+    config_hash: str
+    layout: tuple[TensorSpec, ...]
+    subjects: tuple[str, ...]
+    digests: tuple[str, ...]
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ContributionSeen:
+    """A contribution's chunks check. `norm` of delta; `finite` false if any value is not."""
+
+    manifest: ContributionManifest
+    finite: bool
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A message that could not be accepted at the wire; counted by `kind`."""
+
+    kind: str
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The merge of a round is computed, not yet in force."""
+
+    round: int
+    anchor_digest: str
+    master_digest: str
+    payload_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The tape took the record of the outstanding Append at sequence `seq`."""
+
+    seq: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The manifest of (fragment, version) is on DN."""
+
+    fragment: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the user wants of the run."""
+
+    paused: bool
+    stopping: bool
+    quorum: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotDone:
+    covers: int
+    round: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BusBack:
+    """The bus was away; silence until now says nothing about learners."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """The deadline was reached."""
+
+
+Event = (
+    Led
+    | JoinSeen
+    | ProgressSeen
+    | InitSeen
+    | ContributionSeen
+    | Malformed
+    | Staged
+    | Appended
+    | Published
+    | Wanted
+    | SnapshotDone
+    | SnapshotFailed
+    | BusBack
+    | TimePassed
+)
+
+# --- effects -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SendPull:
+    pull: Pull
+
+
+@dataclass(frozen=True, slots=True)
+class SendGrant:
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class SendDonate:
+    donate: Donate
+
+
+@dataclass(frozen=True, slots=True)
+class SendBeat:
+    beat: Beat
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Append to the tape, expecting nobody else's record in between; answer with Appended.
+
+    At most one is outstanding.
+    """
+
+    record: TapeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A contribution that is merged."""
+
+    learner: str
+    key: str
+    weight: float
+    base: int
+    codec: str
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Merge, outer step and publication encode of one round; answer with Staged."""
+
+    round: int
+    fragment: int
+    contributions: tuple[Chosen, ...]  # sorted by learner
+    keyframe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Install:
+    """The staged round is committed: put it in force."""
+
+    round: int
+    fragment: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstallInit:
+    """The initial parameters are committed."""
+
+    layout: tuple[TensorSpec, ...]
+    subjects: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Publish the installed (fragment, version); answer with Published.
+
+    `round` is -1 for what no round made (version 0, or a keyframe after an epoch began); then
+    the current anchor is sent exactly. Else the payload that the round staged.
+    """
+
+    round: int
+    fragment: int
+    epoch: int
+    term: int
+    version: int
+    prev_version: int  # -1: keyframe
+    participants: tuple[str, ...]
+    last_merged: dict[str, tuple[int, int]]
+    stamp: Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A payload that nothing will need while this process lives."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Write store and history durably as of the tape sequence `covers`."""
+
+    covers: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeUp:
+    """A durable snapshot covers these rounds: remove their contributions from UP."""
+
+    first_round: int
+    last_round: int
+    initial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeDown:
+    """A keyframe replaces everything older of this fragment on DN."""
+
+    epoch: int
+    fragment: int
+    below_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Something for the event log."""
+
+    kind: str
+    text: str
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over: nothing more will be opened."""
+
+    outcome: str
+
+
+Effect = (
+    SendPull
+    | SendGrant
+    | SendDonate
+    | SendBeat
+    | Append
+    | Stage
+    | Install
+    | InstallInit
+    | Publish
+    | Drop
+    | Snapshot
+    | PurgeUp
+    | PurgeDown
+    | Tell
+    | Ended
+)
