@@ -28,7 +28,8 @@ class Led:
     """This process may lead: the tape is read to its end. First event of a term."""
 
     leader: str
-    at: float  # wall clock, for records
+    at: float  # wall clock now, for records
+    published: tuple[int, ...]  # newest version of each fragment on DN in this epoch, -1 none
 
 
 @dataclass(frozen=True, slots=True)

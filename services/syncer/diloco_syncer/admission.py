@@ -1,0 +1,93 @@
+"""Who may work for the run, and from whom a newcomer gets its inner state (paper section 4)."""
+
+from diloco_shared.config import RunSpec, differing_keys, shared_keys
+from diloco_shared.protocol.messages import Donate, Grant, Join
+from diloco_syncer.donations import Donations, choose_donor
+from diloco_syncer.events import Effect, SendDonate, SendGrant, Tell
+from diloco_syncer.history import History
+from diloco_syncer.roster import Roster
+
+# Grants remembered for repeated joins: far more than learners can join within a heartbeat.
+GRANTS_MAX = 256
+
+
+class Admission:
+    """Answers joins; idempotent per nonce."""
+
+    def __init__(self, spec: RunSpec, history: History, roster: Roster) -> None:
+        self.spec = spec
+        self.history = history
+        self.roster = roster
+        self.donations = Donations()
+        self.grants: dict[str, Grant] = {}
+
+    def due(self, now: float) -> list[Effect]:
+        """Requests to donors that are to be sent (again) now."""
+        return [SendDonate(d) for d in self.donations.due(self.roster, now)]
+
+    def join(self, join: Join, now: float) -> list[Effect]:
+        cached = self.grants.get(join.nonce)
+        if cached is not None and cached.learner == join.learner:
+            return [SendGrant(cached)]
+        why = self._refuses(join)
+        if why:
+            return [
+                SendGrant(self._grant(join, "", accepted=False, reason=why[:500])),
+                Tell("join-refused", f"{join.learner}: {why}"[:500]),
+            ]
+        self.roster.join(join.learner, join.incarnation, join.nonce, now)
+        donor = None
+        if self.history.initialised:
+            donor = choose_donor(self.history, self.roster, join.learner, join.failed_donors, now)
+        reason = f"inner state from {donor.learner}" if donor else "no healthy donor"
+        grant = self._grant(join, donor.learner if donor else "", accepted=True, reason=reason)
+        while len(self.grants) >= GRANTS_MAX:
+            del self.grants[next(iter(self.grants))]
+        self.grants[join.nonce] = grant
+        if donor is not None:
+            self.donations.ask(
+                Donate(
+                    donor=donor.learner,
+                    donor_incarnation=donor.incarnation,
+                    newcomer=join.learner,
+                    newcomer_incarnation=join.incarnation,
+                    nonce=join.nonce,
+                    epoch=self.history.epoch,
+                    versions=tuple(self.history.versions),
+                ),
+                now,
+            )
+        return [
+            SendGrant(grant),
+            Tell(
+                "join",
+                f"{join.learner} incarnation {join.incarnation}: {reason}",
+                {"learner": join.learner, "donor": grant.donor},
+            ),
+        ]
+
+    def _refuses(self, join: Join) -> str:
+        if self.history.outcome:
+            return f"the run is over ({self.history.outcome})"
+        known = self.roster.incarnations.get(join.learner, -1)
+        if join.incarnation < known:
+            return f"incarnation {join.incarnation} is superseded by {known}"
+        differing = differing_keys(shared_keys(self.spec), join.config)
+        if differing:
+            return "the configuration differs: " + "; ".join(differing[:5])
+        return ""
+
+    def _grant(self, join: Join, donor: str, *, accepted: bool, reason: str) -> Grant:
+        h = self.history
+        return Grant(
+            learner=join.learner,
+            incarnation=join.incarnation,
+            nonce=join.nonce,
+            accepted=accepted,
+            reason=reason,
+            epoch=h.epoch,
+            term=h.term,
+            versions=tuple(h.versions),
+            donor=donor,
+            stamp=h.stamp,
+        )

@@ -1,0 +1,87 @@
+"""What the leader tells everybody: the run's state and why, heads, and who has which duty."""
+
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import Beat, RunState
+from diloco_syncer.events import Effect, SendBeat
+from diloco_syncer.history import History
+from diloco_syncer.roster import Roster
+from diloco_syncer.rounds import Rounds
+
+# An initializer that has not delivered after this many seconds is passed over for another.
+INITIALIZER_S = 60.0
+
+
+class Announcer:
+    """Beats once a heartbeat and at every change."""
+
+    def __init__(self, spec: RunSpec, history: History, roster: Roster, rounds: Rounds) -> None:
+        self.spec = spec
+        self.history = history
+        self.roster = roster
+        self.rounds = rounds
+        self.alive: tuple[str, ...] = ()
+        self.initializer = ""
+        self.initializer_since = 0.0
+        self.evaluator = ""
+        self.beat_at = 0.0
+        self.beat_state: tuple[RunState, int, str] | None = None
+
+    def appoint(self, alive: tuple[str, ...], now: float) -> None:
+        """Who initialises and who evaluates: whoever does stays, as long as it is live."""
+        if alive != self.alive:
+            self.alive, self.beat_at = alive, now
+        stepping = [m.learner for m in self.roster.stepping(now)]
+        if self.evaluator not in stepping:
+            self.evaluator = next(iter(stepping), "")
+        if self.history.initialised or len(self.alive) < self.spec.membership.learners_min:
+            self.initializer = ""
+            return
+        slow = now - self.initializer_since > INITIALIZER_S
+        if self.initializer in self.alive and not slow:
+            return
+        others = [x for x in self.alive if x != self.initializer] or list(self.alive)
+        self.initializer, self.initializer_since = others[0], now
+
+    def state(self, now: float) -> tuple[RunState, str]:
+        """The run's state and why."""
+        h, needed = self.history, self.history.quorum
+        if h.outcome:
+            return ("finished" if h.outcome == "finished" else "stopped"), f"run {h.outcome}"
+        if not h.initialised:
+            joined, least = len(self.alive), self.spec.membership.learners_min
+            if joined < least:
+                return "waiting", f"{joined} of {least} learners have joined"
+            return "bootstrapping", f"waiting for the initial parameters of {self.initializer}"
+        if h.paused:
+            return "paused", "as the user asked"
+        stepping = len(self.roster.stepping(now))
+        if stepping < needed:
+            return "starved", f"starved ({stepping} of {needed})"
+        if self.rounds.finishing:
+            return "finishing", "last round of every fragment"
+        return "running", self.rounds.last_quorum_reason or "waiting for the first round"
+
+    def beat(self, now: float) -> list[Effect]:
+        state, reason = self.state(now)
+        key = (state, self.history.seq, self.initializer)
+        if now < self.beat_at and self.beat_state == key:
+            return []
+        self.beat_at, self.beat_state = now + self.spec.membership.heartbeat_s, key
+        h = self.history
+        return [
+            SendBeat(
+                Beat(
+                    run=self.spec.name,
+                    epoch=h.epoch,
+                    term=h.term,
+                    state=state,
+                    reason=reason[:500],
+                    versions=tuple(h.versions),
+                    stamp=h.stamp,
+                    live=self.alive,
+                    initializer=self.initializer if state == "bootstrapping" else "",
+                    evaluator=self.evaluator,
+                    incarnations=dict(self.roster.incarnations),
+                )
+            )
+        ]

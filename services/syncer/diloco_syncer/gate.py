@@ -1,0 +1,73 @@
+"""What is refused, and why (invariant I11): bad input changes nothing and is counted."""
+
+from dataclasses import dataclass
+
+from diloco_shared.protocol.messages import ContributionManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`kind` is counted, `reason` is for people."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a contribution to an open round must be."""
+
+    config_hash: str
+    epoch: int
+    term: int
+    incarnation: int
+    fragment: int
+    version: int  # head of the fragment
+    staleness_max: int
+    values: int
+    codec: str
+    tokens_per_step: int
+
+
+def judge(
+    manifest: ContributionManifest, expected: Expected, *, finite: bool, norm: float
+) -> Refusal | None:
+    """The first fault of a contribution, or None. Norm outliers are judged per round."""
+    m, e = manifest, expected
+    stale = e.version - m.base
+    steps, tokens = m.step_to - m.step_from, m.tokens_to - m.tokens_from
+    checks: tuple[tuple[bool, str, str], ...] = (
+        (m.config_hash != e.config_hash, "config", "made under another configuration"),
+        (m.epoch != e.epoch, "epoch", f"of epoch {m.epoch}, the run is in {e.epoch}"),
+        (m.term != e.term, "term", f"of term {m.term}, the leader's is {e.term}"),
+        (
+            m.incarnation != e.incarnation,
+            "incarnation",
+            f"of incarnation {m.incarnation}, the newest is {e.incarnation}",
+        ),
+        (
+            m.fragment != e.fragment,
+            "malformed",
+            f"fragment {m.fragment} in a round of fragment {e.fragment}",
+        ),
+        (
+            m.values != e.values,
+            "malformed",
+            f"{m.values} values, the fragment has {e.values}",
+        ),
+        (m.codec != e.codec, "malformed", f"codec {m.codec[:20]}, the run's is {e.codec}"),
+        (stale < 0, "epoch", f"based on version {m.base}, the head is {e.version}"),
+        (stale > e.staleness_max, "stale", f"based on a version {stale} behind"),
+        (steps < 1, "malformed", f"{steps} steps"),
+        (
+            tokens < 1 or tokens > steps * e.tokens_per_step,
+            "tokens",
+            f"claims {tokens} tokens in {steps} steps of at most {e.tokens_per_step}",
+        ),
+        (not finite, "non-finite", "has values that are not finite"),
+        (not norm >= 0.0, "non-finite", "has no norm"),
+    )
+    for bad, kind, reason in checks:
+        if bad:
+            return Refusal(kind, reason)
+    return None

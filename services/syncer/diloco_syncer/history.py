@@ -1,0 +1,268 @@
+"""What the tape says: the syncer's durable state as a function of its records.
+
+The leader applies a record after the tape has taken it; a restart applies the same records to a
+restored snapshot. There is no other way to change this state (design: event-sourced).
+"""
+
+import math
+from collections import Counter, deque
+from typing import Any, Self
+
+from diloco_shared.numerics.fragments import Layout
+
+from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.protocol.messages import (
+    Stamp,
+    TapeEnd,
+    TapeEpoch,
+    TapeInit,
+    TapeRecord,
+    TapeRound,
+    TapeSetting,
+    TapeSnapshot,
+    TapeTerm,
+    TensorSpec,
+)
+from diloco_syncer.ledger import Ledger
+from diloco_syncer.norms import NormHistory
+
+NOT_STARTED = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0)
+
+
+class TapeFault(ValueError):
+    """The tape holds a record that cannot follow the ones before it."""
+
+
+class History:
+    """Durable state of an unsharded syncer. Mutated only through `apply`."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        fragments = spec.algorithm.fragments
+        self.spec = spec
+        self.config_hash = config_hash(spec)
+        self.seq = 0  # tape sequence of the newest record
+        self.epoch = 0
+        self.term = 0
+        self.leader = ""
+        self.layout: tuple[TensorSpec, ...] = ()
+        self.sizes_P: list[int] = [0] * fragments
+        self.versions: list[int] = [-1] * fragments
+        self.anchor_digests: list[str] = [""] * fragments
+        self.last_merged: list[dict[str, tuple[int, int]]] = [{} for _ in range(fragments)]
+        self.next_round = 0
+        self.finishing_from = -1  # first of the last F rounds, -1: not yet
+        self.paused = False
+        self.stopping = False
+        self.quorum = spec.algorithm.quorum
+        self.stamp = NOT_STARTED
+        self.first_round_at = 0.0
+        self.committed = 0
+        self.skipped = 0
+        self.skips_in_a_row = 0
+        self.merged_total = 0
+        self.refused: Counter[str] = Counter()
+        self.ledger = Ledger.empty(fragments)
+        self.norms = self._norms()
+        # Who was merged in the newest H rounds: "participating".
+        self.recent: deque[tuple[str, ...]] = deque(maxlen=spec.algorithm.sync_every_steps)
+        self.snapshot_covers = 0
+        self.snapshot_round = -1
+        self.outcome = ""
+
+    def _norms(self) -> NormHistory:
+        a = self.spec.algorithm
+        return NormHistory(samples_min=a.outlier_samples_min, z_max=a.outlier_z_max)
+
+    # --- read ----------------------------------------------------------------------------------
+
+    @property
+    def fragments(self) -> int:
+        return len(self.versions)
+
+    @property
+    def initialised(self) -> bool:
+        return bool(self.layout)
+
+    @property
+    def participating(self) -> tuple[str, ...]:
+        """Learners merged within the last H rounds."""
+        return tuple(sorted({learner for merged in self.recent for learner in merged}))
+
+    @property
+    def finished_rounds(self) -> bool:
+        """The last round of every fragment is on the tape."""
+        return self.finishing_from >= 0 and (
+            self.next_round >= self.finishing_from + self.fragments
+        )
+
+    @property
+    def tokens_useful(self) -> int:
+        return self.ledger.useful(self.sizes_P)
+
+    def stamp_after(self, round_: int, at: float) -> Stamp:
+        """The run's progress once `round_` is closed at wall time `at` (design section 5)."""
+        steps_per_round = self.spec.algorithm.steps_per_round
+        steps, budget = (round_ + 1) * steps_per_round, self.spec.budget
+        if budget.steps is not None:
+            rounds = math.ceil(budget.steps / steps_per_round)
+            fraction = min((round_ + 1) / rounds, 1.0)
+            return Stamp(
+                round=round_,
+                steps=steps,
+                fraction=fraction,
+                fraction_per_step=1 / (rounds * steps_per_round),
+            )
+        if budget.tokens is not None:
+            used = self.ledger.processed / budget.tokens
+        else:
+            assert budget.seconds is not None
+            started = self.first_round_at or at
+            used = max(at - started, 0.0) / budget.seconds
+        fraction = min(max(used, self.stamp.fraction), 1.0)
+        return Stamp(
+            round=round_, steps=steps, fraction=fraction, fraction_per_step=fraction / steps
+        )
+
+    # --- write ---------------------------------------------------------------------------------
+
+    def apply(self, record: TapeRecord, seq: int) -> None:
+        """Advance by one record of sequence `seq`; raises TapeFault when it cannot follow."""
+        if seq <= self.seq:
+            raise TapeFault(f"record {seq} after {self.seq}")
+        if self.outcome:
+            raise TapeFault(f"record {seq} ({record.kind}) follows the end of the run")
+        match record:
+            case TapeInit():
+                self._apply_init(record)
+            case TapeTerm():
+                if record.term <= self.term:
+                    raise TapeFault(f"record {seq}: term {record.term} after {self.term}")
+                self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
+            case TapeEpoch():
+                self.epoch = record.epoch
+                self.last_merged = [{} for _ in self.versions]
+            case TapeRound():
+                self._apply_round(record)
+            case TapeSnapshot():
+                self.snapshot_covers, self.snapshot_round = record.covers, record.round
+            case TapeSetting():
+                self._apply_setting(record)
+            case TapeEnd():
+                self.outcome = record.outcome
+        self.seq = seq
+
+    def _apply_init(self, record: TapeInit) -> None:
+        if self.initialised:
+            raise TapeFault("a second init record")
+        if record.config_hash != self.config_hash:
+            raise TapeFault("the tape's configuration is not this run's")
+        self.layout = record.layout
+        self.sizes_P = list(Layout.build(record.layout, self.fragments).sizes)
+        self.versions = [0] * self.fragments
+        self.anchor_digests = list(record.anchor_digests)
+
+    def _apply_round(self, record: TapeRound) -> None:
+        if record.round != self.next_round:
+            raise TapeFault(f"round {record.round} where {self.next_round} was due")
+        p = record.fragment
+        merged = [v for v in record.verdicts if v.outcome == "merged"]
+        for v in record.verdicts:
+            if v.norm > 0 and v.step_to > v.step_from:
+                self.norms.record(p, v.norm / math.sqrt(v.step_to - v.step_from))
+            if v.outcome == "refused":
+                self.refused[v.reason.split(":")[0]] += 1
+        if record.outcome == "committed":
+            if record.version != self.versions[p] + 1:
+                raise TapeFault(f"version {record.version} of {p} after {self.versions[p]}")
+            self.versions[p], self.anchor_digests[p] = record.version, record.anchor_digest
+            for v in merged:
+                self.last_merged[p][v.learner] = (v.incarnation, record.round)
+                self.ledger.merge(p, v.learner, v.incarnation, v.tokens_from, v.tokens_to)
+            self.committed += 1
+            self.merged_total += len(merged)
+            self.skips_in_a_row = 0
+            self.recent.append(tuple(v.learner for v in merged))
+        else:
+            self.skipped += 1
+            self.skips_in_a_row += 1
+            self.recent.append(())
+        self.first_round_at = self.first_round_at or record.at
+        self.next_round = record.round + 1
+        self.stamp = record.stamp
+        if record.stamp.fraction >= 1.0:
+            self._finish()
+
+    def _apply_setting(self, record: TapeSetting) -> None:
+        if record.name == "paused":
+            self.paused = bool(record.value)
+        elif record.name == "quorum":
+            self.quorum = record.value
+        else:
+            self.stopping = True
+            self._finish()
+
+    def _finish(self) -> None:
+        if self.finishing_from < 0:
+            self.finishing_from = self.next_round
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    PLAIN = (
+        "seq",
+        "epoch",
+        "term",
+        "leader",
+        "sizes_P",
+        "versions",
+        "anchor_digests",
+        "next_round",
+        "finishing_from",
+        "paused",
+        "stopping",
+        "quorum",
+        "first_round_at",
+        "committed",
+        "skipped",
+        "skips_in_a_row",
+        "merged_total",
+        "snapshot_covers",
+        "snapshot_round",
+        "outcome",
+    )
+
+    def meta(self) -> dict[str, Any]:
+        """Everything but the spec, as JSON-ready values; `restore` is the inverse."""
+        plain = {name: getattr(self, name) for name in self.PLAIN}
+        return {
+            **{k: list(v) if isinstance(v, list) else v for k, v in plain.items()},
+            "config_hash": self.config_hash,
+            "layout": [t.model_dump() for t in self.layout],
+            "last_merged": [{k: list(v) for k, v in m.items()} for m in self.last_merged],
+            "stamp": self.stamp.model_dump(),
+            "refused": dict(self.refused),
+            "ledger": self.ledger.meta(),
+            "norms": self.norms.to_lists(),
+            "recent": [list(merged) for merged in self.recent],
+        }
+
+    @classmethod
+    def restore(cls, spec: RunSpec, meta: dict[str, Any]) -> Self:
+        """Rebuild from `meta`; raises TapeFault when it belongs to another configuration."""
+        self = cls(spec)
+        if meta["config_hash"] != self.config_hash:
+            raise TapeFault("the snapshot was made under another configuration")
+        for name in cls.PLAIN:
+            setattr(self, name, meta[name])
+        self.layout = tuple(
+            TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
+            for t in meta["layout"]
+        )
+        self.last_merged = [{k: (v[0], v[1]) for k, v in m.items()} for m in meta["last_merged"]]
+        self.stamp = Stamp(**meta["stamp"])
+        self.refused = Counter(meta["refused"])
+        self.ledger = Ledger.restore(meta["ledger"])
+        self.norms = NormHistory.from_lists(
+            meta["norms"], samples_min=self.norms.samples_min, z_max=self.norms.z_max
+        )
+        self.recent.extend(tuple(merged) for merged in meta["recent"])
+        return self

@@ -1,0 +1,386 @@
+"""The syncer's decisions: one door, `handle(event, now) -> effects`, and a `deadline` to read.
+
+Composes what it knows from the tape (`history`), who there is (`roster`), rounds in flight
+(`rounds`) and requests for inner state (`donations`). Pure: no clock, network, disk or arrays.
+`now` is monotonic seconds; records carry wall time, which `Led` ties to it.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterable
+
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import (
+    Progress,
+    TapeEnd,
+    TapeEpoch,
+    TapeInit,
+    TapeRecord,
+    TapeRound,
+    TapeSetting,
+    TapeSnapshot,
+    TapeTerm,
+)
+from diloco_syncer.admission import Admission
+from diloco_syncer.announce import Announcer
+from diloco_syncer.donations import Donations
+from diloco_syncer.events import (
+    Append,
+    Appended,
+    BusBack,
+    ContributionSeen,
+    Drop,
+    Effect,
+    Ended,
+    Event,
+    InitSeen,
+    InstallInit,
+    JoinSeen,
+    Led,
+    Malformed,
+    ProgressSeen,
+    Publish,
+    Published,
+    PurgeDown,
+    PurgeUp,
+    Snapshot,
+    SnapshotDone,
+    SnapshotFailed,
+    Staged,
+    Tell,
+    TimePassed,
+    Wanted,
+)
+from diloco_syncer.history import History
+from diloco_syncer.roster import Roster
+from diloco_syncer.rounds import Rounds
+
+
+class Machine:
+    """One leader's term. Mutated only through `handle`."""
+
+    def __init__(self, spec: RunSpec, history: History) -> None:
+        self.spec = spec
+        self.history = history
+        self.roster = Roster(spec.membership.lease_s)
+        self.rounds = Rounds(history, self.roster)
+        self.admission = Admission(spec, history, self.roster)
+        self.announcer = Announcer(spec, history, self.roster, self.rounds)
+        self.refused: Counter[str] = Counter()  # at the door; the tape counts those in rounds
+        self.wall_offset = 0.0
+        self.leading = False
+        self.to_append: deque[TapeRecord] = deque()  # at most D rounds and a few settings
+        self.appending: TapeRecord | None = None
+        self.snapshotting = False
+        self.wanted: Wanted | None = None
+        self.published: tuple[int, ...] = ()
+        self.ended_told = False
+
+    # --- the door ------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Apply one event; return what the caller must do, in this order."""
+        effects = self._take(event, now)
+        if self.leading:
+            effects += self._control(now)
+            effects += self.rounds.advance(now)
+            effects += self._record(now)
+            effects += self._finish(now)
+            effects += self.announcer.beat(now)
+        return effects
+
+    @property
+    def deadline(self) -> float | None:
+        """When TimePassed is due at the latest; None before this process leads."""
+        if not self.leading:
+            return None
+        times = [
+            self.announcer.beat_at,
+            self.rounds.deadline,
+            self.admission.donations.deadline,
+        ]
+        return min(t for t in times if t is not None)
+
+    def _take(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Led():
+                self.wall_offset = event.at - now
+                return self._lead(event)
+            case ProgressSeen():
+                return self._progress(event.progress, now)
+            case JoinSeen():
+                return self.admission.join(event.join, now) if self.leading else []
+            case InitSeen():
+                return self._init(event, now)
+            case ContributionSeen():
+                if not self.leading:
+                    return [Drop(event.manifest.blob.subject)]
+                kind, effects = self.rounds.contribution(event, now)
+                return [*effects, *self._refuse(kind, event.manifest.learner, "contribution")]
+            case Malformed():
+                return self._refuse(event.kind, event.source, event.reason)
+            case Staged():
+                return self.rounds.staged(event, now)
+            case Appended():
+                return self._appended(event)
+            case Published():
+                return self._published(event, now)
+            case Wanted():
+                self.wanted = event
+            case SnapshotDone():
+                self._push(
+                    TapeSnapshot(
+                        term=self.history.term,
+                        covers=event.covers,
+                        round=event.round,
+                        path=event.path,
+                        at=self._wall(now),
+                    )
+                )
+            case SnapshotFailed():
+                self.snapshotting = False
+                return [Tell("snapshot-failed", event.reason)]
+            case BusBack():
+                self.roster.forgive(now)
+            case TimePassed():
+                pass
+        return []
+
+    def _wall(self, now: float) -> float:
+        return now + self.wall_offset
+
+    def _refuse(self, kind: str, source: str, what: str) -> list[Effect]:
+        if not kind:
+            return []
+        self.refused[kind] += 1
+        count = self.refused[kind]
+        # Told at powers of two: a flood of bad input must not become a flood of events.
+        if count & (count - 1):
+            return []
+        return [Tell("refused", f"{source}: {kind} ({what}), {count} so far", {"kind": kind})]
+
+    # --- leading -------------------------------------------------------------------------------
+
+    def _lead(self, led: Led) -> list[Effect]:
+        h = self.history
+        self.published = led.published
+        return self._push(
+            TapeTerm(epoch=h.epoch, term=h.term + 1, leader=led.leader, at=led.at), first=True
+        )
+
+    def _push(self, record: TapeRecord, *, first: bool = False) -> list[Effect]:
+        """Queue a record; send it when none is outstanding."""
+        if first:
+            self.to_append.appendleft(record)
+        else:
+            self.to_append.append(record)
+        return self._send_record()
+
+    def _send_record(self) -> list[Effect]:
+        if self.appending is not None or not self.to_append:
+            return []
+        self.appending = self.to_append.popleft()
+        return [Append(self.appending)]
+
+    def _appended(self, event: Appended) -> list[Effect]:
+        record = self.appending
+        assert record is not None, "Appended without an outstanding record"
+        self.appending = None
+        self.history.apply(record, event.seq)
+        effects = self._follow(record, event)
+        return [*effects, *self._send_record()]
+
+    def _follow(self, record: TapeRecord, event: Appended) -> list[Effect]:
+        """What a record on the tape brings about."""
+        h = self.history
+        match record:
+            case TapeTerm():
+                self.leading = True
+                effects = [
+                    self._keyframe(p)
+                    for p, version in enumerate(h.versions)
+                    if self.published[p] < version
+                ]
+                return [
+                    *effects,
+                    Tell("term", f"{record.leader} leads, term {record.term}"),
+                ]
+            case TapeInit():
+                return [
+                    InstallInit(record.layout, record.subjects),
+                    *(self._keyframe(p) for p in range(h.fragments)),
+                    self._snapshot(),
+                    Tell("init", f"initial parameters of {record.learner} are version 0"),
+                ]
+            case TapeRound():
+                effects = self.rounds.recorded(record)
+                closed = h.next_round - 1 - h.snapshot_round
+                if closed >= self.spec.keeping.snapshot_every_rounds and not self.snapshotting:
+                    effects.append(self._snapshot())
+                return effects
+            case TapeSnapshot():
+                self.snapshotting = False
+                return [self._purge_up(record)]
+            case TapeEpoch():
+                self.admission.donations = Donations()
+                return [
+                    *self.rounds.abort(),
+                    *(self._keyframe(p) for p in range(h.fragments)),
+                    Tell("epoch", f"epoch {record.epoch} begins: {record.reason}"),
+                ]
+            case TapeSetting():
+                return [Tell("setting", f"{record.name} = {record.value}: {record.reason}")]
+            case TapeEnd():
+                return [Tell("end", f"{record.outcome}: {record.reason}")]
+
+    def _keyframe(self, fragment: int) -> Publish:
+        """The current anchor, exactly, for everybody."""
+        h = self.history
+        return Publish(
+            round=-1,
+            fragment=fragment,
+            epoch=h.epoch,
+            term=h.term,
+            version=h.versions[fragment],
+            prev_version=-1,
+            participants=(),
+            last_merged=dict(h.last_merged[fragment]),
+            stamp=h.stamp,
+        )
+
+    def _snapshot(self) -> Snapshot:
+        self.snapshotting = True
+        return Snapshot(self.history.seq, self.history.next_round - 1)
+
+    def _purge_up(self, record: TapeSnapshot) -> PurgeUp:
+        # Reach back two intervals: late uploads of purged rounds may have come since.
+        back = 2 * self.spec.keeping.snapshot_every_rounds
+        return PurgeUp(max(record.round - back, 0), record.round, initial=True)
+
+    def _published(self, event: Published, now: float) -> list[Effect]:
+        h = self.history
+        keyframe = self.rounds.published(event, now)
+        if event.version == h.versions[event.fragment] and (keyframe or event.version == 0):
+            return [PurgeDown(h.epoch, event.fragment, event.version)]
+        return []
+
+    # --- learners ------------------------------------------------------------------------------
+
+    def _progress(self, progress: Progress, now: float) -> list[Effect]:
+        h = self.history
+        if len(progress.c_steps) != h.fragments or len(progress.adopted) != h.fragments:
+            return self._refuse("malformed", progress.learner, "progress of another layout")
+        before = self.roster.incarnations.get(progress.learner, -1)
+        if self.roster.progress(progress, now):
+            return self._refuse("incarnation", progress.learner, "progress")
+        h.ledger.saw(progress.learner, progress.incarnation, progress.tokens)
+        effects: list[Effect] = []
+        if progress.incarnation > before and self.leading:
+            effects.append(
+                Tell("learner-seen", f"{progress.learner} incarnation {progress.incarnation}")
+            )
+        if self.leading and progress.epoch == h.epoch and h.initialised:
+            ahead = [p for p, v in enumerate(progress.adopted) if v > h.versions[p]]
+            pending = any(isinstance(r, TapeEpoch) for r in (self.appending, *self.to_append))
+            if ahead and not pending:
+                reason = (
+                    f"{progress.learner} holds version {progress.adopted[ahead[0]]} of fragment "
+                    f"{ahead[0]}, the tape ends at {h.versions[ahead[0]]}: records were lost"
+                )
+                effects += self._push(
+                    TapeEpoch(epoch=h.epoch + 1, term=h.term, reason=reason, at=self._wall(now))
+                )
+        return effects
+
+    def _init(self, event: InitSeen, now: float) -> list[Effect]:
+        h = self.history
+        pending = any(isinstance(r, TapeInit) for r in (self.appending, *self.to_append))
+        if not self.leading or h.initialised or pending:
+            return []
+        known = self.roster.incarnations.get(event.learner, -1)
+        if event.config_hash != h.config_hash or not event.finite or event.incarnation < known:
+            return self._refuse("init", event.learner, "initial parameters")
+        return self._push(
+            TapeInit(
+                run=self.spec.name,
+                config_hash=event.config_hash,
+                layout=event.layout,
+                anchor_digests=event.digests,
+                subjects=event.subjects,
+                learner=event.learner,
+                incarnation=event.incarnation,
+                at=self._wall(now),
+            )
+        )
+
+    # --- what time and the user bring ----------------------------------------------------------
+
+    def _control(self, now: float) -> list[Effect]:
+        effects = self.admission.due(now)
+        live = tuple(m.learner for m in self.roster.live(now))
+        alive = self.announcer.alive
+        if live != alive:
+            for learner in sorted(set(alive) - set(live)):
+                member = self.roster.members.get(learner)
+                silent = now - member.seen_at if member else 0.0
+                effects.append(
+                    Tell(
+                        "learner-lost",
+                        f"{learner} is silent for {silent:.1f} s: its weight is 0",
+                        {"learner": learner},
+                    )
+                )
+            for learner in sorted(set(live) - set(alive)):
+                effects.append(Tell("learner-alive", f"{learner} is alive", {"learner": learner}))
+        self.announcer.appoint(live, now)
+        return effects + self._settings(now)
+
+    def _settings(self, now: float) -> list[Effect]:
+        h, wanted = self.history, self.wanted
+        pending = [r for r in (self.appending, *self.to_append) if isinstance(r, TapeSetting)]
+        if wanted is None or h.outcome or pending:
+            return []
+        changes: Iterable[tuple[str, int, int]] = (
+            ("paused", int(h.paused), int(wanted.paused)),
+            ("quorum", h.quorum, wanted.quorum),
+            ("stopping", int(h.stopping), int(wanted.stopping or h.stopping)),
+        )
+        for name, is_, shall in changes:
+            if is_ != shall:
+                return self._push(
+                    TapeSetting.model_validate(
+                        {
+                            "term": h.term,
+                            "name": name,
+                            "value": shall,
+                            "reason": "as the user asked",
+                            "at": self._wall(now),
+                        }
+                    )
+                )
+        return []
+
+    def _record(self, now: float) -> list[Effect]:
+        append = self.rounds.next_record(self._wall(now))
+        return self._push(append.record) if append else []
+
+    def _finish(self, now: float) -> list[Effect]:
+        """The end record, once the last round of every fragment is published."""
+        h = self.history
+        if h.outcome:
+            if self.ended_told or self.rounds.open:
+                return []
+            self.ended_told = True
+            return [Ended(h.outcome)]
+        pending = any(isinstance(r, TapeEnd) for r in (self.appending, *self.to_append))
+        nobody = h.stopping and len(self.roster.stepping(now)) < h.quorum
+        if pending or self.rounds.open or not (h.finished_rounds or nobody):
+            return []
+        return self._push(
+            TapeEnd(
+                term=h.term,
+                outcome="stopped" if h.stopping else "finished",
+                reason="stopped by the user" if h.stopping else "the budget is used",
+                versions=tuple(h.versions),
+                at=self._wall(now),
+            )
+        )

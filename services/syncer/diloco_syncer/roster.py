@@ -1,0 +1,95 @@
+"""Which learners there are, as their progress tells: alive, stepping, how far.
+
+Liveness is silence measured against the lease. Steps are counted within one incarnation, from a
+baseline that is set anew when a round opens.
+"""
+
+from dataclasses import dataclass, field
+
+from diloco_shared.protocol.messages import Progress
+
+
+@dataclass(slots=True)
+class Member:
+    """One learner's newest incarnation."""
+
+    learner: str
+    incarnation: int
+    seen_at: float
+    baseline: int  # its step when the newest round opened
+    nonce: str = ""
+    progress: Progress | None = None
+    merged_round: int = -1
+    first_merge_told: bool = False
+
+    @property
+    def stepping(self) -> bool:
+        return self.progress is not None and self.progress.state == "stepping"
+
+    @property
+    def step(self) -> int:
+        return 0 if self.progress is None else self.progress.step
+
+
+@dataclass(slots=True)
+class Roster:
+    """All learners heard of since this leader began."""
+
+    lease_s: float
+    members: dict[str, Member] = field(default_factory=dict)
+    # Newest incarnation per learner, also of those that left.
+    incarnations: dict[str, int] = field(default_factory=dict)
+
+    def join(self, learner: str, incarnation: int, nonce: str, now: float) -> Member:
+        """Admit an incarnation (not older than the newest known); idempotent."""
+        member = self.members.get(learner)
+        if member is None or member.incarnation != incarnation:
+            member = Member(learner, incarnation, now, baseline=0)
+            self.members[learner] = member
+            self.incarnations[learner] = incarnation
+        member.nonce, member.seen_at = nonce, now
+        return member
+
+    def progress(self, progress: Progress, now: float) -> str | None:
+        """Take in a progress report; why not, or None.
+
+        A learner unknown to this leader joined under an earlier one: its steps count from here.
+        """
+        known = self.incarnations.get(progress.learner, -1)
+        if progress.incarnation < known:
+            return f"incarnation {progress.incarnation} is superseded by {known}"
+        member = self.members.get(progress.learner)
+        if member is None or member.incarnation != progress.incarnation:
+            member = Member(progress.learner, progress.incarnation, now, baseline=progress.step)
+            self.members[progress.learner] = member
+            self.incarnations[progress.learner] = progress.incarnation
+        old = member.progress
+        if old is not None and progress.step < old.step:
+            return None  # overtaken on the way: the newer one is already here
+        member.progress, member.seen_at = progress, now
+        return None
+
+    def alive(self, member: Member, now: float) -> bool:
+        return now - member.seen_at <= self.lease_s
+
+    def live(self, now: float) -> list[Member]:
+        """Learners within their lease, sorted by id."""
+        return [m for _, m in sorted(self.members.items()) if self.alive(m, now)]
+
+    def stepping(self, now: float) -> list[Member]:
+        """Live learners that train, sorted by id."""
+        return [m for m in self.live(now) if m.stepping]
+
+    def forgive(self, now: float) -> None:
+        """Silence until now is the bus's fault: every lease starts again."""
+        for member in self.members.values():
+            member.seen_at = now
+
+    def drop(self, learner: str) -> None:
+        """Forget a learner that left by itself; its incarnation stays known."""
+        self.members.pop(learner, None)
+
+    def step_s(self, now: float) -> float:
+        """xi_step: the fastest live learner's seconds per step; 0 while unknown."""
+        known = [m.progress.step_s for m in self.stepping(now) if m.progress and m.progress.step]
+        return min((s for s in known if s > 0), default=0.0)

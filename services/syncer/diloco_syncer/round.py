@@ -1,0 +1,112 @@
+"""One round of one fragment, from due to ready for the tape.
+
+    COLLECTING --quorum--> GRACE --window over, or everyone ready--> PULLING
+    PULLING --all answered, or deadline--> STAGING --merge computed--> READY
+    PULLING --too few left--> READY (skipped)
+    READY --record on the tape--> PUBLISHING (committed) or gone (skipped)
+
+Pure data and decisions; `rounds.Rounds` moves it along.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from diloco_shared.protocol.messages import ContributionManifest, Verdict
+from diloco_syncer.events import Chosen, Staged
+
+
+class Phase(Enum):
+    COLLECTING = "collecting"
+    GRACE = "grace"
+    PULLING = "pulling"
+    STAGING = "staging"
+    READY = "ready"
+    PUBLISHING = "publishing"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A contribution that passed the gate."""
+
+    manifest: ContributionManifest
+    norm: float
+    weight: float
+
+
+@dataclass(slots=True)
+class Round:
+    """Mutated only by `rounds.Rounds`."""
+
+    n: int
+    fragment: int
+    opened_at: float
+    # (learner, incarnation) -> step from which this round's steps are counted.
+    since: dict[tuple[str, int], int]
+    phase: Phase = Phase.COLLECTING
+    quorum_at: float = 0.0
+    quorum_reason: str = ""
+    grace_until: float = 0.0
+    pulled_at: float = 0.0
+    deadline: float = 0.0
+    resend_at: float = 0.0
+    closed_at: float = 0.0
+    # learner -> incarnation, of those pulled.
+    participants: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, Kept] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    chosen: tuple[Chosen, ...] = ()
+    staged: Staged | None = None
+    skip_reason: str = ""
+    pushed: bool = False  # its record is on its way to the tape
+
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Participants of whom nothing was kept or refused yet, sorted."""
+        return tuple(
+            sorted(p for p in self.participants if p not in self.kept and p not in self.verdicts)
+        )
+
+    def refuse(self, manifest: ContributionManifest, reason: str, norm: float = 0.0) -> None:
+        """A participant's contribution is not merged; `reason` is `kind: text`."""
+        self.kept.pop(manifest.learner, None)
+        self.verdicts[manifest.learner] = contribution_verdict(
+            manifest, "refused", reason, norm=norm
+        )
+
+    def leave_out(self, learner: str, incarnation: int, outcome: str, reason: str) -> None:
+        """Nothing came of a learner, or nothing was asked."""
+        assert outcome in ("missed", "ineligible")
+        self.verdicts[learner] = Verdict(
+            learner=learner,
+            incarnation=incarnation,
+            outcome="missed" if outcome == "missed" else "ineligible",
+            reason=reason,
+        )
+
+
+def contribution_verdict(
+    manifest: ContributionManifest,
+    outcome: str,
+    reason: str,
+    *,
+    norm: float = 0.0,
+    weight: float = 0.0,
+    tokens_new: int = 0,
+) -> Verdict:
+    """A verdict that carries what the contribution claimed."""
+    return Verdict(
+        learner=manifest.learner,
+        incarnation=manifest.incarnation,
+        outcome="merged" if outcome == "merged" else "refused",
+        reason=reason[:500],
+        subject=manifest.blob.subject,
+        digest=manifest.blob.digest,
+        base=manifest.base,
+        step_from=manifest.step_from,
+        step_to=manifest.step_to,
+        tokens_from=manifest.tokens_from,
+        tokens_to=manifest.tokens_to,
+        weight=weight,
+        norm=norm,
+        tokens_new=tokens_new,
+    )

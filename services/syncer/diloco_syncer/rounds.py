@@ -1,0 +1,395 @@
+"""Rounds in flight: when one opens, how it moves along, what it becomes (design section 4).
+
+Holds at most D rounds, in order of n, never two of one fragment. Asks for pulls and merges by
+effects; hands finished rounds to the machine as tape records, strictly in order.
+"""
+
+from diloco_shared.numerics.weights import weight
+
+from diloco_shared.protocol.messages import Pull, TapeRound
+from diloco_syncer.events import (
+    Append,
+    Chosen,
+    ContributionSeen,
+    Drop,
+    Effect,
+    Install,
+    Publish,
+    Published,
+    SendPull,
+    Stage,
+    Staged,
+)
+from diloco_syncer.gate import Expected, judge
+from diloco_syncer.grace import Timings, grace_s, pull_timeout_s, stragglers_s
+from diloco_syncer.history import History
+from diloco_syncer.quorum import Answer, Readiness, explain, quorum
+from diloco_syncer.roster import Member, Roster
+from diloco_syncer.round import Kept, Phase, Round, contribution_verdict
+
+# A lost pull is resent this often, in seconds: well above a LAN round trip, far below a timeout.
+RESEND_S = 0.5
+
+
+class Rounds:
+    """The rounds of one leader's term."""
+
+    def __init__(self, history: History, roster: Roster) -> None:
+        self.history = history
+        self.roster = roster
+        self.algorithm = history.spec.algorithm
+        self.timings = Timings()
+        self.open: list[Round] = []
+        self.last_quorum_reason = ""
+        self.last_grace_s = 0.0
+
+    # --- pacing --------------------------------------------------------------------------------
+
+    @property
+    def finishing(self) -> bool:
+        return self.history.finishing_from >= 0
+
+    @property
+    def steps_needed(self) -> int:
+        """Inner steps between two openings: H / P; at the end of the run, one."""
+        return 1 if self.finishing else self.algorithm.steps_per_round
+
+    def advance(self, now: float) -> list[Effect]:
+        """Open what is due and move every round as far as `now` allows."""
+        effects: list[Effect] = []
+        while self._open_next(now):
+            pass
+        for r in list(self.open):
+            effects += self._move(r, now)
+        return effects
+
+    def _open_next(self, now: float) -> bool:
+        h = self.history
+        n = self.open[-1].n + 1 if self.open else h.next_round
+        fragment = n % h.fragments
+        if h.paused or h.outcome or not h.initialised:
+            return False
+        if len(self.open) >= self.algorithm.rounds_in_flight_max:
+            return False
+        if any(r.fragment == fragment for r in self.open):
+            return False
+        if self.finishing and n >= h.finishing_from + h.fragments:
+            return False
+        stepping = self.roster.stepping(now)
+        if len(stepping) < h.quorum:
+            return False
+        if max(m.step - m.baseline for m in stepping) < self.steps_needed:
+            return False
+        since = {(m.learner, m.incarnation): m.baseline for m in self.roster.members.values()}
+        for m in self.roster.members.values():
+            m.baseline = m.step
+        self.open.append(Round(n, fragment, now, since))
+        return True
+
+    def readiness(self, r: Round, now: float) -> list[Readiness]:
+        """Steps of every live, stepping learner since the round before `r` opened."""
+        return [
+            Readiness(
+                m.learner,
+                m.step - r.since.get((m.learner, m.incarnation), m.baseline),
+                now - m.seen_at,
+            )
+            for m in self.roster.stepping(now)
+        ]
+
+    def quorum(self, r: Round, now: float) -> tuple[Answer, str]:
+        """Whether `r` has its quorum at `now`, and why."""
+        live = self.readiness(r, now)
+        answer = quorum(live, needed=self.history.quorum, steps_needed=self.steps_needed)
+        why = explain(
+            live,
+            answer,
+            needed=self.history.quorum,
+            steps_needed=self.steps_needed,
+            suspect_s=self.roster.lease_s / 2,
+        )
+        return answer, why
+
+    # --- phases --------------------------------------------------------------------------------
+
+    def _move(self, r: Round, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if r.phase is Phase.COLLECTING:
+            self._collect(r, now)
+        if r.phase is Phase.GRACE:
+            answer, _ = self.quorum(r, now)
+            if answer.everyone or now >= r.grace_until:
+                effects += self._pull(r, now)
+        if r.phase is Phase.PULLING:
+            if not r.unanswered or now >= r.deadline:
+                effects += self._close(r, now)
+            elif now >= r.resend_at:
+                effects.append(self._send_pull(r, now))
+        return effects
+
+    def _collect(self, r: Round, now: float) -> None:
+        answer, why = self.quorum(r, now)
+        if not answer.reached:
+            return
+        r.phase, r.quorum_at, r.quorum_reason = Phase.GRACE, now, why
+        self.last_quorum_reason = why
+        # A longer wait was for a learner that is no longer live: not a measure of readiness.
+        self.timings.quorum.update(min(now - r.opened_at, self.roster.lease_s))
+        window = grace_s(
+            factor=self.algorithm.grace_factor,
+            overlap_steps=self.algorithm.overlap_steps,
+            step_s=self.roster.step_s(now),
+            timings=self.timings,
+            limit_s=self.algorithm.grace_s_max,
+        )
+        r.grace_until = now + window
+        self.last_grace_s = window
+
+    def _pull(self, r: Round, now: float) -> list[Effect]:
+        r.phase, r.pulled_at = Phase.PULLING, now
+        for m in self.roster.live(now):
+            why = self._ineligible(m, r.fragment)
+            if why:
+                r.leave_out(m.learner, m.incarnation, "ineligible", why)
+            else:
+                r.participants[m.learner] = m.incarnation
+        if len(r.participants) < self.history.quorum:
+            return self._skip(
+                r, now, f"{len(r.participants)} eligible of {self.history.quorum} needed"
+            )
+        r.deadline = now + pull_timeout_s(
+            transfer_s=self.timings.transfer.or_zero,
+            skips=self.history.skips_in_a_row,
+            least_s=self.algorithm.pull_timeout_s_min,
+            limit_s=self.algorithm.pull_timeout_s_max,
+        )
+        return [self._send_pull(r, now)]
+
+    def _ineligible(self, m: Member, fragment: int) -> str:
+        p = m.progress
+        if p is None or not m.stepping:
+            return f"is {p.state if p else 'joining'}"
+        if p.epoch != self.history.epoch:
+            return f"is in epoch {p.epoch}, the run in {self.history.epoch}"
+        if fragment >= len(p.c_steps) or p.c_steps[fragment] < 1:
+            return "no steps since it adopted the fragment"
+        return ""
+
+    def _send_pull(self, r: Round, now: float) -> SendPull:
+        r.resend_at = now + RESEND_S
+        return SendPull(
+            Pull(
+                epoch=self.history.epoch,
+                term=self.history.term,
+                round=r.n,
+                fragment=r.fragment,
+                participants=tuple(sorted(r.participants)),
+                timeout_s=max(r.deadline - now, 0.0),
+            )
+        )
+
+    def contribution(self, event: ContributionSeen, now: float) -> tuple[str, list[Effect]]:
+        """Take in a contribution: (kind of refusal or "", effects)."""
+        m = event.manifest
+        r = next((r for r in self.open if r.n == m.round and r.phase is Phase.PULLING), None)
+        key = m.blob.subject
+        if r is None:
+            if any(c.key == key for r in self.open for c in r.chosen):
+                return "", []  # a repeat of what is being merged
+            return "late", [Drop(key)]
+        if m.learner not in r.participants:
+            return "uninvited", [Drop(key)]
+        if m.learner in r.kept or m.learner in r.verdicts:
+            kept = r.kept.get(m.learner)
+            again = kept is not None and kept.manifest.blob.subject == key
+            return "", [] if again else [Drop(key)]
+        self.timings.transfer.update(now - r.pulled_at)
+        refusal = judge(m, self._expected(r, m.learner), finite=event.finite, norm=event.norm)
+        if refusal is not None:
+            r.refuse(m, f"{refusal.kind}: {refusal.reason}")
+            return "", [Drop(key), *self._move(r, now)]
+        w = weight(m.tokens_to - m.tokens_from, m.step_to - m.step_from)
+        r.kept[m.learner] = Kept(m, event.norm, w)
+        if len(r.kept) >= self.history.quorum:
+            r.deadline = min(r.deadline, max(now, self._stragglers_until(r, now)))
+        return "", self._move(r, now)
+
+    def _expected(self, r: Round, learner: str) -> Expected:
+        h = self.history
+        return Expected(
+            config_hash=h.config_hash,
+            epoch=h.epoch,
+            term=h.term,
+            incarnation=r.participants[learner],
+            fragment=r.fragment,
+            version=h.versions[r.fragment],
+            staleness_max=self.algorithm.staleness_max,
+            values=h.sizes_P[r.fragment],
+            codec=self.algorithm.codec_up,
+            tokens_per_step=h.spec.tokens_per_step,
+        )
+
+    def _stragglers_until(self, r: Round, now: float) -> float:
+        """The rest have what Eq. 3 leaves, and no less than two mean transfers.
+
+        Without the second part a transfer slower than tau steps would discard the work of every
+        healthy learner but the first K; with it one hung learner still costs only that little.
+        """
+        slack_s = stragglers_s(
+            factor=self.algorithm.grace_factor,
+            overlap_steps=self.algorithm.overlap_steps,
+            step_s=self.roster.step_s(now),
+            timings=self.timings,
+        )
+        return max(r.opened_at + slack_s, r.pulled_at + 2 * self.timings.transfer.or_zero)
+
+    def _close(self, r: Round, now: float) -> list[Effect]:
+        for learner in r.unanswered:
+            r.leave_out(
+                learner,
+                r.participants[learner],
+                "missed",
+                f"nothing complete after {now - r.pulled_at:.2f} s",
+            )
+        effects = self._refuse_outliers(r)
+        if len(r.kept) < self.history.quorum:
+            return effects + self._skip(
+                r, now, f"{len(r.kept)} contributions of {self.history.quorum} needed"
+            )
+        if not sum(k.weight for k in r.kept.values()) > 0:
+            return effects + self._skip(r, now, "all weights are zero")
+        r.phase, r.closed_at = Phase.STAGING, now
+        r.chosen = tuple(
+            Chosen(
+                learner,
+                k.manifest.blob.subject,
+                k.weight,
+                k.manifest.base,
+                k.manifest.codec,
+                k.manifest.values,
+            )
+            for learner, k in sorted(r.kept.items())
+        )
+        return [*effects, Stage(r.n, r.fragment, r.chosen, self._keyframe(r))]
+
+    def _keyframe(self, r: Round) -> bool:
+        return (self.history.versions[r.fragment] + 1) % self.algorithm.keyframe_every == 0
+
+    def _refuse_outliers(self, r: Round) -> list[Effect]:
+        norms = {
+            learner: k.norm / (k.manifest.step_to - k.manifest.step_from) ** 0.5
+            for learner, k in r.kept.items()
+        }
+        effects: list[Effect] = []
+        for learner, z in self.history.norms.judge(r.fragment, norms).items():
+            k = r.kept[learner]
+            r.refuse(
+                k.manifest,
+                f"outlier: norm per root step {norms[learner]:.3g} has robust z {z:.1f}",
+                norm=k.norm,
+            )
+            effects.append(Drop(k.manifest.blob.subject))
+        return effects
+
+    def _skip(self, r: Round, now: float, reason: str) -> list[Effect]:
+        r.phase, r.closed_at, r.skip_reason = Phase.READY, now, reason
+        drops: list[Effect] = [Drop(k.manifest.blob.subject) for k in r.kept.values()]
+        for k in list(r.kept.values()):
+            r.refuse(k.manifest, f"skipped: {reason}", norm=k.norm)
+        return drops
+
+    def staged(self, event: Staged, now: float) -> list[Effect]:
+        """The merge of a round is computed."""
+        for r in self.open:
+            if r.n == event.round and r.phase is Phase.STAGING:
+                r.phase, r.staged = Phase.READY, event
+        return []
+
+    # --- to the tape ---------------------------------------------------------------------------
+
+    def next_record(self, wall: float) -> Append | None:
+        """The record of the earliest unrecorded round, if it is ready."""
+        r = next((r for r in self.open if not r.pushed and r.phase is not Phase.PUBLISHING), None)
+        if r is None or r.phase is not Phase.READY:
+            return None
+        r.pushed = True
+        h, committed = self.history, r.staged is not None
+        for learner, k in sorted(r.kept.items()):
+            m = k.manifest
+            new = h.ledger.tokens_new(
+                r.fragment, learner, m.incarnation, m.tokens_from, m.tokens_to
+            )
+            r.verdicts[learner] = contribution_verdict(
+                m, "merged", "in time", norm=k.norm, weight=k.weight, tokens_new=new
+            )
+        return Append(
+            TapeRound(
+                epoch=h.epoch,
+                term=h.term,
+                round=r.n,
+                fragment=r.fragment,
+                outcome="committed" if committed else "skipped",
+                reason=r.skip_reason or f"merged {len(r.kept)} contributions",
+                quorum_reason=r.quorum_reason,
+                quorum=h.quorum,
+                version=h.versions[r.fragment] + (1 if committed else 0),
+                verdicts=tuple(v for _, v in sorted(r.verdicts.items())),
+                keyframe=committed and self._keyframe(r),
+                anchor_digest=r.staged.anchor_digest if r.staged else "",
+                master_digest=r.staged.master_digest if r.staged else "",
+                payload_digest=r.staged.payload_digest if r.staged else "",
+                stamp=h.stamp_after(r.n, wall),
+                quorum_s=max(r.quorum_at - r.opened_at, 0.0),
+                grace_s=max(r.pulled_at - r.quorum_at, 0.0),
+                sync_s=max(r.closed_at - r.pulled_at, 0.0),
+                at=wall,
+            )
+        )
+
+    def recorded(self, record: TapeRound) -> list[Effect]:
+        """The tape has the round (and the history has applied it): put it in force."""
+        r = next(r for r in self.open if r.n == record.round)
+        if record.outcome == "skipped":
+            self.open.remove(r)
+            return []
+        r.phase = Phase.PUBLISHING
+        h, p = self.history, record.fragment
+        for learner in r.kept:
+            member = self.roster.members.get(learner)
+            if member is not None:
+                member.merged_round = record.round
+        publish = Publish(
+            round=record.round,
+            fragment=p,
+            epoch=record.epoch,
+            term=record.term,
+            version=record.version,
+            prev_version=-1 if record.keyframe else record.version - 1,
+            participants=tuple(sorted(r.kept)),
+            last_merged=dict(h.last_merged[p]),
+            stamp=record.stamp,
+        )
+        return [Install(record.round, p), publish, *(Drop(c.key) for c in r.chosen)]
+
+    def published(self, event: Published, now: float) -> bool:
+        """A publication is on DN; whether it was a keyframe of a round in flight."""
+        for r in self.open:
+            if r.fragment == event.fragment and r.phase is Phase.PUBLISHING:
+                self.timings.sync.update(now - r.pulled_at)
+                self.timings.publish.update(now - r.closed_at)
+                self.open.remove(r)
+                return event.version % self.algorithm.keyframe_every == 0
+        return False
+
+    def abort(self) -> list[Effect]:
+        """History restarts: what is not on the tape is void, and will be asked for anew."""
+        void = [r for r in self.open if r.phase is not Phase.PUBLISHING]
+        self.open = [r for r in self.open if r.phase is Phase.PUBLISHING]
+        return [Drop(k.manifest.blob.subject) for r in void for k in r.kept.values()]
+
+    @property
+    def deadline(self) -> float | None:
+        """When `advance` must be called next for time's sake alone."""
+        times = [r.grace_until for r in self.open if r.phase is Phase.GRACE]
+        times += [min(r.deadline, r.resend_at) for r in self.open if r.phase is Phase.PULLING]
+        return min(times, default=None)
