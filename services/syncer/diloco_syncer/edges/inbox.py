@@ -1,0 +1,227 @@
+"""From the bus to events: progress, joins, contributions, initial parameters, wishes.
+
+What cannot be accepted becomes a Malformed event: counted, told, never fatal.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+from diloco_shared.edges.blobs import get_blob
+from diloco_shared.numerics.digest import digest_array
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, BusError, Delivery, Stored
+from diloco_shared.numerics import codec
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    ContributionManifest,
+    InitManifest,
+    Join,
+    Message,
+    Progress,
+    RunRecord,
+)
+from diloco_shared.protocol.wire import WireError, decode
+from diloco_syncer.edges.payloads import Payloads, PayloadsFull
+from diloco_syncer.events import (
+    ContributionSeen,
+    Event,
+    InitSeen,
+    JoinSeen,
+    Malformed,
+    ProgressSeen,
+    Wanted,
+)
+from diloco_syncer.norms import inspect
+
+# Contributions fetched at once: enough to fill a link, few enough to bound memory.
+FETCHES = 8
+# A contribution whose chunks are not all there after this long, though its manifest is, is bad.
+BLOB_TIMEOUT_S = 60.0
+
+Put = Callable[[Event], None]
+
+
+class Inbox:
+    """Everything that comes in for one run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        control: Bus,
+        data: Bus,
+        payloads: Payloads,
+        put: Put,
+        wanted: Callable[[ContributionManifest], bool],
+    ) -> None:
+        self.spec = spec
+        self.run = spec.name
+        self.control = control
+        self.data = data
+        self.payloads = payloads
+        self.put = put
+        self.wanted = wanted  # whether an open round asks for it: nothing else is fetched
+        self.bytes_in = 0
+        self.under_way: set[str] = set()
+        self.fetching = asyncio.Semaphore(FETCHES)
+        self.inits: dict[tuple[str, int], dict[int, InitManifest]] = {}
+
+    # --- control plane -------------------------------------------------------------------------
+
+    async def progress(self) -> None:
+        """Progress reports, for ever."""
+        # 4096: some seconds of reports of a hundred learners while a merge holds the loop.
+        async with self.control.subscribe(
+            subjects.progress(self.run, "*"), limit=4096
+        ) as deliveries:
+            async for d in deliveries:
+                self._decoded(d, Progress, lambda p: ProgressSeen(p))
+
+    async def joins(self) -> None:
+        """Join requests, for ever."""
+        async with self.control.subscribe(subjects.join(self.run), limit=256) as deliveries:
+            async for d in deliveries:
+                self._decoded(d, Join, lambda j: JoinSeen(j))
+
+    def _decoded(self, d: Delivery, kind: type[Message], event: Callable[..., Event]) -> None:
+        try:
+            message = decode(d.payload, kind)
+        except WireError as error:
+            self.put(Malformed("wire", d.subject, str(error)))
+            return
+        speaker = d.subject.rsplit(".", 1)[-1]
+        if kind is Progress and getattr(message, "learner", "") != speaker:
+            self.put(Malformed("wire", d.subject, "speaks for another learner"))
+            return
+        self.put(event(message))
+
+    async def wishes(self) -> None:
+        """What the user wants of the run, for ever."""
+        async with self.control.kv_watch(subjects.RUNS, self.run) as entries:
+            async for entry in entries:
+                if entry.value is None:
+                    self.put(Wanted(paused=False, stopping=True, quorum=1))
+                    continue
+                try:
+                    record = decode(entry.value, RunRecord)
+                except WireError as error:
+                    self.put(Malformed("wire", subjects.RUNS, str(error)))
+                    continue
+                self.put(
+                    Wanted(
+                        paused=record.desired == "paused",
+                        stopping=record.desired == "stopped",
+                        quorum=max(record.quorum, 1),
+                    )
+                )
+
+    # --- data plane ----------------------------------------------------------------------------
+
+    async def contributions(self, start_seq: int) -> None:
+        """Manifests on UP from `start_seq` on, for ever; their chunks if a round wants them."""
+        stream = subjects.up_stream(self.run)
+        async with (
+            asyncio.TaskGroup() as group,
+            self.data.read(stream, f"up.{self.run}.*.*.*.*.*.m", start_seq=start_seq) as messages,
+        ):
+            async for stored in messages:
+                manifest = self._manifest(stored)
+                if manifest is None or manifest.blob.subject in self.under_way:
+                    continue
+                if not self.wanted(manifest):
+                    self.put(ContributionSeen(manifest, finite=True, norm=0.0))
+                    continue
+                self.under_way.add(manifest.blob.subject)
+                group.create_task(self._fetch(manifest))
+
+    def _manifest(self, stored: Stored) -> ContributionManifest | None:
+        subject = stored.subject.removesuffix(".m")
+        try:
+            m = decode(stored.payload, ContributionManifest)
+            where = subjects.contribution(self.run, m.learner, m.epoch, m.fragment, m.round, m.term)
+            if m.run != self.run or m.blob.subject != subject or where != subject:
+                raise WireError(f"a manifest for {where} of run {m.run} on {subject}")
+            expected = codec.bytes_of(m.codec, m.values)
+            if m.blob.bytes != expected:
+                raise WireError(f"{m.blob.bytes} bytes for {m.values} values, not {expected}")
+        except (WireError, ValueError) as error:
+            self.put(Malformed("malformed", stored.subject, str(error)[:300]))
+            return None
+        return m
+
+    async def _fetch(self, manifest: ContributionManifest) -> None:
+        blob = manifest.blob
+        async with self.fetching:
+            try:
+                self.payloads.room_for(blob.bytes)
+                payload = await get_blob(
+                    self.data,
+                    subjects.up_stream(self.run),
+                    blob,
+                    timeout_s=BLOB_TIMEOUT_S,
+                )
+                finite, norm = await asyncio.to_thread(
+                    inspect, payload, manifest.codec, manifest.values
+                )
+                if self.wanted(manifest):
+                    self.payloads.put(blob.subject, payload)
+            except (BusError, PayloadsFull, ValueError) as error:
+                self.put(Malformed("malformed", manifest.learner, str(error)[:300]))
+                return
+            finally:
+                self.under_way.discard(blob.subject)
+        self.bytes_in += blob.bytes
+        self.put(ContributionSeen(manifest, finite, norm))
+
+    async def initial(self) -> None:
+        """Initial parameters, until a complete set is handed on (again and again if refused)."""
+        stream = subjects.up_stream(self.run)
+        async with self.data.read(stream, f"up.{self.run}.*.init.*.*.m") as messages:
+            async for stored in messages:
+                try:
+                    m = decode(stored.payload, InitManifest)
+                    where = subjects.initial(self.run, m.learner, m.incarnation, m.fragment)
+                    if m.run != self.run or stored.subject != where + ".m":
+                        raise WireError(f"initial parameters for {where} on {stored.subject}")
+                    if m.fragment >= self.spec.algorithm.fragments:
+                        raise WireError(f"fragment {m.fragment} does not exist")
+                except WireError as error:
+                    self.put(Malformed("malformed", stored.subject, str(error)[:300]))
+                    continue
+                # One set at a time: the syncer names one initializer.
+                self.inits = {
+                    k: v for k, v in self.inits.items() if k == (m.learner, m.incarnation)
+                }
+                parts = self.inits.setdefault((m.learner, m.incarnation), {})
+                parts[m.fragment] = m
+                if len(parts) == self.spec.algorithm.fragments:
+                    await self._complete([parts[p] for p in sorted(parts)])
+
+    async def _complete(self, parts: list[InitManifest]) -> None:
+        digests, finite = [], True
+        try:
+            for m in parts:
+                self.payloads.room_for(m.blob.bytes)
+                payload = await get_blob(
+                    self.data, subjects.up_stream(self.run), m.blob, timeout_s=BLOB_TIMEOUT_S
+                )
+                values_F = codec.decode("fp32", payload, len(payload) // 4)
+                finite = finite and bool(np.isfinite(values_F).all())
+                digests.append(digest_array(values_F))
+                self.payloads.put(m.blob.subject, payload)
+        except (BusError, PayloadsFull, ValueError) as error:
+            self.put(Malformed("malformed", parts[0].learner, str(error)[:300]))
+            return
+        first = parts[0]
+        self.put(
+            InitSeen(
+                first.learner,
+                first.incarnation,
+                first.config_hash,
+                first.layout,
+                tuple(m.blob.subject for m in parts),
+                tuple(digests),
+                finite,
+            )
+        )

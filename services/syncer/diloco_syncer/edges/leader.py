@@ -1,0 +1,342 @@
+"""Leads one run: feeds the machine with events and performs its effects, until the run ends.
+
+One queue. Inbox, timer and finished effects put events in; nothing else changes the machine.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, assert_never
+
+import numpy as np
+import structlog
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, StreamSpec
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import ContributionManifest, RunStatus
+from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_syncer.edges.inbox import Inbox
+from diloco_syncer.edges.outbox import Outbox, until_done
+from diloco_syncer.edges.payloads import Payloads
+from diloco_syncer.edges.recover import recover
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.tape import Tape
+from diloco_syncer.events import (
+    Append,
+    Appended,
+    BusBack,
+    Drop,
+    Effect,
+    Ended,
+    Event,
+    Install,
+    InstallInit,
+    Led,
+    Publish,
+    Published,
+    PurgeDown,
+    PurgeUp,
+    SendBeat,
+    SendDonate,
+    SendGrant,
+    SendPull,
+    Snapshot,
+    SnapshotDone,
+    SnapshotFailed,
+    Stage,
+    Staged,
+    Tell,
+    TimePassed,
+)
+from diloco_syncer.history import History
+from diloco_syncer.machine import Machine
+from diloco_syncer.replay import build_store, stage_chosen
+from diloco_syncer.round import Phase
+from diloco_syncer.status import status
+from diloco_syncer.store import FragmentStore
+from diloco_syncer.store import Staged as StagedArrays
+
+log = structlog.get_logger()
+
+# Status for people, in seconds between two writes.
+STATUS_S = 0.5
+# After the end, learners that do not say they are finished are waited for this long.
+LINGER_S = 30.0
+# A gap this long between two looks at the queue was ours (stopped, swapped out): the learners'
+# silence in it says nothing about them.
+OWN_GAP_S = 1.0
+# Events waiting: progress of some hundred learners for a few seconds.
+QUEUE_MAX = 65536
+
+
+class Leader:
+    """One term of one run. `run` returns the outcome; raises Deposed or TapeFault."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        leader: str,
+        control: Bus,
+        data: Bus,
+        folder: Path,
+        *,
+        payload_bytes_max: int,
+    ) -> None:
+        self.spec = spec
+        self.leader = leader
+        self.control = control
+        self.data = data
+        self.tape = Tape(control, spec.name)
+        self.snapshots = SnapshotStore(folder / spec.name)
+        self.payloads = Payloads(payload_bytes_max)
+        self.queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_MAX)
+        self.inbox = Inbox(spec, control, data, self.payloads, self._put, self._wanted)
+        self.outbox = Outbox(spec, leader, control, data)
+        self.machine = Machine(spec, History(spec))
+        self.store: FragmentStore | None = None
+        self.staged: dict[int, StagedArrays] = {}  # at most D rounds
+        self.installed: dict[int, StagedArrays] = {}  # committed, not yet published
+        self.tasks: asyncio.TaskGroup
+        self.ended_at: float | None = None
+        self.bytes_before = (0, 0)
+
+    async def run(self) -> str:
+        """Recover, lead until the run is over, linger for its learners; the outcome."""
+        await self._prepare()
+        async with asyncio.TaskGroup() as tasks:
+            self.tasks = tasks
+            start_seq = (await until_done(self._up_info)) + 1
+            background = [
+                tasks.create_task(work)
+                for work in (
+                    self.inbox.progress(),
+                    self.inbox.joins(),
+                    self.inbox.wishes(),
+                    self.inbox.contributions(start_seq),
+                    self.outbox.events_out(),
+                    self._statuses(),
+                    self._watch_bus(),
+                )
+            ]
+            if not self.machine.history.initialised:
+                background.append(tasks.create_task(self.inbox.initial()))
+            await self._loop()
+            for task in background:
+                task.cancel()
+        while not self.outbox.events.empty():
+            await self.outbox.event(self.outbox.events.get_nowait())
+        await until_done(self._last_status)
+        return self.machine.history.outcome
+
+    async def _prepare(self) -> None:
+        limit = self.spec.keeping.stream_bytes_max
+        for name, captured in subjects.run_streams(self.spec.name).items():
+            stream = StreamSpec(name, (captured,), limit)
+            await until_done(lambda s=stream: self.control.ensure_stream(s))  # type: ignore[misc]
+        recovered = await until_done(
+            lambda: recover(self.spec, self.data, self.tape, self.snapshots)
+        )
+        for note in recovered.notes:
+            self.outbox.tell(Tell("recovered", note))
+        self.machine = Machine(self.spec, recovered.history)
+        self.store = recovered.store
+        await until_done(self._earlier_bytes)
+        self._put(Led(self.leader, time.time(), recovered.published))
+
+    async def _up_info(self) -> int:
+        info = await self.data.stream_info(subjects.up_stream(self.spec.name))
+        return info.last_seq
+
+    async def _earlier_bytes(self) -> None:
+        """Traffic of earlier leaders, from the last status they wrote."""
+        entry = await self.control.kv_get(subjects.STATUS, self.spec.name)
+        if entry is None or entry.value is None:
+            return
+        try:
+            earlier = decode(entry.value, RunStatus)
+        except WireError:
+            return
+        self.bytes_before = (earlier.bytes_up, earlier.bytes_down)
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def _put(self, event: Event) -> None:
+        if self.queue.full():
+            log.error("queue full: an event is lost", event=type(event).__name__)
+            return
+        self.queue.put_nowait(event)
+
+    async def _loop(self) -> None:
+        looked = time.monotonic()
+        while not self._over():
+            event = await self._next()
+            now = time.monotonic()
+            if now - looked > OWN_GAP_S + self.spec.membership.heartbeat_s:
+                self._handle(BusBack(), now)
+            looked = now
+            self._handle(event, now)
+
+    def _handle(self, event: Event, now: float) -> None:
+        for effect in self.machine.handle(event, now):
+            self._perform(effect)
+
+    async def _next(self) -> Event:
+        deadline = self.machine.deadline
+        if deadline is None:
+            return await self.queue.get()
+        wait_s = deadline - time.monotonic()
+        if wait_s <= 0 and self.queue.empty():
+            await asyncio.sleep(0)
+            return TimePassed()
+        try:
+            return await asyncio.wait_for(self.queue.get(), max(wait_s, 0.001))
+        except TimeoutError:
+            return TimePassed()
+
+    def _over(self) -> bool:
+        if self.ended_at is None:
+            return False
+        now = time.monotonic()
+        busy = [
+            m
+            for m in self.machine.roster.live(now)
+            if m.progress is None or m.progress.state != "finished"
+        ]
+        return not busy or now - self.ended_at > LINGER_S
+
+    def _wanted(self, manifest: ContributionManifest) -> bool:
+        return any(
+            r.n == manifest.round
+            and r.phase is Phase.PULLING
+            and r.participants.get(manifest.learner) == manifest.incarnation
+            and manifest.learner in r.unanswered
+            for r in self.machine.rounds.open
+        )
+
+    async def _watch_bus(self) -> None:
+        while True:
+            if not self.control.connected:
+                self._put(BusBack())
+            await asyncio.sleep(0.2)  # five looks a second: well within any lease
+
+    async def _statuses(self) -> None:
+        while True:
+            await self.outbox.status(self._status())
+            await asyncio.sleep(STATUS_S)
+
+    def _status(self) -> RunStatus:
+        return status(
+            self.machine,
+            time.monotonic(),
+            time.time(),
+            bytes_up=self.bytes_before[0] + self.inbox.bytes_in,
+            bytes_down=self.bytes_before[1] + self.outbox.bytes_out,
+        )
+
+    async def _last_status(self) -> None:
+        await self.control.kv_put(subjects.STATUS, self.spec.name, encode(self._status()))
+
+    # --- effects -------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case SendPull() | SendGrant() | SendDonate() | SendBeat():
+                self.tasks.create_task(self.outbox.send(effect))
+            case Append():
+                self.tasks.create_task(self._append(effect))
+            case Stage():
+                self.tasks.create_task(self._stage(effect))
+            case Install():
+                assert self.store is not None
+                staged = self.staged.pop(effect.round)
+                self.store.install(effect.fragment, staged)
+                self.installed[effect.round] = staged
+            case InstallInit():
+                self._install_init(effect)
+            case Publish():
+                self.tasks.create_task(self._publish(effect))
+            case Drop():
+                self.payloads.drop(effect.key)
+            case Snapshot():
+                self._snapshot(effect)
+            case PurgeUp():
+                self.tasks.create_task(self.outbox.purge_up(effect))
+            case PurgeDown():
+                self.tasks.create_task(self.outbox.purge_down(effect))
+            case Tell():
+                self.outbox.tell(effect)
+            case Ended():
+                self.ended_at = time.monotonic()
+            case _:
+                assert_never(effect)
+
+    async def _append(self, effect: Append) -> None:
+        seq = await self.tape.append(effect.record)
+        self._put(Appended(seq, time.time()))
+
+    async def _stage(self, effect: Stage) -> None:
+        assert self.store is not None
+        payloads = {c.key: self.payloads.held[c.key] for c in effect.contributions}
+        staged = await asyncio.to_thread(
+            stage_chosen,
+            self.store,
+            effect.fragment,
+            effect.contributions,
+            payloads,
+            keyframe=effect.keyframe,
+        )
+        self.staged[effect.round] = staged
+        self._put(
+            Staged(effect.round, staged.anchor_digest, staged.master_digest, staged.payload_digest)
+        )
+
+    def _install_init(self, effect: InstallInit) -> None:
+        payloads = {s: self.payloads.held[s] for s in effect.subjects}
+        self.store = build_store(self.machine.history, effect.subjects, payloads)
+        for subject in effect.subjects:
+            self.payloads.drop(subject)
+
+    async def _publish(self, effect: Publish) -> None:
+        assert self.store is not None
+        p, algorithm = effect.fragment, self.spec.algorithm
+        staged = self.installed.pop(effect.round, None)
+        if staged is None:
+            payload, codec = self.store.current_keyframe(p), "fp32"
+        else:
+            payload = staged.payload
+            keyframe = effect.prev_version < 0
+            codec = algorithm.keyframe_codec if keyframe else algorithm.codec_down
+        history = self.machine.history
+        await self.outbox.publish(
+            effect,
+            payload,
+            codec,
+            history.sizes_P[p],
+            history.anchor_digests[p],
+            history.layout,
+            readers=max(len(self.machine.announcer.alive), 1),
+        )
+        self._put(Published(p, effect.version))
+
+    def _snapshot(self, effect: Snapshot) -> None:
+        """Capture now, between two events; write in a thread."""
+        assert self.store is not None
+        meta = {"history": self.machine.history.meta(), "store": self.store.meta()}
+        arrays = self.store.state_arrays()
+        self.tasks.create_task(self._write_snapshot(effect, meta, arrays))
+
+    async def _write_snapshot(
+        self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]
+    ) -> None:
+        try:
+            path = await asyncio.to_thread(self.snapshots.save, effect.covers, meta, arrays)
+        except OSError as error:
+            self._put(
+                SnapshotFailed(
+                    f"snapshot of record {effect.covers} not written: {error}; contributions "
+                    "stay until one is, free disk space"
+                )
+            )
+            return
+        self._put(SnapshotDone(effect.covers, effect.round, path.name))

@@ -1,0 +1,178 @@
+"""From effects to the bus: what must arrive is repeated until it does; the rest is sent once."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import structlog
+from diloco_shared.edges.blobs import put_blob
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    Event as EventRecord,
+)
+from diloco_shared.protocol.messages import (
+    PublicationManifest,
+    RunStatus,
+    TensorSpec,
+)
+from diloco_shared.protocol.wire import encode
+from diloco_syncer.events import (
+    Publish,
+    PurgeDown,
+    PurgeUp,
+    SendBeat,
+    SendDonate,
+    SendGrant,
+    SendPull,
+    Tell,
+)
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+Control = SendPull | SendGrant | SendDonate | SendBeat
+# First and longest pause between attempts, in seconds.
+PAUSE_S, PAUSE_S_MAX = 0.2, 3.0
+# Events waiting for a server that is away; older ones are the ones worth losing.
+EVENTS_MAX = 1000
+
+
+async def until_done(what: Callable[[], Awaitable[T]]) -> T:
+    """Repeat until the bus takes it, pausing ever longer up to a limit."""
+    pause_s = PAUSE_S
+    while True:
+        try:
+            return await what()
+        except BusError as error:
+            log.warning("bus: again later", error=str(error), pause_s=pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+
+class Outbox:
+    """Everything that goes out for one run."""
+
+    def __init__(self, spec: RunSpec, source: str, control: Bus, data: Bus) -> None:
+        self.spec = spec
+        self.run = spec.name
+        self.source = source
+        self.control = control
+        self.data = data
+        self.bytes_out = 0
+        self.events: asyncio.Queue[EventRecord] = asyncio.Queue(EVENTS_MAX)
+
+    async def send(self, effect: Control) -> None:
+        """Control messages: lost is lost, the machine repeats them."""
+        match effect:
+            case SendPull():
+                subject, message = subjects.pull(self.run), encode(effect.pull)
+            case SendGrant():
+                subject = subjects.grant(self.run, effect.grant.learner)
+                message = encode(effect.grant)
+            case SendDonate():
+                subject = subjects.donate(self.run, effect.donate.donor)
+                message = encode(effect.donate)
+            case SendBeat():
+                subject, message = subjects.beat(self.run), encode(effect.beat)
+        try:
+            await self.control.publish(subject, message)
+        except BusError as error:
+            log.debug("not sent", subject=subject, error=str(error))
+
+    async def publish(
+        self,
+        effect: Publish,
+        payload: bytes,
+        codec: str,
+        values: int,
+        anchor_digest: str,
+        layout: tuple[TensorSpec, ...],
+        readers: int,
+    ) -> None:
+        """Chunks, then the manifest that makes them a publication; repeated until both are in."""
+        e = effect
+        subject = subjects.publication(self.run, e.epoch, e.fragment, e.version, e.term)
+
+        async def once() -> None:
+            blob = await put_blob(self.data, subject, payload)
+            manifest = PublicationManifest(
+                run=self.run,
+                epoch=e.epoch,
+                term=e.term,
+                round=e.round,
+                fragment=e.fragment,
+                version=e.version,
+                prev_version=e.prev_version,
+                codec=codec,
+                values=values,
+                anchor_digest=anchor_digest,
+                participants=e.participants,
+                last_merged=e.last_merged,
+                stamp=e.stamp,
+                layout=layout if e.prev_version < 0 else (),
+                blob=blob,
+            )
+            await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+
+        await until_done(once)
+        self.bytes_out += len(payload) * readers
+
+    async def purge_up(self, effect: PurgeUp) -> None:
+        """Remove contributions that a durable snapshot covers."""
+        stream = subjects.up_stream(self.run)
+        for n in range(effect.first_round, effect.last_round + 1):
+            await until_done(
+                lambda n=n: self.data.purge(stream, f"up.{self.run}.*.*.*.{n}.>")  # type: ignore[misc]
+            )
+        if effect.initial:
+            await until_done(lambda: self.data.purge(stream, f"up.{self.run}.*.init.>"))
+
+    async def purge_down(self, effect: PurgeDown) -> None:
+        """Remove what a keyframe replaces: all older messages of its fragment."""
+        stream, p = subjects.dn_stream(self.run), effect.fragment
+        manifests = await until_done(lambda: self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
+        for stored in manifests:
+            parts = subjects.parse_publication(stored.subject)
+            if (parts.epoch, parts.version) < (effect.epoch, effect.below_version):
+                name = stored.subject.removesuffix(".m")
+                # The manifest first: a reader must never find a manifest without its chunks.
+                await until_done(lambda s=name + ".m": self.data.purge(stream, s))  # type: ignore[misc]
+                await until_done(lambda s=name: self.data.purge(stream, s))  # type: ignore[misc]
+
+    def tell(self, effect: Tell) -> None:
+        """Queue an event for the log; the oldest goes when the queue is full."""
+        record = EventRecord(
+            run=self.run,
+            kind=effect.kind,
+            source=self.source,
+            text=effect.text[:500],
+            data=effect.data,
+            at=time.time(),
+        )
+        log.info(effect.kind, text=effect.text)
+        if self.events.full():
+            self.events.get_nowait()
+        self.events.put_nowait(record)
+
+    async def events_out(self) -> None:
+        """Write queued events, for ever."""
+        while True:
+            record = await self.events.get()
+            await self.event(record)
+
+    async def event(self, record: EventRecord) -> None:
+        await until_done(
+            lambda: self.control.append(subjects.event(self.run, record.kind), encode(record))
+        )
+
+    async def status(self, status: RunStatus) -> None:
+        """Show where the run stands; the next one replaces it."""
+        try:
+            await self.control.kv_put(subjects.STATUS, self.run, encode(status))
+        except BusError as error:
+            log.debug("status not written", error=str(error))

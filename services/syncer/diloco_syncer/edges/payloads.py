@@ -1,0 +1,34 @@
+"""Encoded contributions in memory, from arrival until the round that wanted them is closed."""
+
+
+class PayloadsFull(Exception):
+    """More bytes at once than this syncer may hold."""
+
+
+class Payloads:
+    """Bytes by blob subject, within a limit."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.held: dict[str, bytes] = {}
+        self.bytes = 0
+
+    def room_for(self, size: int) -> None:
+        """Raises PayloadsFull when `size` bytes more would exceed the limit."""
+        if self.bytes + size > self.bytes_max:
+            raise PayloadsFull(
+                f"{size} bytes more would exceed the {self.bytes_max} bytes for contributions "
+                f"({self.bytes} held): raise DILOCO_PAYLOAD_BYTES_MAX or shard the syncer"
+            )
+
+    def put(self, key: str, payload: bytes) -> None:
+        self.drop(key)
+        self.room_for(len(payload))
+        self.held[key] = payload
+        self.bytes += len(payload)
+
+    def drop(self, key: str) -> None:
+        """Forget; no error when absent."""
+        payload = self.held.pop(key, None)
+        if payload is not None:
+            self.bytes -= len(payload)

@@ -1,0 +1,104 @@
+"""Re-execution of a tape: the same records and contributions give the same bytes (I9).
+
+Used by a restart, by the simulator and by `diloco replay`. Pure: payloads are handed in.
+"""
+
+from collections.abc import Mapping
+
+from diloco_shared.numerics.fragments import Layout
+
+from diloco_shared.numerics import codec
+from diloco_shared.protocol.messages import TapeInit, TapeRecord, TapeRound, Verdict
+from diloco_syncer.events import Chosen
+from diloco_syncer.history import History, TapeFault
+from diloco_syncer.store import Contribution, FragmentStore, Staged
+
+
+def payloads_needed(record: TapeRecord) -> tuple[str, ...]:
+    """Subjects of the blobs that re-executing `record` takes."""
+    match record:
+        case TapeInit():
+            return record.subjects
+        case TapeRound(outcome="committed"):
+            return tuple(v.subject for v in _merged(record))
+        case _:
+            return ()
+
+
+def replay(
+    history: History,
+    store: FragmentStore | None,
+    record: TapeRecord,
+    seq: int,
+    payloads: Mapping[str, bytes],
+) -> FragmentStore | None:
+    """Advance history and store by one record; the store (created by the init record).
+
+    Raises TapeFault naming the record when a digest differs: another machine, another library
+    or a damaged contribution.
+    """
+    match record:
+        case TapeInit():
+            history.apply(record, seq)
+            store = build_store(history, record.subjects, payloads)
+            for p, digest in enumerate(record.anchor_digests):
+                _check(store.anchor_digest(p), digest, seq, f"version 0 of fragment {p}")
+            return store
+        case TapeRound(outcome="committed"):
+            if store is None:
+                raise TapeFault(f"record {seq} commits a round before any init record")
+            codec_up = history.spec.algorithm.codec_up
+            staged = store.stage(
+                record.fragment,
+                [
+                    Contribution(v.learner, v.weight, v.base, payloads[v.subject], codec_up)
+                    for v in _merged(record)
+                ],
+                keyframe=record.keyframe,
+            )
+            where = f"round {record.round}, fragment {record.fragment}"
+            _check(staged.master_digest, record.master_digest, seq, f"master of {where}")
+            _check(staged.anchor_digest, record.anchor_digest, seq, f"anchor of {where}")
+            _check(staged.payload_digest, record.payload_digest, seq, f"publication of {where}")
+            store.install(record.fragment, staged)
+        case _:
+            pass
+    history.apply(record, seq)
+    return store
+
+
+def build_store(
+    history: History, subjects_P: tuple[str, ...], payloads: Mapping[str, bytes]
+) -> FragmentStore:
+    """The store at version 0 from the initial parameters (fp32 blobs, one per fragment)."""
+    layout = Layout.build(history.layout, history.fragments)
+    fragments = [
+        codec.decode("fp32", payloads[subject], size)
+        for subject, size in zip(subjects_P, layout.sizes, strict=True)
+    ]
+    return FragmentStore.init(layout, history.spec.algorithm, fragments)
+
+
+def stage_chosen(
+    store: FragmentStore,
+    fragment: int,
+    chosen: tuple[Chosen, ...],
+    payloads: Mapping[str, bytes],
+    *,
+    keyframe: bool,
+) -> Staged:
+    """Compute the merge that a Stage effect asks for."""
+    return store.stage(
+        fragment,
+        [Contribution(c.learner, c.weight, c.base, payloads[c.key], c.codec) for c in chosen],
+        keyframe=keyframe,
+    )
+
+
+def _merged(record: TapeRound) -> tuple[Verdict, ...]:
+    return tuple(v for v in record.verdicts if v.outcome == "merged")
+
+
+def _check(ours: str, theirs: str, seq: int, what: str) -> None:
+    if ours != theirs:
+        raise TapeFault(f"record {seq}: digest of the {what} is {ours}, the tape says {theirs}")

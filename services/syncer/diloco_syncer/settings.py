@@ -1,0 +1,26 @@
+"""Settings of a syncer process, from the environment (prefix DILOCO_)."""
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from diloco_shared.ids import Id
+
+
+class Settings(BaseSettings):
+    """One per process; every field may be set as DILOCO_<FIELD>."""
+
+    model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True)
+
+    id: Id = Field("syncer-1", description="This process's member id.")
+    nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
+    nats_token: str = Field("", description="Token for the bus, if it wants one.")
+    data: Path = Field(Path("diloco-data"), description="Snapshots live in <data>/<id>/.")
+    chaos: bool = Field(False, description="Whether faults may be injected into this process.")
+    log: str = Field("info", description="Log level.")
+    health_host: str = Field("127.0.0.1", description="Address of /healthz and /metrics.")
+    health_port: int = Field(0, ge=0, le=65535, description="0 takes any free port.")
+    payload_bytes_max: int = Field(
+        4 << 30, ge=1 << 20, description="Encoded contributions held in memory at once."
+    )

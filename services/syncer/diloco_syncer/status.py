@@ -1,0 +1,68 @@
+"""The run as its syncer sees it, for the coordinator to show."""
+
+from typing import Any
+
+from diloco_shared.protocol.messages import RunStatus
+from diloco_syncer.machine import Machine
+from diloco_syncer.roster import Member
+
+
+def status(
+    machine: Machine, now: float, wall: float, *, bytes_up: int, bytes_down: int
+) -> RunStatus:
+    """A snapshot of everything worth showing; alive, participating and useful kept apart."""
+    h = machine.history
+    state, reason = machine.announcer.state(now)
+    participating = h.participating
+    return RunStatus(
+        run=machine.spec.name,
+        state=state,
+        reason=reason[:500],
+        epoch=h.epoch,
+        term=h.term,
+        leader=h.leader,
+        quorum=h.quorum,
+        versions=tuple(h.versions),
+        stamp=h.stamp,
+        rounds_committed=h.committed,
+        rounds_skipped=h.skipped,
+        contributions_merged=h.merged_total,
+        refused=dict(h.refused + machine.refused),
+        alive=tuple(m.learner for m in machine.roster.live(now)),
+        participating=participating,
+        tokens_processed=h.ledger.processed,
+        tokens_useful=h.tokens_useful,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        learners={
+            m.learner: _learner(m, now, machine, m.learner in participating)
+            for m in machine.roster.members.values()
+        },
+        at=wall,
+    )
+
+
+def _learner(m: Member, now: float, machine: Machine, participating: bool) -> dict[str, Any]:
+    p = m.progress
+    alive = machine.roster.alive(m, now)
+    shown: dict[str, Any] = {
+        "incarnation": m.incarnation,
+        "alive": alive,
+        "participating": participating,
+        "state": "down" if not alive else (p.state if p else "joining"),
+        "silent_s": round(now - m.seen_at, 3),
+        "merged_round": m.merged_round,
+    }
+    if p is not None:
+        # A NaN loss has no JSON; before the first step there is none.
+        loss = p.loss if p.loss == p.loss else None
+        shown |= {
+            "step": p.step,
+            "tokens": p.tokens,
+            "loss": loss,
+            "step_s": p.step_s,
+            "wait_s": p.wait_s,
+            "tokens_per_s": machine.spec.tokens_per_step / p.step_s if p.step_s > 0 else 0.0,
+            "adopted": list(p.adopted),
+        }
+    return shown
