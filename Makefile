@@ -1,17 +1,51 @@
+# Every verb of this project, one line each. CI calls the same ones.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SEEDS ?= 2000
 
-.PHONY: install format check test pure demo sim compose-smoke clean
+.PHONY: install format check pure test demo sim quality compose-smoke clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit("decoupled-diloco needs Python 3.11 or newer; set PYTHON=/path/to/python3.11") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "decoupled-diloco needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@touch $@
 
 install: $(VENV)/.installed
 
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q -m "not live"
+
+pure: install
+	$(BIN)/pytest -q -m "not live"
+
+test: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -q
+
+demo: install
+	$(BIN)/diloco demo
+
+sim: install
+	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS)
+
+quality: install
+	$(BIN)/python bench/quality.py
+
+compose-smoke: install
+	$(BIN)/python compose/smoke.py
+
+clean:
+	rm -rf $(VENV) diloco-data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,78 @@
+"""Style that matters enough to test: sizes, names, leftovers, and invariants that are cited."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 70
+NAMES_THAT_SAY_NOTHING = {"utils.py", "helpers.py", "common.py", "misc.py"}
+
+
+def tracked(*patterns: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).is_file()]
+
+
+def sources() -> list[Path]:
+    return tracked("*.py")
+
+
+def test_files_and_functions_stay_small() -> None:
+    faults = []
+    for path in sources():
+        text = path.read_text(encoding="utf-8")
+        lines = text.count("\n")
+        if lines > FILE_LINES_MAX:
+            faults.append(f"{path.relative_to(ROOT)}: {lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                assert node.end_lineno is not None
+                length = node.end_lineno - node.lineno + 1
+                if length > FUNCTION_LINES_MAX:
+                    faults.append(f"{path.relative_to(ROOT)}: {node.name} has {length} lines")
+    assert not faults, "\n".join(faults)
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if path.stat().st_size and not ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    ]
+    assert not silent, "\n".join(silent)
+
+
+def test_no_names_that_say_nothing_and_no_leftovers() -> None:
+    leftover = re.compile(r"\b(TODO|FIXME|XXX)\b|\bNotImplementedError\b")
+    faults = []
+    for path in sources():
+        if path.name in NAMES_THAT_SAY_NOTHING:
+            faults.append(f"{path.relative_to(ROOT)}: name by concept")
+        if path == Path(__file__):
+            continue
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if leftover.search(line):
+                faults.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not faults, "\n".join(faults)
+
+
+def test_every_invariant_built_so_far_is_cited_by_a_test() -> None:
+    architecture = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    listed = set(re.findall(r"^\| (I\d+) \|", architecture, flags=re.MULTILINE))
+    assert listed == {f"I{n}" for n in range(1, 13)}
+    tests = "\n".join(p.read_text("utf-8") for p in tracked("tests/*.py") if p != Path(__file__))
+    uncited = sorted(i for i in listed if not re.search(rf"\b{i}\b", tests))
+    assert not uncited, f"no test cites {', '.join(uncited)}"
