@@ -139,7 +139,8 @@ class Bus(Protocol):
 
         `msg_id` drops a repeat within two minutes (the first one's sequence is returned).
         `expect_last` is the stream sequence that the newest message *of this subject* must have
-        (0: none yet), else Conflict. Raises StreamFull, Unavailable, Refused too.
+        (0: none yet), else Conflict. It is checked before `msg_id`: with both, a repeat of what
+        was stored is a Conflict. Raises StreamFull, Unavailable, Refused too.
         """
 
     def read(
@@ -151,8 +152,13 @@ class Bus(Protocol):
         once: a message may come twice after a reconnect.
         """
 
-    async def fetch(self, stream: str, subject: str, *, start_seq: int = 1) -> list[Stored]:
-        """All messages matching `subject` that are there now, in order. Not for huge ranges."""
+    async def fetch(
+        self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
+    ) -> list[Stored]:
+        """Messages matching `subject` that are there now, in order; at most `limit`.
+
+        Not for huge ranges: all of them are held in memory.
+        """
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         """The newest message whose subject is exactly `subject`."""

@@ -1,0 +1,185 @@
+"""Sending and fetching large payloads over a bus.
+
+The chunks of a blob are messages on exactly `blob.subject`; the manifest, appended last by the
+caller on `<subject>.m`, names the chunk set that counts. A reader therefore follows only `*.m` and
+fetches the chunks of what it wants. That costs one more round trip per blob, and the server reads
+the chunks from its store (mostly the page cache) instead of handing them through; it saves every
+reader from receiving blobs it does not want, from reassembly across restarts, and from holding
+more than one blob at a time.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from diloco_shared.edges.bus import Bus, BusError, Stored, StreamFull, Unavailable
+from diloco_shared.protocol.chunks import (
+    CHUNK_BYTES,
+    Assembler,
+    ChunkError,
+    cut,
+    describe,
+    parse_chunk,
+)
+from diloco_shared.protocol.messages import Blob
+
+# Chunks asked for at once by get_blob. 16 of 512 KiB are what the bus keeps on its way (8 MiB).
+FETCH_CHUNKS = 16
+BACKOFF_S = (0.2, 0.4, 0.8, 1.6, 2.0)
+# Below this, hashing is cheaper than handing it to a thread (about 1 ms).
+_HASH_INLINE_BYTES = 1 << 20
+
+
+_T = TypeVar("_T")
+
+
+class BlobIncomplete(BusError):
+    """Chunks of a blob are gone (purged) or never came; or what is there is not the blob."""
+
+
+class GaveUp(Unavailable):
+    """A blob could not be stored before its deadline; some of its chunks may be."""
+
+
+def manifest_subject(subject: str) -> str:
+    """Where the manifest of the blob on `subject` goes."""
+    return f"{subject}.m"
+
+
+async def put_blob(
+    bus: Bus,
+    subject: str,
+    payload: bytes | memoryview,
+    *,
+    window: int = 16,
+    chunk_bytes: int = CHUNK_BYTES,
+    deadline_s: float | None = None,
+    chunk_timeout_s: float = 5.0,
+) -> Blob:
+    """Store the chunks of `payload` on `subject`; return the Blob for the manifest.
+
+    At most `window` chunks are unanswered at a time (at least bandwidth times round trip). A chunk
+    without an answer within `chunk_timeout_s` seconds, or refused because the stream is full, is
+    sent again under the same message id until `deadline_s` seconds have passed since the call;
+    then raises GaveUp. `None` repeats until cancelled. A chunk resent after the server's two-minute
+    memory of message ids is stored twice, which readers do not notice. Raises Refused when the
+    server will never take it.
+    """
+    blob = await _off_loop(
+        len(payload), lambda: describe(subject, payload, chunk_bytes=chunk_bytes)
+    )
+    indices = iter(range(blob.chunks))
+    progress = _Progress(blob)
+    try:
+        async with asyncio.timeout(deadline_s):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(window, blob.chunks)):
+                    group.create_task(
+                        _send_chunks(bus, blob, payload, indices, chunk_timeout_s, progress)
+                    )
+    except TimeoutError:
+        raise GaveUp(
+            f"{subject}: {progress.stored} of {blob.chunks} chunks stored within {deadline_s:g} s"
+            f"; last trouble: {progress.trouble or 'none, the link is too slow'}"
+        ) from None
+    except ExceptionGroup as group_error:
+        # Every sender that fails, fails for the same reason: the first speaks for all.
+        raise group_error.exceptions[0] from None
+    return blob
+
+
+class _Progress:
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+        self.stored = 0
+        self.trouble = ""
+
+
+async def _send_chunks(
+    bus: Bus,
+    blob: Blob,
+    payload: bytes | memoryview,
+    indices: Iterator[int],
+    timeout_s: float,
+    progress: _Progress,
+) -> None:
+    for index in indices:
+        chunk = cut(blob, payload, index)
+        data, msg_id = bytes(chunk.data), f"{blob.subject}/{blob.digest}/{index}"
+        tries = 0
+        while True:
+            try:
+                await bus.append(
+                    blob.subject, data, headers=chunk.headers, msg_id=msg_id, timeout_s=timeout_s
+                )
+                break
+            except (Unavailable, StreamFull) as error:
+                progress.trouble = str(error)
+                await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
+                tries += 1
+        progress.stored += 1
+
+
+async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> bytes:
+    """Fetch and verify the payload of `blob` from `stream`.
+
+    Tries again while the bus is unavailable or chunks are missing, until `timeout_s` seconds have
+    passed; then raises BlobIncomplete (which says what is missing) or Unavailable.
+    """
+    assembler = Assembler(bytes_max=max(1, blob.bytes), open_max=1)
+    fault = assembler.add_blob(blob)
+    if fault:
+        raise BlobIncomplete(f"impossible manifest: {fault}")
+    trouble: BusError = BlobIncomplete(f"{blob.subject}: nothing received in {timeout_s:g} s")
+    tries = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                try:
+                    faults = await _collect(bus, stream, blob, assembler)
+                except Unavailable as error:
+                    trouble = error
+                else:
+                    if assembler.complete(blob):
+                        return await _off_loop(blob.bytes, lambda: assembler.take(blob))
+                    trouble = BlobIncomplete(
+                        f"{blob.subject}: no good chunks {assembler.missing(blob)} of "
+                        f"{blob.chunks} in {stream}{faults}"
+                    )
+                await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
+                tries += 1
+    except TimeoutError:
+        raise trouble from None
+    except ChunkError as error:
+        raise BlobIncomplete(str(error)) from None
+
+
+async def _collect(bus: Bus, stream: str, blob: Blob, assembler: Assembler) -> str:
+    """One pass over the chunks' subject; returns the last fault met."""
+    fault, start_seq = "", 1
+    while not assembler.complete(blob):
+        batch = await bus.fetch(stream, blob.subject, start_seq=start_seq, limit=FETCH_CHUNKS)
+        if not batch:
+            break
+        for message in batch:
+            fault = _take(message, blob, assembler) or fault
+        start_seq = batch[-1].seq + 1
+    return f" ({fault})" if fault else ""
+
+
+def _take(message: Stored, blob: Blob, assembler: Assembler) -> str:
+    try:
+        chunk = parse_chunk(message.headers, message.payload)
+    except ChunkError as error:
+        return str(error)
+    # Another attempt's chunk, of other content, on the same subject.
+    if chunk.digest != blob.digest:
+        return ""
+    return assembler.add_chunk(blob.subject, chunk)
+
+
+async def _off_loop(size: int, work: Callable[[], _T]) -> _T:
+    """Run `work`, which hashes `size` bytes, in a thread when the loop would feel it."""
+    if size <= _HASH_INLINE_BYTES:
+        return work()
+    return await asyncio.to_thread(work)

@@ -1,0 +1,70 @@
+"""JetStream's request API: one call, its error replies as our exceptions, its headers."""
+
+import json
+from typing import Any
+
+from diloco_shared.edges.bus import BusError, Conflict, Refused, Stored, StreamFull, Unavailable
+from diloco_shared.edges.nats_link import NatsLink
+
+API_TIMEOUT_S = 5.0
+# What may be on its way to one reader: below nats-py's limit of 128 MB, enough for 16 chunks.
+READ_BYTES_MAX = 8 << 20
+NS_PER_S = 1_000_000_000
+
+STREAM_NOT_FOUND = 10059
+STREAM_NAME_TAKEN = 10058
+NO_MESSAGE = 10037
+_WRONG_LAST = {10071, 10164}
+_FULL = {10077, 10047, 10023}
+# Server-side states that pass: JetStream starting or out of reach, no leader, timeouts.
+_PASSING = {10008, 10009, 10039, 10076, 10118}
+
+
+class ApiRefused(Refused):
+    """An error reply that means none of the bus's other exceptions."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(f"{text} (JetStream error {code})")
+        self.code = code
+
+
+def failure(error: dict[str, Any], what: str) -> BusError:
+    """The exception that a JetStream error reply means."""
+    code, text = error.get("err_code", 0), f"{what}: {error.get('description', 'unknown error')}"
+    if code in _WRONG_LAST:
+        return Conflict(text)
+    if code in _FULL:
+        return StreamFull(text)
+    if code in _PASSING:
+        return Unavailable(text)
+    return ApiRefused(text, code)
+
+
+async def api_call(link: NatsLink, call: str, body: dict[str, Any], *, what: str) -> dict[str, Any]:
+    """One request to `$JS.API.<call>`; raises an error reply as `failure` says.
+
+    `what` begins the text of the exception.
+    """
+    reply = await link.request(
+        f"$JS.API.{call}", json.dumps(body).encode(), timeout_s=API_TIMEOUT_S
+    )
+    answer: dict[str, Any] = json.loads(reply.payload)
+    if "error" in answer:
+        raise failure(answer["error"], what)
+    return answer
+
+
+def parse_headers(block: bytes) -> dict[str, str]:
+    """Headers of `NATS/1.0\\r\\nName: value\\r\\n...`."""
+    headers = {}
+    for line in block.decode("utf-8", "replace").split("\r\n")[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip()] = value.strip()
+    return headers
+
+
+def without_server_headers(message: Stored) -> Stored:
+    """`message` as the one who appended it meant it."""
+    headers = {k: v for k, v in message.headers.items() if not k.startswith("Nats-")}
+    return Stored(message.subject, message.payload, headers, message.seq)

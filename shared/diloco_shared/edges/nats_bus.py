@@ -1,0 +1,251 @@
+"""The bus over NATS JetStream. Several instances in one process are several connections:
+use one for control and one for data, so that a link full of chunks never delays a heartbeat.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+
+import structlog
+
+from diloco_shared.edges.bus import (
+    BusError,
+    Delivery,
+    Entry,
+    Handler,
+    Stored,
+    StreamInfo,
+    StreamSpec,
+    Traffic,
+    Unavailable,
+)
+from diloco_shared.edges.nats_kv import NatsKv
+from diloco_shared.edges.nats_link import NatsLink, Raw
+from diloco_shared.edges.nats_streams import NatsStreams
+
+# Requests answered at the same time by one `serve`; further ones go unanswered, and are repeated.
+SERVE_LIMIT = 64
+
+_log = structlog.get_logger(__name__)
+
+
+class NatsBus:
+    """`bus.Bus` over one connection. Make one with `connect`; end it with `close`."""
+
+    def __init__(self, link: NatsLink) -> None:
+        self._link = link
+        self._streams = NatsStreams(link)
+        self._kv = NatsKv(self._streams)
+        self.traffic: Traffic = link.traffic
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str,
+        token: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout_s: float = 10.0,
+    ) -> "NatsBus":
+        """Connect within `timeout_s`, else Unavailable. Reconnects by itself ever after.
+
+        `name` is what the server's monitoring shows for this connection.
+        """
+        link = await NatsLink.connect(
+            url,
+            name=name,
+            token=token,
+            user=user,
+            password=password,
+            tls=tls,
+            timeout_s=timeout_s,
+        )
+        return cls(link)
+
+    @property
+    def connected(self) -> bool:
+        return self._link.connected
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection came back; a change is a reason to grant everybody patience."""
+        return self._link.reconnects
+
+    @property
+    def errors(self) -> int:
+        """Errors the client library reported so far, refused permissions among them."""
+        return self._link.errors
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    # --- core ---------------------------------------------------------------------------------
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        with suppress(Unavailable):
+            await self._link.publish(subject, payload)
+
+    @asynccontextmanager
+    async def subscribe(
+        self, subject: str, *, limit: int = 1024
+    ) -> AsyncIterator[AsyncIterator[Delivery]]:
+        waiting = Deliveries(subject, limit, self.traffic)
+        async with (
+            self._link.on_close(waiting.end),
+            self._link.subscribed(subject, waiting.put),
+        ):
+            await self._link.flush()
+            yield waiting
+
+    async def request(self, subject: str, payload: bytes, *, timeout_s: float = 2.0) -> bytes:
+        return (await self._link.request(subject, payload, timeout_s=timeout_s)).payload
+
+    @asynccontextmanager
+    async def serve(self, subject: str, handler: Handler) -> AsyncIterator[None]:
+        running: set[asyncio.Task[None]] = set()
+
+        def start(raw: Raw) -> None:
+            if len(running) >= SERVE_LIMIT:
+                self.traffic.dropped[subject] = self.traffic.dropped.get(subject, 0) + 1
+                return
+            task = asyncio.create_task(self._answer(raw, handler), name=f"answer {subject}")
+            running.add(task)
+            task.add_done_callback(running.discard)
+
+        async with self._link.subscribed(subject, start):
+            await self._link.flush()
+            try:
+                yield
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+
+    async def _answer(self, raw: Raw, handler: Handler) -> None:
+        try:
+            answer = await handler(Delivery(raw.subject, raw.payload, raw.reply))
+            if raw.reply:
+                await self._link.publish(raw.reply, answer)
+        except BusError as error:
+            _log.warning("answer lost", subject=raw.subject, error=str(error))
+        except Exception:
+            # The asker runs into its time limit and repeats; the fault is ours to see.
+            _log.exception("handler failed", subject=raw.subject)
+
+    # --- streams ------------------------------------------------------------------------------
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        await self._streams.ensure_stream(spec)
+
+    async def delete_stream(self, name: str) -> None:
+        await self._streams.delete_stream(name)
+
+    async def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        msg_id: str | None = None,
+        expect_last: int | None = None,
+        timeout_s: float = 5.0,
+    ) -> int:
+        return await self._streams.append(
+            subject,
+            payload,
+            headers=headers,
+            msg_id=msg_id,
+            expect_last=expect_last,
+            timeout_s=timeout_s,
+        )
+
+    def read(
+        self, stream: str, subject: str, *, start_seq: int = 1, batch: int = 64
+    ) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
+        return self._streams.read(stream, subject, start_seq=start_seq, batch=batch)
+
+    async def fetch(
+        self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
+    ) -> list[Stored]:
+        return await self._streams.fetch(stream, subject, start_seq=start_seq, limit=limit)
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        return await self._streams.last(stream, subject)
+
+    async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        return await self._streams.purge(stream, subject, below_seq=below_seq)
+
+    async def stream_info(self, stream: str) -> StreamInfo:
+        return await self._streams.stream_info(stream)
+
+    # --- key-value ----------------------------------------------------------------------------
+
+    async def ensure_bucket(self, bucket: str) -> None:
+        await self._kv.ensure_bucket(bucket)
+
+    async def kv_get(self, bucket: str, key: str) -> Entry | None:
+        return await self._kv.get(bucket, key)
+
+    async def kv_create(
+        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
+    ) -> int:
+        return await self._kv.create(bucket, key, value, ttl_s=ttl_s)
+
+    async def kv_put(
+        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
+    ) -> int:
+        return await self._kv.put(bucket, key, value, ttl_s=ttl_s)
+
+    async def kv_update(
+        self, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+    ) -> int:
+        return await self._kv.update(bucket, key, value, revision, ttl_s=ttl_s)
+
+    async def kv_delete(self, bucket: str, key: str) -> None:
+        await self._kv.delete(bucket, key)
+
+    async def kv_all(self, bucket: str) -> dict[str, Entry]:
+        return await self._kv.all(bucket)
+
+    def kv_watch(
+        self, bucket: str, key: str = ">"
+    ) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+        return self._kv.watch(bucket, key)
+
+
+class Deliveries:
+    """Core messages waiting for one subscriber; past `limit` the oldest is dropped and counted."""
+
+    def __init__(self, subject: str, limit: int, traffic: Traffic) -> None:
+        self._subject = subject
+        self._waiting: deque[Delivery] = deque(maxlen=limit)
+        self._traffic = traffic
+        self._ready = asyncio.Event()
+        self._ended = False
+
+    def put(self, raw: Raw) -> None:
+        if len(self._waiting) == self._waiting.maxlen:
+            dropped = self._traffic.dropped
+            dropped[self._subject] = dropped.get(self._subject, 0) + 1
+        self._waiting.append(Delivery(raw.subject, raw.payload, raw.reply))
+        self._ready.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._ready.set()
+
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while not self._waiting:
+            if self._ended:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        return self._waiting.popleft()

@@ -1,0 +1,193 @@
+"""Endless reading of a JetStream stream that resumes by itself."""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, suppress
+
+import structlog
+
+from diloco_shared.edges.bus import BusError, Stored, Unavailable
+from diloco_shared.edges.nats_api import (
+    NS_PER_S,
+    READ_BYTES_MAX,
+    api_call,
+    without_server_headers,
+)
+from diloco_shared.edges.nats_link import NatsLink, Raw
+
+_log = structlog.get_logger(__name__)
+
+
+class Inbox:
+    """Messages of one reply subject. Bounded by what was asked for."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Raw | None] = deque()
+        self._ready = asyncio.Event()
+
+    def put(self, message: Raw) -> None:
+        self._waiting.append(message)
+        self._ready.set()
+
+    def wake(self) -> None:
+        """Make `get` return None once: the connection was lost."""
+        self._waiting.append(None)
+        self._ready.set()
+
+    async def get(self, timeout_s: float) -> Raw | None:
+        """The next message; None on a lost connection or when none comes in time."""
+        if not self._waiting:
+            self._ready.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._ready.wait()
+        return self._waiting.popleft() if self._waiting else None
+
+
+class Reader:
+    """Endless, ordered reading of a filtered stream; survives disconnects and restarts.
+
+    A pull consumer in the server's memory, without acknowledgements: the place is kept here as the
+    last sequence yielded, and whenever anything is doubtful (connection lost, a heartbeat missed,
+    a gap in the delivery count) a new consumer starts one after it. Credit bounds what is on its
+    way to `batch` messages and READ_BYTES_MAX.
+    """
+
+    # A pull is renewed by the server's expiry; heartbeats in between show that it lives.
+    EXPIRES_S = 30
+    HEARTBEAT_S = 3
+    # The server forgets the consumer of a reader that vanished.
+    INACTIVE_S = 60
+    BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
+
+    def __init__(
+        self,
+        link: NatsLink,
+        stream: str,
+        subject: str,
+        start_seq: int,
+        batch: int,
+        *,
+        plain: bool = False,
+    ) -> None:
+        self._link = link
+        self._stream = stream
+        self._subject = subject
+        self._next_seq = max(1, start_seq)
+        self._batch = batch
+        self._plain = plain
+        self._stack: AsyncExitStack | None = None
+        self._inbox = Inbox()
+        self._reply = ""
+        self._consumer = ""
+        self._asked = 0
+        self._delivered = 0
+        self._failures = 0
+
+    def __aiter__(self) -> AsyncIterator[Stored]:
+        return self
+
+    async def __anext__(self) -> Stored:
+        while not self._link.closed:
+            try:
+                if self._stack is None:
+                    await self._open()
+                message = await self._receive()
+            except BusError as error:
+                await self._retry(error)
+                continue
+            if message is not None:
+                return without_server_headers(message) if self._plain else message
+        raise StopAsyncIteration
+
+    async def _open(self) -> None:
+        stack = AsyncExitStack()
+        self._stack = stack
+        self._inbox = Inbox()
+        self._asked = self._delivered = 0
+        await stack.enter_async_context(self._link.on_reconnect(self._inbox.wake))
+        self._reply = await stack.enter_async_context(
+            self._link.subscribed(self._link.new_inbox(), self._inbox.put)
+        )
+        self._consumer = "r" + self._reply.rsplit(".", 1)[-1]
+        config = {
+            "name": self._consumer,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self._next_seq,
+            "ack_policy": "none",
+            "filter_subject": self._subject,
+            "inactive_threshold": self.INACTIVE_S * NS_PER_S,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        await api_call(
+            self._link,
+            f"CONSUMER.CREATE.{self._stream}.{self._consumer}",
+            {"stream_name": self._stream, "config": config},
+            what=f"read {self._subject} from {self._stream}",
+        )
+
+    async def _receive(self) -> Stored | None:
+        """The next message, or None for a status that needs no more than another turn."""
+        if self._asked <= self._batch // 2:
+            await self._pull(self._batch - self._asked)
+        raw = await self._inbox.get(3 * self.HEARTBEAT_S)
+        if raw is None:
+            raise Unavailable("connection or heartbeat lost")
+        self._failures = 0
+        match raw.status:
+            case 0:
+                return self._accept(raw)
+            case 100:
+                return None
+            case 408 | 409 if "Nats-Pending-Messages" in raw.headers:
+                self._asked -= int(raw.headers["Nats-Pending-Messages"])
+                return None
+            case _:
+                raise Unavailable(f"the server ended the reading (status {raw.status})")
+
+    async def _pull(self, count: int) -> None:
+        body = {
+            "batch": count,
+            "max_bytes": READ_BYTES_MAX,
+            "expires": self.EXPIRES_S * NS_PER_S,
+            "idle_heartbeat": self.HEARTBEAT_S * NS_PER_S,
+        }
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
+        await self._link.publish(subject, json.dumps(body).encode(), reply=self._reply)
+        self._asked += count
+
+    def _accept(self, raw: Raw) -> Stored:
+        # $JS.ACK.[domain.account.]stream.consumer.tries.stream_seq.consumer_seq.time.pending[.x]
+        tokens = raw.reply.split(".")
+        first = 5 if len(tokens) == 9 else 7
+        seq, delivered = int(tokens[first]), int(tokens[first + 1])
+        self._asked -= 1
+        if delivered != self._delivered + 1 or seq < self._next_seq:
+            raise Unavailable(f"delivery {delivered} came after {self._delivered}")
+        self._delivered = delivered
+        self._next_seq = seq + 1
+        return Stored(raw.subject, raw.payload, raw.headers, seq)
+
+    async def _retry(self, error: BusError) -> None:
+        await self.close()
+        pause_s = self.BACKOFF_S[min(self._failures, len(self.BACKOFF_S) - 1)]
+        if self._failures in (0, 30):
+            _log.info(
+                "reading again", stream=self._stream, subject=self._subject, reason=str(error)
+            )
+        self._failures += 1
+        await asyncio.sleep(pause_s)
+
+    async def close(self) -> None:
+        """Forget the consumer; the server is told if it listens."""
+        stack, self._stack = self._stack, None
+        if stack is None:
+            return
+        await stack.aclose()
+        with suppress(BusError):
+            await self._link.publish(
+                f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b""
+            )

@@ -1,0 +1,234 @@
+"""JetStream over raw requests: streams, appends, direct reads and a reader that resumes.
+
+Raw requests, because nats-py's own helpers hide the outcome of a lost connection, and its ordered
+consumers stay blind for seconds after a server restart.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from diloco_shared.edges.bus import Refused, Stored, StreamInfo, StreamSpec, Unavailable
+from diloco_shared.edges.nats_api import (
+    API_TIMEOUT_S,
+    NO_MESSAGE,
+    NS_PER_S,
+    READ_BYTES_MAX,
+    STREAM_NAME_TAKEN,
+    STREAM_NOT_FOUND,
+    ApiRefused,
+    api_call,
+    failure,
+    parse_headers,
+    without_server_headers,
+)
+from diloco_shared.edges.nats_link import NatsLink, Raw
+from diloco_shared.edges.nats_reader import Inbox, Reader
+
+# A repeat under the same message id is dropped within this time; receivers are idempotent anyway.
+DUPLICATE_WINDOW_S = 120
+
+
+class NatsStreams:
+    """Stream calls on one connection. See `bus.Bus` for what each promises."""
+
+    def __init__(self, link: NatsLink) -> None:
+        self._link = link
+
+    async def ensure(self, config: dict[str, Any]) -> None:
+        """Create the stream, or update it where it differs."""
+        name = config["name"]
+        try:
+            await api_call(
+                self._link, f"STREAM.CREATE.{name}", config, what=f"create stream {name}"
+            )
+        except ApiRefused as error:
+            if error.code != STREAM_NAME_TAKEN:
+                raise
+            await api_call(
+                self._link, f"STREAM.UPDATE.{name}", config, what=f"update stream {name}"
+            )
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        await self.ensure(
+            {
+                "name": spec.name,
+                "subjects": list(spec.subjects),
+                "retention": "limits",
+                "storage": "file",
+                "discard": "old" if spec.drop_oldest else "new",
+                "max_bytes": spec.bytes_max,
+                "max_msgs": -1,
+                "max_msgs_per_subject": -1,
+                "max_consumers": -1,
+                "max_age": 0,
+                "num_replicas": 1,
+                "allow_direct": True,
+                "duplicate_window": DUPLICATE_WINDOW_S * NS_PER_S,
+            }
+        )
+
+    async def delete_stream(self, name: str) -> None:
+        try:
+            await api_call(self._link, f"STREAM.DELETE.{name}", {}, what=f"delete stream {name}")
+        except ApiRefused as error:
+            if error.code != STREAM_NOT_FOUND:
+                raise
+
+    async def stream_info(self, stream: str) -> StreamInfo:
+        answer = await api_call(self._link, f"STREAM.INFO.{stream}", {}, what=f"stream {stream}")
+        state = answer["state"]
+        return StreamInfo(
+            bytes=state["bytes"],
+            messages=state["messages"],
+            first_seq=state["first_seq"],
+            last_seq=state["last_seq"],
+        )
+
+    async def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        msg_id: str | None = None,
+        expect_last: int | None = None,
+        timeout_s: float = 5.0,
+    ) -> int:
+        head = dict(headers or {})
+        if msg_id is not None:
+            head["Nats-Msg-Id"] = msg_id
+        if expect_last is not None:
+            head["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
+        reply = await self._link.request(
+            subject, payload, timeout_s=timeout_s, headers=head or None
+        )
+        try:
+            answer = json.loads(reply.payload)
+            if "error" in answer:
+                raise failure(answer["error"], f"append on {subject}")
+            return int(answer["seq"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise Refused(f"append on {subject}: not a stream's answer ({error!r})") from None
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        raw = await self.last_raw(stream, subject)
+        return None if raw is None else without_server_headers(raw)
+
+    async def last_raw(self, stream: str, subject: str) -> Stored | None:
+        """Newest message with the server's own headers; asks the stream's leader."""
+        try:
+            answer = await api_call(
+                self._link,
+                f"STREAM.MSG.GET.{stream}",
+                {"last_by_subj": subject},
+                what=f"last of {subject}",
+            )
+        except ApiRefused as error:
+            if error.code == NO_MESSAGE:
+                return None
+            raise
+        message = answer["message"]
+        headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
+        payload = base64.b64decode(message.get("data", ""))
+        return Stored(message["subject"], payload, headers, message["seq"])
+
+    async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        body: dict[str, Any] = {"filter": subject}
+        if below_seq is not None:
+            body["seq"] = below_seq
+        answer = await api_call(self._link, f"STREAM.PURGE.{stream}", body, what=f"purge {subject}")
+        return int(answer["purged"])
+
+    async def fetch(
+        self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
+    ) -> list[Stored]:
+        found = await self.fetch_raw(stream, subject, start_seq=start_seq, limit=limit)
+        return [without_server_headers(message) for message in found]
+
+    async def fetch_raw(
+        self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
+    ) -> list[Stored]:
+        """Direct-get batches until nothing is pending, with the server's own headers."""
+        found: list[Stored] = []
+        seq, failures = max(1, start_seq), 0
+        while limit is None or len(found) < limit:
+            want = 256 if limit is None else limit - len(found)
+            try:
+                batch, pending = await self._direct(stream, subject, seq, want)
+            except Unavailable:
+                failures += 1
+                if failures == 3:
+                    raise
+                await asyncio.sleep(0.1 * failures)
+                continue
+            found += batch
+            if not batch or not pending:
+                break
+            seq = batch[-1].seq + 1
+        return found
+
+    async def _direct(
+        self, stream: str, subject: str, seq: int, want: int
+    ) -> tuple[list[Stored], int]:
+        """Up to `want` messages from `seq` on, and how many more there are."""
+        inbox = Inbox()
+        batch: list[Stored] = []
+        body = {
+            "seq": seq,
+            "next_by_subj": subject,
+            "batch": want,
+            "max_bytes": READ_BYTES_MAX,
+        }
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._link.on_reconnect(inbox.wake))
+            reply = await stack.enter_async_context(
+                self._link.subscribed(self._link.new_inbox(), inbox.put)
+            )
+            await self._link.publish(
+                f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=reply
+            )
+            while True:
+                message = await inbox.get(API_TIMEOUT_S)
+                if message is None:
+                    raise Unavailable(f"reading {subject} from {stream}: no answer")
+                if message.status == 404:
+                    return batch, 0
+                if message.status == 204:
+                    return batch, int(message.headers.get("Nats-Num-Pending", "0"))
+                if message.status == 503:
+                    raise Unavailable(
+                        f"reading {subject}: there is no stream {stream}, or no server"
+                    )
+                if message.status:
+                    raise Refused(f"reading {subject} from {stream}: status {message.status}")
+                batch.append(_direct_message(message))
+
+    @asynccontextmanager
+    async def read(
+        self, stream: str, subject: str, *, start_seq: int = 1, batch: int = 64
+    ) -> AsyncIterator[AsyncIterator[Stored]]:
+        reader = Reader(self._link, stream, subject, start_seq, batch, plain=True)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+
+    @asynccontextmanager
+    async def read_raw(
+        self, stream: str, subject: str, *, start_seq: int
+    ) -> AsyncIterator[AsyncIterator[Stored]]:
+        """`read` with the server's own headers."""
+        reader = Reader(self._link, stream, subject, start_seq, 64)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+
+
+def _direct_message(raw: Raw) -> Stored:
+    seq = int(raw.headers["Nats-Sequence"])
+    return Stored(raw.headers["Nats-Subject"], raw.payload, raw.headers, seq)
