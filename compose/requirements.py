@@ -1,4 +1,4 @@
-"""Prints the requirements of one extra of pyproject.toml, one a line, for an image's first layer."""
+"""Prints the requirements of one extra of pyproject.toml, for an image's first layer."""
 
 import sys
 import tomllib

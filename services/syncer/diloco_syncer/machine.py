@@ -195,7 +195,7 @@ class Machine:
         match record:
             case TapeTerm():
                 self.leading = True
-                effects = [
+                effects: list[Effect] = [
                     self._keyframe(p)
                     for p, version in enumerate(h.versions)
                     if self.published[p] < version

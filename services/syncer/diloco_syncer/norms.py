@@ -1,0 +1,64 @@
+"""Norm outliers (design section 4, the gate): a robust z-score per fragment, one-sided."""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Self
+
+import numpy as np
+
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.sums import norm
+
+# Norms remembered per fragment: drift over a run must not look like an outlier.
+HISTORY = 256
+# Makes the median absolute deviation of a normal distribution its standard deviation.
+MAD_TO_SIGMA = 1.4826
+# Deviations below this share of the median are noise, whatever the spread so far.
+SPREAD_MIN = 0.05
+
+
+def inspect(payload: bytes, codec_name: str, values: int) -> tuple[bool, float]:
+    """(all values finite, Euclidean norm) of an encoded contribution; norm 0 if not finite."""
+    length = norm(codec.decode(codec_name, payload, values))
+    if not math.isfinite(length):
+        return False, 0.0
+    return True, length
+
+
+class NormHistory:
+    """Norms per root step of every contribution seen, per fragment."""
+
+    def __init__(self, *, samples_min: int, z_max: float) -> None:
+        self.samples_min = samples_min
+        self.z_max = z_max
+        self.norms: dict[int, deque[float]] = {}
+
+    def record(self, fragment: int, value: float) -> None:
+        """Remember a norm, merged or refused: an honest jump becomes normal in time."""
+        if math.isfinite(value):
+            self.norms.setdefault(fragment, deque(maxlen=HISTORY)).append(value)
+
+    def judge(self, fragment: int, norms: Mapping[str, float]) -> dict[str, float]:
+        """Robust z of the outliers among one round's norms; none if half or more would be."""
+        seen = self.norms.get(fragment, deque())
+        if len(seen) < self.samples_min:
+            return {}
+        median = float(np.median(seen))
+        spread = MAD_TO_SIGMA * float(np.median([abs(x - median) for x in seen]))
+        spread = max(spread, SPREAD_MIN * median, np.finfo(np.float64).tiny)
+        scores = {learner: (value - median) / spread for learner, value in norms.items()}
+        outliers = {learner: z for learner, z in scores.items() if z > self.z_max}
+        return {} if 2 * len(outliers) >= len(norms) else outliers
+
+    def to_lists(self) -> dict[str, list[float]]:
+        return {str(p): list(seen) for p, seen in self.norms.items()}
+
+    @classmethod
+    def from_lists(
+        cls, lists: Mapping[str, list[float]], *, samples_min: int, z_max: float
+    ) -> Self:
+        self = cls(samples_min=samples_min, z_max=z_max)
+        for p, seen in lists.items():
+            self.norms[int(p)] = deque(seen, maxlen=HISTORY)
+        return self

@@ -1,0 +1,177 @@
+"""The syncer's numbers: master, published anchor and outer state of every fragment.
+
+Memory per fragment of F values: master, anchor, previous anchor and momentum (4 * 4 * F bytes).
+While a round of M contributions is staged: M decoded pseudo-gradients (4 * M * F bytes) more.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_shared.config import Algorithm
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_array, digest_bytes
+from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.merge import merge
+from diloco_shared.numerics.outer import Outer
+from diloco_shared.numerics.pseudogradient import rebase
+from diloco_shared.protocol.messages import TensorSpec
+
+Values = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One encoded pseudo-gradient and what it is measured against."""
+
+    learner: str
+    weight: float
+    base: int
+    payload: bytes
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """One fragment in force. Arrays are fp32 of shape (F,) and never written to."""
+
+    version: int
+    master: Values
+    anchor: Values
+    previous: Values | None  # the anchor one version ago
+    outer: tuple[Any, ...]  # leaves of the outer optimizer's state
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The outcome of a merge, not yet in force."""
+
+    fragment: Fragment
+    payload: bytes
+    anchor_digest: str
+    master_digest: str
+    payload_digest: str
+
+
+class FragmentStore:
+    """All fragments of one shard. `stage` computes, `install` puts in force."""
+
+    def __init__(self, layout: Layout, algorithm: Algorithm, fragments: list[Fragment]) -> None:
+        self.layout = layout
+        self.algorithm = algorithm
+        self.outer = Outer(algorithm)
+        self.fragments = fragments
+
+    @classmethod
+    def init(cls, layout: Layout, algorithm: Algorithm, fragments: Sequence[Values]) -> Self:
+        """Version 0: master and anchor are the initial parameters."""
+        self = cls(layout, algorithm, [])
+        for values_F, size in zip(fragments, layout.sizes, strict=True):
+            if values_F.shape != (size,):
+                raise ValueError(f"a fragment of {values_F.shape} values where {size} belong")
+            self.fragments.append(
+                Fragment(0, values_F, values_F, None, tuple(self.outer.init(values_F)))
+            )
+        return self
+
+    def stage(self, p: int, contributions: Sequence[Contribution], *, keyframe: bool) -> Staged:
+        """Merge, outer step, publication: pure, the same inputs give the same bytes.
+
+        A keyframe publishes the master itself (rounded by its codec); a delta publishes
+        Q(master - anchor), so that the error of Q is carried into the next one. Raises
+        ValueError for a base that is neither the head nor one behind.
+        """
+        ordered = sorted(contributions, key=lambda c: c.learner)
+        f, a = self.fragments[p], self.algorithm
+        delta_F = merge(
+            [self._delta(p, c) for c in ordered],
+            [c.weight for c in ordered],
+            self.layout.fragments[p],
+            a.merge,
+        )
+        master_F, outer = self.outer.apply(f.master, list(f.outer), delta_F)
+        if keyframe:
+            payload = codec.encode(a.keyframe_codec, master_F)
+            anchor_F = codec.decode(a.keyframe_codec, payload, master_F.size)
+        else:
+            payload = codec.encode(a.codec_down, master_F - f.anchor)
+            anchor_F = f.anchor + codec.decode(a.codec_down, payload, master_F.size)
+        return Staged(
+            Fragment(f.version + 1, master_F, anchor_F, f.anchor, tuple(outer)),
+            payload,
+            digest_array(anchor_F),
+            digest_array(master_F),
+            digest_bytes(payload),
+        )
+
+    def _delta(self, p: int, c: Contribution) -> Values:
+        f = self.fragments[p]
+        delta_F = codec.decode(c.codec, c.payload, f.master.size)
+        if c.base == f.version:
+            return delta_F
+        if c.base == f.version - 1 and f.previous is not None:
+            return rebase(delta_F, f.previous, f.anchor)
+        raise ValueError(f"base {c.base} of {c.learner} where the head is {f.version}")
+
+    def install(self, p: int, staged: Staged) -> None:
+        """The round is committed."""
+        assert staged.fragment.version == self.fragments[p].version + 1
+        self.fragments[p] = staged.fragment
+
+    def version(self, p: int) -> int:
+        return self.fragments[p].version
+
+    def anchor(self, p: int) -> Values:
+        return self.fragments[p].anchor
+
+    def anchor_digest(self, p: int) -> str:
+        return digest_array(self.fragments[p].anchor)
+
+    def current_keyframe(self, p: int) -> bytes:
+        """The current anchor exactly (fp32)."""
+        return codec.encode("fp32", self.fragments[p].anchor)
+
+    # --- snapshots -----------------------------------------------------------------------------
+
+    def meta(self) -> dict[str, Any]:
+        """What `restore` needs beside the arrays; JSON-ready."""
+        return {
+            "versions": [f.version for f in self.fragments],
+            "outer_leaves": [len(f.outer) for f in self.fragments],
+            "tensors": [t.model_dump() for t in self.layout.tensors],
+        }
+
+    def state_arrays(self) -> dict[str, NDArray[Any]]:
+        """Every array by name; references, since arrays are never written to."""
+        arrays: dict[str, NDArray[Any]] = {}
+        for p, f in enumerate(self.fragments):
+            arrays[f"{p}.master"], arrays[f"{p}.anchor"] = f.master, f.anchor
+            if f.previous is not None:
+                arrays[f"{p}.previous"] = f.previous
+            for k, leaf in enumerate(f.outer):
+                arrays[f"{p}.outer.{k}"] = leaf
+        return arrays
+
+    @classmethod
+    def restore(
+        cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], algorithm: Algorithm
+    ) -> Self:
+        """Inverse of `meta` and `state_arrays`, bit for bit."""
+        tensors = [
+            TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
+            for t in meta["tensors"]
+        ]
+        fragments = [
+            Fragment(
+                version,
+                arrays[f"{p}.master"],
+                arrays[f"{p}.anchor"],
+                arrays.get(f"{p}.previous"),
+                tuple(arrays[f"{p}.outer.{k}"] for k in range(meta["outer_leaves"][p])),
+            )
+            for p, version in enumerate(meta["versions"])
+        ]
+        return cls(Layout.build(tensors, len(fragments)), algorithm, fragments)

@@ -1,0 +1,61 @@
+"""The outer optimizer (paper section 3.6): Nesterov SGD by default, any optax optimizer by name.
+
+Run eagerly, one operation at a time on the CPU, so that nothing is fused or contracted: the same
+inputs give the same bits.
+"""
+
+import inspect
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from numpy.typing import NDArray
+
+from diloco_shared.config import Algorithm
+
+Values = NDArray[np.float32]
+
+
+def optimizer(algorithm: Algorithm) -> optax.GradientTransformation:
+    """The configured outer optimizer; ValueError for a name that optax does not have."""
+    name, rate = algorithm.outer_optimizer, algorithm.outer_rate
+    if name == "nesterov":
+        momentum = algorithm.outer_momentum or None
+        return optax.sgd(rate, momentum=momentum, nesterov=momentum is not None)
+    factory = getattr(optax, name, None)
+    if not callable(factory) or "learning_rate" not in inspect.signature(factory).parameters:
+        raise ValueError(
+            f"algorithm.outer_optimizer {name!r} is neither 'nesterov' nor an optax optimizer "
+            "that takes a learning_rate"
+        )
+    if "momentum" in inspect.signature(factory).parameters:
+        return factory(rate, momentum=algorithm.outer_momentum)
+    return factory(rate)
+
+
+class Outer:
+    """The outer optimizer of one run; its state is a tuple of arrays per fragment."""
+
+    def __init__(self, algorithm: Algorithm) -> None:
+        self.transform = optimizer(algorithm)
+        self.device = jax.devices("cpu")[0]
+        self.structure: Any = None
+
+    def init(self, theta_F: Values) -> list[Any]:
+        """State leaves for parameters of shape (F,)."""
+        with jax.default_device(self.device):
+            leaves, self.structure = jax.tree.flatten(self.transform.init(theta_F))
+        return [np.asarray(leaf) for leaf in leaves]
+
+    def apply(
+        self, theta_F: Values, leaves: list[Any], delta_F: Values
+    ) -> tuple[Values, list[Any]]:
+        """One outer step against the merged pseudo-gradient: new (theta_F, leaves)."""
+        if self.structure is None:
+            self.init(theta_F)
+        with jax.default_device(self.device):
+            state = jax.tree.unflatten(self.structure, leaves)
+            update, state = self.transform.update(delta_F, state, theta_F)
+            new_F = np.asarray(optax.apply_updates(theta_F, update), dtype=np.float32)
+            return new_F, [np.asarray(leaf) for leaf in jax.tree.leaves(state)]
