@@ -2,16 +2,11 @@
 use one for control and one for data, so that a link full of chunks never delays a heartbeat.
 """
 
-import asyncio
 import ssl
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
-import structlog
-
 from diloco_shared.edges.bus import (
-    BusError,
     Delivery,
     Entry,
     Handler,
@@ -21,14 +16,10 @@ from diloco_shared.edges.bus import (
     Traffic,
     Unavailable,
 )
-from diloco_shared.edges.nats_kv import NatsKv
+from diloco_shared.edges.deliveries import Answers, Deliveries
 from diloco_shared.edges.nats_link import NatsLink, Raw
 from diloco_shared.edges.nats_streams import NatsStreams
-
-# Requests answered at the same time by one `serve`; further ones go unanswered, and are repeated.
-SERVE_LIMIT = 64
-
-_log = structlog.get_logger(__name__)
+from diloco_shared.edges.stream_kv import StreamKv
 
 
 class NatsBus:
@@ -37,7 +28,7 @@ class NatsBus:
     def __init__(self, link: NatsLink) -> None:
         self._link = link
         self._streams = NatsStreams(link)
-        self._kv = NatsKv(self._streams)
+        self._kv = StreamKv(self._streams)
         self.traffic: Traffic = link.traffic
 
     @classmethod
@@ -97,7 +88,7 @@ class NatsBus:
         waiting = Deliveries(subject, limit, self.traffic)
         async with (
             self._link.on_close(waiting.end),
-            self._link.subscribed(subject, waiting.put),
+            self._link.subscribed(subject, lambda raw: waiting.put(_delivery(raw))),
         ):
             await self._link.flush()
             yield waiting
@@ -107,35 +98,12 @@ class NatsBus:
 
     @asynccontextmanager
     async def serve(self, subject: str, handler: Handler) -> AsyncIterator[None]:
-        running: set[asyncio.Task[None]] = set()
-
-        def start(raw: Raw) -> None:
-            if len(running) >= SERVE_LIMIT:
-                self.traffic.dropped[subject] = self.traffic.dropped.get(subject, 0) + 1
-                return
-            task = asyncio.create_task(self._answer(raw, handler), name=f"answer {subject}")
-            running.add(task)
-            task.add_done_callback(running.discard)
-
-        async with self._link.subscribed(subject, start):
+        async with (
+            Answers(subject, handler, self.publish, self.traffic) as answers,
+            self._link.subscribed(subject, lambda raw: answers.start(_delivery(raw))),
+        ):
             await self._link.flush()
-            try:
-                yield
-            finally:
-                for task in running:
-                    task.cancel()
-                await asyncio.gather(*running, return_exceptions=True)
-
-    async def _answer(self, raw: Raw, handler: Handler) -> None:
-        try:
-            answer = await handler(Delivery(raw.subject, raw.payload, raw.reply))
-            if raw.reply:
-                await self._link.publish(raw.reply, answer)
-        except BusError as error:
-            _log.warning("answer lost", subject=raw.subject, error=str(error))
-        except Exception:
-            # The asker runs into its time limit and repeats; the fault is ours to see.
-            _log.exception("handler failed", subject=raw.subject)
+            yield
 
     # --- streams ------------------------------------------------------------------------------
 
@@ -218,34 +186,5 @@ class NatsBus:
         return self._kv.watch(bucket, key)
 
 
-class Deliveries:
-    """Core messages waiting for one subscriber; past `limit` the oldest is dropped and counted."""
-
-    def __init__(self, subject: str, limit: int, traffic: Traffic) -> None:
-        self._subject = subject
-        self._waiting: deque[Delivery] = deque(maxlen=limit)
-        self._traffic = traffic
-        self._ready = asyncio.Event()
-        self._ended = False
-
-    def put(self, raw: Raw) -> None:
-        if len(self._waiting) == self._waiting.maxlen:
-            dropped = self._traffic.dropped
-            dropped[self._subject] = dropped.get(self._subject, 0) + 1
-        self._waiting.append(Delivery(raw.subject, raw.payload, raw.reply))
-        self._ready.set()
-
-    def end(self) -> None:
-        self._ended = True
-        self._ready.set()
-
-    def __aiter__(self) -> AsyncIterator[Delivery]:
-        return self
-
-    async def __anext__(self) -> Delivery:
-        while not self._waiting:
-            if self._ended:
-                raise StopAsyncIteration
-            self._ready.clear()
-            await self._ready.wait()
-        return self._waiting.popleft()
+def _delivery(raw: Raw) -> Delivery:
+    return Delivery(raw.subject, raw.payload, raw.reply)

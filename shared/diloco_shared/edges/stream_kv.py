@@ -1,19 +1,20 @@
-"""Key-value buckets on JetStream with compare-and-set, per-key lifetimes and a watch that polls.
+"""Key-value buckets on streams: compare-and-set, per-key lifetimes and a watch that polls.
 
 A bucket is the stream `KV_<bucket>` with one message per subject `$KV.<bucket>.<key>`, as every
-NATS client understands it. nats-py's own KV cannot set a lifetime on `put` or `update`.
+NATS client understands it. nats-py's own KV cannot set a lifetime on `put` or `update`. The
+in-memory bus uses the same code, so that both buses agree.
 """
 
 import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, Protocol
 
 import structlog
 
 from diloco_shared.edges.bus import BusError, Conflict, Entry, Stored, StreamInfo
-from diloco_shared.edges.nats_streams import NatsStreams
 
 # Deletion markers stay this long: watchers read them at once, and polls do not need them.
 MARKER_S = 60
@@ -26,15 +27,40 @@ _CREATE_TRIES = 5
 _log = structlog.get_logger(__name__)
 
 
+class RawStreams(Protocol):
+    """What buckets need of streams; messages come with the server's own headers."""
+
+    async def ensure(self, config: dict[str, Any]) -> None: ...
+
+    async def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        expect_last: int | None = None,
+    ) -> int: ...
+
+    async def last_raw(self, stream: str, subject: str) -> Stored | None: ...
+
+    async def fetch_raw(self, stream: str, subject: str) -> list[Stored]: ...
+
+    def read_raw(
+        self, stream: str, subject: str, *, start_seq: int
+    ) -> AbstractAsyncContextManager[AsyncIterator[Stored]]: ...
+
+    async def stream_info(self, stream: str) -> StreamInfo: ...
+
+
 def ttl_header(ttl_s: float | None) -> dict[str, str]:
     """The server counts whole seconds, at least one: rounded up."""
     return {} if ttl_s is None else {"Nats-TTL": f"{max(1, math.ceil(ttl_s))}s"}
 
 
-class NatsKv:
-    """Bucket calls on one connection. See `bus.Bus` for what each promises."""
+class StreamKv:
+    """Bucket calls on one client's streams. See `bus.Bus` for what each promises."""
 
-    def __init__(self, streams: NatsStreams) -> None:
+    def __init__(self, streams: RawStreams) -> None:
         self._streams = streams
 
     async def ensure_bucket(self, bucket: str) -> None:
@@ -121,7 +147,7 @@ class Watch:
     first by the stream's sizes alone, then, if those changed, by all keys.
     """
 
-    def __init__(self, kv: NatsKv, streams: NatsStreams, bucket: str, key: str) -> None:
+    def __init__(self, kv: StreamKv, streams: RawStreams, bucket: str, key: str) -> None:
         self._kv = kv
         self._streams = streams
         self._bucket = bucket

@@ -1,0 +1,38 @@
+"""Fixtures for all tests: coroutine tests, and a real nats-server on a free port."""
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from diloco_shared.edges.nats_server import NatsServer
+
+# No test may hang: far above what any single one needs, below pytest's own limit.
+TEST_TIMEOUT_S = 120
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def` tests in a loop of their own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+
+    async def limited() -> None:
+        async with asyncio.timeout(TEST_TIMEOUT_S):
+            await pyfuncitem.obj(**arguments)
+
+    asyncio.run(limited())
+    return True
+
+
+@pytest.fixture
+def nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A running nats-server with an empty store of its own. Use only in tests marked `live`."""
+    server = NatsServer(tmp_path / "nats", name="test")
+    asyncio.run(server.start())
+    yield server
+    asyncio.run(server.stop())
