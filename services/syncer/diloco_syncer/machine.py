@@ -127,7 +127,7 @@ class Machine:
             case Wanted():
                 self.wanted = event
             case SnapshotDone():
-                self._push(
+                return self._push(
                     TapeSnapshot(
                         term=self.history.term,
                         covers=event.covers,

@@ -17,10 +17,23 @@ class Member:
     incarnation: int
     seen_at: float
     baseline: int  # its step when the newest round opened
+    pace_from: int = 0  # the step from which it paces the next opening
     nonce: str = ""
     progress: Progress | None = None
     merged_round: int = -1
     first_merge_told: bool = False
+
+    def round_opened(self, steps_needed: int) -> None:
+        """A round opens: this learner's steps count anew.
+
+        Pacing credits one that has not quite taken its steps (its report is on the way, or it is
+        a little slower), else learners of equal speed would take turns being first and rounds
+        would come early. The credit is limited, so that a slow learner paces soon once it is the
+        only one left.
+        """
+        due_at = self.pace_from + steps_needed
+        self.pace_from = max(self.step, min(due_at, self.step + max(1, steps_needed // 2)))
+        self.baseline = self.step
 
     @property
     def stepping(self) -> bool:
@@ -60,7 +73,8 @@ class Roster:
             return f"incarnation {progress.incarnation} is superseded by {known}"
         member = self.members.get(progress.learner)
         if member is None or member.incarnation != progress.incarnation:
-            member = Member(progress.learner, progress.incarnation, now, baseline=progress.step)
+            step = progress.step
+            member = Member(progress.learner, progress.incarnation, now, step, pace_from=step)
             self.members[progress.learner] = member
             self.incarnations[progress.learner] = progress.incarnation
         old = member.progress

@@ -5,7 +5,6 @@ effects; hands finished rounds to the machine as tape records, strictly in order
 """
 
 from diloco_shared.numerics.weights import weight
-
 from diloco_shared.protocol.messages import Pull, TapeRound
 from diloco_syncer.events import (
     Append,
@@ -78,11 +77,11 @@ class Rounds:
         stepping = self.roster.stepping(now)
         if len(stepping) < h.quorum:
             return False
-        if max(m.step - m.baseline for m in stepping) < self.steps_needed:
+        if max(m.step - m.pace_from for m in stepping) < self.steps_needed:
             return False
         since = {(m.learner, m.incarnation): m.baseline for m in self.roster.members.values()}
         for m in self.roster.members.values():
-            m.baseline = m.step
+            m.round_opened(self.steps_needed)
         self.open.append(Round(n, fragment, now, since))
         return True
 

@@ -24,12 +24,12 @@ class Codec:
     """One wire format."""
 
     name: str
-    dtype: np.dtype  # type: ignore[type-arg]
+    dtype: np.dtype
     encode: Callable[[Values], bytes]
     decode: Callable[[bytes], Values]
 
 
-def _cast(name: str, dtype: np.dtype) -> Codec:  # type: ignore[type-arg]
+def _cast(name: str, dtype: np.dtype) -> Codec:
     def encode(values_F: Values) -> bytes:
         with np.errstate(over="ignore"):
             return values_F.astype(dtype).tobytes()

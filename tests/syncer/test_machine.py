@@ -1,0 +1,355 @@
+"""The syncer's promises, one test each, by events in and effects out."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeSetting, TapeTerm
+from diloco_syncer.events import (
+    Append,
+    Appended,
+    BusBack,
+    Drop,
+    Ended,
+    Install,
+    Led,
+    Malformed,
+    ProgressSeen,
+    Publish,
+    PurgeUp,
+    SendBeat,
+    SendDonate,
+    SendGrant,
+    SendPull,
+    Stage,
+    Tell,
+    Wanted,
+)
+
+
+def of(effects: list[Any], kind: type) -> list[Any]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def test_nothing_is_decided_before_the_term_is_on_the_tape(driver: Any) -> None:
+    driver.auto = False
+    (append,) = driver.give(Led("s", 1000.0, (-1, -1)))
+    assert isinstance(append, Append) and isinstance(append.record, TapeTerm)
+    assert driver.join("a") == []
+    assert driver.machine.deadline is None
+    driver.give(Appended(1, 1000.0))
+    assert of(driver.join("a"), SendGrant)
+
+
+def test_bootstrap_waits_for_enough_learners_then_names_one_initializer(driver: Any) -> None:
+    driver.lead()
+    driver.join("a")
+    assert driver.machine.announcer.state(driver.now)[0] == "waiting"
+    driver.join("b")
+    beat = of(driver.effects, SendBeat)[-1].beat
+    assert (beat.state, beat.initializer) == ("bootstrapping", "a")
+
+
+def test_initial_parameters_become_version_0_of_every_fragment(running: Any) -> None:
+    published = of(running.effects, Publish)
+    assert [(p.fragment, p.version, p.prev_version) for p in published] == [(0, 0, -1), (1, 0, -1)]
+    assert running.machine.history.versions == [0, 0]
+
+
+def test_a_round_opens_only_after_h_over_p_steps(running: Any) -> None:
+    running.step("a", 3)
+    running.step("b", 3)
+    assert not running.pulls
+    running.step("a")
+    assert not running.pulls, "quorum is 2: b has only 3 steps"
+    running.step("b")
+    (pull,) = running.pulls
+    assert (pull.round, pull.fragment, pull.participants) == (0, 0, ("a", "b"))
+
+
+def test_everyone_in_commits_at_once_and_publishes(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    (pull,) = running.pulls
+    assert not of(running.answer(pull, "a"), Stage), "b is still awaited"
+    effects = running.answer(pull, "b")
+    assert [c.learner for c in of(effects, Stage)[0].contributions] == ["a", "b"]
+    assert of(effects, Install) and of(effects, Publish)[0].version == 1
+    (record,) = running.rounds
+    assert record.outcome == "committed"
+    assert {v.learner: v.outcome for v in record.verdicts} == {"a": "merged", "b": "merged"}
+    assert running.machine.history.tokens_useful > 0
+
+
+def test_no_round_commits_below_k_i3(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    running.answer(running.pulls[0], "a")
+    running.wait(4.0)  # within the lease, past the pull's timeout
+    (record,) = running.rounds
+    assert record.outcome == "skipped"
+    assert record.reason == "1 contributions of 2 needed"
+    verdicts = {v.learner: v.outcome for v in record.verdicts}
+    assert verdicts == {"a": "refused", "b": "missed"}
+    assert running.machine.history.versions == [0, 0]
+
+
+def test_a_hung_third_learner_costs_two_mean_transfers_not_the_timeout(driver: Any) -> None:
+    driver.start("a", "b", "c")
+    for learner in "abc":
+        driver.step(learner, 4)
+    pull = driver.pulls[0]
+    driver.now += 0.25
+    driver.answer(pull, "a")
+    driver.answer(pull, "b")
+    assert not driver.rounds, "c may still come"
+    driver.wait(2.0)  # tau * step is 2 s, of which gamma leaves 1.6 s
+    (record,) = driver.rounds
+    assert record.outcome == "committed"
+    assert {v.learner: v.outcome for v in record.verdicts}["c"] == "missed"
+    assert record.sync_s < 1.7
+
+
+def test_a_lost_pull_is_sent_again(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    assert len(running.pulls) == 1
+    running.wait(1.2)
+    assert len(running.pulls) == 3
+    assert len({(p.term, p.round) for p in running.pulls}) == 1
+
+
+@pytest.mark.parametrize(
+    ("over", "kind"),
+    [
+        ({"config_hash": "f" * 32}, "config"),
+        ({"epoch": 1}, "epoch"),
+        ({"term": 7}, "term"),
+        ({"incarnation": 5}, "incarnation"),
+        ({"fragment": 1}, "malformed"),
+        ({"values": 3}, "malformed"),
+        ({"codec": "fp32"}, "malformed"),
+        ({"base": -1, "finite": True}, "stale"),
+        ({"step_to": 0}, "malformed"),
+        ({"tokens_to": 10**9}, "tokens"),
+        ({"finite": False}, "non-finite"),
+    ],
+)
+def test_bad_contributions_change_nothing_and_are_counted_i11(
+    running: Any, over: dict[str, Any], kind: str
+) -> None:
+    if kind == "stale":
+        running.machine.history.versions[0] = 1
+    running.step("a", 4)
+    running.step("b", 4)
+    pull = running.pulls[0]
+    before = list(running.machine.history.versions)
+    effects = running.answer(pull, "a", **over)
+    assert of(effects, Drop)
+    running.answer(pull, "b")
+    (record,) = running.rounds
+    assert record.outcome == "skipped"
+    verdict = next(v for v in record.verdicts if v.learner == "a")
+    assert verdict.outcome == "refused" and verdict.reason.startswith(kind + ":")
+    assert running.machine.history.versions == before
+    assert running.machine.history.refused[kind] == 1
+
+
+def test_malformed_messages_are_counted_and_told_ever_more_rarely(running: Any) -> None:
+    told = [of(running.give(Malformed("wire", "x", "junk")), Tell) for _ in range(8)]
+    assert running.machine.refused["wire"] == 8
+    assert [bool(t) for t in told] == [True, True, False, True, False, False, False, True]
+
+
+def test_a_late_contribution_is_dropped_and_counted(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    pull = running.pulls[0]
+    late = running.manifest(pull, "a")
+    running.answer(pull, "a")
+    running.answer(pull, "b")
+    effects = running.answer(pull, "a")
+    assert of(effects, Drop)[0].key == late.blob.subject
+    assert running.machine.refused["late"] == 1
+
+
+def test_a_contribution_that_comes_twice_counts_once_i2(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    pull = running.pulls[0]
+    running.answer(pull, "a")
+    assert running.answer(pull, "a") == []
+    running.answer(pull, "b")
+    (record,) = running.rounds
+    assert [v.learner for v in record.verdicts] == ["a", "b"]
+    assert record.verdicts[0].tokens_new == 4 * running.spec.tokens_per_step
+
+
+def test_silence_beyond_the_lease_makes_weight_zero_i10(running: Any) -> None:
+    running.step("a", 4)
+    running.wait(5.5)
+    assert running.machine.announcer.state(running.now)[0] == "starved"
+    running.step("a", 4)
+    assert not running.pulls, "K = 2, one alive"
+    assert any("silent" in t.text for t in of(running.effects, Tell))
+    running.step("b", 8)
+    assert running.pulls[0].participants == ("a", "b")
+
+
+def test_an_older_incarnation_is_refused_i10(running: Any) -> None:
+    running.join("b", incarnation=1)
+    before = running.machine.roster.members["b"]
+    running.give(ProgressSeen(running.progress("b", 50, incarnation=0)))
+    assert running.machine.roster.members["b"] is before
+    assert running.machine.refused["incarnation"] == 1
+    grant = of(running.join("b", incarnation=0), SendGrant)[-1].grant
+    assert grant.nonce == "b-0"  # a repeat of its own old grant, which cannot help it now
+    beat = of(running.wait(1.0), SendBeat)[-1].beat
+    assert beat.incarnations["b"] == 1
+
+
+def test_a_newcomer_gets_a_healthy_donor_which_is_asked_until_it_trains(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    for learner in "ab":
+        running.answer(running.pulls[0], learner)
+    effects = running.join("c")
+    grant = of(effects, SendGrant)[0].grant
+    assert grant.accepted and grant.donor in ("a", "b") and grant.versions == (1, 0)
+    assert of(effects, SendDonate)[0].donate.newcomer == "c"
+    running.step("a")
+    assert of(running.wait(2.1), SendDonate)
+    running.step("c", 1)
+    assert not of(running.wait(2.1), SendDonate)
+
+
+def test_a_donor_that_failed_is_not_named_again_and_none_is_said_so(running: Any) -> None:
+    running.step("a", 4)
+    from diloco_shared.config import shared_keys
+    from diloco_shared.protocol.messages import Join
+    from diloco_syncer.events import JoinSeen
+
+    def ask(nonce: str, *failed: str) -> Any:
+        join = Join(
+            learner="c",
+            incarnation=0,
+            nonce=nonce,
+            config=shared_keys(running.spec),
+            failed_donors=failed,
+        )
+        return of(running.give(JoinSeen(join)), SendGrant)[0].grant
+
+    assert ask("n1").donor == "a", "b has taken no step yet"
+    grant = ask("n2", "a")
+    assert grant.accepted and grant.donor == "" and grant.reason == "no healthy donor"
+
+
+def test_another_configuration_is_refused_naming_the_differing_keys(running: Any) -> None:
+    effects = running.join("c", **{"algorithm.fragments": "9"})
+    grant = of(effects, SendGrant)[0].grant
+    assert not grant.accepted
+    assert "algorithm.fragments: here 2, there 9" in grant.reason
+
+
+def test_pause_opens_nothing_and_resume_goes_on(running: Any) -> None:
+    running.give(Wanted(paused=True, stopping=False, quorum=2))
+    assert isinstance(running.tape[-1], TapeSetting)
+    running.step("a", 4)
+    running.step("b", 4)
+    assert not running.pulls
+    assert running.machine.announcer.state(running.now)[0] == "paused"
+    running.give(Wanted(paused=False, stopping=False, quorum=2))
+    assert running.pulls
+
+
+def test_quorum_can_be_changed_on_a_live_run(running: Any) -> None:
+    running.give(Wanted(paused=False, stopping=False, quorum=1))
+    running.step("a", 4)
+    running.wait(1.7)  # the grace window: gamma * tau steps of 1 s
+    running.answer(running.pulls[0], "a")
+    running.wait(3.0)
+    assert running.rounds[0].quorum == 1 and running.rounds[0].outcome == "committed"
+
+
+def finish(d: Any) -> None:
+    for _ in range(200):
+        if of(d.effects, Ended):
+            return
+        done = len(d.pulls)
+        d.now += 0.1
+        d.step("a", 1)
+        d.step("b", 1)
+        for pull in d.pulls[done:]:
+            for learner in "ab":
+                d.answer(pull, learner)
+                d.adopted_at[learner][pull.fragment] = d.steps[learner]
+
+
+def test_the_budget_ends_the_run_after_one_last_round_of_every_fragment(running: Any) -> None:
+    finish(running)
+    assert isinstance(running.tape[-1], TapeEnd)
+    assert running.tape[-1].outcome == "finished"
+    # 80 steps of 4 per round are 20 rounds; then each of 2 fragments once more.
+    assert len(running.rounds) == 22
+    assert running.rounds[19].stamp.fraction == 1.0
+    assert running.machine.announcer.state(running.now)[0] == "finished"
+
+
+def test_rounds_are_never_closer_than_h_over_p_steps(running: Any) -> None:
+    finish(running)
+    paced = running.rounds[:20]
+    steps = [min(v.step_to for v in r.verdicts) for r in paced]
+    assert all(b - a >= 4 for a, b in itertools.pairwise(steps)), steps
+
+
+def test_stop_without_learners_ends_at_once(running: Any) -> None:
+    running.wait(6.0)
+    running.give(Wanted(paused=False, stopping=True, quorum=2))
+    assert isinstance(running.tape[-1], TapeEnd) and running.tape[-1].outcome == "stopped"
+
+
+def test_a_version_above_the_tape_raises_the_epoch(running: Any) -> None:
+    running.step("a", 1, adopted=(3, 0))
+    epochs = [r for r in running.tape if isinstance(r, TapeEpoch)]
+    assert len(epochs) == 1 and epochs[0].epoch == 1
+    again = of(running.effects, Publish)[-2:]
+    assert [(p.fragment, p.epoch, p.prev_version) for p in again] == [(0, 1, -1), (1, 1, -1)]
+
+
+def test_silence_while_the_bus_was_away_evicts_nobody(running: Any) -> None:
+    running.now += 30.0
+    running.give(BusBack())
+    assert len(running.machine.roster.live(running.now)) == 2
+
+
+def test_two_rounds_in_flight_commit_in_order(driver_of: Any) -> None:
+    d = driver_of(overlap_steps=8)
+    assert d.spec.algorithm.rounds_in_flight_max == 2
+    d.start("a", "b")
+    for _ in range(2):
+        d.step("a", 4)
+        d.step("b", 4)
+    first, second = d.pulls
+    for learner in "ab":
+        d.answer(second, learner)
+    assert not d.rounds, "round 1 is ready, round 0 is not"
+    for learner in "ab":
+        d.answer(first, learner)
+    assert [r.round for r in d.rounds] == [0, 1]
+
+
+def test_snapshots_release_the_contributions_they_cover(running: Any) -> None:
+    finish(running)
+    purged = of(running.effects, PurgeUp)
+    assert purged and purged[0].initial
+    covered = [s.round for s in running.tape if s.kind == "snapshot"]
+    assert [p.last_round for p in purged] == covered
+
+
+def test_pulls_name_only_learners_with_steps_on_the_fragment(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4, c_steps=(0, 4))
+    assert not of(running.effects, SendPull), "one eligible of two needed: skipped unpulled"
+    assert running.rounds[0].outcome == "skipped"
+    assert "no steps" in next(v.reason for v in running.rounds[0].verdicts if v.learner == "b")
