@@ -69,8 +69,9 @@ class _Client(Client):
         await super()._attempt_reconnect()
 
     def drop_socket(self) -> None:
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
+        writer: Any = getattr(self._transport, "_io_writer", None)
+        # asyncio's transport has no loop any more when its closing is complete.
+        with suppress(AttributeError):
             writer.transport.abort()
 
 

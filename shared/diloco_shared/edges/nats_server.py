@@ -1,7 +1,8 @@
 """The embedded nats-server: found, verified, configured, started, stopped, killed, restarted.
 
 One NatsServer owns one folder (`store_dir`), held by a file lock that the server process inherits:
-a second instance on the same folder is refused as long as either lives.
+a second instance on the same folder is refused while its owner lives. A server that outlived its
+owner (killed with SIGKILL, say) is stopped, and the folder taken over.
 """
 
 import asyncio
@@ -30,6 +31,8 @@ LOG_BYTES_MAX = 8 << 20
 # A port chosen here may be taken before the server binds it.
 _PORT_TRIES = 5
 _POLL_S = 0.02
+# For an abandoned server to write what it has and exit.
+_ORPHAN_S = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -94,6 +97,10 @@ class NatsServer:
     def log_path(self) -> Path:
         return self.store_dir / "nats-server.log"
 
+    @property
+    def _config_path(self) -> Path:
+        return self.store_dir / "nats-server.conf"
+
     async def start(self, *, timeout_s: float = 20.0) -> None:
         """Start, or start again on the same port and store; returns when clients can connect.
 
@@ -103,7 +110,7 @@ class NatsServer:
             return
         binary = await asyncio.to_thread(find_binary, self._binary)
         self.store_dir.mkdir(parents=True, exist_ok=True)
-        self._lock()
+        await self._lock()
         chosen = self.port != 0
         try:
             for attempt in range(_PORT_TRIES):
@@ -120,7 +127,7 @@ class NatsServer:
             await self.kill()
             self._unlock()
             raise
-        self._note_pid()
+        self._write_holder()
         _log.info("nats-server runs", address=self.address, pid=self.pid)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
@@ -163,30 +170,46 @@ class NatsServer:
             raise ServerError("nats-server does not run")
         self._process.send_signal(number)
 
-    def _lock(self) -> None:
+    async def _lock(self) -> None:
         """Hold `store_dir`; raises ServerError naming the process that does."""
         if self._lock_fd is not None:
             return
         fd = os.open(self.store_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(fd, 4096, 0).decode("utf-8", "replace").strip() or "unknown"
+            if not _locked(fd) and not await self._end_orphan(fd):
+                holder = _holder(fd)
+                raise ServerError(
+                    f"the folder {self.store_dir} is in use by another instance (pid "
+                    f"{holder.get('owner', 'unknown')}, its nats-server pid "
+                    f"{holder.get('server', 'unknown')}); stop that one, or choose another folder"
+                )
+        except BaseException:
             os.close(fd)
-            raise ServerError(
-                f"the folder {self.store_dir} is in use by another instance ({holder}); stop that "
-                "one, or choose another folder"
-            ) from None
+            raise
         self._lock_fd = fd
-        self._write_holder(f"pid {os.getpid()}")
+        self._write_holder()
 
-    def _note_pid(self) -> None:
-        self._write_holder(f"pid {os.getpid()}, its nats-server pid {self.pid}")
+    async def _end_orphan(self, fd: int) -> bool:
+        """Stop the server of an owner that is gone; True when the folder is ours then."""
+        holder = _holder(fd)
+        owner, server = holder.get("owner", 0), holder.get("server", 0)
+        if not server or _alive(owner) or str(self._config_path) not in _command_line(server):
+            return False
+        _log.warning("stopping a nats-server without an owner", pid=server, owner=owner)
+        os.kill(server, signal.SIGCONT)
+        os.kill(server, signal.SIGTERM)
+        deadline = time.monotonic() + _ORPHAN_S
+        while time.monotonic() < deadline:
+            if _locked(fd):
+                return True
+            await asyncio.sleep(_POLL_S)
+        return False
 
-    def _write_holder(self, text: str) -> None:
+    def _write_holder(self) -> None:
         assert self._lock_fd is not None
-        os.ftruncate(self._lock_fd, 0)
-        os.pwrite(self._lock_fd, text.encode(), 0)
+        text = json.dumps({"owner": os.getpid(), "server": self.pid or 0}).encode()
+        os.pwrite(self._lock_fd, text, 0)
+        os.ftruncate(self._lock_fd, len(text))
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:
@@ -194,7 +217,7 @@ class NatsServer:
             self._lock_fd = None
 
     def _spawn(self, binary: Path) -> None:
-        config = self.store_dir / "nats-server.conf"
+        config = self._config_path
         config.touch(mode=0o600)
         config.write_text(self._config())
         errors = self.store_dir / "nats-server.err"
@@ -260,6 +283,45 @@ class NatsServer:
         fatal = [line for line in words if "[FTL]" in line or "nats-server:" in line]
         last = (fatal or words or ["it said nothing"])[-1]
         return f"{last.strip()} (exit status {self.returncode}, log {self.log_path})"
+
+
+def _locked(fd: int) -> bool:
+    """Try to lock; whether it is ours."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(fd: int) -> dict[str, int]:
+    """What the lock's holder wrote; empty when that is unreadable."""
+    try:
+        found = json.loads(os.pread(fd, 4096, 0))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
+
+
+def _command_line(pid: int) -> str:
+    """Of a process, by /proc or `ps`; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        found = subprocess.run(
+            ["ps", "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+        return found.stdout
 
 
 def _free_port(host: str) -> int:

@@ -1,0 +1,216 @@
+"""The bus while the server is killed, restarted or stopped: nothing lost, nothing doubled."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from diloco_shared.edges import nats_link
+from diloco_shared.edges.blobs import get_blob, put_blob
+from diloco_shared.edges.bus import Delivery, Entry, Stored, StreamSpec, Unavailable
+from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.nats_server import NatsServer
+
+pytestmark = pytest.mark.live
+
+SPEC = StreamSpec("S", ("s.>",), 256 << 20)
+
+
+@asynccontextmanager
+async def connected(server: NatsServer) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(server.url, name="test")
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Look again every few milliseconds; the test's own time limit ends it."""
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.01)
+
+
+async def restart(server: NatsServer) -> None:
+    await server.kill()
+    await server.start()
+
+
+async def test_a_blob_under_way_survives_a_kill(nats_server: NatsServer) -> None:
+    payload = random.Random(1).randbytes(24 << 20)
+    async with connected(nats_server) as bus:
+        await bus.ensure_stream(SPEC)
+        putting = asyncio.create_task(
+            put_blob(bus, "s.blob", payload, chunk_bytes=64 * 1024, chunk_timeout_s=1.0)
+        )
+        await until(lambda: bus.traffic.messages_out > 100)
+        await nats_server.kill()
+        assert not putting.done()
+        await nats_server.start()
+        blob = await putting
+        assert (await bus.stream_info("S")).messages == blob.chunks == 384
+        assert await get_blob(bus, "S", blob, timeout_s=20) == payload
+
+
+async def test_a_blob_under_way_survives_a_stopped_server(nats_server: NatsServer) -> None:
+    payload = random.Random(2).randbytes(24 << 20)
+    async with connected(nats_server) as bus:
+        await bus.ensure_stream(SPEC)
+        putting = asyncio.create_task(
+            put_blob(bus, "s.blob", payload, chunk_bytes=64 * 1024, chunk_timeout_s=1.0)
+        )
+        await until(lambda: bus.traffic.messages_out > 100)
+        nats_server.pause()
+        await asyncio.sleep(3.0)
+        assert not putting.done()
+        nats_server.resume()
+        blob = await putting
+        assert (await bus.stream_info("S")).messages == blob.chunks
+        assert await get_blob(bus, "S", blob, timeout_s=20) == payload
+
+
+async def test_a_server_that_reads_no_more_is_noticed_and_left(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_link, "_PING_S", 0.3)
+    payload = random.Random(3).randbytes(40 << 20)
+    async with connected(nats_server) as bus:
+        await bus.ensure_stream(SPEC)
+        nats_server.pause()
+        putting = asyncio.create_task(put_blob(bus, "s.blob", payload, chunk_timeout_s=0.5))
+        # The socket's buffers are full now; a close that waits for them would wait for ever.
+        await until(lambda: not bus.connected)
+        with pytest.raises(Unavailable):
+            await bus.append("s.other", b"", timeout_s=0.2)
+        await bus.publish("core", b"lost without an error")
+        nats_server.resume()
+        await until(lambda: bus.connected)
+        assert await get_blob(bus, "S", await putting, timeout_s=20) == payload
+
+
+async def test_a_reader_goes_on_after_restarts_without_loss_or_repeat(
+    nats_server: NatsServer,
+) -> None:
+    async with connected(nats_server) as bus, connected(nats_server) as other:
+        await bus.ensure_stream(SPEC)
+        seen: list[int] = []
+
+        async def follow() -> None:
+            async with bus.read("S", "s.*", batch=8) as messages:
+                async for message in messages:
+                    seen.append(int(message.payload))
+
+        following = asyncio.create_task(follow())
+        for number in range(60):
+            if number in (20, 40):
+                await restart(nats_server)
+            await append_surely(other, "s.a", b"%d" % number)
+        await until(lambda: len(seen) >= 60)
+        assert seen == [*range(60)]
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def append_surely(bus: NatsBus, subject: str, payload: bytes) -> None:
+    while True:
+        try:
+            await bus.append(subject, payload, msg_id=payload.decode(), timeout_s=1.0)
+            return
+        except Unavailable:
+            await asyncio.sleep(0.05)
+
+
+async def test_the_consumer_of_a_reader_is_replaced_when_the_server_forgets_it(
+    nats_server: NatsServer,
+) -> None:
+    async with connected(nats_server) as bus:
+        await bus.ensure_stream(SPEC)
+        async with bus.read("S", "s.a") as messages:
+            await bus.append("s.a", b"1")
+            assert (await anext(messages)).payload == b"1"
+            # As after an R1 server's crash: the stream is there, the consumer is not.
+            await bus.delete_stream("S")
+            await bus.ensure_stream(SPEC)
+            waiting = asyncio.create_task(as_task(messages))
+            for number in range(3):
+                await bus.append("s.a", b"%d" % number)
+            # It resumes after the last sequence it gave: 1 of the old stream.
+            assert await waiting == Stored("s.a", b"1", {}, 2)
+
+
+async def as_task(messages: AsyncIterator[Stored]) -> Stored:
+    return await anext(messages)
+
+
+async def test_a_watch_tells_changes_after_a_restart(nats_server: NatsServer) -> None:
+    async with connected(nats_server) as bus, connected(nats_server) as other:
+        await bus.ensure_bucket("b")
+        await other.kv_put("b", "x", b"1")
+        async with bus.kv_watch("b") as changes:
+            assert (await anext(changes)).value == b"1"
+            await restart(nats_server)
+            revision = await other.kv_put("b", "x", b"2")
+            assert await anext(changes) == Entry("x", b"2", revision)
+            await other.kv_delete("b", "x")
+            assert (await anext(changes)).value is None
+
+
+async def test_a_key_that_expires_while_the_server_is_down_is_told(
+    nats_server: NatsServer,
+) -> None:
+    async with connected(nats_server) as bus:
+        await bus.ensure_bucket("b")
+        async with bus.kv_watch("b") as changes:
+            await bus.kv_create("b", "x", b"1", ttl_s=1)
+            assert (await anext(changes)).value == b"1"
+            await nats_server.kill()
+            await asyncio.sleep(1.5)
+            await nats_server.start()
+            gone = await anext(changes)
+            assert (gone.key, gone.value) == ("x", None)
+
+
+async def test_requests_are_answered_after_a_restart(nats_server: NatsServer) -> None:
+    async def echo(request: Delivery) -> bytes:
+        return request.payload
+
+    async with (
+        connected(nats_server) as bus,
+        connected(nats_server) as other,
+        bus.serve("echo", echo),
+        bus.subscribe("news") as news,
+    ):
+        await restart(nats_server)
+        await until(lambda: (bus.reconnects, other.reconnects) == (1, 1))
+        assert await other.request("echo", b"x", timeout_s=5) == b"x"
+        await other.publish("news", b"y")
+        assert (await anext(news)).payload == b"y"
+
+
+async def test_a_cancelled_put_stops_at_once(nats_server: NatsServer) -> None:
+    async with connected(nats_server) as bus:
+        await bus.ensure_stream(SPEC)
+        nats_server.pause()
+        putting = asyncio.create_task(put_blob(bus, "s.blob", bytes(40 << 20)))
+        await until(lambda: bus.traffic.messages_out > 10)
+        putting.cancel()
+        async with asyncio.timeout(2):
+            with pytest.raises(asyncio.CancelledError):
+                await putting
+        nats_server.resume()
+
+
+async def test_concurrent_creators_on_two_connections_agree(nats_server: NatsServer) -> None:
+    async with connected(nats_server) as bus, connected(nats_server) as other:
+        await bus.ensure_bucket("b")
+        for key in map(str, range(20)):
+            outcomes = await asyncio.gather(
+                bus.kv_create("b", key, b"1"), other.kv_create("b", key, b"2"),
+                return_exceptions=True,
+            )  # fmt: skip
+            winner = await bus.kv_get("b", key)
+            assert winner is not None
+            won = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, int)]
+            assert won == [int(winner.value or b"0") - 1]
