@@ -1,0 +1,74 @@
+"""Virtual data shards: equal parts of the training tokens, each read in a seeded order.
+
+A place is a Cursor: how many sequences of which shard were consumed. Reading happens in the
+caller's thread, without workers, so that the next batch is computation and never a wait.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import grain
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_shared.protocol.messages import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a token array is cut into shards of sequences of context + 1 tokens."""
+
+    tokens: NDArray[Any]
+    shards: int
+    context: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.sequences_per_shard < 1:
+            raise ValueError(
+                f"{len(self.tokens)} training tokens are too few for {self.shards} shards of "
+                f"sequences of {self.context} tokens: set data.virtual_shards lower"
+            )
+
+    @property
+    def sequences_per_shard(self) -> int:
+        return (len(self.tokens) - 1) // self.context // self.shards
+
+    def order(self, shard: int, passes: int) -> "grain.MapDataset[int]":
+        """The shard's sequences in the order of its `passes`-th reading."""
+        first = shard * self.sequences_per_shard
+        return grain.MapDataset.range(first, first + self.sequences_per_shard).shuffle(
+            seed=(self.seed * 1_000_003 + shard * 7919 + passes) % 2**32
+        )
+
+
+class ShardReader:
+    """Reads one shard from a cursor to its end."""
+
+    def __init__(self, cut: Cut, shard: int, sequences: int = 0, passes: int = 0) -> None:
+        if not 0 <= shard < cut.shards:
+            raise ValueError(f"shard {shard} of {cut.shards}")
+        self.cut = cut
+        self.shard = shard
+        self.passes = passes
+        self.consumed = min(sequences, cut.sequences_per_shard)
+        order = cut.order(shard, passes)
+        # The order is a few kilobytes; a look-up per sequence would cost more than a step.
+        self._starts = np.fromiter((order[i] for i in range(len(order))), np.int64) * cut.context
+
+    @property
+    def left(self) -> int:
+        """Sequences not yet read."""
+        return self.cut.sequences_per_shard - self.consumed
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(shard=self.shard, sequences=self.consumed)
+
+    def take(self, sequences: int) -> NDArray[np.int32]:
+        """Up to `sequences` next sequences, shape (S, L + 1); fewer at the shard's end."""
+        starts = self._starts[self.consumed : self.consumed + sequences]
+        self.consumed += len(starts)
+        offsets_L1 = np.arange(self.cut.context + 1)
+        batch: NDArray[np.int32] = self.cut.tokens[starts[:, None] + offsets_L1].astype(np.int32)
+        return batch

@@ -1,0 +1,190 @@
+"""One learner's state on its device, and everything done to it.
+
+Synchronous, but never waiting: each method dispatches work and returns handles (device arrays);
+whoever needs their values fetches them elsewhere. Deterministic: the same calls, the same bits.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from diloco_learner.evaluate import make_evaluate
+from diloco_learner.inner import Step, make_step, optimizer
+from diloco_learner.model import ModelDef, build
+from diloco_learner.model.named import from_named, tensor_specs, to_named
+from diloco_shared.config import RunSpec
+from diloco_shared.numerics.fragments import Layout, flatten, unflatten
+from diloco_shared.numerics.pseudogradient import pseudogradient
+
+Values = NDArray[np.float32]
+
+_DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every learner of a run shares: compiled functions and the layout.
+
+    Build one per process; several simulated learners use the same one.
+    """
+
+    spec: RunSpec
+    model: ModelDef
+    layout: Layout
+    step: Step
+    evaluate: Callable[[Any, NDArray[np.int32]], float]
+    # Per fragment, jitted: (params) -> values_F; (params, anchor_F, alpha) -> params;
+    # (params, anchor_F) -> encoded pseudo-gradient.
+    read: tuple[Callable[[Any], jax.Array], ...]
+    adopt: tuple[Callable[[Any, Any, float], Any], ...]
+    encode: tuple[Callable[[Any, Any], jax.Array], ...]
+
+    @classmethod
+    def build(cls, spec: RunSpec) -> "Program":
+        """Trace nothing yet; ValueError for a model that cannot be cut into the fragments."""
+        model = build(spec.model)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        layout = Layout.build(tensor_specs(shapes, model.is_embedding), spec.algorithm.fragments)
+        fragments = range(spec.algorithm.fragments)
+        dtype = _DTYPES[spec.algorithm.codec_up]
+        return cls(
+            spec,
+            model,
+            layout,
+            make_step(model, spec.inner),
+            make_evaluate(model),
+            tuple(jax.jit(partial(_read, layout, p)) for p in fragments),
+            # Donated: the old parameters are not needed, and untouched leaves are not copied.
+            tuple(jax.jit(partial(_adopt, layout, p), donate_argnums=(0,)) for p in fragments),
+            tuple(jax.jit(partial(_encode, layout, p, dtype)) for p in fragments),
+        )
+
+    def initial(self) -> Any:
+        """Fresh parameters from the run's seed: equal on every learner."""
+        return jax.jit(self.model.init)(jax.random.key(self.spec.seed))
+
+
+def _read(layout: Layout, p: int, params: Any) -> jax.Array:
+    values_F: jax.Array = flatten(layout, p, to_named(params), jnp)
+    return values_F
+
+
+def _adopt(layout: Layout, p: int, params: Any, anchor_F: jax.Array, alpha: float) -> Any:
+    """theta <- alpha * theta + (1 - alpha) * anchor, for the pieces of fragment p."""
+    named = to_named(params)
+    for piece, new in unflatten(layout, p, anchor_F):
+        old = named[piece.name]
+        part = old if piece.whole else old[piece.start : piece.stop]
+        mixed = jnp.where(alpha == 0, new, alpha * part + (1 - alpha) * new).astype(old.dtype)
+        whole = piece.whole
+        named[piece.name] = mixed if whole else old.at[piece.start : piece.stop].set(mixed)
+    return from_named(params, named)
+
+
+def _encode(layout: Layout, p: int, dtype: Any, params: Any, anchor_F: jax.Array) -> jax.Array:
+    delta_F: jax.Array = pseudogradient(anchor_F, _read(layout, p, params))
+    return delta_F.astype(dtype)
+
+
+class Trainer:
+    """Parameters, inner optimizer state and adopted anchors of one learner."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.params = program.initial()
+        self.opt_state = jax.jit(optimizer(program.spec.inner).init)(self.params)
+        self.anchors: list[jax.Array | None] = [None] * len(program.layout.fragments)
+
+    def initial_fragments(self) -> list[Values]:
+        """Every fragment of the parameters as they are, fp32 of shape (F,)."""
+        return [np.asarray(read(self.params)) for read in self.program.read]
+
+    def step(self, tokens_BxL1: Any, rate: float) -> jax.Array:
+        """One inner step; the loss as a handle."""
+        self.params, self.opt_state, loss = self.program.step(
+            self.params, self.opt_state, tokens_BxL1, rate
+        )
+        return loss
+
+    def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
+        """Overwrite (alpha 0) or mix fragment p; moments stay. The anchor becomes its base."""
+        anchor = jnp.asarray(anchor_F)
+        self.anchors[p] = anchor
+        self.params = self.program.adopt[p](self.params, anchor, alpha)
+
+    def contribution(self, p: int) -> jax.Array:
+        """Handle of the encoded pseudo-gradient of fragment p as of now."""
+        anchor = self.anchors[p]
+        assert anchor is not None, f"fragment {p} was never adopted"
+        return self.program.encode[p](self.params, anchor)
+
+    def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
+        """Loss of the adopted anchors (not of this learner's own parameters)."""
+        return evaluate_anchors(self.program, [np.asarray(a) for a in self.anchors], sequences_SxL1)
+
+    def warm_up(self, batch: int) -> None:
+        """Compile step, adoption and encoding without changing any state."""
+        scratch = Trainer(self.program)
+        scratch.step(np.zeros((batch, self.program.spec.model.context_tokens + 1), np.int32), 0.0)
+        for p, values_F in enumerate(scratch.initial_fragments()):
+            scratch.adopt(p, values_F, self.program.spec.algorithm.alpha)
+            scratch.contribution(p).block_until_ready()
+
+    # --- inner state ---------------------------------------------------------------------------
+
+    def inner_state(self) -> Any:
+        """Handle of moments and counts as of now: copies, since the originals are donated."""
+        return jax.tree.map(jnp.copy, self.opt_state)
+
+    def load_inner_state(self, data: bytes) -> None:
+        """Take over moments and counts; ValueError when they are not of this model."""
+        named = to_named(self.opt_state)
+        try:
+            given = load(data)
+        except SafetensorError as error:
+            raise ValueError(f"not an inner state: {error}") from None
+        wrong = [
+            name
+            for name in sorted(named.keys() | given.keys())
+            if name not in named
+            or name not in given
+            or given[name].shape != named[name].shape
+            or given[name].dtype != named[name].dtype
+        ]
+        if wrong:
+            raise ValueError(f"an inner state of another model: {', '.join(wrong[:5])}")
+        self.opt_state = jax.tree.map(jnp.asarray, from_named(self.opt_state, given))
+
+
+def state_bytes(state: Any) -> bytes:
+    """Serialise an `inner_state` handle (fetches it: call it off the train thread)."""
+    arrays = {name: np.asarray(leaf) for name, leaf in to_named(state).items()}
+    return save({name: np.array(array, order="C") for name, array in arrays.items()})
+
+
+def contribution_bytes(handle: jax.Array) -> bytes:
+    """Fetch an encoded pseudo-gradient (call it off the train thread)."""
+    return np.asarray(handle).tobytes()
+
+
+def assemble(program: Program, anchors: Sequence[Values]) -> Any:
+    """Parameters made of one anchor per fragment."""
+    params = program.initial()
+    for p, anchor_F in enumerate(anchors):
+        params = program.adopt[p](params, jnp.asarray(anchor_F), 0.0)
+    return params
+
+
+def evaluate_anchors(
+    program: Program, anchors: Sequence[Values], sequences_SxL1: NDArray[np.int32]
+) -> float:
+    """Mean nats per token of the published parameters."""
+    return program.evaluate(assemble(program, anchors), sequences_SxL1)
