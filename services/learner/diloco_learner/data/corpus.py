@@ -20,6 +20,8 @@ from diloco_shared.config import Data
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 VOCABULARY = {"bytes": 256}
+# Not the library itself: installed packages, and tests, which some distributions leave out.
+NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 # Separates documents: a byte that text does not contain.
 END_OF_DOCUMENT = b"\x00"
 
@@ -66,7 +68,7 @@ def _files(root: Path, *, stdlib: bool) -> Iterator[Path]:
     for path in root.rglob("*.py" if stdlib else "*"):
         if path.suffix not in SUFFIXES or not path.is_file():
             continue
-        if stdlib and "site-packages" in path.relative_to(root).parts:
+        if stdlib and not NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
             continue
         yield path
 

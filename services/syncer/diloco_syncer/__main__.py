@@ -1,0 +1,40 @@
+"""`diloco-syncer`: reads the environment, sets up the process, runs the app."""
+
+import asyncio
+import os
+import sys
+
+
+def main() -> None:
+    """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
+    # The merge is memory-bound and deterministic; jax must find no accelerator to reserve.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    import structlog
+    import uvloop
+    from pydantic import ValidationError
+
+    from diloco_shared.edges.bus import BusError
+    from diloco_shared.edges.logs import configure
+    from diloco_shared.edges.membership import FolderTaken
+    from diloco_shared.edges.stopping import until_stopped
+    from diloco_syncer.app import serve
+    from diloco_syncer.settings import Settings
+
+    try:
+        settings = Settings()
+        configure(settings.log)
+    except (ValidationError, ValueError) as error:
+        sys.exit(f"diloco-syncer: {error}")
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(until_stopped(serve(settings)))
+    except FolderTaken as error:
+        structlog.get_logger().error(str(error))
+        sys.exit(2)
+    except BusError as error:
+        structlog.get_logger().error("no bus", url=settings.nats_url, error=str(error))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

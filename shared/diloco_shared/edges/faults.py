@@ -1,0 +1,180 @@
+"""Faults that a process inflicts on itself, on request (chaos engineering, design section 9).
+
+Off unless the deployment turns it on. A fault's truth is written to the events before it is
+carried out, so that detection and recovery can be scored against it.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from diloco_shared.edges.bus import Bus, BusError, Delivery
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Event, Fault, FaultReply
+from diloco_shared.protocol.wire import WireError, decode, encode
+
+log = structlog.get_logger()
+
+# Faults waiting at once: more would be a mistake of the caller.
+ARMED_MAX = 64
+# The longest hang or slowness, in seconds: a forgotten fault must not outlive a test day.
+DURATION_S_MAX = 3600.0
+
+_WAKER = (
+    "import os, signal, sys, time; time.sleep(float(sys.argv[2])); "
+    "os.kill(int(sys.argv[1]), signal.SIGCONT)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What this process can inflict beyond kill and hang. None: it cannot."""
+
+    slow: Callable[[float], None] | None = None  # factor; 1 heals
+    nan: Callable[[], None] | None = None  # poison the gradients of one step
+    kill: Callable[[], None] | None = None  # instead of killing this very process
+    hang: Callable[[float], None] | None = None
+
+
+class FaultAgent:
+    """Answers faults addressed to `target`, arms them, and carries them out."""
+
+    def __init__(
+        self, bus: Bus, target: str, *, enabled: bool, abilities: Abilities | None = None
+    ) -> None:
+        self.bus = bus
+        self.target = target
+        self.enabled = enabled
+        self.abilities = abilities or Abilities()
+        self.run = ""  # the run it works for: part of the event's subject
+        self.step = -1
+        self.armed: list[Fault] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.wakers: list[subprocess.Popen[bytes]] = []
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        async with self.bus.serve(subjects.chaos(self.target), self._answer):
+            await asyncio.Event().wait()
+
+    async def _answer(self, delivery: Delivery) -> bytes:
+        try:
+            fault = decode(delivery.payload, Fault)
+        except WireError as error:
+            return encode(FaultReply(id="unknown", accepted=False, reason=str(error)))
+        reason = self._refuses(fault)
+        if not reason:
+            self._arm(fault)
+        log.warning("fault", id=fault.id, kind=fault.kind, refused=reason or "no")
+        return encode(
+            FaultReply(id=fault.id, accepted=not reason, reason=reason or self._when(fault))
+        )
+
+    def _refuses(self, fault: Fault) -> str:
+        if not self.enabled:
+            return f"chaos is off for {self.target}: start it with DILOCO_CHAOS=1"
+        if fault.kind == "slow" and self.abilities.slow is None:
+            return f"{self.target} has no training loop to slow down"
+        if fault.kind == "nan" and self.abilities.nan is None:
+            return f"{self.target} has no gradients to poison"
+        if fault.kind in ("hang", "slow") and not 0 < fault.duration_s <= DURATION_S_MAX:
+            return f"{fault.kind} needs a duration of 0 to {DURATION_S_MAX:.0f} seconds"
+        if fault.kind == "slow" and not 1 <= fault.factor <= 1000:
+            return "slow needs a factor of 1 to 1000"
+        if fault.at_step >= 0 and self.step < 0:
+            return f"{self.target} takes no inner steps: give a time instead of a step"
+        if len(self.armed) + len(self.tasks) >= ARMED_MAX:
+            return f"{ARMED_MAX} faults are waiting already"
+        return ""
+
+    def _when(self, fault: Fault) -> str:
+        if fault.at_step >= 0:
+            return f"at step {fault.at_step} (now {self.step})"
+        return f"in {fault.after_s:g} s"
+
+    def _arm(self, fault: Fault) -> None:
+        if fault.at_step >= 0:
+            self.armed.append(fault)
+            self.stepped(self.step)
+        else:
+            self._start(fault)
+
+    def stepped(self, step: int) -> None:
+        """The process has taken inner step `step`: faults armed for it come due."""
+        self.step = step
+        due = [f for f in self.armed if f.at_step <= step]
+        self.armed = [f for f in self.armed if f.at_step > step]
+        for fault in due:
+            self._start(fault)
+
+    def _start(self, fault: Fault) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(fault))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _carry_out(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.after_s)
+        await self._tell("fault-applied", fault)
+        match fault.kind:
+            case "kill":
+                (self.abilities.kill or _kill_self)()
+            case "hang":
+                self._hang(fault.duration_s)
+                # A stopped process sleeps on; this line is reached once it runs again.
+                await asyncio.sleep(0 if self.abilities.hang is None else fault.duration_s)
+                await self._tell("fault-healed", fault)
+            case "slow":
+                assert self.abilities.slow is not None
+                self.abilities.slow(fault.factor)
+                await asyncio.sleep(fault.duration_s)
+                self.abilities.slow(1.0)
+                await self._tell("fault-healed", fault)
+            case "nan":
+                assert self.abilities.nan is not None
+                self.abilities.nan()
+
+    def _hang(self, duration_s: float) -> None:
+        """Stop every thread of this process; another process, started first, wakes it."""
+        if self.abilities.hang is not None:
+            self.abilities.hang(duration_s)
+            return
+        for waker in list(self.wakers):
+            if waker.poll() is not None:  # reaps it: no zombie stays
+                self.wakers.remove(waker)
+        self.wakers.append(
+            subprocess.Popen(
+                [sys.executable, "-S", "-c", _WAKER, str(os.getpid()), str(duration_s)],
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+            )
+        )
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    async def _tell(self, kind: str, fault: Fault) -> None:
+        """Write the truth down; a fault whose record cannot be written is carried out anyway."""
+        at = time.time()
+        data: dict[str, Any] = {**fault.model_dump(), "step": self.step, "at": at}
+        event = Event(
+            run=self.run or fault.run or "cluster",
+            kind=kind,
+            source=self.target,
+            text=f"{fault.kind} on {self.target} ({fault.id})",
+            data=data,
+            at=at,
+        )
+        try:
+            await self.bus.append(subjects.event(event.run, kind), encode(event), timeout_s=2.0)
+        except BusError as error:
+            log.warning("fault not recorded", id=fault.id, error=str(error))
+
+
+def _kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

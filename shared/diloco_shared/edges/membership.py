@@ -1,0 +1,157 @@
+"""A process's place in the cluster: its locked data folder, its key in `members`, its assignment.
+
+Two processes never live under one id (I10): the key is created only when it is free, expires when
+its process falls silent, and is taken over at once only by a process that holds the same folder's
+lock, which proves that the old one is dead.
+"""
+
+import asyncio
+import fcntl
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Assignment, MemberRecord
+from diloco_shared.protocol.wire import WireError, decode, encode
+
+log = structlog.get_logger()
+
+# Lifetime of a member's key without refresh, and how often it is refreshed: two may be lost.
+TTL_S = 5.0
+REFRESH_S = 1.5
+
+
+class FolderTaken(Exception):
+    """Another process works in this data folder."""
+
+
+class DataFolder:
+    """`<data>/<id>/`, locked for the life of the process."""
+
+    def __init__(self, data: Path, member: str) -> None:
+        self.path = data / member
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(self._file, 32).decode(errors="replace").strip()
+            os.close(self._file)
+            raise FolderTaken(
+                f"{self.path} is in use by process {holder or 'unknown'}: stop it, or give this "
+                "one another id or data folder"
+            ) from None
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+
+    @property
+    def lock(self) -> str:
+        """Names this lock across processes of this host."""
+        stat = os.fstat(self._file)
+        return f"{socket.gethostname()}:{stat.st_dev}:{stat.st_ino}"
+
+    def release(self) -> None:
+        os.close(self._file)
+
+
+class Membership:
+    """Registers a member, keeps it alive, and reads what it is assigned to."""
+
+    def __init__(self, bus: Bus, member: str, role: str, lock: str, *, address: str = "") -> None:
+        self.bus = bus
+        self.record = MemberRecord.model_validate(
+            {
+                "id": member,
+                "role": role,
+                "boot": uuid.uuid4().hex,
+                "host": socket.gethostname(),
+                "pid": os.getpid(),
+                "lock": lock,
+                "started_at": time.time(),
+                "address": address,
+            }
+        )
+
+    async def register(self) -> None:
+        """Take the key; waits while another living process has it or the bus is away."""
+        told = False
+        while True:
+            try:
+                if await self._take():
+                    return
+                if not told:
+                    log.warning("id in use by another process, waiting", id=self.record.id)
+                    told = True
+            except BusError as error:
+                log.warning("cannot register yet", error=str(error))
+            await asyncio.sleep(REFRESH_S / 3)
+
+    async def _take(self) -> bool:
+        key, value = self.record.id, encode(self.record)
+        entry = await self.bus.kv_get(subjects.MEMBERS, key)
+        try:
+            if entry is None or entry.value is None:
+                await self.bus.kv_create(subjects.MEMBERS, key, value, ttl_s=TTL_S)
+                return True
+            if not self._ours(entry.value):
+                return False
+            await self.bus.kv_update(subjects.MEMBERS, key, value, entry.revision, ttl_s=TTL_S)
+        except Conflict:
+            return False
+        return True
+
+    def _ours(self, value: bytes) -> bool:
+        try:
+            there = decode(value, MemberRecord)
+        except WireError:
+            return True  # nobody can be living under a record that nobody can read
+        return there.boot == self.record.boot or there.lock == self.record.lock
+
+    async def keep(self) -> None:
+        """Refresh for ever; a key that expired meanwhile is taken again."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Write the record now; logged, not raised, when the bus is away."""
+        try:
+            if not await self._take():
+                log.error("another process took this id", id=self.record.id)
+        except BusError as error:
+            log.debug("not refreshed", error=str(error))
+
+    def update(self, **fields: Any) -> None:
+        """Change what the next refresh shows (run, state, draining, address)."""
+        self.record = self.record.model_copy(update=fields)
+
+    async def leave(self) -> None:
+        """Give the key back."""
+        try:
+            await self.bus.kv_delete(subjects.MEMBERS, self.record.id)
+        except BusError as error:
+            log.debug("key not deleted, it will expire", error=str(error))
+
+    async def assignments(self) -> AsyncIterator[str]:
+        """The run this member works for, at first and at every change; "" for none."""
+        last: str | None = None
+        async with self.bus.kv_watch(subjects.ASSIGNMENTS, self.record.id) as entries:
+            async for entry in entries:
+                run = ""
+                if entry.value is not None:
+                    try:
+                        run = decode(entry.value, Assignment).run
+                    except WireError as error:
+                        log.error("unreadable assignment", error=str(error))
+                        continue
+                if run != last:
+                    last = run
+                    yield run
