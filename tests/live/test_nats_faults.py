@@ -78,8 +78,9 @@ async def test_a_server_that_reads_no_more_is_noticed_and_left(
     payload = random.Random(3).randbytes(40 << 20)
     async with connected(nats_server) as bus:
         await bus.ensure_stream(SPEC)
-        nats_server.pause()
         putting = asyncio.create_task(put_blob(bus, "s.blob", payload, chunk_timeout_s=0.5))
+        await until(lambda: bus.traffic.messages_out > 30)
+        nats_server.pause()
         # The socket's buffers are full now; a close that waits for them would wait for ever.
         await until(lambda: not bus.connected)
         with pytest.raises(Unavailable):
@@ -189,12 +190,42 @@ async def test_requests_are_answered_after_a_restart(nats_server: NatsServer) ->
         assert (await anext(news)).payload == b"y"
 
 
+async def test_an_error_from_the_server_leads_to_a_reconnect(nats_server: NatsServer) -> None:
+    async with connected(nats_server) as bus:
+        await bus.ensure_stream(SPEC)
+        # What nats-py does when the server sends -ERR; by itself it would close for good.
+        await bus._link._client._process_err("'maximum connections exceeded'")
+        await until(lambda: bus.reconnects == 1)
+        assert await bus.append("s.a", b"") == 1
+        await bus._link._client._process_err("'Permissions Violation for Publish to \"x\"'")
+        assert (bus.connected, bus.reconnects, bus.errors) == (True, 1, 2)
+
+
+async def test_requests_on_a_lost_connection_fail_at_once(nats_server: NatsServer) -> None:
+    async def never(_: Delivery) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async with (
+        connected(nats_server) as bus,
+        connected(nats_server) as other,
+        other.serve("never", never),
+    ):
+        asking = asyncio.create_task(bus.request("never", b"", timeout_s=100))
+        await until(lambda: bool(bus._link._client._resp_map))
+        await restart(nats_server)
+        with pytest.raises(Unavailable, match="failed: StaleConnectionError"):
+            await asking
+
+
 async def test_a_cancelled_put_stops_at_once(nats_server: NatsServer) -> None:
     async with connected(nats_server) as bus:
         await bus.ensure_stream(SPEC)
+        putting = asyncio.create_task(put_blob(bus, "s.blob", bytes(80 << 20)))
+        await until(lambda: bus.traffic.messages_out > 30)
         nats_server.pause()
-        putting = asyncio.create_task(put_blob(bus, "s.blob", bytes(40 << 20)))
-        await until(lambda: bus.traffic.messages_out > 10)
+        await asyncio.sleep(0)
+        assert not putting.done()
         putting.cancel()
         async with asyncio.timeout(2):
             with pytest.raises(asyncio.CancelledError):

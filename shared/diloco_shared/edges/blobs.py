@@ -9,7 +9,8 @@ more than one blob at a time.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from typing import TypeVar
 
 from diloco_shared.edges.bus import Bus, BusError, Stored, StreamFull, Unavailable
@@ -22,6 +23,7 @@ from diloco_shared.protocol.chunks import (
     parse_chunk,
 )
 from diloco_shared.protocol.messages import Blob
+from diloco_shared.protocol.pace import Pace
 
 # Chunks asked for at once by get_blob. 16 of 512 KiB are what the bus keeps on its way (8 MiB).
 FETCH_CHUNKS = 16
@@ -58,29 +60,27 @@ async def put_blob(
 ) -> Blob:
     """Store the chunks of `payload` on `subject`; return the Blob for the manifest.
 
-    At most `window` chunks are unanswered at a time (at least bandwidth times round trip). A chunk
-    without an answer within `chunk_timeout_s` seconds, or refused because the stream is full, is
-    sent again under the same message id until `deadline_s` seconds have passed since the call;
-    then raises GaveUp. `None` repeats until cancelled. A chunk resent after the server's two-minute
-    memory of message ids is stored twice, which readers do not notice. Raises Refused when the
-    server will never take it.
+    At most `window` chunks are unanswered at a time (at least bandwidth times round trip, and on a
+    slow link as few as it takes to keep it busy). A chunk without an answer within
+    `chunk_timeout_s` seconds (more on a link that is known to be slow), or refused because the
+    stream is full, is sent again under the same message id until `deadline_s` seconds have passed
+    since the call; then raises GaveUp. `None` repeats until cancelled. A chunk resent after the
+    server's two-minute memory of message ids is stored twice, which readers do not notice. Raises
+    Refused when the server will never take it.
     """
     blob = await _off_loop(
         len(payload), lambda: describe(subject, payload, chunk_bytes=chunk_bytes)
     )
-    indices = iter(range(blob.chunks))
-    progress = _Progress(blob)
+    sending = _Sending(bus, blob, payload, Pace(window, chunk_timeout_s))
     try:
         async with asyncio.timeout(deadline_s):
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(window, blob.chunks)):
-                    group.create_task(
-                        _send_chunks(bus, blob, payload, indices, chunk_timeout_s, progress)
-                    )
+                    group.create_task(sending.send_chunks())
     except TimeoutError:
         raise GaveUp(
-            f"{subject}: {progress.stored} of {blob.chunks} chunks stored within {deadline_s:g} s"
-            f"; last trouble: {progress.trouble or 'none, the link is too slow'}"
+            f"{subject}: {sending.stored} of {blob.chunks} chunks stored within {deadline_s:g} s"
+            f"; last trouble: {sending.trouble or 'none, the link is too slow'}"
         ) from None
     except ExceptionGroup as group_error:
         # Every sender that fails, fails for the same reason: the first speaks for all.
@@ -88,36 +88,57 @@ async def put_blob(
     return blob
 
 
-class _Progress:
-    def __init__(self, blob: Blob) -> None:
-        self.blob = blob
+class _Sending:
+    """One blob on its way: several `send_chunks` share its indices and its pace."""
+
+    def __init__(self, bus: Bus, blob: Blob, payload: bytes | memoryview, pace: Pace) -> None:
         self.stored = 0
         self.trouble = ""
+        self._bus = bus
+        self._blob = blob
+        self._payload = payload
+        self._pace = pace
+        self._indices = iter(range(blob.chunks))
+        self._flying = 0
+        self._landed = asyncio.Event()
 
-
-async def _send_chunks(
-    bus: Bus,
-    blob: Blob,
-    payload: bytes | memoryview,
-    indices: Iterator[int],
-    timeout_s: float,
-    progress: _Progress,
-) -> None:
-    for index in indices:
-        chunk = cut(blob, payload, index)
-        data, msg_id = bytes(chunk.data), f"{blob.subject}/{blob.digest}/{index}"
-        tries = 0
-        while True:
-            try:
-                await bus.append(
-                    blob.subject, data, headers=chunk.headers, msg_id=msg_id, timeout_s=timeout_s
-                )
-                break
-            except (Unavailable, StreamFull) as error:
-                progress.trouble = str(error)
+    async def send_chunks(self) -> None:
+        for index in self._indices:
+            tries = 0
+            while not await self._send(index):
                 await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
                 tries += 1
-        progress.stored += 1
+            self.stored += 1
+
+    async def _send(self, index: int) -> bool:
+        """Send one chunk when the window has room for it; whether it was stored."""
+        while self._flying >= self._pace.window:
+            self._landed.clear()
+            await self._landed.wait()
+        chunk = cut(self._blob, self._payload, index)
+        timeout_s = self._pace.timeout_s
+        self._flying += 1
+        began = time.monotonic()
+        try:
+            await self._bus.append(
+                self._blob.subject,
+                bytes(chunk.data),
+                headers=chunk.headers,
+                msg_id=f"{self._blob.subject}/{self._blob.digest}/{index}",
+                timeout_s=timeout_s,
+            )
+        except (Unavailable, StreamFull) as error:
+            self.trouble = str(error)
+            # Only silence says something about the link; a refusal came quickly.
+            if time.monotonic() - began >= timeout_s:
+                self._pace.timed_out()
+            return False
+        else:
+            self._pace.answered(time.monotonic() - began)
+            return True
+        finally:
+            self._flying -= 1
+            self._landed.set()
 
 
 async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> bytes:

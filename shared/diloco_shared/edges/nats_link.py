@@ -25,6 +25,8 @@ from diloco_shared.edges.bus import Refused, Traffic, Unavailable
 _PENDING_BYTES = 64 << 20
 # Bytes accepted for a socket that does not take them: two windows of 16 chunks of 512 KiB.
 OUTBOUND_BYTES_MAX = 16 << 20
+# How often a request looks whether there is room again: the library does not tell.
+_ROOM_S = 0.005
 # Two missed pings of 5 s: a dead peer is noticed within 15 s, a scheduling hiccup is not.
 _PING_S = 5
 _PINGS_MISSED_MAX = 2
@@ -55,17 +57,23 @@ class Raw:
 class _Client(Client):
     """nats-py's client with two repairs of its behaviour on a broken connection."""
 
-    # The server's own refusals (permissions) do not end a connection; all else reconnects.
+    # A refused permission does not end a connection; all else reconnects instead of closing.
     async def _process_err(self, err_msg: str) -> None:
-        if "permissions violation" in err_msg.lower() or not self.is_connected:
+        if not self.is_connected:
             await super()._process_err(err_msg)
             return
-        await self._error_cb(nats.errors.Error(f"nats: {err_msg}"))
-        await self._process_op_err(nats.errors.Error(f"nats: {err_msg}"))
+        error = nats.errors.Error(f"nats: {err_msg}")
+        await self._error_cb(error)
+        if "permissions violation" not in err_msg.lower():
+            await self._process_op_err(error)
 
-    # Closing a transport waits until its buffer is sent, for ever if the peer does not read.
+    # Closing a transport waits until its buffer is sent, for ever if the peer does not read. And
+    # requests that went out on a lost connection will not be answered on the next.
     async def _attempt_reconnect(self) -> None:
         self.drop_socket()
+        for waiting in tuple((getattr(self, "_resp_map", None) or {}).values()):
+            if not waiting.done():
+                waiting.set_exception(nats.errors.StaleConnectionError())
         await super()._attempt_reconnect()
 
     def drop_socket(self) -> None:
@@ -179,8 +187,7 @@ class NatsLink:
         task = asyncio.current_task()
         try:
             async with asyncio.timeout(timeout_s):
-                await self.wait_connected()
-                self._check_sendable(subject, payload)
+                await self._wait_sendable(subject, payload)
                 self.traffic.messages_out += 1
                 self.traffic.bytes_out += len(payload)
                 try:
@@ -208,12 +215,21 @@ class NatsLink:
             self._up.clear()
             await self._up.wait()
 
+    async def _wait_sendable(self, subject: str, payload: bytes) -> None:
+        await self.wait_connected()
+        while self._client.is_connected and not self._has_room(payload):  # noqa: ASYNC110
+            await asyncio.sleep(_ROOM_S)
+        self._check_sendable(subject, payload)
+
+    def _has_room(self, payload: bytes) -> bool:
+        return self._client.pending_data_size + len(payload) <= OUTBOUND_BYTES_MAX
+
     def _check_sendable(self, subject: str, payload: bytes) -> None:
         if self.closed:
             raise Unavailable(f"the connection {self.name} is closed")
         if not self._client.is_connected:
             raise Unavailable(f"not connected to {self.url}")
-        if self._client.pending_data_size + len(payload) > OUTBOUND_BYTES_MAX:
+        if not self._has_room(payload):
             raise Unavailable(f"the connection to {self.url} takes no more bytes; try again later")
         limit = self._client.max_payload
         if len(payload) > limit:
