@@ -158,6 +158,25 @@ async def test_a_watch_tells_changes_after_a_restart(nats_server: NatsServer) ->
             assert (await anext(changes)).value is None
 
 
+async def test_a_key_lives_as_long_as_it_is_renewed(nats_server: NatsServer) -> None:
+    async with connected(nats_server) as bus, connected(nats_server) as other:
+        await bus.ensure_bucket("b")
+        async with other.kv_watch("b") as changes:
+            revision = await bus.kv_create("b", "k", b"0", ttl_s=2)
+            await bus.kv_put("b", "forever", b"")
+            seen = [await anext(changes), await anext(changes)]
+            for number in b"123":
+                await asyncio.sleep(0.75)
+                revision = await bus.kv_update("b", "k", bytes([number]), revision, ttl_s=2)
+                seen.append(await anext(changes))
+            assert [entry.value for entry in seen] == [b"0", b"", b"1", b"2", b"3"]
+            expired = await anext(changes)
+            assert (expired.key, expired.value) == ("k", None)
+        assert await bus.kv_get("b", "k") is None
+        assert list(await bus.kv_all("b")) == ["forever"]
+        await other.kv_create("b", "k", b"again")
+
+
 async def test_a_key_that_expires_while_the_server_is_down_is_told(
     nats_server: NatsServer,
 ) -> None:

@@ -159,12 +159,15 @@ class Watch:
         self._room.set()
         self._sizes: StreamInfo | None = None
         self._ended = False
+        self._fault: Exception | None = None
 
     def __aiter__(self) -> AsyncIterator[Entry]:
         return self
 
     async def __anext__(self) -> Entry:
         while not self._waiting:
+            if self._fault is not None:
+                raise self._fault
             if self._ended:
                 raise StopAsyncIteration
             self._ready.clear()
@@ -175,7 +178,10 @@ class Watch:
         return entry
 
     async def pump(self) -> None:
-        """Read and poll until cancelled or the connection is closed."""
+        """Read and poll until cancelled or the connection is closed.
+
+        A fault (not of the bus, which is survived) ends the iteration by being raised there.
+        """
         poller = asyncio.create_task(self._poll_for_ever(), name=f"poll {self._bucket}")
         try:
             async with self._streams.read_raw(
@@ -184,6 +190,8 @@ class Watch:
                 async for message in messages:
                     await self._room.wait()
                     self._offer(_entry(self._bucket, message))
+        except Exception as error:
+            self._fault = error
         finally:
             self._ended = True
             self._ready.set()

@@ -103,25 +103,6 @@ async def test_watch_of_some_keys(open_buses: Open) -> None:
             assert (await anext(changes)).key == "run.a"
 
 
-async def test_a_key_lives_as_long_as_it_is_renewed(open_buses: Open) -> None:
-    async with open_buses() as (one, two):
-        await one.ensure_bucket("b")
-        async with two.kv_watch("b") as changes:
-            revision = await one.kv_create("b", "k", b"0", ttl_s=1)
-            await one.kv_put("b", "forever", b"")
-            seen = [await anext(changes), await anext(changes)]
-            for number in b"123":
-                await asyncio.sleep(0.5)
-                revision = await one.kv_update("b", "k", bytes([number]), revision, ttl_s=1)
-                seen.append(await anext(changes))
-            assert [entry.value for entry in seen] == [b"0", b"", b"1", b"2", b"3"]
-            expired = await anext(changes)
-            assert (expired.key, expired.value) == ("k", None)
-        assert await one.kv_get("b", "k") is None
-        assert list(await one.kv_all("b")) == ["forever"]
-        await two.kv_create("b", "k", b"again")
-
-
 async def test_iteration_of_a_watch_ends_with_the_bus(open_buses: Open) -> None:
     async with open_buses() as (one, _):
         await one.ensure_bucket("b")
