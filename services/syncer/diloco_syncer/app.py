@@ -83,10 +83,13 @@ class Syncer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
-            await self._serve()
+            await self._serve(tasks)
 
-    async def _serve(self) -> None:
-        """Lead what is assigned; an assignment that ends or changes ends the leading."""
+    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+        """Lead what is assigned; an assignment that ends or changes ends the leading.
+
+        A leader that fails ends the process: only a fresh one, rebuilt from the tape, is safe.
+        """
         work: asyncio.Task[None] | None = None
         try:
             async for run in self.membership.assignments():
@@ -96,19 +99,10 @@ class Syncer:
                 self.faults.run = run
                 self.membership.update(run=run, state="leading" if run else "idle")
                 await self.membership.refresh()
-                work = asyncio.create_task(self._lead(run)) if run else None
-                if work is not None:
-                    work.add_done_callback(self._done)
+                work = tasks.create_task(self._lead(run)) if run else None
         finally:
             if work is not None:
                 work.cancel()
-
-    def _done(self, work: asyncio.Task[None]) -> None:
-        if not work.cancelled() and work.exception() is not None:
-            # A leader that fails leaves half-done work behind: only a fresh process, which
-            # rebuilds itself from the tape, is safe. The supervisor starts one.
-            log.error("leading failed", error=repr(work.exception()), exc_info=work.exception())
-            raise SystemExit(1)
 
     async def _lead(self, run: str) -> None:
         entry = await until_done(lambda: self.control.kv_get(subjects.RUNS, run))

@@ -1,0 +1,156 @@
+"""Host copies of the published anchors: manifests and payloads in, bit-checked fp32 arrays out.
+
+A keyframe replaces, a delta adds to the version before it, exactly as the syncer did, so that all
+copies of an anchor have the same bytes (I4). Whatever does not check changes nothing and is
+counted with its reason (I11). Decoding costs processor time in proportion to the payload: call
+from one worker thread, not from an event loop. Not thread-safe.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_learner.events import AnchorReady
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_array
+from diloco_shared.protocol.messages import PublicationManifest
+
+Anchor = NDArray[np.float32]
+
+# Deltas held per fragment until what they add to is here. Transfers run side by side, so a few
+# may overtake; what is beyond them comes again with the next keyframe.
+WAITING_MAX = 4
+# Anchors kept per fragment: the newest, and the one before it, whose adoption may be under way.
+KEPT_MAX = 2
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What is held of one fragment, in the book's epoch."""
+
+    anchors: dict[int, Anchor] = field(default_factory=dict)  # by version, oldest first
+    digest: str = ""  # of the newest
+    waiting: dict[int, tuple[PublicationManifest, bytes]] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        """Newest version held; -1 for none."""
+        return next(reversed(self.anchors), -1)
+
+
+class AnchorBook:
+    """The newest anchor of each of P fragments, of the newest epoch seen."""
+
+    def __init__(self, sizes_P: Sequence[int]) -> None:
+        """`sizes_P`: fp32 values per fragment, from the learner's own layout."""
+        self.sizes_P = tuple(sizes_P)
+        self.epoch = 0
+        self.shelves = [Shelf() for _ in self.sizes_P]
+        self.refused: Counter[str] = Counter()  # kind -> count
+        self.last_refusal = ""
+
+    def offer(self, manifest: PublicationManifest, payload: bytes) -> AnchorReady | None:
+        """Take in a publication; the anchor it makes ready (perhaps a later one it released).
+
+        None if it is old or a repeat, waits for what it adds to, or is refused (see `refused`
+        and `last_refusal`).
+        """
+        m = manifest
+        fault = self._fault(m)
+        if fault:
+            return self._refuse("malformed", m, fault)
+        if m.epoch < self.epoch:
+            return None
+        if m.epoch > self.epoch:
+            self._enter(m.epoch)
+        shelf = self.shelves[m.fragment]
+        if m.version <= shelf.version:
+            if m.version == shelf.version and m.anchor_digest != shelf.digest:
+                return self._refuse("conflict", m, f"digest {m.anchor_digest}, held {shelf.digest}")
+            return None
+        if m.prev_version >= 0 and m.prev_version != shelf.version:
+            self._wait(shelf, m, payload)
+            return None
+        newest = m if self._shelve(shelf, m, payload) else None
+        while (following := shelf.waiting.pop(shelf.version + 1, None)) is not None:
+            if self._shelve(shelf, *following):
+                newest = following[0]
+        for version in [v for v in shelf.waiting if v <= shelf.version]:
+            del shelf.waiting[version]
+        return None if newest is None else _ready(newest)
+
+    def take(self, epoch: int, fragment: int, version: int) -> Anchor:
+        """Read-only fp32 anchor of shape (F,). KeyError if it is no longer, or not yet, held."""
+        shelf = self.shelves[fragment]
+        if epoch != self.epoch or version not in shelf.anchors:
+            raise KeyError(
+                f"anchor (epoch {epoch}, fragment {fragment}, version {version}) is not held; "
+                f"held: epoch {self.epoch}, versions {list(shelf.anchors)}"
+            )
+        return shelf.anchors[version]
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Newest version held per fragment, in `epoch`; -1 for none."""
+        return tuple(shelf.version for shelf in self.shelves)
+
+    def missing(self) -> list[tuple[int, int]]:
+        """(fragment, version) of what waiting deltas add to and nobody has delivered."""
+        gaps = []
+        for p, shelf in enumerate(self.shelves):
+            gaps += [(p, v - 1) for v in sorted(shelf.waiting) if v - 1 not in shelf.waiting]
+        return gaps
+
+    def _fault(self, m: PublicationManifest) -> str:
+        if m.fragment >= len(self.sizes_P):
+            return f"fragment {m.fragment} of {len(self.sizes_P)}"
+        if m.values != self.sizes_P[m.fragment]:
+            return f"{m.values} values, the layout has {self.sizes_P[m.fragment]}"
+        if m.prev_version not in (-1, m.version - 1):
+            return f"version {m.version} cannot add to {m.prev_version}"
+        return ""
+
+    def _enter(self, epoch: int) -> None:
+        """History began again: nothing of before may be built upon."""
+        self.epoch = epoch
+        self.shelves = [Shelf() for _ in self.sizes_P]
+
+    def _wait(self, shelf: Shelf, m: PublicationManifest, payload: bytes) -> None:
+        shelf.waiting[m.version] = (m, payload)
+        if len(shelf.waiting) > WAITING_MAX:
+            # The farthest goes: the nearest are the ones a single late transfer releases.
+            self._refuse("waiting", shelf.waiting.pop(max(shelf.waiting))[0], "too far ahead")
+
+    def _shelve(self, shelf: Shelf, m: PublicationManifest, payload: bytes) -> bool:
+        """Decode, add, check, keep; False if it was refused."""
+        try:
+            anchor_F = codec.decode(m.codec, payload, m.values)
+        except ValueError as error:
+            self._refuse("malformed", m, str(error))
+            return False
+        if m.prev_version >= 0:
+            # Two infinities may meet; the digest decides whether that is what was published.
+            with np.errstate(all="ignore"):
+                anchor_F = shelf.anchors[m.prev_version] + anchor_F
+        digest = digest_array(anchor_F)
+        if digest != m.anchor_digest:
+            self._refuse("digest", m, f"the anchor has {digest}, published was {m.anchor_digest}")
+            return False
+        anchor_F.flags.writeable = False
+        shelf.anchors[m.version] = anchor_F
+        shelf.digest = digest
+        while len(shelf.anchors) > KEPT_MAX:
+            del shelf.anchors[next(iter(shelf.anchors))]
+        return True
+
+    def _refuse(self, kind: str, m: PublicationManifest, why: str) -> None:
+        self.refused[kind] += 1
+        where = f"epoch {m.epoch}, fragment {m.fragment}, version {m.version}, term {m.term}"
+        self.last_refusal = f"publication ({where}): {kind}: {why}"
+
+
+def _ready(m: PublicationManifest) -> AnchorReady:
+    return AnchorReady(m.epoch, m.fragment, m.version, m.round, m.stamp, dict(m.last_merged))

@@ -1,0 +1,166 @@
+"""The learner process: registers, waits for a run, works for it, waits for the next."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from diloco_learner.edges.work import Work
+from diloco_learner.settings import Settings
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.faults import Abilities, FaultAgent
+from diloco_shared.edges.health import Health, HealthServer
+from diloco_shared.edges.membership import DataFolder, Membership
+from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import RunRecord
+from diloco_shared.protocol.wire import decode
+
+log = structlog.get_logger()
+
+# Between two attempts at a server that does not answer, in seconds.
+RETRY_S = 0.3
+
+
+class Learner:
+    """One process under one id."""
+
+    def __init__(self, settings: Settings, control: Bus, data: Bus, folder: DataFolder) -> None:
+        self.settings = settings
+        self.control = control
+        self.data = data
+        self.folder = folder
+        self.membership = Membership(control, settings.id, "learner", folder.lock)
+        self.faults = FaultAgent(
+            control,
+            settings.id,
+            enabled=settings.chaos,
+            abilities=Abilities(slow=self._slow, nan=self._nan),
+        )
+        self.work: Work | None = None
+        self.ready = False
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def _slow(self, factor: float) -> None:
+        if self.work is not None:
+            self.work.injected.slow_factor = factor
+
+    def _nan(self) -> None:
+        if self.work is not None:
+            self.work.injected.poison = True
+
+    def health(self) -> Health:
+        """Alive while this answers; ready once registered and the bus is there."""
+        detail: dict[str, Any] = {
+            "id": self.settings.id,
+            "bus": "connected" if self.control.connected else "away",
+        }
+        if self.work is not None:
+            detail |= self.work.health()
+        return Health(True, self.ready and self.control.connected, detail)
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus metrics, read when asked for."""
+        traffic = CounterMetricFamily(
+            "diloco_bus_bytes", "Payload bytes at this process's bus", labels=["plane", "way"]
+        )
+        for plane, bus in (("control", self.control), ("data", self.data)):
+            traffic.add_metric([plane, "out"], bus.traffic.bytes_out)
+            traffic.add_metric([plane, "in"], bus.traffic.bytes_in)
+        yield traffic
+        progress = self.work.last_progress if self.work is not None else None
+        if progress is None:
+            return
+        yield GaugeMetricFamily("diloco_step", "Inner steps of this life", value=progress.step)
+        yield GaugeMetricFamily("diloco_step_seconds", "Mean step time", value=progress.step_s)
+        yield CounterMetricFamily(
+            "diloco_wait_seconds", "Time not spent on computation", value=progress.wait_s
+        )
+
+    async def run(self) -> None:
+        """Until cancelled, or until the train loop fails."""
+        await self._buckets()
+        await self.membership.register()
+        self.ready = True
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.membership.keep())
+            tasks.create_task(self.faults.serve())
+            work: asyncio.Task[None] | None = None
+            async for run in self.membership.assignments():
+                if work is not None and not work.done() and run:
+                    # Another run: what is unfinished of the old one is given up.
+                    work.cancel()
+                    await asyncio.gather(work, return_exceptions=True)
+                if run:
+                    work = tasks.create_task(self._work_for(run))
+
+    async def _buckets(self) -> None:
+        while True:
+            try:
+                for bucket in subjects.BUCKETS:
+                    await self.control.ensure_bucket(bucket)
+                return
+            except BusError as error:
+                log.warning("buckets not there yet", error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _work_for(self, run: str) -> None:
+        spec = await self._spec(run)
+        if spec is None:
+            log.error("assigned to a run that does not exist", run=run)
+            return
+        self.faults.run = run
+        self.membership.update(run=run, state="working")
+        await self.membership.refresh()
+        self.work = Work(
+            spec,
+            self.settings.id,
+            self.membership.record.boot,
+            self.folder.path,
+            self.control,
+            self.data,
+            self.faults,
+        )
+        leave = await self.work.run()
+        log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
+        self.work = None
+        self.faults.run = ""
+        self.membership.update(run="", state="idle")
+        await self.membership.refresh()
+
+    async def _spec(self, run: str) -> RunSpec | None:
+        while True:
+            try:
+                entry = await self.control.kv_get(subjects.RUNS, run)
+            except BusError as error:
+                log.warning("run not readable yet", run=run, error=str(error))
+                await asyncio.sleep(RETRY_S)
+                continue
+            if entry is None or entry.value is None:
+                return None
+            return RunSpec.model_validate(decode(entry.value, RunRecord).spec)
+
+
+async def serve(settings: Settings) -> None:
+    """Connect and run until the process is told to stop."""
+    folder = DataFolder(settings.data, settings.id)
+    token = settings.nats_token or None
+    control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
+    data = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-data", token=token)
+    learner = Learner(settings, control, data, folder)
+    health = HealthServer(learner.health, learner.registry)
+    try:
+        port = await health.start(settings.health_host, settings.health_port)
+        learner.membership.update(address=f"{settings.health_host}:{port}")
+        await learner.run()
+    finally:
+        await health.close()
+        await learner.membership.leave()
+        await control.close()
+        await data.close()
+        folder.release()

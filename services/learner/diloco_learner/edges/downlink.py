@@ -1,0 +1,163 @@
+"""What arrives from the bus, as events: beats, pulls, grants, publications, inner state."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from diloco_learner.anchors import AnchorBook
+from diloco_learner.events import (
+    AnchorReady,
+    BeatSeen,
+    DonateSeen,
+    GrantSeen,
+    PullSeen,
+    StateBad,
+    StateSeen,
+)
+from diloco_learner.train import Anchored
+from diloco_shared.edges.blobs import get_blob
+from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    Beat,
+    Donate,
+    Grant,
+    Message,
+    PublicationManifest,
+    Pull,
+    StateManifest,
+)
+from diloco_shared.protocol.wire import WireError, decode
+
+log = structlog.get_logger()
+
+# A publication whose chunks do not come within this is left: a keyframe will replace it.
+BLOB_TIMEOUT_S = 60.0
+
+
+class Downlink:
+    """The receiving side of one learner in one run. `put` takes events in order of arrival."""
+
+    def __init__(
+        self,
+        run: str,
+        learner: str,
+        incarnation: int,
+        config_hash: str,
+        control: Bus,
+        data: Bus,
+        book: AnchorBook,
+        put: Callable[[object], None],
+    ) -> None:
+        self.run = run
+        self.learner = learner
+        self.incarnation = incarnation
+        self.config_hash = config_hash
+        self.control = control
+        self.data = data
+        self.book = book
+        self.put = put
+        self.states: dict[str, bytes] = {}  # by nonce; at most the newest
+        self.refused = 0
+
+    async def beats(self) -> None:
+        await self._listen(subjects.beat(self.run), Beat, BeatSeen)
+
+    async def pulls(self) -> None:
+        await self._listen(subjects.pull(self.run), Pull, PullSeen)
+
+    async def grants(self) -> None:
+        await self._listen(subjects.grant(self.run, self.learner), Grant, GrantSeen)
+
+    async def donations(self) -> None:
+        await self._listen(subjects.donate(self.run, self.learner), Donate, DonateSeen)
+
+    async def _listen(
+        self, subject: str, kind: type[Message], event: Callable[..., object]
+    ) -> None:
+        # 256: minutes of beats and pulls; the oldest are repeated by design.
+        async with self.control.subscribe(subject, limit=256) as deliveries:
+            async for d in deliveries:
+                try:
+                    self.put(event(decode(d.payload, kind)))
+                except WireError as error:
+                    self._refuse(d.subject, str(error))
+
+    def _refuse(self, subject: str, reason: str) -> None:
+        self.refused += 1
+        log.warning("refused", subject=subject, reason=reason)
+
+    async def publications(self) -> None:
+        """Every publication DN holds, then every new one, for ever.
+
+        One at a time: deltas build on each other.
+        """
+        stream = subjects.dn_stream(self.run)
+        async with self.data.read(stream, f"dn.{self.run}.*.*.*.*.m") as messages:
+            async for stored in messages:
+                try:
+                    manifest = decode(stored.payload, PublicationManifest)
+                    if manifest.run != self.run or stored.subject != manifest.blob.subject + ".m":
+                        raise WireError("a manifest of another publication")
+                except WireError as error:
+                    self._refuse(stored.subject, str(error))
+                    continue
+                await self._publication(manifest)
+
+    async def _publication(self, manifest: PublicationManifest) -> None:
+        p = manifest.fragment
+        if p < len(self.book.versions) and (manifest.epoch, manifest.version) <= (
+            self.book.epoch,
+            self.book.versions[p],
+        ):
+            return  # held already: a repeat under a later term
+        try:
+            payload = await get_blob(
+                self.data,
+                subjects.dn_stream(self.run),
+                manifest.blob,
+                timeout_s=BLOB_TIMEOUT_S,
+            )
+        except BusError as error:
+            self._refuse(manifest.blob.subject, f"not complete: {error}")
+            return
+        ready = await asyncio.to_thread(self.book.offer, manifest, payload)
+        if ready is not None:
+            self.put(self.anchored(ready))
+        elif self.book.last_refusal:
+            self._refuse(manifest.blob.subject, self.book.last_refusal)
+            self.book.last_refusal = ""
+
+    def anchored(self, ready: AnchorReady) -> Anchored:
+        return Anchored(ready, self.book.take(ready.epoch, ready.fragment, ready.version))
+
+    async def state(self, donor: str, nonce: str) -> None:
+        """Wait for the inner state that `donor` was asked for under `nonce`."""
+        subject = subjects.state(self.run, donor, self.learner, nonce)
+        stream = subjects.state_stream(self.run)
+        async with self.data.read(stream, subject + ".m") as messages:
+            async for stored in messages:
+                try:
+                    m = decode(stored.payload, StateManifest)
+                    whose = (m.donor, m.newcomer, m.newcomer_incarnation, m.nonce, m.config_hash)
+                    ours = (donor, self.learner, self.incarnation, nonce, self.config_hash)
+                    if whose != ours:
+                        raise WireError(f"inner state of {whose[0]} for {whose[1]}, not as granted")
+                    payload = await get_blob(self.data, stream, m.blob, timeout_s=BLOB_TIMEOUT_S)
+                except (WireError, BusError) as error:
+                    self.put(StateBad(donor, nonce, str(error)[:300]))
+                    continue
+                self.states = {nonce: payload}
+                self.put(StateSeen(donor, nonce))
+                return
+
+    async def forget_state(self) -> None:
+        """The inner state is in use: remove what was sent to this learner."""
+        self.states = {}
+        try:
+            await self.data.purge(
+                subjects.state_stream(self.run), f"state.{self.run}.*.{self.learner}.>"
+            )
+        except BusError as error:
+            log.debug("state not purged", error=str(error))

@@ -1,0 +1,89 @@
+"""The bounded bridge between the train thread and the asyncio side. Neither ever waits for it.
+
+The train thread takes what has arrived and leaves what goes out at step boundaries: a few
+operations on deques. The one exception is `rest`, where a learner that may not step sleeps.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+# Arrivals waiting for a step boundary: publications and pulls of many rounds. A learner that
+# takes so long to reach one is not live any more.
+INBOX_MAX = 4096
+# Outgoing pieces of work waiting for the network: contributions are bounded by the rounds in
+# flight, all else is rarer. Progress is not among them: only the newest counts.
+OUTBOX_MAX = 256
+
+
+class Mailbox:
+    """Single producer and single consumer each way."""
+
+    def __init__(self) -> None:
+        self._in: deque[Any] = deque()
+        self._out: deque[Any] = deque()
+        self._progress: Any = None
+        self._arrived = threading.Event()
+        self._wake: Callable[[], None] = lambda: None
+        self.dropped = 0
+
+    # --- train thread --------------------------------------------------------------------------
+
+    def drain(self) -> list[Any]:
+        """Everything that has arrived, in order."""
+        items = []
+        while self._in:
+            items.append(self._in.popleft())
+        return items
+
+    def post(self, item: Any) -> None:
+        """Hand out a piece of work; beyond the limit it is dropped and counted."""
+        if len(self._out) >= OUTBOX_MAX:
+            self.dropped += 1
+            return
+        self._out.append(item)
+        self._wake()
+
+    def progress(self, progress: Any) -> None:
+        """Show where the learner stands; replaces what was not sent yet."""
+        self._progress = progress
+        self._wake()
+
+    def rest(self, seconds: float) -> None:
+        """Sleep until something arrives, at most `seconds`. Only while no step may be taken."""
+        self._arrived.wait(seconds)
+        self._arrived.clear()
+
+    # --- asyncio side --------------------------------------------------------------------------
+
+    def attach(self, loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
+        """Set `ready` on `loop` whenever something is left for it."""
+
+        def wake() -> None:
+            if not ready.is_set():
+                loop.call_soon_threadsafe(ready.set)
+
+        self._wake = wake
+
+    def put(self, item: Any) -> bool:
+        """Leave something for the train thread; False (and counted) beyond the limit."""
+        if len(self._in) >= INBOX_MAX:
+            self.dropped += 1
+            return False
+        self._in.append(item)
+        self._arrived.set()
+        return True
+
+    def collect(self) -> list[Any]:
+        """Everything handed out, in order."""
+        items = []
+        while self._out:
+            items.append(self._out.popleft())
+        return items
+
+    def newest_progress(self) -> Any:
+        """The progress not yet sent, or None."""
+        progress, self._progress = self._progress, None
+        return progress

@@ -1,0 +1,125 @@
+"""Data shard leases in the key-value bucket, by compare-and-set."""
+
+import asyncio
+from collections.abc import Callable, Collection
+
+import structlog
+
+from diloco_learner.edges.batches import Batches
+from diloco_learner.leases import choose, given_back, order, taken
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Cursor, ShardLease
+from diloco_shared.protocol.wire import WireError, decode, encode
+
+log = structlog.get_logger()
+
+# Looks at whether the train thread wants another shard, in seconds: a shard lasts far longer.
+LOOK_S = 0.2
+
+
+class Leases:
+    """Keeps the train thread supplied, one shard ahead."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        spec: RunSpec,
+        learner: str,
+        incarnation: int,
+        batches: Batches,
+        live: Callable[[], Collection[str]],
+    ) -> None:
+        self.bus = bus
+        self.run = spec.name
+        self.learner = learner
+        self.incarnation = incarnation
+        self.batches = batches
+        self.live = live
+        self.wanted = order(spec.data.virtual_shards, learner, spec.seed)
+        self.supplied = asyncio.Event()
+        self.held: dict[int, tuple[ShardLease, int]] = {}  # shard -> (lease, revision)
+
+    async def supply(self) -> None:
+        """Lease and give back, for ever."""
+        while True:
+            try:
+                while self.batches.finished:
+                    await self._give_back(self.batches.finished[0])
+                    self.batches.finished.popleft()
+                if self.batches.wants:
+                    await self._acquire()
+            except (BusError, WireError) as error:
+                log.warning("data leases: again later", error=str(error))
+            if self.batches.ready:
+                self.supplied.set()
+            await asyncio.sleep(LOOK_S)
+
+    async def first(self) -> None:
+        """Until there is something to read."""
+        await self.supplied.wait()
+
+    async def _acquire(self) -> None:
+        leases: dict[int, ShardLease] = {}
+        revisions: dict[int, int] = {}
+        for key, entry in (await self.bus.kv_all(subjects.SHARDS)).items():
+            run, _, number = key.rpartition(".")
+            if run == self.run and entry.value is not None:
+                leases[int(number)] = decode(entry.value, ShardLease)
+                revisions[int(number)] = entry.revision
+        shard = choose(
+            leases,
+            self.wanted,
+            learner=self.learner,
+            incarnation=self.incarnation,
+            live=self.live(),
+            holding=self.held,
+        )
+        if shard is None:
+            return
+        lease = taken(leases.get(shard), shard, self.learner, self.incarnation)
+        key, value = f"{self.run}.{shard}", encode(lease)
+        try:
+            if shard in revisions:
+                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revisions[shard])
+            else:
+                revision = await self.bus.kv_create(subjects.SHARDS, key, value)
+        except Conflict:
+            return  # somebody else was first; the next look sees it
+        self.held[shard] = (lease, revision)
+        self.batches.grant(shard, lease.sequences, lease.passes)
+
+    async def merged(self, cursor: Cursor) -> None:
+        """What was read up to `cursor` is part of the published parameters."""
+        if cursor.shard not in self.held:
+            return
+        lease, _ = self.held[cursor.shard]
+        if cursor.sequences > lease.sequences:
+            await self._write(lease.model_copy(update={"sequences": cursor.sequences}))
+
+    async def _give_back(self, shard: int) -> None:
+        if shard in self.held:
+            await self._write(given_back(self.held[shard][0]))
+            self.held.pop(shard, None)
+
+    async def _write(self, lease: ShardLease) -> None:
+        _, revision = self.held[lease.shard]
+        key = f"{self.run}.{lease.shard}"
+        try:
+            revision = await self.bus.kv_update(subjects.SHARDS, key, encode(lease), revision)
+        except Conflict:
+            # Taken over while this process was thought dead: it is no longer ours to move.
+            log.warning("lease lost", shard=lease.shard)
+            del self.held[lease.shard]
+            return
+        self.held[lease.shard] = (lease, revision)
+
+    async def release(self) -> None:
+        """Leave every shard to others, at the cursors merged so far."""
+        for shard, (lease, _) in list(self.held.items()):
+            try:
+                await self._write(lease.model_copy(update={"holder": "", "incarnation": -1}))
+            except BusError as error:
+                log.debug("lease not released, it will be taken over", error=str(error))
+            self.held.pop(shard, None)

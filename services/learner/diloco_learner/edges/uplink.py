@@ -1,0 +1,207 @@
+"""What the train thread hands out, carried to the bus: contributions, inner state, results."""
+
+import asyncio
+import time
+from typing import Any
+
+import jax
+import structlog
+
+from diloco_learner.edges.checkpoint import Checkpoints
+from diloco_learner.edges.shards import Leases
+from diloco_learner.events import (
+    Checkpoint,
+    Contribute,
+    Evaluate,
+    GiveState,
+    Leave,
+    Merged,
+    Tell,
+)
+from diloco_learner.model.named import to_named
+from diloco_learner.train import Outgoing
+from diloco_learner.trainer import contribution_bytes, state_bytes
+from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.edges.blobs import put_blob
+from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    Blob,
+    ContributionManifest,
+    Event,
+    InitManifest,
+    StateManifest,
+    TensorSpec,
+)
+from diloco_shared.protocol.wire import encode
+
+log = structlog.get_logger()
+
+# A newcomer asks for another donor before this many seconds have gone by.
+STATE_DEADLINE_S = 60.0
+
+
+class Uplink:
+    """The sending side of one learner in one run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        learner: str,
+        incarnation: int,
+        control: Bus,
+        data: Bus,
+        sizes_P: tuple[int, ...],
+        checkpoints: Checkpoints,
+        leases: Leases,
+    ) -> None:
+        self.spec = spec
+        self.run = spec.name
+        self.learner = learner
+        self.incarnation = incarnation
+        self.control = control
+        self.data = data
+        self.sizes_P = sizes_P
+        self.hash = config_hash(spec)
+        self.checkpoints = checkpoints
+        self.leases = leases
+        self.checkpoint_lock = asyncio.Lock()
+
+    async def send(self, item: Outgoing) -> None:
+        """Carry out one effect; what fails is logged and told, never raised."""
+        try:
+            match item.effect:
+                case Contribute():
+                    await self._contribute(item.effect, item.handle)
+                case GiveState():
+                    await self._give_state(item.effect, item.handle)
+                case Evaluate():
+                    await self._evaluated(item.effect, item.loss)
+                case Checkpoint():
+                    await self._checkpoint(item.effect, item.handle)
+                case Merged() if item.effect.cursor is not None:
+                    await self.leases.merged(item.effect.cursor)
+                case Tell():
+                    await self.tell(item.effect.kind, item.effect.text, item.effect.data)
+                case Leave():
+                    await self.tell("leave", f"{item.effect.outcome}: {item.effect.reason}", {})
+                case _:
+                    pass
+        except (BusError, OSError) as error:
+            what = type(item.effect).__name__
+            log.warning("not done", what=what, error=str(error))
+            if isinstance(item.effect, Contribute | GiveState):
+                await self.tell("upload-abandoned", f"{what}: {error}"[:500], {})
+
+    async def tell(self, kind: str, text: str, data: dict[str, Any]) -> None:
+        """Write to the event log; an event that cannot be written is only logged."""
+        at = time.time()
+        log.info(kind, text=text)
+        event = Event(
+            run=self.run, kind=kind, source=self.learner, text=text[:500], data=data, at=at
+        )
+        try:
+            await self.control.append(subjects.event(self.run, kind), encode(event))
+        except BusError as error:
+            log.warning("event not written", kind=kind, error=str(error))
+
+    async def initial(self, layout: tuple[TensorSpec, ...], fragments: list[bytes]) -> None:
+        """This learner's fresh parameters: the syncer asked for them."""
+        for p, payload in enumerate(fragments):
+            subject = subjects.initial(self.run, self.learner, self.incarnation, p)
+            blob = await put_blob(self.data, subject, payload)
+            manifest = InitManifest(
+                run=self.run,
+                learner=self.learner,
+                incarnation=self.incarnation,
+                config_hash=self.hash,
+                layout=layout,
+                fragment=p,
+                blob=blob,
+            )
+            await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+
+    async def _contribute(self, effect: Contribute, handle: Any) -> None:
+        e = effect
+        payload = await asyncio.to_thread(contribution_bytes, handle)
+        left_s = e.deadline - time.monotonic()
+        if left_s <= 0:
+            return  # nobody waits for it any more
+        subject = subjects.contribution(
+            self.run, self.learner, e.epoch, e.fragment, e.round, e.term
+        )
+        blob = await put_blob(self.data, subject, payload, deadline_s=left_s)
+        await self.data.append(
+            subject + ".m", encode(self._manifest(e, blob)), msg_id=subject + ".m"
+        )
+
+    def _manifest(self, e: Contribute, blob: Blob) -> ContributionManifest:
+        return ContributionManifest(
+            run=self.run,
+            learner=self.learner,
+            incarnation=self.incarnation,
+            epoch=e.epoch,
+            term=e.term,
+            round=e.round,
+            fragment=e.fragment,
+            base=e.base,
+            step_from=e.step_from,
+            step_to=e.step_to,
+            tokens_from=e.tokens_from,
+            tokens_to=e.tokens_to,
+            cursor=e.cursor,
+            codec=self.spec.algorithm.codec_up,
+            values=self.sizes_P[e.fragment],
+            config_hash=self.hash,
+            blob=blob,
+        )
+
+    async def _give_state(self, effect: GiveState, handle: Any) -> None:
+        d = effect.donate
+        payload = await asyncio.to_thread(state_bytes, handle)
+        subject = subjects.state(self.run, self.learner, d.newcomer, d.nonce)
+        blob = await put_blob(self.data, subject, payload, deadline_s=STATE_DEADLINE_S)
+        manifest = StateManifest(
+            run=self.run,
+            donor=self.learner,
+            donor_incarnation=self.incarnation,
+            newcomer=d.newcomer,
+            newcomer_incarnation=d.newcomer_incarnation,
+            nonce=d.nonce,
+            epoch=d.epoch,
+            versions=effect.versions,
+            donor_step=effect.step,
+            config_hash=self.hash,
+            blob=blob,
+        )
+        await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+        await self.tell(
+            "donated",
+            f"inner state for {d.newcomer}",
+            {"newcomer": d.newcomer, "bytes": blob.bytes},
+        )
+
+    async def _evaluated(self, effect: Evaluate, loss: float) -> None:
+        s = effect.stamp
+        await self.tell(
+            "evaluation",
+            f"validation loss {loss:.4f} after {s.steps} steps of the run",
+            {
+                "val_loss": loss,
+                "steps": s.steps,
+                "round": s.round,
+                "versions": list(effect.versions),
+                "final": effect.final,
+            },
+        )
+
+    async def _checkpoint(self, effect: Checkpoint, handle: Any) -> None:
+        """One at a time; the sequence grows across incarnations."""
+        async with self.checkpoint_lock:
+            sequence = self.incarnation * 10**9 + effect.step
+            meta = {"step": effect.step, "versions": list(effect.versions)}
+            moments = to_named(handle)
+            await asyncio.to_thread(self.checkpoints.save, sequence, moments, meta)
+            if effect.final:
+                await asyncio.to_thread(jax.block_until_ready, handle)
+                await asyncio.to_thread(self.checkpoints.manager.wait_until_finished)

@@ -1,0 +1,36 @@
+"""Settings of a learner process, from the environment (prefix DILOCO_)."""
+
+import socket
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from diloco_shared.ids import Id
+
+
+def default_id() -> str:
+    """`learner-<host>`: a container keeps its host name when it is restarted."""
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname().lower())
+    return f"learner-{host}"[:63].strip("-")
+
+
+class Settings(BaseSettings):
+    """One per process; every field may be set as DILOCO_<FIELD>."""
+
+    model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True)
+
+    id: Id = Field(default_factory=default_id, description="This learner's id, unique in the run.")
+    nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
+    nats_token: str = Field("", description="Token for the bus, if it wants one.")
+    data: Path = Field(Path("diloco-data"), description="Checkpoints live in <data>/<id>/.")
+    chaos: bool = Field(False, description="Whether faults may be injected into this process.")
+    log: str = Field("info", description="Log level.")
+    health_host: str = Field("127.0.0.1", description="Address of /healthz and /metrics.")
+    health_port: int = Field(0, ge=0, le=65535, description="0 takes any free port.")
+    threads: int = Field(
+        0, ge=0, description="CPU threads for computation, 0 for all; 1 when learners share cores."
+    )
+    cache: Path | None = Field(
+        None, description="Folder of compiled programs, shared by learners; a restart is quicker."
+    )

@@ -1,0 +1,216 @@
+"""The training loop, to be read beside Algorithm 1 of the paper (section 2).
+
+Runs in its own thread and never waits for the network: what has arrived is taken in at a step
+boundary, what goes out is left in the mailbox. The exchange decides, the trainer computes, the
+loop carries out. Everything that could wait is clocked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_learner.events import (
+    Adopt,
+    AnchorReady,
+    Checkpoint,
+    Contribute,
+    Evaluate,
+    ExchangeEffect,
+    GiveState,
+    Leave,
+    Merged,
+    SendProgress,
+    Stepped,
+    Tell,
+    TimePassed,
+)
+from diloco_learner.exchange import Exchange
+from diloco_learner.trainer import Trainer, evaluate_anchors
+from diloco_shared.numerics.schedule import inner_rate
+from diloco_shared.protocol.messages import Cursor
+
+Values = NDArray[np.float32]
+
+# Asleep between two looks at the mailbox while no step may be taken, in seconds.
+REST_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Anchored:
+    """An anchor on its way into the loop, with its values."""
+
+    ready: AnchorReady
+    values_F: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An effect for the asyncio side, with the device arrays that belong to it."""
+
+    effect: ExchangeEffect
+    handle: Any = None
+    loss: float = float("nan")
+
+
+class Post(Protocol):
+    """What the loop needs of a mailbox."""
+
+    def drain(self) -> list[Any]: ...
+    def post(self, item: Any) -> None: ...
+    def progress(self, progress: Any) -> None: ...
+    def rest(self, seconds: float) -> None: ...
+
+
+class Source(Protocol):
+    """What the loop needs of the data."""
+
+    @property
+    def cursor(self) -> Cursor | None: ...
+    def take(self) -> NDArray[Any]: ...
+
+
+class Clock(Protocol):
+    """A context manager that adds up seconds."""
+
+    seconds: float
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exc: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Injected:
+    """Faults that change the loop's own behaviour."""
+
+    slow_factor: float = 1.0
+    poison: bool = False
+
+
+class TrainLoop:
+    """One learner's training, from recovered to the end of the run."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        exchange: Exchange,
+        batches: Source,
+        held_out_SxL1: NDArray[np.int32],
+        post: Post,
+        *,
+        now: Callable[[], float],
+        sleep: Callable[[float], None],
+        waiting: Clock,
+        injected: Injected,
+    ) -> None:
+        self.trainer = trainer
+        self.exchange = exchange
+        self.batches = batches
+        self.held_out_SxL1 = held_out_SxL1
+        self.post = post
+        self.now = now
+        self.sleep = sleep
+        self.waiting = waiting
+        self.injected = injected
+        self.anchors: dict[tuple[int, int, int], Values] = {}  # ready, not yet adopted
+        self.loss_handle: Any = None
+        self.left: Leave | None = None
+        self.spec = trainer.program.spec
+
+    def run(self) -> Leave:
+        """Train until the exchange says to leave; why it did."""
+        while self.left is None:
+            self._take_in()
+            if self.left is not None:
+                break
+            if self.exchange.may_step:
+                self._step()
+            else:
+                self.post.rest(REST_S)  # not stepping: paused, or without a complete set
+                self._handle(TimePassed())
+        return self.left
+
+    def _take_in(self) -> None:
+        with self.waiting:
+            arrived = self.post.drain()
+        for item in arrived:
+            if isinstance(item, Anchored):
+                r = item.ready
+                self.anchors[(r.epoch, r.fragment, r.version)] = item.values_F
+                self._handle(r)
+            else:
+                self._handle(item)
+
+    def _step(self) -> None:
+        """theta <- AdamW(theta, grad); counters; effects of the boundary that follows."""
+        began = self.now()
+        tokens_BxL1 = self.batches.take()
+        if self.injected.poison:
+            self._poison()
+        rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
+        handle = self.trainer.step(tokens_BxL1, rate)
+        # Reading the previous loss back while this step runs keeps the device busy; it also keeps
+        # the host from running ahead of it by more than one step.
+        loss = float("nan") if self.loss_handle is None else float(self.loss_handle)
+        self.loss_handle = handle
+        if self.injected.slow_factor > 1:
+            handle.block_until_ready()
+            self.sleep((self.now() - began) * (self.injected.slow_factor - 1))
+        self._handle(
+            Stepped(
+                tokens=tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1),
+                loss=loss,
+                step_s=self.now() - began,
+                wait_s=self.waiting.seconds,
+                cursor=self.batches.cursor,
+            )
+        )
+
+    def _poison(self) -> None:
+        """One step with gradients that are not numbers leaves parameters that are not."""
+        import jax
+
+        self.injected.poison = False
+        self.trainer.params = jax.tree.map(lambda x: x * float("nan"), self.trainer.params)
+
+    # --- effects -------------------------------------------------------------------------------
+
+    def _handle(self, event: Any) -> None:
+        for effect in self.exchange.handle(event, self.now()):
+            self._perform(effect)
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        match effect:
+            case Adopt():
+                self._adopt(effect)
+            case Contribute():
+                self._send(Outgoing(effect, self.trainer.contribution(effect.fragment)))
+            case GiveState():
+                self._send(Outgoing(effect, self.trainer.inner_state()))
+            case Checkpoint():
+                self._send(Outgoing(effect, self.trainer.inner_state()))
+            case Evaluate():
+                anchors = [np.asarray(a) for a in self.trainer.anchors]
+                loss = evaluate_anchors(self.trainer.program, anchors, self.held_out_SxL1)
+                self._send(Outgoing(effect, loss=loss))
+            case SendProgress():
+                with self.waiting:
+                    self.post.progress(effect.progress)
+            case Leave():
+                self.left = effect
+                self._send(Outgoing(effect))
+            case Merged() | Tell():
+                self._send(Outgoing(effect))
+
+    def _adopt(self, effect: Adopt) -> None:
+        key = (effect.epoch, effect.fragment, effect.version)
+        self.trainer.adopt(effect.fragment, self.anchors[key], self.spec.algorithm.alpha)
+        for other in list(self.anchors):
+            if other[1] == effect.fragment and other <= key:
+                del self.anchors[other]
+
+    def _send(self, item: Outgoing) -> None:
+        with self.waiting:
+            self.post.post(item)
