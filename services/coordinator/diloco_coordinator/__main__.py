@@ -1,0 +1,36 @@
+"""`diloco-coordinator`: reads the environment, sets up the process, runs the app."""
+
+import asyncio
+import sys
+
+import structlog
+from pydantic import ValidationError
+
+from diloco_coordinator.app import serve
+from diloco_coordinator.settings import Settings
+from diloco_shared.edges.bus import BusError
+from diloco_shared.edges.logs import configure
+from diloco_shared.edges.membership import FolderTaken
+
+
+def main() -> None:
+    """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
+    try:
+        settings = Settings()
+        configure(settings.log)
+    except (ValidationError, ValueError) as error:
+        sys.exit(f"diloco-coordinator: {error}")
+    try:
+        asyncio.run(serve(settings))
+    except KeyboardInterrupt:
+        pass
+    except FolderTaken as error:
+        structlog.get_logger().error(str(error))
+        sys.exit(2)
+    except BusError as error:
+        structlog.get_logger().error("no bus", url=settings.nats_url, error=str(error))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
