@@ -25,8 +25,10 @@ from diloco_shared.protocol.chunks import (
 from diloco_shared.protocol.messages import Blob
 from diloco_shared.protocol.pace import Pace
 
-# Chunks asked for at once by get_blob. 16 of 512 KiB are what the bus keeps on its way (8 MiB).
-FETCH_CHUNKS = 16
+# Chunks asked for at once by get_blob: 16 of 512 KiB are what the bus keeps on its way (8 MiB).
+# Fewer on a slow link, where much on its way would delay all else.
+FETCH_CHUNKS_MAX = 16
+FETCH_S = 1.0
 BACKOFF_S = (0.2, 0.4, 0.8, 1.6, 2.0)
 # Below this, hashing is cheaper than handing it to a thread (about 1 ms).
 _HASH_INLINE_BYTES = 1 << 20
@@ -177,11 +179,14 @@ async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> by
 
 async def _collect(bus: Bus, stream: str, blob: Blob, assembler: Assembler) -> str:
     """One pass over the chunks' subject; returns the last fault met."""
-    fault, start_seq = "", 1
+    fault, start_seq, limit = "", 1, 2
     while not assembler.complete(blob):
-        batch = await bus.fetch(stream, blob.subject, start_seq=start_seq, limit=FETCH_CHUNKS)
+        began = time.monotonic()
+        batch = await bus.fetch(stream, blob.subject, start_seq=start_seq, limit=limit)
         if not batch:
             break
+        slow = time.monotonic() - began > FETCH_S
+        limit = max(1, limit // 2) if slow else min(FETCH_CHUNKS_MAX, limit * 2)
         for message in batch:
             fault = _take(message, blob, assembler) or fault
         start_seq = batch[-1].seq + 1

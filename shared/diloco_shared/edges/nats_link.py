@@ -76,6 +76,11 @@ class _Client(Client):
                 waiting.set_exception(nats.errors.StaleConnectionError())
         await super()._attempt_reconnect()
 
+    # nats-py counts pongs only; on a slow link one may be queued behind seconds of our own data.
+    def heard(self) -> None:
+        """Whatever arrives shows that the connection lives."""
+        self._pings_outstanding = 0
+
     def drop_socket(self) -> None:
         writer: Any = getattr(self._transport, "_io_writer", None)
         # asyncio's transport has no loop any more when its closing is complete.
@@ -287,6 +292,7 @@ class NatsLink:
             self._on_close.discard(callback)
 
     def _received(self, msg: Msg) -> Raw:
+        self._client.heard()
         self.traffic.messages_in += 1
         self.traffic.bytes_in += len(msg.data)
         headers: dict[str, Any] = msg.headers or {}

@@ -31,6 +31,10 @@ from diloco_shared.edges.nats_reader import Inbox, Reader
 # A repeat under the same message id is dropped within this time; receivers are idempotent anyway.
 DUPLICATE_WINDOW_S = 120
 
+# Messages asked for at once, and failures in a row before a fetch is given up.
+_FETCH_BATCH = 256
+_FETCH_TRIES = 3
+
 
 class NatsStreams:
     """Stream calls on one connection. See `bus.Bus` for what each promises."""
@@ -154,29 +158,28 @@ class NatsStreams:
     ) -> list[Stored]:
         """Direct-get batches until nothing is pending, with the server's own headers."""
         found: list[Stored] = []
-        seq, failures = max(1, start_seq), 0
+        failures = 0
         while limit is None or len(found) < limit:
-            want = 256 if limit is None else limit - len(found)
+            seq = found[-1].seq + 1 if found else max(1, start_seq)
+            want = _FETCH_BATCH if limit is None else min(_FETCH_BATCH, limit - len(found))
+            before = len(found)
             try:
-                batch, pending = await self._direct(stream, subject, seq, want)
+                if not await self._direct(stream, subject, seq, want, found):
+                    break
+                failures = 0
             except Unavailable:
-                failures += 1
-                if failures == 3:
+                # What came before the trouble stays.
+                failures = 1 if len(found) > before else failures + 1
+                if failures == _FETCH_TRIES:
                     raise
                 await asyncio.sleep(0.1 * failures)
-                continue
-            found += batch
-            if not batch or not pending:
-                break
-            seq = batch[-1].seq + 1
         return found
 
     async def _direct(
-        self, stream: str, subject: str, seq: int, want: int
-    ) -> tuple[list[Stored], int]:
-        """Up to `want` messages from `seq` on, and how many more there are."""
+        self, stream: str, subject: str, seq: int, want: int, found: list[Stored]
+    ) -> bool:
+        """Append up to `want` messages from `seq` on to `found`; whether there are more."""
         inbox = Inbox()
-        batch: list[Stored] = []
         body = {
             "seq": seq,
             "next_by_subj": subject,
@@ -195,17 +198,19 @@ class NatsStreams:
                 message = await inbox.get(API_TIMEOUT_S)
                 if message is None:
                     raise Unavailable(f"reading {subject} from {stream}: no answer")
-                if message.status == 404:
-                    return batch, 0
-                if message.status == 204:
-                    return batch, int(message.headers.get("Nats-Num-Pending", "0"))
-                if message.status == 503:
-                    raise Unavailable(
-                        f"reading {subject}: there is no stream {stream}, or no server"
-                    )
-                if message.status:
-                    raise Refused(f"reading {subject} from {stream}: status {message.status}")
-                batch.append(_direct_message(message))
+                match message.status:
+                    case 0:
+                        found.append(_direct_message(message))
+                    case 404:
+                        return False
+                    case 204:
+                        return int(message.headers.get("Nats-Num-Pending", "0")) > 0
+                    case 503:
+                        raise Unavailable(
+                            f"reading {subject}: there is no stream {stream}, or no server"
+                        )
+                    case status:
+                        raise Refused(f"reading {subject} from {stream}: status {status}")
 
     @asynccontextmanager
     async def read(

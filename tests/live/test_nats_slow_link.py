@@ -1,0 +1,69 @@
+"""A link so slow that data delays pings beyond their limit: it is used fully and never dropped."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from diloco_shared.edges import nats_link
+from diloco_shared.edges.blobs import get_blob, put_blob
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.nats_server import NatsServer
+
+pytestmark = pytest.mark.live
+
+BYTES_PER_S = 500_000
+
+
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(8192):
+            await asyncio.sleep(len(data) / BYTES_PER_S)
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        # The other side is gone: so is this one.
+        return
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def slow_link(server: NatsServer) -> AsyncIterator[int]:
+    """A port that leads to `server` at BYTES_PER_S in each direction."""
+    links: set[asyncio.Task[None]] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(server.host, server.port)
+        for ends in ((reader, far_writer), (far_reader, writer)):
+            links.add(asyncio.create_task(carry(*ends)))
+
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield listener.sockets[0].getsockname()[1]
+    finally:
+        listener.close()
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
+
+
+async def test_blobs_and_readers_get_through(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Two missed pings are 0.6 s, less than two chunks take.
+    monkeypatch.setattr(nats_link, "_PING_S", 0.3)
+    payload = random.Random(5).randbytes(1 << 20)
+    async with slow_link(nats_server) as port:
+        bus = await NatsBus.connect(f"nats://127.0.0.1:{port}", name="slow")
+        await bus.ensure_stream(StreamSpec("S", ("s.>",), 64 << 20))
+        blob = await put_blob(bus, "s.blob", payload, chunk_bytes=128 * 1024)
+        assert (await bus.stream_info("S")).messages == blob.chunks == 8
+        assert await get_blob(bus, "S", blob, timeout_s=60) == payload
+        async with bus.read("S", "s.blob") as messages:
+            assert [(await anext(messages)).seq for _ in range(8)] == [*range(1, 9)]
+        assert bus.reconnects == 0
+        await bus.close()
