@@ -25,6 +25,8 @@ Anchor = NDArray[np.float32]
 WAITING_MAX = 4
 # Anchors kept per fragment: the newest, and the one before it, whose adoption may be under way.
 KEPT_MAX = 2
+# Deltas of an epoch whose first keyframe is still on its way: about one per fragment in flight.
+EARLY_MAX = 8
 
 
 @dataclass(slots=True)
@@ -40,6 +42,13 @@ class Shelf:
         """Newest version held; -1 for none."""
         return next(reversed(self.anchors), -1)
 
+    def put(self, m: PublicationManifest, anchor_F: Anchor) -> None:
+        """Keep a checked anchor, which is newer than all held."""
+        assert m.version > self.version
+        self.anchors[m.version], self.digest = anchor_F, m.anchor_digest
+        while len(self.anchors) > KEPT_MAX:
+            del self.anchors[next(iter(self.anchors))]
+
 
 class AnchorBook:
     """The newest anchor of each of P fragments, of the newest epoch seen."""
@@ -49,6 +58,7 @@ class AnchorBook:
         self.sizes_P = tuple(sizes_P)
         self.epoch = 0
         self.shelves = [Shelf() for _ in self.sizes_P]
+        self.early: list[tuple[PublicationManifest, bytes]] = []
         self.refused: Counter[str] = Counter()  # kind -> count
         self.last_refusal = ""
 
@@ -61,26 +71,26 @@ class AnchorBook:
         m = manifest
         fault = self._fault(m)
         if fault:
-            return self._refuse("malformed", m, fault)
+            self._refuse("malformed", m, fault)
+            return None
         if m.epoch < self.epoch:
             return None
-        if m.epoch > self.epoch:
-            self._enter(m.epoch)
         shelf = self.shelves[m.fragment]
-        if m.version <= shelf.version:
+        if m.epoch == self.epoch and m.version <= shelf.version:
             if m.version == shelf.version and m.anchor_digest != shelf.digest:
-                return self._refuse("conflict", m, f"digest {m.anchor_digest}, held {shelf.digest}")
+                self._refuse("conflict", m, f"digest {m.anchor_digest}, held {shelf.digest}")
             return None
-        if m.prev_version >= 0 and m.prev_version != shelf.version:
-            self._wait(shelf, m, payload)
+        if m.prev_version >= 0 and (m.epoch, m.prev_version) != (self.epoch, shelf.version):
+            self._wait(m, payload)
             return None
-        newest = m if self._shelve(shelf, m, payload) else None
-        while (following := shelf.waiting.pop(shelf.version + 1, None)) is not None:
-            if self._shelve(shelf, *following):
-                newest = following[0]
-        for version in [v for v in shelf.waiting if v <= shelf.version]:
-            del shelf.waiting[version]
-        return None if newest is None else _ready(newest)
+        anchor_F = self._decode(shelf, m, payload)
+        if anchor_F is None:
+            return None
+        if m.epoch > self.epoch:  # only a keyframe comes here: a delta waits above
+            self._enter(m.epoch)
+            shelf = self.shelves[m.fragment]
+        shelf.put(m, anchor_F)
+        return _ready(self._follow(shelf, m))
 
     def take(self, epoch: int, fragment: int, version: int) -> Anchor:
         """Read-only fp32 anchor of shape (F,). KeyError if it is no longer, or not yet, held."""
@@ -117,34 +127,52 @@ class AnchorBook:
         """History began again: nothing of before may be built upon."""
         self.epoch = epoch
         self.shelves = [Shelf() for _ in self.sizes_P]
+        early, self.early = self.early, []
+        for m, payload in early:
+            if m.epoch >= epoch:
+                self._wait(m, payload)
 
-    def _wait(self, shelf: Shelf, m: PublicationManifest, payload: bytes) -> None:
-        shelf.waiting[m.version] = (m, payload)
-        if len(shelf.waiting) > WAITING_MAX:
+    def _wait(self, m: PublicationManifest, payload: bytes) -> None:
+        """Hold a delta until what it adds to is here."""
+        if m.epoch > self.epoch:
+            self.early.append((m, payload))
+            if len(self.early) > EARLY_MAX:
+                self._refuse("waiting", self.early.pop(0)[0], "its epoch has not begun here")
+            return
+        waiting = self.shelves[m.fragment].waiting
+        waiting[m.version] = (m, payload)
+        if len(waiting) > WAITING_MAX:
             # The farthest goes: the nearest are the ones a single late transfer releases.
-            self._refuse("waiting", shelf.waiting.pop(max(shelf.waiting))[0], "too far ahead")
+            self._refuse("waiting", waiting.pop(max(waiting))[0], "too far ahead")
 
-    def _shelve(self, shelf: Shelf, m: PublicationManifest, payload: bytes) -> bool:
-        """Decode, add, check, keep; False if it was refused."""
+    def _decode(self, shelf: Shelf, m: PublicationManifest, payload: bytes) -> Anchor | None:
+        """The checked anchor, or None if it was refused."""
         try:
             anchor_F = codec.decode(m.codec, payload, m.values)
         except ValueError as error:
             self._refuse("malformed", m, str(error))
-            return False
+            return None
         if m.prev_version >= 0:
-            # Two infinities may meet; the digest decides whether that is what was published.
+            # Infinities may meet; the digest decides whether that is what was published.
             with np.errstate(all="ignore"):
                 anchor_F = shelf.anchors[m.prev_version] + anchor_F
         digest = digest_array(anchor_F)
         if digest != m.anchor_digest:
-            self._refuse("digest", m, f"the anchor has {digest}, published was {m.anchor_digest}")
-            return False
+            self._refuse("digest", m, f"anchor {digest}, published {m.anchor_digest}")
+            return None
         anchor_F.flags.writeable = False
-        shelf.anchors[m.version] = anchor_F
-        shelf.digest = digest
-        while len(shelf.anchors) > KEPT_MAX:
-            del shelf.anchors[next(iter(shelf.anchors))]
-        return True
+        return anchor_F
+
+    def _follow(self, shelf: Shelf, newest: PublicationManifest) -> PublicationManifest:
+        """Apply the waiting deltas that `newest` released; the newest one in force then."""
+        while (following := shelf.waiting.pop(shelf.version + 1, None)) is not None:
+            anchor_F = self._decode(shelf, *following)
+            if anchor_F is None:
+                break
+            newest = following[0]
+            shelf.put(newest, anchor_F)
+        shelf.waiting = {v: w for v, w in shelf.waiting.items() if v > shelf.version}
+        return newest
 
     def _refuse(self, kind: str, m: PublicationManifest, why: str) -> None:
         self.refused[kind] += 1

@@ -1,0 +1,79 @@
+"""Which pulls a learner still owes an answer: each (epoch, term, round) is answered once (I2)."""
+
+from dataclasses import dataclass, field
+
+from diloco_shared.protocol.messages import Pull
+
+# Pulls waiting for a step boundary: more than the rounds a syncer keeps in flight (2 or 3).
+PENDING_MAX = 8
+# Rounds remembered as answered: rounds are pulled in order, so a repeat is never far behind.
+ANSWERED_MAX = 64
+
+
+@dataclass(slots=True)
+class Pending:
+    """A pull and the time (same clock as `now`) at which its round is over."""
+
+    pull: Pull
+    deadline: float
+
+
+@dataclass(slots=True)
+class Pulls:
+    """Pulls of the newest leadership (epoch, term) seen."""
+
+    learner: str
+    epoch: int
+    fragments: int
+    term: int = -1
+    pending: dict[int, Pending] = field(default_factory=dict)  # by round
+    answered: dict[int, None] = field(default_factory=dict)  # rounds, oldest first
+    forgotten: int = -1  # newest answered round that is no longer in `answered`
+
+    def lead(self, epoch: int, term: int) -> None:
+        """A leader speaks. What an older one asked for can no longer be committed."""
+        if (epoch, term) <= (self.epoch, self.term):
+            return
+        self.epoch, self.term, self.forgotten = epoch, term, -1
+        self.pending.clear()
+        self.answered.clear()
+
+    def ask(self, pull: Pull, now: float) -> str:
+        """Note a pull that this learner owes an answer; why not, or ""."""
+        if pull.epoch != self.epoch:
+            return "pull of another epoch"
+        if pull.term < self.term:
+            return "pull of a deposed leader"
+        if pull.fragment >= self.fragments:
+            return "pull of an unknown fragment"
+        self.lead(pull.epoch, pull.term)
+        if self.learner not in pull.participants:
+            return "pull of others"
+        if pull.round in self.answered or pull.round <= self.forgotten:
+            return "pull answered before"
+        deadline = now + pull.timeout_s
+        known = self.pending.get(pull.round)
+        if known is not None:
+            # A repeat carries the time left, counted from its own receipt.
+            known.deadline = min(known.deadline, deadline)
+            return ""
+        self.pending[pull.round] = Pending(pull, deadline)
+        if len(self.pending) > PENDING_MAX:
+            del self.pending[min(self.pending)]
+        return ""
+
+    def owed(self, now: float) -> list[Pending]:
+        """Pulls that can be answered now, in order of rounds; those that are over are dropped."""
+        for n in [n for n, p in self.pending.items() if now >= p.deadline]:
+            del self.pending[n]
+        return [self.pending[n] for n in sorted(self.pending)]
+
+    def answer(self, round_: int) -> None:
+        """The contribution to `round_` is handed out."""
+        assert round_ not in self.answered and round_ > self.forgotten, f"round {round_} again"
+        del self.pending[round_]
+        self.answered[round_] = None
+        if len(self.answered) > ANSWERED_MAX:
+            oldest = min(self.answered)
+            del self.answered[oldest]
+            self.forgotten = max(self.forgotten, oldest)
