@@ -1,4 +1,4 @@
-"""Reassembly: whatever comes, in whatever order, only the true payload comes out."""
+"""Reassembly: whatever comes, only the true payload comes out (I11), within limits (I12)."""
 
 import random
 
@@ -229,6 +229,7 @@ class HostileSenders(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
+        # I12: whatever was sent.
         assert 0 <= self.assembler.bytes <= self.BYTES_MAX
         assert len(self.assembler) <= 3
 
