@@ -53,7 +53,6 @@ class Exchange:
         spec: RunSpec,
         learner: str,
         incarnation: int,
-        *,
         epoch: int,
         versions: tuple[int, ...],
         stamp: Stamp,
