@@ -254,11 +254,9 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class PurgeUp:
-    """A durable snapshot covers these rounds: remove their contributions from UP."""
+    """A durable snapshot covers all rounds up to this one: remove what UP has of them."""
 
-    first_round: int
     last_round: int
-    initial: bool
 
 
 @dataclass(frozen=True, slots=True)

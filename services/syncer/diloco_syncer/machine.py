@@ -219,7 +219,9 @@ class Machine:
                 return effects
             case TapeSnapshot():
                 self.snapshotting = False
-                return [self._purge_up(record)]
+                if self.spec.keeping.contributions == "all":
+                    return []
+                return [PurgeUp(record.round)]
             case TapeEpoch():
                 self.admission.donations = Donations()
                 return [
@@ -250,11 +252,6 @@ class Machine:
     def _snapshot(self) -> Snapshot:
         self.snapshotting = True
         return Snapshot(self.history.seq, self.history.next_round - 1)
-
-    def _purge_up(self, record: TapeSnapshot) -> PurgeUp:
-        # Reach back two intervals: late uploads of purged rounds may have come since.
-        back = 2 * self.spec.keeping.snapshot_every_rounds
-        return PurgeUp(max(record.round - back, 0), record.round, initial=True)
 
     def _published(self, event: Published, now: float) -> list[Effect]:
         h = self.history

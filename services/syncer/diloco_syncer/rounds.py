@@ -64,7 +64,7 @@ class Rounds:
 
     def _open_next(self, now: float) -> bool:
         h = self.history
-        n = self.open[-1].n + 1 if self.open else h.next_round
+        n = max(h.next_round, self.open[-1].n + 1 if self.open else 0)
         fragment = n % h.fragments
         if h.paused or h.outcome or not h.initialised:
             return False

@@ -30,6 +30,8 @@ def status(
         refused=dict(h.refused + machine.refused),
         alive=tuple(m.learner for m in machine.roster.live(now)),
         participating=participating,
+        parameters=sum(h.sizes_P),
+        tokens_per_step=machine.spec.tokens_per_step,
         tokens_processed=h.ledger.processed,
         tokens_useful=h.tokens_useful,
         bytes_up=bytes_up,

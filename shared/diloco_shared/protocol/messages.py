@@ -442,6 +442,8 @@ class RunStatus(Message):
     refused: dict[str, int]  # reason class -> count
     alive: tuple[Id, ...]
     participating: tuple[Id, ...]
+    parameters: Count
+    tokens_per_step: Count
     tokens_processed: Count
     tokens_useful: Count
     bytes_up: Count

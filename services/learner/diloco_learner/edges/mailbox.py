@@ -1,13 +1,13 @@
 """The bounded bridge between the train thread and the asyncio side. Neither ever waits for it.
 
 The train thread takes what has arrived and leaves what goes out at step boundaries: a few
-operations on deques. The one exception is `rest`, where a learner that may not step sleeps.
+operations on deques, and no system call: waking the other side would give up the interpreter and
+wait for it to come back, so that side looks by itself. The one exception is `rest`, where a
+learner that may not step sleeps.
 """
 
-import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 # Arrivals waiting for a step boundary: publications and pulls of many rounds. A learner that
@@ -26,7 +26,6 @@ class Mailbox:
         self._out: deque[Any] = deque()
         self._progress: Any = None
         self._arrived = threading.Event()
-        self._wake: Callable[[], None] = lambda: None
         self.dropped = 0
 
     # --- train thread --------------------------------------------------------------------------
@@ -44,12 +43,10 @@ class Mailbox:
             self.dropped += 1
             return
         self._out.append(item)
-        self._wake()
 
     def progress(self, progress: Any) -> None:
         """Show where the learner stands; replaces what was not sent yet."""
         self._progress = progress
-        self._wake()
 
     def rest(self, seconds: float) -> None:
         """Sleep until something arrives, at most `seconds`. Only while no step may be taken."""
@@ -57,15 +54,6 @@ class Mailbox:
         self._arrived.clear()
 
     # --- asyncio side --------------------------------------------------------------------------
-
-    def attach(self, loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
-        """Set `ready` on `loop` whenever something is left for it."""
-
-        def wake() -> None:
-            if not ready.is_set():
-                loop.call_soon_threadsafe(ready.set)
-
-        self._wake = wake
 
     def put(self, item: Any) -> bool:
         """Leave something for the train thread; False (and counted) beyond the limit."""

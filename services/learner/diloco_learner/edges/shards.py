@@ -39,6 +39,7 @@ class Leases:
         self.live = live
         self.wanted = order(spec.data.virtual_shards, learner, spec.seed)
         self.supplied = asyncio.Event()
+        self.writing = asyncio.Lock()  # a lease has one revision: one write at a time
         self.held: dict[int, tuple[ShardLease, int]] = {}  # shard -> (lease, revision)
 
     async def supply(self) -> None:
@@ -92,16 +93,18 @@ class Leases:
 
     async def merged(self, cursor: Cursor) -> None:
         """What was read up to `cursor` is part of the published parameters."""
-        if cursor.shard not in self.held:
-            return
-        lease, _ = self.held[cursor.shard]
-        if cursor.sequences > lease.sequences:
-            await self._write(lease.model_copy(update={"sequences": cursor.sequences}))
+        async with self.writing:
+            if cursor.shard not in self.held:
+                return
+            lease, _ = self.held[cursor.shard]
+            if cursor.sequences > lease.sequences:
+                await self._write(lease.model_copy(update={"sequences": cursor.sequences}))
 
     async def _give_back(self, shard: int) -> None:
-        if shard in self.held:
-            await self._write(given_back(self.held[shard][0]))
-            self.held.pop(shard, None)
+        async with self.writing:
+            if shard in self.held:
+                await self._write(given_back(self.held[shard][0]))
+                self.held.pop(shard, None)
 
     async def _write(self, lease: ShardLease) -> None:
         _, revision = self.held[lease.shard]

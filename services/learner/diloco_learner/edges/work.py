@@ -47,6 +47,8 @@ log = structlog.get_logger()
 
 # Between two attempts at a server that does not answer, in seconds.
 RETRY_S = 0.3
+# Between two looks at what the train thread hands out, in seconds: half a nano step.
+LOOK_S = 0.005
 # Progress messages a second at most: a nano step takes 10 ms, and newer ones replace older.
 PROGRESS_S = 0.02
 
@@ -339,13 +341,10 @@ class Work:
 
     async def _hand(self) -> None:
         """Carry what the train thread hands out, for ever."""
-        ready = asyncio.Event()
-        self.mailbox.attach(asyncio.get_running_loop(), ready)
         while True:
-            await ready.wait()
-            ready.clear()
             for item in self.mailbox.collect():
                 self.tasks.create_task(self.up.send(item))
+            await asyncio.sleep(LOOK_S)
 
     async def _deliver(self) -> None:
         """Send the newest progress, and let faults know the step, for ever."""

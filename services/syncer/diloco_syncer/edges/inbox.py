@@ -7,12 +7,12 @@ import asyncio
 from collections.abc import Callable
 
 import numpy as np
-from diloco_shared.edges.blobs import get_blob
-from diloco_shared.numerics.digest import digest_array
 
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.blobs import get_blob
 from diloco_shared.edges.bus import Bus, BusError, Delivery, Stored
 from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
@@ -63,6 +63,7 @@ class Inbox:
         self.put = put
         self.wanted = wanted  # whether an open round asks for it: nothing else is fetched
         self.bytes_in = 0
+        self.up_seq = 0  # of the newest contribution's manifest
         self.under_way: set[str] = set()
         self.fetching = asyncio.Semaphore(FETCHES)
         self.inits: dict[tuple[str, int], dict[int, InitManifest]] = {}
@@ -126,6 +127,7 @@ class Inbox:
             self.data.read(stream, f"up.{self.run}.*.*.*.*.*.m", start_seq=start_seq) as messages,
         ):
             async for stored in messages:
+                self.up_seq = max(self.up_seq, stored.seq)
                 manifest = self._manifest(stored)
                 if manifest is None or manifest.blob.subject in self.under_way:
                     continue

@@ -97,6 +97,8 @@ class Leader:
         self.store: FragmentStore | None = None
         self.staged: dict[int, StagedArrays] = {}  # at most D rounds
         self.installed: dict[int, StagedArrays] = {}  # committed, not yet published
+        # Round -> newest manifest on UP when it was first pulled; bounded by snapshots.
+        self.up_floor: dict[int, int] = {}
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None
         self.bytes_before = (0, 0)
@@ -106,7 +108,8 @@ class Leader:
         await self._prepare()
         async with asyncio.TaskGroup() as tasks:
             self.tasks = tasks
-            start_seq = (await until_done(self._up_info)) + 1
+            self.inbox.up_seq = await until_done(self._up_info)
+            start_seq = self.inbox.up_seq + 1
             background = [
                 tasks.create_task(work)
                 for work in (
@@ -242,6 +245,8 @@ class Leader:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case SendPull() | SendGrant() | SendDonate() | SendBeat():
+                if isinstance(effect, SendPull):
+                    self.up_floor.setdefault(effect.pull.round, self.inbox.up_seq)
                 self.tasks.create_task(self.outbox.send(effect))
             case Append():
                 self.tasks.create_task(self._append(effect))
@@ -261,7 +266,7 @@ class Leader:
             case Snapshot():
                 self._snapshot(effect)
             case PurgeUp():
-                self.tasks.create_task(self.outbox.purge_up(effect))
+                self._purge_up(effect)
             case PurgeDown():
                 self.tasks.create_task(self.outbox.purge_down(effect))
             case Tell():
@@ -270,6 +275,13 @@ class Leader:
                 self.ended_at = time.monotonic()
             case _:
                 assert_never(effect)
+
+    def _purge_up(self, effect: PurgeUp) -> None:
+        """All of round n + 1 came after its first pull; what was there before is of rounds to n."""
+        below = self.up_floor.get(effect.last_round + 1, self.inbox.up_seq) + 1
+        for n in [n for n in self.up_floor if n <= effect.last_round]:
+            del self.up_floor[n]
+        self.tasks.create_task(self.outbox.purge_up(below))
 
     async def _append(self, effect: Append) -> None:
         seq = await self.tape.append(effect.record)

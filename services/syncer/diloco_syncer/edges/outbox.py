@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import structlog
-from diloco_shared.edges.blobs import put_blob
 
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
@@ -23,7 +23,6 @@ from diloco_shared.protocol.wire import encode
 from diloco_syncer.events import (
     Publish,
     PurgeDown,
-    PurgeUp,
     SendBeat,
     SendDonate,
     SendGrant,
@@ -122,27 +121,30 @@ class Outbox:
         await until_done(once)
         self.bytes_out += len(payload) * readers
 
-    async def purge_up(self, effect: PurgeUp) -> None:
-        """Remove contributions that a durable snapshot covers."""
+    async def purge_up(self, below_seq: int) -> None:
+        """Remove everything older from UP. One purge by sequence: one per subject would hold up
+        the stream for seconds."""
         stream = subjects.up_stream(self.run)
-        for n in range(effect.first_round, effect.last_round + 1):
-            await until_done(
-                lambda n=n: self.data.purge(stream, f"up.{self.run}.*.*.*.{n}.>")  # type: ignore[misc]
-            )
-        if effect.initial:
-            await until_done(lambda: self.data.purge(stream, f"up.{self.run}.*.init.>"))
+        await until_done(lambda: self.data.purge(stream, f"up.{self.run}.>", below_seq=below_seq))
 
     async def purge_down(self, effect: PurgeDown) -> None:
-        """Remove what a keyframe replaces: all older messages of its fragment."""
+        """Remove what a keyframe replaces: everything of its fragment up to the manifest before.
+
+        The keyframe's chunks were sent after that manifest had been stored.
+        """
         stream, p = subjects.dn_stream(self.run), effect.fragment
         manifests = await until_done(lambda: self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
-        for stored in manifests:
-            parts = subjects.parse_publication(stored.subject)
-            if (parts.epoch, parts.version) < (effect.epoch, effect.below_version):
-                name = stored.subject.removesuffix(".m")
-                # The manifest first: a reader must never find a manifest without its chunks.
-                await until_done(lambda s=name + ".m": self.data.purge(stream, s))  # type: ignore[misc]
-                await until_done(lambda s=name: self.data.purge(stream, s))  # type: ignore[misc]
+        older = [
+            stored.seq
+            for stored in manifests
+            if (parts := subjects.parse_publication(stored.subject))
+            and (parts.epoch, parts.version) < (effect.epoch, effect.below_version)
+        ]
+        if older:
+            below = max(older) + 1
+            await until_done(
+                lambda: self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
+            )
 
     def tell(self, effect: Tell) -> None:
         """Queue an event for the log; the oldest goes when the queue is full."""

@@ -1,0 +1,1 @@
+"""`diloco up`: every service of one machine as supervised processes."""
