@@ -1,0 +1,304 @@
+"""Recovery: every way from a new incarnation to its first step, or out."""
+
+from typing import Any, TypeVar
+
+import pytest
+
+from diloco_learner.events import (
+    AnchorReady,
+    BeatSeen,
+    Begin,
+    GrantSeen,
+    Leave,
+    LoadState,
+    RecoveryEffect,
+    RecoveryEvent,
+    SendInit,
+    SendJoin,
+    StateBad,
+    StateSeen,
+    Tell,
+    TimePassed,
+)
+from diloco_learner.recovery import DONORS_MAX, JOIN_S, MOVES, STATE_S, Recovery, State
+from diloco_shared.config import RunSpec, shared_keys
+from diloco_shared.protocol.messages import Beat, Grant, Stamp
+
+SPEC = RunSpec.model_validate(
+    {
+        "name": "r",
+        "algorithm": {"fragments": 3, "sync_every_steps": 12},
+        "budget": {"steps": 120},
+    }
+)
+E = TypeVar("E")
+
+
+def stamp(round_: int = -1) -> Stamp:
+    return Stamp(round=round_, steps=4 * (round_ + 1), fraction=0.0, fraction_per_step=1 / 120)
+
+
+def beat(**change: Any) -> BeatSeen:
+    b = Beat(
+        run="r",
+        epoch=0,
+        term=1,
+        state="running",
+        reason="as planned",
+        versions=(5, 5, 4),
+        stamp=stamp(13),
+        live=("b",),
+    )
+    return BeatSeen(b.model_copy(update=change))
+
+
+def anchors(*versions: int, epoch: int = 0) -> list[AnchorReady]:
+    return [AnchorReady(epoch, p, v, 3 * v, stamp(3 * v), {}) for p, v in enumerate(versions)]
+
+
+NAMED = beat(state="bootstrapping", initializer="a", versions=(-1, -1, -1), stamp=stamp())
+
+
+class Desk:
+    """A recovery, its clock and what it asked for."""
+
+    def __init__(self, *, has_checkpoint: bool = False) -> None:
+        self.now = 50.0
+        self.recovery = Recovery(SPEC, "a", 2, has_checkpoint=has_checkpoint, nonce_seed="boot")
+
+    def tell(self, *events: RecoveryEvent) -> list[RecoveryEffect]:
+        return [e for event in events for e in self.recovery.handle(event, self.now)]
+
+    def pass_time(self, seconds: float) -> list[RecoveryEffect]:
+        self.now += seconds
+        return self.tell(TimePassed())
+
+    def grant(
+        self, donor: str = "", versions: tuple[int, ...] = (5, 5, 4), **change: Any
+    ) -> GrantSeen:
+        g = Grant(
+            learner="a",
+            incarnation=2,
+            nonce=self.recovery.nonce,
+            accepted=True,
+            reason="welcome",
+            epoch=0,
+            term=1,
+            versions=versions,
+            donor=donor,
+            stamp=stamp(13) if max(versions) >= 0 else stamp(),
+        )
+        return GrantSeen(g.model_copy(update=change))
+
+
+def only(effects: list[RecoveryEffect], kind: type[E]) -> list[E]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def test_a_join_is_repeated_under_one_nonce_until_granted() -> None:
+    desk = Desk()
+    (first,) = only(desk.tell(TimePassed()), SendJoin)
+    assert first.join.config == shared_keys(SPEC) and first.join.incarnation == 2
+    assert desk.recovery.deadline == desk.now + JOIN_S
+    assert not desk.pass_time(JOIN_S / 2)
+    assert desk.pass_time(JOIN_S / 2) == [first]
+    desk.tell(desk.grant())
+    assert not desk.pass_time(5 * JOIN_S)
+
+
+def test_a_refusal_is_final() -> None:
+    desk = Desk()
+    desk.tell(TimePassed())
+    refused = desk.tell(desk.grant(accepted=False, reason="the configuration differs: seed"))
+    assert refused == [Leave("refused", "the configuration differs: seed")]
+    assert desk.tell(desk.grant(), TimePassed(), beat()) == []
+    assert desk.recovery.deadline is None
+
+
+def test_moments_from_the_donor_parameters_from_the_anchors() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant("b"))
+    assert desk.recovery.deadline == desk.now + STATE_S
+    assert not desk.tell(*anchors(5, 6, 4))
+    effects = desk.tell(StateSeen("b", desk.recovery.nonce))
+    assert effects[0] == LoadState("donor", "b", "boot-1")
+    assert isinstance(effects[1], Tell) and effects[1].kind == "recovered"
+    assert effects[1].data["source"] == "donor" and effects[1].data["donor"] == "b"
+    assert effects[2:] == [Begin(0, (5, 6, 4), stamp(18))]
+    assert desk.tell(*anchors(7, 7, 7), TimePassed()) == []
+
+
+def test_it_begins_at_nothing_older_than_granted() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant(), *anchors(5, 5, 3))
+    assert desk.recovery.state is State.ANCHORING
+    (begin,) = only(desk.tell(*anchors(5, 5, 4)), Begin)
+    assert begin == Begin(0, (5, 5, 4), stamp(15))
+
+
+@pytest.mark.parametrize(("has_checkpoint", "source"), [(True, "checkpoint"), (False, "fresh")])
+def test_without_a_donor_its_own_checkpoint_or_fresh_moments(
+    has_checkpoint: bool, source: str
+) -> None:
+    desk = Desk(has_checkpoint=has_checkpoint)
+    effects = desk.tell(TimePassed(), desk.grant(), *anchors(5, 5, 4))
+    assert only(effects, LoadState) == [LoadState(source, "", "")]
+    assert only(effects, Tell)[0].data["source"] == source
+    assert only(effects, Begin)
+
+
+def test_state_is_believed_only_from_the_granted_donor_under_the_granted_nonce() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant("b"))
+    for donor, nonce in (("c", "boot-1"), ("b", "boot-0"), ("b", "")):
+        assert desk.tell(StateSeen(donor, nonce), StateBad(donor, nonce, "torn")) == []
+    assert desk.recovery.state is State.RECEIVING
+    assert only(desk.tell(StateSeen("b", "boot-1")), LoadState)
+
+
+def test_state_may_overtake_its_grant() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), StateSeen("b", "boot-1"))
+    assert only(desk.tell(desk.grant("b")), LoadState) == [LoadState("donor", "b", "boot-1")]
+    other = Desk()
+    other.tell(TimePassed(), StateSeen("c", "boot-1"))
+    assert not only(other.tell(other.grant("b")), LoadState)
+
+
+def test_a_silent_or_bad_donor_is_replaced_and_patience_doubles() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant("b"))
+    effects = desk.pass_time(STATE_S)
+    assert only(effects, Tell)[0].data["donor"] == "b"
+    (again,) = only(effects, SendJoin)
+    assert (again.join.nonce, again.join.failed_donors) == ("boot-2", ("b",))
+    desk.tell(desk.grant("c"))
+    assert desk.recovery.deadline == desk.now + 2 * STATE_S
+    (again,) = only(desk.tell(StateBad("c", "boot-2", "digest")), SendJoin)
+    assert again.join.failed_donors == ("b", "c")
+    effects = desk.tell(desk.grant("b"))  # one that failed before is no donor
+    assert only(effects, LoadState) == [LoadState("fresh", "", "")]
+
+
+def test_donors_are_not_tried_without_end() -> None:
+    desk = Desk(has_checkpoint=True)
+    desk.tell(TimePassed())
+    for n in range(DONORS_MAX):
+        desk.tell(desk.grant(f"d{n}"))
+        assert desk.recovery.state is State.RECEIVING
+        desk.pass_time(60.0)
+    assert only(desk.tell(desk.grant("d9")), LoadState) == [LoadState("checkpoint", "", "")]
+
+
+def test_who_the_beat_names_sends_the_initial_parameters() -> None:
+    desk = Desk(has_checkpoint=True)
+    desk.tell(TimePassed())
+    assert not only(desk.tell(NAMED), SendInit)  # not yet granted
+    effects = desk.tell(desk.grant(versions=(-1, -1, -1)))
+    assert effects == [LoadState("fresh", "", ""), SendInit()]
+    assert desk.tell(NAMED) == []
+    desk.now += 9.0
+    assert desk.tell(NAMED) == []
+    desk.now += 1.0
+    assert desk.tell(NAMED) == [SendInit()]
+    desk.now += 19.0
+    assert desk.tell(NAMED) == []
+    desk.now += 1.0
+    assert desk.tell(NAMED) == [SendInit()]
+    effects = desk.tell(*anchors(0, 0, 0))
+    assert only(effects, Tell)[0].kind == "began"
+    assert effects[-1] == Begin(0, (0, 0, 0), stamp(0))
+
+
+def test_a_fresh_initialisation_is_never_sent_to_a_running_run() -> None:
+    for known in (anchors(0), [beat()], [NAMED, beat()]):
+        desk = Desk()
+        desk.tell(TimePassed(), desk.grant(versions=(-1, -1, -1)))
+        effects = desk.tell(*known)
+        sent = len(only(effects, SendInit))
+        assert sent == (1 if known[0] is NAMED else 0)
+        desk.now += 100.0
+        late = beat(initializer="a", state="running")
+        assert not only(desk.tell(late), SendInit)
+    joined = Desk()
+    joined.tell(TimePassed(), joined.grant())
+    assert not only(joined.tell(NAMED), SendInit)
+
+
+def test_somebody_else_may_initialise() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant(versions=(-1, -1, -1)))
+    other = NAMED.beat.model_copy(update={"initializer": "b"})
+    assert not desk.tell(BeatSeen(other))
+    assert only(desk.tell(*anchors(0, 0, 0)), Begin)
+
+
+def test_a_raised_epoch_voids_anchors_and_asks_the_donor_anew() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant("b"), *anchors(5, 5, 4))
+    effects = desk.tell(beat(epoch=1, term=1, versions=(2, 2, 2)))
+    (again,) = only(effects, SendJoin)
+    assert (again.join.nonce, again.join.failed_donors) == ("boot-2", ())
+    assert desk.tell(StateSeen("b", "boot-1")) == []
+    desk.tell(desk.grant("b", versions=(2, 2, 2), epoch=1))
+    assert not only(desk.tell(StateSeen("b", "boot-2"), *anchors(9, 9, 9)), Begin)
+    (begin,) = only(desk.tell(*anchors(2, 2, 3, epoch=1)), Begin)
+    assert (begin.epoch, begin.versions) == (1, (2, 2, 3))
+
+
+def test_moments_outlive_a_raised_epoch() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant("b"), StateSeen("b", "boot-1"), *anchors(5, 5))
+    assert not only(desk.tell(*anchors(2, epoch=1)), SendJoin)
+    effects = desk.tell(*anchors(2, 2, 2, epoch=1))
+    assert not only(effects, LoadState) and only(effects, Begin)
+
+
+def test_an_answer_from_before_the_epoch_is_asked_for_again() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), beat(epoch=1, versions=(2, 2, 2)))
+    (again,) = only(desk.tell(desk.grant("b")), SendJoin)
+    assert again.join.nonce == "boot-2"
+
+
+def test_it_does_not_wait_for_more_than_a_new_leader_has() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant(), *anchors(5, 4, 4))
+    assert only(desk.tell(beat(term=2, versions=(5, 4, 4))), Begin)
+
+
+def test_a_newer_incarnation_or_the_end_of_the_run_ends_it() -> None:
+    """I10: two processes never act as one learner."""
+    desk = Desk()
+    desk.tell(TimePassed())
+    assert only(desk.tell(beat(incarnations={"a": 3})), Leave)[0].outcome == "superseded"
+    assert desk.pass_time(100.0) == []
+    for state in ("finished", "stopped"):
+        desk = Desk()
+        desk.tell(TimePassed(), desk.grant("b"))
+        assert only(desk.tell(beat(state=state)), Leave)[0].outcome == state
+
+
+def test_what_is_for_others_changes_nothing_and_is_counted() -> None:
+    """I11."""
+    desk = Desk()
+    desk.tell(TimePassed(), beat(term=4))
+    before = len(desk.recovery.ignored)
+    ignored: list[RecoveryEvent] = [
+        desk.grant(nonce="boot-9"),
+        desk.grant(incarnation=1),
+        desk.grant(learner="b"),
+        desk.grant(versions=(1, 1)),
+        beat(term=3, state="finished"),
+        beat(versions=(1,), state="finished"),
+        StateSeen("b", "boot-9"),
+    ]
+    assert desk.tell(*ignored) == []
+    assert desk.recovery.state is State.JOINING
+    assert desk.recovery.ignored.total() - before == len(ignored)
+
+
+def test_every_state_but_the_last_can_be_left() -> None:
+    ends = {state for state, moves in MOVES.items() if not moves}
+    assert ends == {State.BEGUN, State.LEFT} and set(MOVES) == set(State)
+    assert all(State.LEFT in moves for moves in MOVES.values() if moves)
