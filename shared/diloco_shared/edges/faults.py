@@ -7,7 +7,6 @@ carried out, so that detection and recovery can be scored against it.
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,10 +27,18 @@ ARMED_MAX = 64
 # The longest hang or slowness, in seconds: a forgotten fault must not outlive a test day.
 DURATION_S_MAX = 3600.0
 
-_WAKER = (
-    "import os, signal, sys, time; time.sleep(float(sys.argv[2])); "
-    "os.kill(int(sys.argv[1]), signal.SIGCONT)"
-)
+# Stops its parent, wakes it after a while, and ends at once when the parent is gone. That one
+# process does both leaves no order of events in which the parent stays stopped.
+_HANG = """
+import os, signal, sys, time
+parent, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+if os.getppid() == parent:
+    os.kill(parent, signal.SIGSTOP)
+while os.getppid() == parent and time.monotonic() < until:
+    time.sleep(min(0.1, max(0.0, until - time.monotonic())))
+if os.getppid() == parent:
+    os.kill(parent, signal.SIGCONT)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,6 @@ class FaultAgent:
         self.step = -1
         self.armed: list[Fault] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.wakers: list[subprocess.Popen[bytes]] = []
 
     async def serve(self) -> None:
         """Until cancelled."""
@@ -127,9 +133,7 @@ class FaultAgent:
             case "kill":
                 (self.abilities.kill or _kill_self)()
             case "hang":
-                self._hang(fault.duration_s)
-                # A stopped process sleeps on; this line is reached once it runs again.
-                await asyncio.sleep(0 if self.abilities.hang is None else fault.duration_s)
+                await self._hang(fault.duration_s)
                 await self._tell("fault-healed", fault)
             case "slow":
                 assert self.abilities.slow is not None
@@ -141,22 +145,18 @@ class FaultAgent:
                 assert self.abilities.nan is not None
                 self.abilities.nan()
 
-    def _hang(self, duration_s: float) -> None:
-        """Stop every thread of this process; another process, started first, wakes it."""
+    async def _hang(self, duration_s: float) -> None:
+        """Stop every thread of this process; returns once it runs again."""
         if self.abilities.hang is not None:
             self.abilities.hang(duration_s)
+            await asyncio.sleep(duration_s)
             return
-        for waker in list(self.wakers):
-            if waker.poll() is not None:  # reaps it: no zombie stays
-                self.wakers.remove(waker)
-        self.wakers.append(
-            subprocess.Popen(
-                [sys.executable, "-S", "-c", _WAKER, str(os.getpid()), str(duration_s)],
-                start_new_session=True,
-                stdin=subprocess.DEVNULL,
-            )
+        waker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _HANG, str(os.getpid()), str(duration_s)),
+            start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL,
         )
-        os.kill(os.getpid(), signal.SIGSTOP)
+        await waker.wait()
 
     async def _tell(self, kind: str, fault: Fault) -> None:
         """Write the truth down; a fault whose record cannot be written is carried out anyway."""

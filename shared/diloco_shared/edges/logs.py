@@ -1,9 +1,20 @@
-"""Logging: one line per event on standard error, as text for people or JSON for machines."""
+"""Logging: one line per event on standard error, as text for people or JSON for machines.
+
+Secrets do not reach a log: values under telling names, and credentials within addresses, are
+replaced. The size of a log file is the business of who opened it.
+"""
 
 import logging
+import re
 import sys
+from collections.abc import MutableMapping
+from typing import Any
 
 import structlog
+
+_SECRET_NAMES = re.compile(r"token|password|secret|authorization", re.IGNORECASE)
+# user:password@ or token@ between the scheme and the host of an address.
+_CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def configure(level: str = "info", *, json: bool = False) -> None:
@@ -22,8 +33,18 @@ def configure(level: str = "info", *, json: bool = False) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            without_secrets,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def without_secrets(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """structlog processor: see the module's text."""
+    for name, value in event.items():
+        if isinstance(value, str):
+            secret = _SECRET_NAMES.search(name) is not None
+            event[name] = "***" if secret and value else _CREDENTIALS.sub("***", value)
+    return event
