@@ -62,7 +62,8 @@ class Seen:
     @property
     def over(self) -> bool:
         final = any(e.get("final") for e in self.evaluations)
-        return bool(self.run) and self.run["state"] == "finished" and final
+        finished: bool = bool(self.run) and self.run["state"] == "finished"
+        return finished and final
 
 
 def verdicts(figures: dict[str, Any]) -> list[tuple[str, bool]]:

@@ -46,8 +46,8 @@ def page(
     title = html.escape(f"Run {figures['run']}")
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
-        "<style>body{font:15px system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem}"
-        "th{text-align:left;padding-right:2rem;font-weight:500}td{font-variant-numeric:tabular-nums}"
+        "<style>body{font:15px system-ui;margin:2rem auto;max-width:64rem;padding:0 1rem}"
+        "th{text-align:left;padding-right:2rem;font-weight:500}"
         f"</style><h1>{title}</h1>{chart}<table>{rows}</table></html>"
     )
 

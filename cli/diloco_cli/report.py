@@ -2,8 +2,8 @@
 
 Definitions
 - `goodput`: time that learners spent training on tokens that were merged, over the time they were
-  allocated. Allocated: from the first round to the last, times the learners that took part. Trained:
-  seconds per step of each learner times its steps, times the share of tokens that was useful.
+  allocated. Allocated: from the first round to the last, times the learners that took part.
+  Trained: seconds per step times steps, times the share of tokens that was useful.
 - `bytes_data_parallel_equivalent`: what a ring all-reduce of bf16 gradients at every step would
   have sent: 2 (M - 1) / M * N * 2 bytes per learner and step, for the steps that were taken.
 - `survivor_wait_s`: the longest total that any surviving learner's train loop spent on anything

@@ -75,7 +75,7 @@ class Driver:
         self.machine = Machine(self.spec, History(self.spec))
 
     def lead(self) -> None:
-        self.give(Led("s", 1000.0 + self.now, (-1, -1)))
+        self.give(Led("s", 1000.0 + self.now, (-1,) * self.spec.algorithm.fragments))
 
     def give(self, event: Event) -> list[Effect]:
         """One event and all that follows from it at the same instant."""

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeSetting, TapeTerm
+from diloco_shared.config import config_hash
+from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeSetting, TapeTerm, TensorSpec
 from diloco_syncer.events import (
     Append,
     Appended,
     BusBack,
     Drop,
     Ended,
+    InitSeen,
     Install,
     Led,
     Malformed,
@@ -25,6 +27,11 @@ from diloco_syncer.events import (
     Stage,
     Tell,
     Wanted,
+)
+
+LAYOUT = (
+    TensorSpec(name="a", shape=(8,), embedding=False),
+    TensorSpec(name="b", shape=(6,), embedding=True),
 )
 
 
@@ -326,26 +333,16 @@ def test_silence_while_the_bus_was_away_evicts_nobody(running: Any) -> None:
 def test_a_skipped_round_is_never_numbered_again(driver_of: Any) -> None:
     d = driver_of(overlap_steps=8, fragments=4, sync_every_steps=8)
     assert d.spec.algorithm.rounds_in_flight_max == 4
-    # Nothing is ever merged here, so that no layout of real tensors is needed.
-    d.machine.history.layout = ("present",)
-    d.machine.history.versions = [0] * 4
+    idle = {"c_steps": (0,) * 4, "c_tokens": (0,) * 4, "adopted": (0,) * 4, "adopted_at": (0,) * 4}
     d.lead()
     for learner in "ab":
         d.join(learner)
-        d.step(
-            learner, 0, c_steps=(0,) * 4, c_tokens=(0,) * 4, adopted=(0,) * 4, adopted_at=(0,) * 4
-        )
-    for _ in range(4):
+    d.give(InitSeen("a", 0, config_hash(d.spec), LAYOUT, ("u",) * 4, ("0" * 32,) * 4, finite=True))
+    for _ in range(5):
         for learner in "ab":
-            d.step(
-                learner,
-                2,
-                c_steps=(0,) * 4,
-                c_tokens=(0,) * 4,
-                adopted=(0,) * 4,
-                adopted_at=(0,) * 4,
-            )
-    assert [r.round for r in d.rounds] == sorted({r.round for r in d.rounds})
+            d.step(learner, 2, **idle)
+    assert [r.outcome for r in d.rounds] == ["skipped"] * 5
+    assert [r.round for r in d.rounds] == [0, 1, 2, 3, 4]
 
 
 def test_two_rounds_in_flight_commit_in_order(driver_of: Any) -> None:

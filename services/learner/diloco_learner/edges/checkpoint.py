@@ -40,7 +40,10 @@ class Checkpoints:
 
     def load(self, like: dict[str, Any]) -> bytes | None:
         """The newest sound moments as safetensors; torn ones are passed over and logged."""
-        abstract = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in like.items()}
+        abstract = {
+            k: jax.ShapeDtypeStruct(v.shape, v.dtype)  # type: ignore[no-untyped-call]
+            for k, v in like.items()
+        }
         for sequence in sorted(self.manager.all_steps(), reverse=True):
             try:
                 restored = self.manager.restore(

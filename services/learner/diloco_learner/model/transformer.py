@@ -106,7 +106,8 @@ def forward(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> 
         x_BxLxD = block(x_BxLxD, params[f"layer_{n:02d}"])
     x_BxLxD = _rms_norm(x_BxLxD, params["final_norm"]["scale_D"])
     head_DxV = embedding_VxD.T if shape.tied else params["output"]["head_DxV"]
-    return (x_BxLxD @ head_DxV.astype(x_BxLxD.dtype)).astype(jnp.float32)
+    logits: jax.Array = (x_BxLxD @ head_DxV.astype(x_BxLxD.dtype)).astype(jnp.float32)
+    return logits
 
 
 def _rms_norm(x: jax.Array, scale_D: jax.Array) -> jax.Array:
@@ -137,18 +138,21 @@ def _attention(
     h = _rms_norm(x_BxLxD, layer["norm_D"])
 
     def heads(name: str, count: int) -> jax.Array:
-        return (h @ layer[name].astype(h.dtype)).reshape(batch, length, count, s.head_width)
+        flat: jax.Array = h @ layer[name].astype(h.dtype)
+        return flat.reshape(batch, length, count, s.head_width)
 
     q_BxLxHxK = _turn(heads("query_DxHK", s.heads), turns)
     k_BxLxGxK = _turn(heads("key_DxGK", s.kv_heads), turns)
     v_BxLxGxK = heads("value_DxGK", s.kv_heads)
     mixed = jax.nn.dot_product_attention(q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, is_causal=True)
     flat = mixed.reshape(batch, length, s.heads * s.head_width)
-    return flat @ layer["out_HKxD"].astype(h.dtype)
+    out: jax.Array = flat @ layer["out_HKxD"].astype(h.dtype)
+    return out
 
 
 def _mlp(layer: Params, x_BxLxD: jax.Array) -> jax.Array:
     h = _rms_norm(x_BxLxD, layer["norm_D"])
     gate_BxLxF = jax.nn.silu(h @ layer["gate_DxF"].astype(h.dtype))
     up_BxLxF = h @ layer["up_DxF"].astype(h.dtype)
-    return (gate_BxLxF * up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
+    down: jax.Array = (gate_BxLxF * up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
+    return down
