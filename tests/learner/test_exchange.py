@@ -276,6 +276,15 @@ def test_the_place_on_the_schedule_is_the_runs_and_never_goes_back() -> None:
     assert desk.exchange.position()[0] == 11.0
 
 
+def test_a_budget_estimated_lower_does_not_move_the_schedule_back() -> None:
+    desk = Desk()
+    desk.step(4)
+    place = desk.exchange.position()
+    slower = stamp(0).model_copy(update={"fraction": place[1] / 2})
+    desk.tell(beat(stamp=slower))
+    assert desk.exchange.position() == place
+
+
 # --- pause, donation, evaluation, checkpoints ----------------------------------------------------
 
 
@@ -312,6 +321,13 @@ def test_only_the_granted_incarnation_of_a_trained_learner_gives_state() -> None
     desk.tell(donate("z", newcomer="a"))
     given = only(desk.step(), GiveState)
     assert [g.donate.nonce for g in given] == ["n1"]
+
+
+def test_a_request_of_another_epoch_is_not_served() -> None:
+    desk = Desk()
+    desk.step()
+    desk.tell(donate(epoch=1, versions=(-1, -1, -1)))
+    assert not only(desk.step(), GiveState)
 
 
 def test_a_request_that_is_no_longer_repeated_is_settled() -> None:
@@ -427,6 +443,7 @@ def test_a_publication_that_never_comes_does_not_hold_it_for_ever() -> None:
     desk = Desk()
     desk.tell(beat(state="stopped", versions=(0, 0, 1), evaluator="a"))
     assert not only(desk.pass_time(FINISH_S_MAX - 1), Leave)
+    desk.tell(beat(state="stopped", versions=(0, 0, 1), evaluator="a"))  # no new patience
     assert desk.exchange.deadline <= desk.now + 1
     effects = desk.pass_time(1.0)
     assert only(effects, Tell)[0].kind == "left-behind"
@@ -434,11 +451,21 @@ def test_a_publication_that_never_comes_does_not_hold_it_for_ever() -> None:
     assert only(effects, Leave)[0].outcome == "stopped"
 
 
+def test_versions_of_another_epoch_do_not_complete_the_end() -> None:
+    desk = Desk()
+    desk.tell(beat(state="finished", versions=(1, 1, 1)))
+    effects = desk.tell(*(anchor(q, 1, epoch=1) for q in range(3)))
+    assert len(only(effects, Adopt)) == 3 and not only(effects, Leave)
+    effects = desk.tell(beat(epoch=1, state="finished", versions=(1, 1, 1)))
+    assert only(effects, Leave)
+
+
 def test_a_newer_incarnation_supersedes_at_once() -> None:
     """I10: two processes never act as one learner."""
     desk = Desk()
     desk.step()
-    desk.tell(pull(0))
+    desk.tell(pull(0), beat(incarnations={"a": 2, "b": 5}))
+    assert desk.exchange.may_step
     effects = desk.tell(beat(term=0, incarnations={"a": 3}))
     assert effects == [Leave("superseded", "incarnation 3 of a has joined")]
     assert desk.tell(Stepped(64, 2.0, 1.0, 0.0, None)) == []

@@ -210,19 +210,27 @@ def test_who_the_beat_names_sends_the_initial_parameters() -> None:
     assert effects[-1] == Begin(0, (0, 0, 0), stamp(0))
 
 
-def test_a_fresh_initialisation_is_never_sent_to_a_running_run() -> None:
-    for known in (anchors(0), [beat()], [NAMED, beat()]):
-        desk = Desk()
-        desk.tell(TimePassed(), desk.grant(versions=(-1, -1, -1)))
-        effects = desk.tell(*known)
-        sent = len(only(effects, SendInit))
-        assert sent == (1 if known[0] is NAMED else 0)
-        desk.now += 100.0
-        late = beat(initializer="a", state="running")
-        assert not only(desk.tell(late), SendInit)
-    joined = Desk()
-    joined.tell(TimePassed(), joined.grant())
-    assert not only(joined.tell(NAMED), SendInit)
+@pytest.mark.parametrize(
+    "signs",
+    [
+        [*anchors(0), NAMED],
+        [BeatSeen(NAMED.beat.model_copy(update={"versions": (0, 0, 0)}))],
+        [BeatSeen(NAMED.beat.model_copy(update={"state": "running"}))],
+        [BeatSeen(NAMED.beat.model_copy(update={"initializer": "b"}))],
+    ],
+)
+def test_a_fresh_initialisation_is_never_sent_where_a_version_may_exist(
+    signs: list[RecoveryEvent],
+) -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant(versions=(-1, -1, -1)))
+    assert not only(desk.tell(*signs), SendInit)
+
+
+def test_a_run_that_had_versions_when_it_joined_is_never_initialised() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), desk.grant())
+    assert not only(desk.tell(NAMED), SendInit)
 
 
 def test_somebody_else_may_initialise() -> None:
