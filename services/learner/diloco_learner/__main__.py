@@ -3,18 +3,18 @@
 import asyncio
 import os
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from diloco_learner.settings import Settings
 
 
 def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
-    import structlog
     from pydantic import ValidationError
 
     from diloco_learner.settings import Settings
-    from diloco_shared.edges.bus import BusError
     from diloco_shared.edges.logs import configure
-    from diloco_shared.edges.membership import FolderTaken
-    from diloco_shared.edges.stopping import until_stopped
 
     try:
         settings = Settings()
@@ -22,19 +22,49 @@ def main() -> None:
     except (ValidationError, ValueError) as error:
         sys.exit(f"diloco-learner: {error}")
     _set_up_jax(settings.threads, str(settings.cache) if settings.cache else "")
-    from diloco_learner.app import serve
+    import uvloop
 
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_live(settings))
+
+
+async def _live(settings: "Settings") -> None:
+    """Never returns: the train thread may be in the middle of a step, another thread of a long
+    compilation, and nothing of either is worth waiting for."""
+    import structlog
+
+    from diloco_learner.app import serve
+    from diloco_shared.edges.bus import BusError
+    from diloco_shared.edges.membership import FolderTaken
+    from diloco_shared.edges.stopping import until_stopped
+
+    log, status = structlog.get_logger(), 0
     try:
-        asyncio.run(until_stopped(serve(settings)))
+        await until_stopped(serve(settings))
     except FolderTaken as error:
-        structlog.get_logger().error(str(error))
-        sys.exit(2)
+        log.error(str(error))
+        status = 2
     except BusError as error:
-        structlog.get_logger().error("no bus", url=settings.nats_url, error=str(error))
-        sys.exit(1)
+        log.error("no bus", url=settings.nats_url, error=str(error))
+        status = 1
+    except BaseExceptionGroup as group:
+        for fault in _leaves(group):
+            log.error("failed, to be started again", error=repr(fault), exc_info=fault)
+        status = 1
+    except Exception as error:
+        log.error("failed, to be started again", error=repr(error), exc_info=error)
+        status = 1
     sys.stdout.flush()
-    # The train thread may be in the middle of a step: nothing of it is worth waiting for.
-    os._exit(0)
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    """The faults themselves, out of the groups that nested task groups wrap around them."""
+    found: list[BaseException] = []
+    for fault in group.exceptions:
+        found += _leaves(fault) if isinstance(fault, BaseExceptionGroup) else [fault]
+    return found
 
 
 def _set_up_jax(threads: int, cache: str) -> None:

@@ -8,7 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from diloco_learner.edges.work import Work
+from diloco_learner.edges.work import WITHDRAW_S, Work
 from diloco_learner.settings import Settings
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
@@ -90,14 +90,34 @@ class Learner:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
-            work: asyncio.Task[None] | None = None
+            working: asyncio.Task[None] | None = None
             async for run in self.membership.assignments():
-                if work is not None and not work.done() and run:
-                    # Another run: what is unfinished of the old one is given up.
-                    work.cancel()
-                    await asyncio.gather(work, return_exceptions=True)
+                if working is not None and not working.done():
+                    await self._end(working, run)
                 if run:
-                    work = tasks.create_task(self._work_for(run))
+                    working = tasks.create_task(self._work_for(run))
+
+    async def _end(self, working: asyncio.Task[None], next_run: str) -> None:
+        """The assignment is taken back: leave at a step boundary, unless the run itself ends.
+
+        Another run waits until this one is left, for no longer than a process told to stop.
+        """
+        if self.work is not None and not self.work.ending:
+            self.work.withdraw("assigned elsewhere" if next_run else "not assigned any more")
+        if not next_run:
+            if not await self._leaves_by_itself(working):
+                working.cancel()
+            return
+        await asyncio.wait({working}, timeout=WITHDRAW_S)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+    async def _leaves_by_itself(self, working: asyncio.Task[None]) -> bool:
+        """Whether the work ended, or will: in training the loop sees to it."""
+        if self.work is not None and self.work.train_loop is not None:
+            return True
+        await asyncio.wait({working}, timeout=WITHDRAW_S)
+        return working.done()
 
     async def _buckets(self) -> None:
         while True:
@@ -126,11 +146,13 @@ class Learner:
             self.data,
             self.faults,
         )
-        leave = await self.work.run()
+        try:
+            leave = await self.work.run()
+        finally:
+            self.work = None
+            self.faults.run = ""
+            self.membership.update(run="", state="idle")
         log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
-        self.work = None
-        self.faults.run = ""
-        self.membership.update(run="", state="idle")
         await self.membership.refresh()
 
     async def _spec(self, run: str) -> RunSpec | None:

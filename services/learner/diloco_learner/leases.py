@@ -24,18 +24,24 @@ def choose(
 ) -> int | None:
     """The shard to take now, or None if every shard is held by somebody live.
 
-    First this learner's own of an earlier life (they have a cursor to go on from), then the least
-    read of the free ones and of those whose holder is gone, in the learner's order.
+    First this learner's own (of an earlier life, or of this one if the answer to taking it was
+    lost): they have a cursor to go on from. Then the least read of the free ones and of those
+    whose holder is gone, in the learner's order. `live` must be what the syncer says, and hold
+    this learner: one that has only just begun would take everybody for gone.
     """
 
     def available(shard: int) -> bool:
         lease = leases.get(shard)
         if shard in holding:
             return False
-        if lease is None or not lease.holder or lease.holder == learner:
-            return lease is None or lease.holder != learner or lease.incarnation < incarnation
+        if lease is None or not lease.holder:
+            return True
+        if lease.holder == learner:
+            return lease.incarnation <= incarnation
         return lease.holder not in live
 
+    if learner not in live:
+        return None
     able = [s for s in wanted if available(s)]
     own = [s for s in able if (lease := leases.get(s)) and lease.holder == learner]
     if own:

@@ -5,6 +5,7 @@ boundary, what goes out is left in the mailbox. The exchange decides, the traine
 loop carries out. Everything that could wait is clocked.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -38,6 +39,10 @@ Values = NDArray[np.float32]
 REST_S = 0.2
 
 
+class Diverged(Exception):
+    """The loss is not a number any more, and no adoption has mended it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Anchored:
     """An anchor on its way into the loop, with its values."""
@@ -52,7 +57,7 @@ class Outgoing:
 
     effect: ExchangeEffect
     handle: Any = None
-    loss: float = float("nan")
+    loss: float = math.nan
 
 
 class Post(Protocol):
@@ -87,6 +92,7 @@ class Injected:
 
     slow_factor: float = 1.0
     poison: bool = False
+    seconds: float = 0.0  # slept in all: neither computation nor waiting
 
 
 class TrainLoop:
@@ -116,21 +122,43 @@ class TrainLoop:
         self.injected = injected
         self.anchors: dict[tuple[int, int, int], Values] = {}  # ready, not yet adopted
         self.loss_handle: Any = None
+        self.not_finite = 0  # consecutive losses
+        self.paused_s = 0.0  # in which no step was allowed
         self.left: Leave | None = None
+        self.stopping = ""  # why to leave at the next step boundary; set by any thread
         self.spec = trainer.program.spec
 
     def run(self) -> Leave:
-        """Train until the exchange says to leave; why it did."""
+        """Train until the exchange says to leave, or `stopping` is set; why it ended.
+
+        Raises Diverged.
+        """
         while self.left is None:
             self._take_in()
             if self.left is not None:
                 break
-            if self.exchange.may_step:
+            if self.stopping:
+                self._withdraw()
+            elif self.exchange.may_step:
                 self._step()
             else:
-                self.post.rest(REST_S)  # not stepping: paused, or without a complete set
-                self._handle(TimePassed())
+                self._hold()
         return self.left
+
+    def _hold(self) -> None:
+        """Not stepping: paused, finishing, or without a complete set of anchors."""
+        since = self.now()
+        self.post.rest(REST_S)
+        self.paused_s += self.now() - since
+        self._handle(TimePassed())
+
+    def _withdraw(self) -> None:
+        """Leave a run that goes on: keep the moments, and say so that nobody counts on us."""
+        progress = self.exchange.progress()
+        checkpoint = Checkpoint(progress.step, progress.adopted, final=True)
+        self._perform(checkpoint)
+        self._perform(SendProgress(progress.model_copy(update={"state": "finished"})))
+        self._perform(Leave("withdrawn", self.stopping))
 
     def _take_in(self) -> None:
         with self.waiting:
@@ -151,13 +179,9 @@ class TrainLoop:
             self._poison()
         rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
         handle = self.trainer.step(tokens_BxL1, rate)
-        # Reading the previous loss back while this step runs keeps the device busy; it also keeps
-        # the host from running ahead of it by more than one step.
-        loss = float("nan") if self.loss_handle is None else float(self.loss_handle)
-        self.loss_handle = handle
+        loss = self._previous_loss(handle)
         if self.injected.slow_factor > 1:
-            handle.block_until_ready()
-            self.sleep((self.now() - began) * (self.injected.slow_factor - 1))
+            self._slow_down(handle, began)
         self._handle(
             Stepped(
                 tokens=tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1),
@@ -167,6 +191,39 @@ class TrainLoop:
                 cursor=self.batches.cursor,
             )
         )
+
+    def _previous_loss(self, handle: Any) -> float:
+        """Loss of the step before, NaN if there is none.
+
+        Reading it back while the new step runs keeps the device busy; it also keeps the host from
+        running ahead by more than one step.
+        """
+        previous, self.loss_handle = self.loss_handle, handle
+        if previous is None:
+            return math.nan
+        loss = float(previous)
+        if math.isfinite(loss):
+            self.not_finite = 0
+            return loss
+        self.not_finite += 1
+        if self.not_finite == 1:
+            text = f"loss {loss} at step {self.exchange.counters.step}"
+            self._send(Outgoing(Tell("loss-not-finite", text, {"loss": str(loss)})))
+        # Once every fragment was overwritten by its anchor, only the moments can be at fault.
+        if self.not_finite > self.spec.algorithm.sync_every_steps:
+            raise Diverged(
+                f"the loss is {loss} for {self.not_finite} steps, longer than it takes to adopt "
+                "every fragment anew: start again with a healthy learner's moments; if all "
+                "learners diverge, lower inner.learning_rate"
+            )
+        return loss
+
+    def _slow_down(self, handle: Any, began: float) -> None:
+        """A fault: every step takes a multiple of its time."""
+        handle.block_until_ready()
+        rest_s = (self.now() - began) * (self.injected.slow_factor - 1)
+        self.sleep(rest_s)
+        self.injected.seconds += rest_s
 
     def _poison(self) -> None:
         """One step with gradients that are not numbers leaves parameters that are not."""

@@ -145,10 +145,17 @@ class Trainer:
         return jax.tree.map(jnp.copy, self.opt_state)
 
     def load_inner_state(self, data: bytes) -> None:
-        """Take over moments and counts; ValueError when they are not of this model."""
+        """Take over moments and counts; ValueError, as of `check_inner_state`, and no change."""
+        self.opt_state = jax.tree.map(jnp.asarray, from_named(self.opt_state, self._parse(data)))
+
+    def check_inner_state(self, data: bytes) -> None:
+        """ValueError when `data` is not a sound inner state of this model; changes nothing."""
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> dict[str, NDArray[Any]]:
         named = to_named(self.opt_state)
         try:
-            given = load(data)
+            given: dict[str, NDArray[Any]] = load(data)
         except SafetensorError as error:
             raise ValueError(f"not an inner state: {error}") from None
         wrong = [
@@ -161,7 +168,11 @@ class Trainer:
         ]
         if wrong:
             raise ValueError(f"an inner state of another model: {', '.join(wrong[:5])}")
-        self.opt_state = jax.tree.map(jnp.asarray, from_named(self.opt_state, given))
+        # A donor may have diverged: its moments would poison every step of the newcomer.
+        diverged = [name for name, array in given.items() if not jnp.isfinite(array).all()]
+        if diverged:
+            raise ValueError(f"an inner state that is not finite: {', '.join(diverged[:5])}")
+        return given
 
 
 def state_bytes(state: Any) -> bytes:

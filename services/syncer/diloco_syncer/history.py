@@ -8,9 +8,8 @@ import math
 from collections import Counter, deque
 from typing import Any, Self
 
-from diloco_shared.numerics.fragments import Layout
-
 from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.messages import (
     Stamp,
     TapeEnd,
@@ -252,7 +251,8 @@ class History:
         if meta["config_hash"] != self.config_hash:
             raise TapeFault("the snapshot was made under another configuration")
         for name in cls.PLAIN:
-            setattr(self, name, meta[name])
+            value = meta[name]
+            setattr(self, name, list(value) if isinstance(value, list) else value)
         self.layout = tuple(
             TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
             for t in meta["layout"]

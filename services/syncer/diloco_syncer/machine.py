@@ -168,7 +168,10 @@ class Machine:
         )
 
     def _push(self, record: TapeRecord, *, first: bool = False) -> list[Effect]:
-        """Queue a record; send it when none is outstanding."""
+        """Queue a record; send it when none is outstanding. Nothing follows the end."""
+        pending_end = any(isinstance(r, TapeEnd) for r in (self.appending, *self.to_append))
+        if self.history.outcome or pending_end:
+            return []
         if first:
             self.to_append.appendleft(record)
         else:
@@ -368,9 +371,8 @@ class Machine:
                 return []
             self.ended_told = True
             return [Ended(h.outcome)]
-        pending = any(isinstance(r, TapeEnd) for r in (self.appending, *self.to_append))
         nobody = h.stopping and len(self.roster.stepping(now)) < h.quorum
-        if pending or self.rounds.open or not (h.finished_rounds or nobody):
+        if self.rounds.open or not (h.finished_rounds or nobody):
             return []
         return self._push(
             TapeEnd(

@@ -5,9 +5,8 @@ Used by a restart, by the simulator and by `diloco replay`. Pure: payloads are h
 
 from collections.abc import Mapping
 
-from diloco_shared.numerics.fragments import Layout
-
 from diloco_shared.numerics import codec
+from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.messages import TapeInit, TapeRecord, TapeRound, Verdict
 from diloco_syncer.events import Chosen
 from diloco_syncer.history import History, TapeFault

@@ -16,11 +16,12 @@ from diloco_learner.events import (
     StateSeen,
 )
 from diloco_learner.train import Anchored
-from diloco_shared.edges.blobs import get_blob
+from diloco_shared.edges.blobs import BlobIncomplete, get_blob, manifest_subject
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
+    Blob,
     Donate,
     Grant,
     Message,
@@ -32,8 +33,15 @@ from diloco_shared.protocol.wire import WireError, decode
 
 log = structlog.get_logger()
 
-# A publication whose chunks do not come within this is left: a keyframe will replace it.
+# Chunks were stored before their manifest: only a slow link needs this long, in seconds.
 BLOB_TIMEOUT_S = 60.0
+# Attempts at a publication whose chunks are incomplete though its manifest is there.
+PUBLICATION_TRIES = 3
+# Looks at whether a publication being fetched was replaced by a keyframe, in seconds: a learner
+# that catches up meets many of those.
+LOOK_S = 0.3
+# Between two attempts at a server that does not answer, in seconds.
+RETRY_S = 0.3
 
 
 class Downlink:
@@ -49,6 +57,7 @@ class Downlink:
         data: Bus,
         book: AnchorBook,
         put: Callable[[object], None],
+        check_state: Callable[[bytes], None],
     ) -> None:
         self.run = run
         self.learner = learner
@@ -58,6 +67,7 @@ class Downlink:
         self.data = data
         self.book = book
         self.put = put
+        self.check_state = check_state  # raises ValueError for what the trainer cannot use
         self.states: dict[str, bytes] = {}  # by nonce; at most the newest
         self.refused = 0
 
@@ -112,15 +122,8 @@ class Downlink:
             self.book.versions[p],
         ):
             return  # held already: a repeat under a later term
-        try:
-            payload = await get_blob(
-                self.data,
-                subjects.dn_stream(self.run),
-                manifest.blob,
-                timeout_s=BLOB_TIMEOUT_S,
-            )
-        except BusError as error:
-            self._refuse(manifest.blob.subject, f"not complete: {error}")
+        payload = await self._chunks(manifest)
+        if payload is None:
             return
         ready = await asyncio.to_thread(self.book.offer, manifest, payload)
         if ready is not None:
@@ -128,6 +131,37 @@ class Downlink:
         elif self.book.last_refusal:
             self._refuse(manifest.blob.subject, self.book.last_refusal)
             self.book.last_refusal = ""
+
+    async def _chunks(self, manifest: PublicationManifest) -> bytes | None:
+        """The payload; None once a keyframe has replaced the publication, or it is no good."""
+        subject, tries = manifest.blob.subject, 0
+        while True:
+            try:
+                return await self._unless_replaced(manifest.blob)
+            except BlobIncomplete as error:
+                tries += 1
+                if tries == PUBLICATION_TRIES:
+                    # What builds on it waits for the next keyframe; other fragments do not.
+                    self._refuse(subject, f"not complete: {error}")
+                    return None
+            except BusError as error:
+                log.debug("publication not fetched yet", subject=subject, error=str(error))
+            await asyncio.sleep(RETRY_S)
+
+    async def _unless_replaced(self, blob: Blob) -> bytes | None:
+        stream = subjects.dn_stream(self.run)
+        fetching = asyncio.ensure_future(
+            get_blob(self.data, stream, blob, timeout_s=BLOB_TIMEOUT_S)
+        )
+        try:
+            while True:
+                await asyncio.wait({fetching}, timeout=LOOK_S)
+                if fetching.done():
+                    return fetching.result()
+                if await self.data.last(stream, manifest_subject(blob.subject)) is None:
+                    return None
+        finally:
+            fetching.cancel()
 
     def anchored(self, ready: AnchorReady) -> Anchored:
         return Anchored(ready, self.book.take(ready.epoch, ready.fragment, ready.version))
@@ -145,7 +179,8 @@ class Downlink:
                     if whose != ours:
                         raise WireError(f"inner state of {whose[0]} for {whose[1]}, not as granted")
                     payload = await get_blob(self.data, stream, m.blob, timeout_s=BLOB_TIMEOUT_S)
-                except (WireError, BusError) as error:
+                    await asyncio.to_thread(self.check_state, payload)
+                except (ValueError, BusError) as error:  # a WireError is a ValueError
                     self.put(StateBad(donor, nonce, str(error)[:300]))
                     continue
                 self.states = {nonce: payload}

@@ -1,7 +1,8 @@
 """Data shard leases in the key-value bucket, by compare-and-set."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 
 import structlog
 
@@ -18,6 +19,8 @@ log = structlog.get_logger()
 # Looks at whether the train thread wants another shard, in seconds: a shard lasts far longer.
 LOOK_S = 0.2
 
+Tell = Callable[[str, str, dict[str, Any]], Awaitable[None]]
+
 
 class Leases:
     """Keeps the train thread supplied, one shard ahead."""
@@ -30,6 +33,7 @@ class Leases:
         incarnation: int,
         batches: Batches,
         live: Callable[[], Collection[str]],
+        tell: Tell,
     ) -> None:
         self.bus = bus
         self.run = spec.name
@@ -37,10 +41,12 @@ class Leases:
         self.incarnation = incarnation
         self.batches = batches
         self.live = live
+        self.tell = tell
         self.wanted = order(spec.data.virtual_shards, learner, spec.seed)
         self.supplied = asyncio.Event()
         self.writing = asyncio.Lock()  # a lease has one revision: one write at a time
         self.held: dict[int, tuple[ShardLease, int]] = {}  # shard -> (lease, revision)
+        self.repeats = 0  # as last told
 
     async def supply(self) -> None:
         """Lease and give back, for ever."""
@@ -49,16 +55,21 @@ class Leases:
                 while self.batches.finished:
                     await self._give_back(self.batches.finished[0])
                     self.batches.finished.popleft()
-                if self.batches.wants:
+                if self.batches.wants and self.learner in self.live():
                     await self._acquire()
             except (BusError, WireError) as error:
                 log.warning("data leases: again later", error=str(error))
             if self.batches.ready:
                 self.supplied.set()
+            if self.batches.repeats > self.repeats:
+                self.repeats = self.batches.repeats
+                shard = self.batches.cursor.shard if self.batches.cursor else -1
+                text = f"{self.learner} reads data shard {shard} again: no other was leased in time"
+                await self.tell("shard-repeated", text, {"shard": shard, "times": self.repeats})
             await asyncio.sleep(LOOK_S)
 
     async def first(self) -> None:
-        """Until there is something to read."""
+        """Until there is something to read: the syncer must first count this learner as live."""
         await self.supplied.wait()
 
     async def _acquire(self) -> None:
@@ -78,6 +89,7 @@ class Leases:
             holding=self.held,
         )
         if shard is None:
+            await self._share()
             return
         lease = taken(leases.get(shard), shard, self.learner, self.incarnation)
         key, value = f"{self.run}.{shard}", encode(lease)
@@ -90,6 +102,15 @@ class Leases:
             return  # somebody else was first; the next look sees it
         self.held[shard] = (lease, revision)
         self.batches.grant(shard, lease.sequences, lease.passes)
+
+    async def _share(self) -> None:
+        """Every shard is somebody's: read one without a lease rather than not at all."""
+        if self.batches.ready:
+            return
+        shard = self.wanted[0]
+        self.batches.grant(shard, 0, 0)
+        text = f"{self.learner} reads data shard {shard} without a lease: all are taken"
+        await self.tell("shard-shared", text, {"shard": shard})
 
     async def merged(self, cursor: Cursor) -> None:
         """What was read up to `cursor` is part of the published parameters."""
@@ -107,22 +128,37 @@ class Leases:
                 self.held.pop(shard, None)
 
     async def _write(self, lease: ShardLease) -> None:
-        _, revision = self.held[lease.shard]
-        key = f"{self.run}.{lease.shard}"
+        shard, (_, revision) = lease.shard, self.held[lease.shard]
+        key, value = f"{self.run}.{shard}", encode(lease)
         try:
-            revision = await self.bus.kv_update(subjects.SHARDS, key, encode(lease), revision)
+            try:
+                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revision)
+            except Conflict:
+                # Perhaps an own write whose answer was lost: then the lease is still ours.
+                revision = await self._own_revision(key)
+                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revision)
         except Conflict:
             # Taken over while this process was thought dead: it is no longer ours to move.
-            log.warning("lease lost", shard=lease.shard)
-            del self.held[lease.shard]
+            log.warning("lease lost", shard=shard)
+            del self.held[shard]
             return
-        self.held[lease.shard] = (lease, revision)
+        self.held[shard] = (lease, revision)
+
+    async def _own_revision(self, key: str) -> int:
+        """Revision of a lease that this incarnation holds, else Conflict."""
+        entry = await self.bus.kv_get(subjects.SHARDS, key)
+        if entry is not None and entry.value is not None:
+            lease = decode(entry.value, ShardLease)
+            if (lease.holder, lease.incarnation) == (self.learner, self.incarnation):
+                return entry.revision
+        raise Conflict(f"{key} is held by another")
 
     async def release(self) -> None:
         """Leave every shard to others, at the cursors merged so far."""
-        for shard, (lease, _) in list(self.held.items()):
-            try:
-                await self._write(lease.model_copy(update={"holder": "", "incarnation": -1}))
-            except BusError as error:
-                log.debug("lease not released, it will be taken over", error=str(error))
-            self.held.pop(shard, None)
+        async with self.writing:
+            for shard, (lease, _) in list(self.held.items()):
+                try:
+                    await self._write(lease.model_copy(update={"holder": "", "incarnation": -1}))
+                except BusError as error:
+                    log.debug("lease not released, it will be taken over", error=str(error))
+                self.held.pop(shard, None)

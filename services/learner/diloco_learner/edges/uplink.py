@@ -2,9 +2,9 @@
 
 import asyncio
 import time
+import uuid
 from typing import Any
 
-import jax
 import structlog
 
 from diloco_learner.edges.checkpoint import Checkpoints
@@ -22,23 +22,28 @@ from diloco_learner.model.named import to_named
 from diloco_learner.train import Outgoing
 from diloco_learner.trainer import contribution_bytes, state_bytes
 from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges.blobs import put_blob
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.blobs import manifest_subject, put_blob
+from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
     ContributionManifest,
     Event,
     InitManifest,
+    Message,
     StateManifest,
     TensorSpec,
 )
-from diloco_shared.protocol.wire import encode
+from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
 
 # A newcomer asks for another donor before this many seconds have gone by.
 STATE_DEADLINE_S = 60.0
+# An event is worth this many seconds of trying: a restart of the server takes less.
+EVENT_S = 15.0
+# Between two attempts, in seconds.
+RETRY_S = 0.3
 
 
 class Uplink:
@@ -66,6 +71,7 @@ class Uplink:
         self.checkpoints = checkpoints
         self.leases = leases
         self.checkpoint_lock = asyncio.Lock()
+        self.telling: set[asyncio.Task[None]] = set()
 
     async def send(self, item: Outgoing) -> None:
         """Carry out one effect; what fails is logged and told, never raised."""
@@ -87,7 +93,7 @@ class Uplink:
                     await self.tell("leave", f"{item.effect.outcome}: {item.effect.reason}", {})
                 case _:
                     pass
-        except (BusError, OSError) as error:
+        except (BusError, WireError, OSError) as error:
             what = type(item.effect).__name__
             log.warning("not done", what=what, error=str(error))
             if isinstance(item.effect, Contribute | GiveState):
@@ -95,21 +101,49 @@ class Uplink:
 
     async def tell(self, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log; an event that cannot be written is only logged."""
-        at = time.time()
         log.info(kind, text=text)
         event = Event(
-            run=self.run, kind=kind, source=self.learner, text=text[:500], data=data, at=at
+            run=self.run, kind=kind, source=self.learner, text=text[:500], data=data, at=time.time()
         )
         try:
-            await self.control.append(subjects.event(self.run, kind), encode(event))
-        except BusError as error:
+            await self._append(
+                self.control, subjects.event(self.run, kind), event, EVENT_S, uuid.uuid4().hex
+            )
+        except (BusError, WireError) as error:
             log.warning("event not written", kind=kind, error=str(error))
+
+    def tell_soon(self, kind: str, text: str, data: dict[str, Any]) -> None:
+        """`tell`, without waiting for it."""
+        task = asyncio.get_running_loop().create_task(self.tell(kind, text, data))
+        self.telling.add(task)
+        task.add_done_callback(self.telling.discard)
+
+    async def told(self) -> None:
+        """Until everything that `tell_soon` began is written or given up."""
+        await asyncio.gather(*self.telling)
+
+    async def _append(
+        self, bus: Bus, subject: str, message: Message, seconds: float, msg_id: str
+    ) -> None:
+        """Store `message` once; tries again for at most `seconds`, then raises the last trouble."""
+        payload, until = encode(message), time.monotonic() + seconds
+        while True:
+            left_s = until - time.monotonic()
+            try:
+                await bus.append(
+                    subject, payload, msg_id=msg_id, timeout_s=min(max(left_s, 0.1), 5.0)
+                )
+                return
+            except (Unavailable, StreamFull):
+                if left_s <= RETRY_S:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     async def initial(self, layout: tuple[TensorSpec, ...], fragments: list[bytes]) -> None:
         """This learner's fresh parameters: the syncer asked for them."""
         for p, payload in enumerate(fragments):
             subject = subjects.initial(self.run, self.learner, self.incarnation, p)
-            blob = await put_blob(self.data, subject, payload)
+            blob = await put_blob(self.data, subject, payload, deadline_s=STATE_DEADLINE_S)
             manifest = InitManifest(
                 run=self.run,
                 learner=self.learner,
@@ -119,7 +153,12 @@ class Uplink:
                 fragment=p,
                 blob=blob,
             )
-            await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+            await self._manifest(subject, manifest, STATE_DEADLINE_S)
+
+    async def _manifest(self, subject: str, manifest: Message, seconds: float) -> None:
+        """Last of a blob: from now on it counts."""
+        name = manifest_subject(subject)
+        await self._append(self.data, name, manifest, seconds, name)
 
     async def _contribute(self, effect: Contribute, handle: Any) -> None:
         e = effect
@@ -131,11 +170,9 @@ class Uplink:
             self.run, self.learner, e.epoch, e.fragment, e.round, e.term
         )
         blob = await put_blob(self.data, subject, payload, deadline_s=left_s)
-        await self.data.append(
-            subject + ".m", encode(self._manifest(e, blob)), msg_id=subject + ".m"
-        )
+        await self._manifest(subject, self._described(e, blob), e.deadline - time.monotonic())
 
-    def _manifest(self, e: Contribute, blob: Blob) -> ContributionManifest:
+    def _described(self, e: Contribute, blob: Blob) -> ContributionManifest:
         return ContributionManifest(
             run=self.run,
             learner=self.learner,
@@ -174,7 +211,7 @@ class Uplink:
             config_hash=self.hash,
             blob=blob,
         )
-        await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+        await self._manifest(subject, manifest, STATE_DEADLINE_S)
         await self.tell(
             "donated",
             f"inner state for {d.newcomer}",
@@ -197,11 +234,12 @@ class Uplink:
 
     async def _checkpoint(self, effect: Checkpoint, handle: Any) -> None:
         """One at a time; the sequence grows across incarnations."""
+        sequence = self.incarnation * 10**9 + effect.step
+        meta = {"step": effect.step, "versions": list(effect.versions)}
         async with self.checkpoint_lock:
-            sequence = self.incarnation * 10**9 + effect.step
-            meta = {"step": effect.step, "versions": list(effect.versions)}
-            moments = to_named(handle)
-            await asyncio.to_thread(self.checkpoints.save, sequence, moments, meta)
-            if effect.final:
-                await asyncio.to_thread(jax.block_until_ready, handle)
-                await asyncio.to_thread(self.checkpoints.manager.wait_until_finished)
+            try:
+                await asyncio.to_thread(self.checkpoints.save, sequence, to_named(handle), meta)
+                if effect.final:
+                    await asyncio.to_thread(self.checkpoints.wait)
+            except Exception as error:  # orbax raises many kinds; training goes on without it
+                await self.tell("checkpoint-failed", f"step {effect.step}: {error}"[:500], {})

@@ -3,9 +3,8 @@
 import asyncio
 from dataclasses import dataclass
 
-from diloco_shared.edges.blobs import get_blob
-
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.blobs import get_blob
 from diloco_shared.edges.bus import Bus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (

@@ -1,0 +1,166 @@
+"""Brings a learner from its incarnation to its first step: feeds `Recovery`, does what it says."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from diloco_learner.edges.checkpoint import Checkpoints
+from diloco_learner.edges.downlink import Downlink
+from diloco_learner.edges.uplink import Uplink
+from diloco_learner.events import (
+    Begin,
+    GrantSeen,
+    Leave,
+    LoadState,
+    RecoveryEffect,
+    SendInit,
+    SendJoin,
+    Tell,
+    TimePassed,
+)
+from diloco_learner.model.named import to_named
+from diloco_learner.recovery import Recovery
+from diloco_learner.train import Anchored, Values
+from diloco_learner.trainer import Trainer
+from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Grant
+from diloco_shared.protocol.wire import encode
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Recovered; the trainer holds the inner state, and these are the anchors to begin with."""
+
+    begin: Begin
+    anchors: tuple[Values, ...]  # per fragment
+
+
+class Recoverer:
+    """One recovery. `run` ends with Begun, or Leave when the run does not want this learner."""
+
+    def __init__(
+        self,
+        recovery: Recovery,
+        trainer: Trainer,
+        checkpoints: Checkpoints,
+        control: Bus,
+        up: Uplink,
+        down: Downlink,
+        events: "asyncio.Queue[Any]",
+    ) -> None:
+        self.recovery = recovery
+        self.trainer = trainer
+        self.checkpoints = checkpoints
+        self.control = control
+        self.up = up
+        self.down = down
+        self.events = events
+        # The newest two per fragment: Begin names one of them, the other may be on its heels.
+        self.anchors: dict[tuple[int, int, int], Values] = {}
+        self.init: asyncio.Task[None] | None = None
+        self.state: asyncio.Task[None] | None = None
+        self.awaited = ""  # nonce of the state that `state` waits for
+        self.tasks: asyncio.TaskGroup
+
+    async def run(self) -> Begun | Leave:
+        async with asyncio.TaskGroup() as self.tasks:
+            ended = await self._drive()
+            for task in (self.init, self.state):
+                if task is not None:
+                    task.cancel()
+        return ended
+
+    async def _drive(self) -> Begun | Leave:
+        event: Any = TimePassed()
+        while True:
+            for effect in self._handle(event):
+                if isinstance(effect, Leave):
+                    return effect
+                if isinstance(effect, Begin):
+                    return Begun(effect, self._begin_with(effect))
+                await self._perform(effect)
+            event = await self._next()
+
+    def _handle(self, event: Any) -> list[RecoveryEffect]:
+        if isinstance(event, Anchored):
+            r = event.ready
+            self.anchors[(r.epoch, r.fragment, r.version)] = event.values_F
+            held = sorted(key for key in self.anchors if key[1] == r.fragment)
+            for key in held[:-2]:
+                del self.anchors[key]
+            event = r
+        if isinstance(event, GrantSeen):
+            self._expect_state(event.grant)
+        return self.recovery.handle(event, time.monotonic())
+
+    def _begin_with(self, begin: Begin) -> tuple[Values, ...]:
+        return tuple(self.anchors[(begin.epoch, p, v)] for p, v in enumerate(begin.versions))
+
+    async def _next(self) -> Any:
+        deadline = self.recovery.deadline
+        wait_s = 1.0 if deadline is None else max(deadline - time.monotonic(), 0.001)
+        try:
+            return await asyncio.wait_for(self.events.get(), wait_s)
+        except TimeoutError:
+            return TimePassed()
+
+    async def _perform(self, effect: RecoveryEffect) -> None:
+        match effect:
+            case SendJoin():
+                try:
+                    await self.control.publish(
+                        subjects.join(self.recovery.spec.name), encode(effect.join)
+                    )
+                except BusError as error:
+                    log.debug("join not sent, it is repeated", error=str(error))
+            case SendInit():
+                if self.init is not None:
+                    self.init.cancel()
+                self.init = self.tasks.create_task(self._send_init())
+            case LoadState():
+                await self._load_state(effect)
+            case Tell():
+                # Not awaited: a slow log must not delay the first step.
+                self.up.tell_soon(effect.kind, effect.text, effect.data)
+            case _:
+                pass
+
+    async def _send_init(self) -> None:
+        fragments = await asyncio.to_thread(self.trainer.initial_fragments)
+        tensors = self.trainer.program.layout.tensors
+        try:
+            await self.up.initial(tensors, [values_F.tobytes() for values_F in fragments])
+        except BusError as error:
+            log.warning("initial parameters not sent, they are asked for again", error=str(error))
+
+    def _expect_state(self, grant: Grant) -> None:
+        """A grant names a donor: look out for its inner state from now on."""
+        ours = grant.accepted and grant.donor and grant.nonce == self.recovery.nonce
+        if not ours or grant.nonce == self.awaited:
+            return
+        if self.state is not None:
+            self.state.cancel()  # of a donor that was given up
+        self.awaited = grant.nonce
+        self.state = self.tasks.create_task(self.down.state(grant.donor, grant.nonce))
+
+    async def _load_state(self, effect: LoadState) -> None:
+        if effect.source == "donor":
+            data = self.down.states.get(effect.nonce)
+            assert data is not None, f"no inner state under nonce {effect.nonce}"
+            await asyncio.to_thread(self.trainer.load_inner_state, data)
+        elif effect.source == "checkpoint":
+            saved, faults = await asyncio.to_thread(
+                self.checkpoints.load,
+                to_named(self.trainer.opt_state),
+                self.trainer.check_inner_state,
+            )
+            for fault in faults:
+                self.up.tell_soon("checkpoint-skipped", fault, {})
+            if saved is not None:
+                await asyncio.to_thread(self.trainer.load_inner_state, saved)

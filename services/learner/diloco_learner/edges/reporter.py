@@ -1,0 +1,93 @@
+"""Tells the syncer where the learner stands: the newest progress, and heartbeats in between."""
+
+import asyncio
+
+import structlog
+
+from diloco_learner.anchors import AnchorBook
+from diloco_learner.edges.mailbox import Mailbox
+from diloco_learner.reports import before_training
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.faults import FaultAgent
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Progress
+from diloco_shared.protocol.wire import WireError, encode
+
+log = structlog.get_logger()
+
+# Progress messages a second at most: a nano step takes 10 ms, and newer ones replace older.
+PROGRESS_S = 0.02
+# Heartbeats may repeat a report for this many seconds (a long evaluation, a new compilation);
+# then the train thread hangs, and only a new process can help.
+STUCK_S = 900.0
+
+
+class Stuck(Exception):
+    """The train thread has not come to a step boundary for very long."""
+
+
+class Reporter:
+    """Sends while recovering, training and leaving; `last` is what the train thread said last."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        learner: str,
+        incarnation: int,
+        bus: Bus,
+        mailbox: Mailbox,
+        book: AnchorBook,
+        faults: FaultAgent,
+    ) -> None:
+        self.spec = spec
+        self.learner = learner
+        self.incarnation = incarnation
+        self.bus = bus
+        self.mailbox = mailbox
+        self.book = book
+        self.faults = faults
+        self.last: Progress | None = None
+
+    async def newest(self) -> None:
+        """Send the newest progress, and let faults know the step, for ever."""
+        while True:
+            await self.flush()
+            await asyncio.sleep(PROGRESS_S)
+
+    async def flush(self) -> None:
+        """Send what was not sent yet."""
+        progress = self.mailbox.newest_progress()
+        if progress is None:
+            return
+        self.last = progress
+        self.faults.stepped(progress.step)
+        await self._send(progress)
+
+    async def heartbeats(self) -> None:
+        """While recovering, compiling or evaluating: still here, for ever. Raises Stuck."""
+        every_s = self.spec.membership.heartbeat_s
+        sent: Progress | None = None
+        repeats = 0
+        while True:
+            await asyncio.sleep(every_s)
+            repeats = repeats + 1 if self.last is not None and self.last is sent else 0
+            if repeats * every_s > STUCK_S:
+                raise Stuck(f"no step boundary for {STUCK_S:.0f} s: the process starts anew")
+            if self.last is None:
+                await self._send(
+                    before_training(
+                        self.learner, self.incarnation, self.book.epoch, self.book.versions
+                    )
+                )
+            elif repeats:
+                await self._send(self.last)
+            sent = self.last
+
+    async def _send(self, progress: Progress) -> None:
+        try:
+            await self.bus.publish(
+                subjects.progress(self.spec.name, self.learner), encode(progress)
+            )
+        except (BusError, WireError) as error:
+            log.debug("progress not sent", error=str(error))

@@ -1,0 +1,47 @@
+"""What the bus keeps: the run's streams, the tape, incarnations, and who listens."""
+
+from collections.abc import Callable
+from typing import Any
+
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import TapeRecord
+from diloco_simulator.world import Log, World
+
+
+class Hub:
+    """Survives every process."""
+
+    def __init__(self, world: World, spec: RunSpec) -> None:
+        self.world = world
+        self.spec = spec
+        self.up = Log(world, "UP")
+        self.dn = Log(world, "DN")
+        self.state = Log(world, "STATE")
+        self.tape: list[TapeRecord] = []  # sequence n is at index n - 1
+        self.incarnations: dict[str, int] = {}
+        self.listeners: dict[str, Callable[[Any], None]] = {}  # process -> receive
+        self.on_record: Callable[[int, TapeRecord], None] = lambda seq, record: None
+
+    def append(self, record: TapeRecord, expect_last: int) -> int:
+        """The sequence, or -1 for a conflict: the commit point and the fence."""
+        if expect_last != len(self.tape):
+            return -1
+        self.tape.append(record)
+        self.on_record(len(self.tape), record)
+        return len(self.tape)
+
+    def next_incarnation(self, learner: str) -> int:
+        """Compare-and-set, which at one hub is an increment."""
+        number = self.incarnations.get(learner, -1) + 1
+        self.incarnations[learner] = number
+        return number
+
+    def send(self, source: str, target: str, message: Any) -> None:
+        """A core message to whoever lives at `target` when it arrives."""
+
+        def deliver() -> None:
+            receive = self.listeners.get(target)
+            if receive is not None:
+                receive(message)
+
+        self.world.core(source, target, deliver)

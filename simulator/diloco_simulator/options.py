@@ -1,0 +1,66 @@
+"""What a seeded world is like: drawn once from its seed, so that seeds differ in kind."""
+
+import random
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Rates are per event of their kind; times in virtual seconds."""
+
+    learners: int = 3
+    quorum: int = 2
+    fragments: int = 2
+    overlap_steps: int = 2
+    steps: int = 48
+    safety_s: float = 40.0  # faults happen in this time; afterwards the world is healed
+    delay_s: float = 0.1  # mean of one way
+    loss: float = 0.0
+    duplicate: float = 0.0
+    unknown: float = 0.0  # of an append's answer
+    syncer_crash: float = 0.0  # between any two effects
+    learner_crash: float = 0.0
+    syncer_hangs: int = 0
+    learner_hangs: int = 0
+    partitions: int = 0
+    nan: float = 0.0  # of a contribution being poisoned
+    garbage: float = 0.0  # of a bad message beside a good one
+    speeds: tuple[float, ...] = (1.0,)
+    snapshot_every_rounds: int = 5
+    keyframe_every: int = 3
+
+    @classmethod
+    def calm(cls, **changes: object) -> "Options":
+        """No faults at all."""
+        return cls(**changes)  # type: ignore[arg-type]
+
+    @classmethod
+    def drawn(cls, seed: int) -> "Options":
+        """A swarm: every seed turns some faults on and others off."""
+        rng = random.Random(seed)
+
+        def sometimes(high: float) -> float:
+            return rng.choice([0.0, 0.0, high / 4, high])
+
+        learners = rng.choice([2, 3, 3, 4])
+        return cls(
+            learners=learners,
+            quorum=rng.randint(1, learners - 1) if learners > 2 else rng.choice([1, 2]),
+            fragments=rng.choice([1, 2, 3]),
+            overlap_steps=rng.choice([1, 2, 6]),
+            steps=rng.choice([36, 48, 60]),
+            delay_s=rng.choice([0.01, 0.1, 0.4]),
+            loss=sometimes(0.2),
+            duplicate=sometimes(0.2),
+            unknown=sometimes(0.2),
+            syncer_crash=sometimes(0.01),
+            learner_crash=sometimes(0.01),
+            syncer_hangs=rng.choice([0, 0, 1]),
+            learner_hangs=rng.choice([0, 0, 1, 2]),
+            partitions=rng.choice([0, 0, 1, 3]),
+            nan=sometimes(0.1),
+            garbage=sometimes(0.1),
+            speeds=tuple(rng.choice([1.0, 1.0, 0.8, 0.5]) for _ in range(learners)),
+            snapshot_every_rounds=rng.choice([3, 5, 1000]),
+            keyframe_every=rng.choice([2, 4]),
+        )

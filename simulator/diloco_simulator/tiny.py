@@ -1,0 +1,70 @@
+"""A learner's computation small enough for thousands of worlds: a noisy quadratic.
+
+Every learner pulls towards its own target, so that only a merge finds the common one.
+"""
+
+import random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.fragments import Layout
+from diloco_shared.protocol.messages import Cursor, TensorSpec
+
+Values = NDArray[np.float32]
+
+TENSORS = (
+    TensorSpec(name="a", shape=(6, 2), embedding=False),
+    TensorSpec(name="b", shape=(7,), embedding=False),
+    TensorSpec(name="c", shape=(5,), embedding=True),
+)
+
+
+class TinyTrainer:
+    """Parameters are one fp32 vector per fragment."""
+
+    def __init__(self, fragments: int, learner: int, seed: int, tokens: int) -> None:
+        self.layout = Layout.build(TENSORS, fragments)
+        rng = np.random.default_rng([seed, 7])
+        self.theta = [rng.normal(size=n).astype(np.float32) for n in self.layout.sizes]
+        own = np.random.default_rng([seed, learner])
+        self.target = [own.normal(size=n).astype(np.float32) for n in self.layout.sizes]
+        self.anchors = [x.copy() for x in self.theta]
+        self.moments = 0  # stands for inner moments: steps they have seen
+        self.tokens = tokens
+        self.consumed = 0
+        self.poisoned = False
+        self.noise = random.Random(f"{seed}/{learner}")
+
+    def initial_fragments(self) -> list[Values]:
+        return [x.copy() for x in self.theta]
+
+    def step(self, rate: float) -> tuple[int, float]:
+        """(tokens, loss)."""
+        for x, target in zip(self.theta, self.target, strict=True):
+            x += np.float32(0.1) * (target - x) + np.float32(self.noise.gauss(0, 0.01))
+        self.moments += 1
+        self.consumed += 1
+        return self.tokens, float(sum(abs(x).sum() for x in self.theta))
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(shard=0, sequences=self.consumed)
+
+    def adopt(self, p: int, anchor_F: Values) -> None:
+        self.anchors[p] = anchor_F
+        self.theta[p] = anchor_F.copy()
+
+    def contribution(self, p: int) -> bytes:
+        delta_F = self.anchors[p] - self.theta[p]
+        if self.poisoned:
+            self.poisoned = False
+            delta_F = delta_F * np.float32(np.nan)
+        return codec.encode("bf16", delta_F)
+
+    def inner_state(self) -> bytes:
+        return self.moments.to_bytes(8, "little")
+
+    def load_inner_state(self, data: bytes) -> None:
+        self.moments = int.from_bytes(data, "little")

@@ -1,0 +1,224 @@
+"""Virtual time and everything between processes: links, core messages, durable logs.
+
+One heap of (time, sequence, action) and one seeded generator: a seed is a run.
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_simulator.options import Options
+
+Action = Callable[[], None]
+
+# A link that is cut is tried again this often, in virtual seconds.
+RETRY_S = 0.5
+
+
+@dataclass(slots=True)
+class Link:
+    """Between one process and the hub; each way may be cut by itself."""
+
+    out: bool = True
+    into: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One stored message."""
+
+    seq: int
+    subject: str
+    message: Any
+    payload: bytes
+
+
+class World:
+    """The clock, the dice and the links."""
+
+    def __init__(self, seed: int, options: Options) -> None:
+        self.seed = seed
+        self.options = options
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.heap: list[tuple[float, int, Action]] = []
+        self.counter = 0
+        self.links: dict[str, Link] = {}
+        self.faulty = True  # until healed
+        self.counts: Counter[str] = Counter()
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def at(self, when: float, action: Action) -> None:
+        self.counter += 1
+        heapq.heappush(self.heap, (max(when, self.now), self.counter, action))
+
+    def after(self, seconds: float, action: Action) -> None:
+        self.at(self.now + seconds, action)
+
+    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
+        """Advance to `until`, or to when `done` says so."""
+        while self.heap and self.heap[0][0] <= until and not done():
+            self.now, _, action = heapq.heappop(self.heap)
+            action()
+        if not done():
+            self.now = max(self.now, until)
+
+    # --- chance --------------------------------------------------------------------------------
+
+    def chance(self, rate: float, what: str) -> bool:
+        """Whether a fault strikes now; counted. Never after the world is healed."""
+        if rate <= 0 or not self.faulty or self.rng.random() >= rate:
+            return False
+        self.counts[what] += 1
+        return True
+
+    def delay(self) -> float:
+        """One way, in virtual seconds: exponential, so that messages overtake each other."""
+        mean = self.options.delay_s
+        return mean * (0.5 + self.rng.expovariate(2.0)) if self.faulty else mean
+
+    def heal(self) -> None:
+        """From now on nothing goes wrong."""
+        self.faulty = False
+        for link in self.links.values():
+            link.out = link.into = True
+
+    def link(self, process: str) -> Link:
+        return self.links.setdefault(process, Link())
+
+    # --- core messages -------------------------------------------------------------------------
+
+    def core(self, source: str, target: str, deliver: Action) -> None:
+        """At most once, in any order, perhaps twice, perhaps never."""
+        if not self.link(source).out or self.chance(self.options.loss, "lost"):
+            return
+        copies = 2 if self.chance(self.options.duplicate, "duplicated") else 1
+        for _ in range(copies):
+
+            def arrive() -> None:
+                if self.link(target).into:
+                    deliver()
+
+            self.after(self.delay(), arrive)
+
+    # --- requests with an answer ---------------------------------------------------------------
+
+    def request(self, process: str, act: Callable[[], Any], answer: Callable[[Any], None]) -> None:
+        """`act` at the hub, then `answer` with its result; `answer(None)` when unknown."""
+        link = self.link(process)
+        if not link.out:
+            self.after(RETRY_S, lambda: answer(None))
+            return
+
+        def there() -> None:
+            result = act()
+            if not link.into or self.chance(self.options.unknown, "unknown"):
+                self.after(RETRY_S, lambda: answer(None))
+            else:
+                self.after(self.delay(), lambda: answer(result))
+
+        self.after(self.delay(), there)
+
+
+@dataclass(slots=True)
+class Log:
+    """A durable stream at the hub: ordered, deduplicated by subject, read at least once."""
+
+    world: World
+    name: str
+    items: list[Item] = field(default_factory=list)
+    by_subject: dict[str, Item] = field(default_factory=dict)
+    readers: list["Reader"] = field(default_factory=list)
+    seq: int = 0
+
+    def store(self, subject: str, message: Any, payload: bytes = b"") -> Item:
+        """Idempotent per subject."""
+        known = self.by_subject.get(subject)
+        if known is not None:
+            return known
+        self.seq += 1
+        item = Item(self.seq, subject, message, payload)
+        self.items.append(item)
+        self.by_subject[subject] = item
+        for reader in self.readers:
+            reader.wake()
+        return item
+
+    def purge(self, gone: Callable[[Item], bool]) -> None:
+        for item in [i for i in self.items if gone(i)]:
+            self.items.remove(item)
+            del self.by_subject[item.subject]
+
+    def put(
+        self, process: str, subject: str, message: Any, payload: bytes, *, until: float
+    ) -> None:
+        """Repeat until stored, or until the deadline."""
+        world = self.world
+
+        def attempt() -> None:
+            if world.now > until:
+                return
+            if not world.link(process).out or world.chance(world.options.loss, "put again"):
+                world.after(RETRY_S, attempt)
+                return
+            self.store(subject, message, payload)
+            if world.chance(world.options.duplicate, "put twice"):
+                world.after(world.delay(), lambda: self.again(subject))
+
+        world.after(world.delay(), attempt)
+
+    def again(self, subject: str) -> None:
+        """Deliver a stored item a second time."""
+        item = self.by_subject.get(subject)
+        if item is not None:
+            for reader in self.readers:
+                reader.repeat(item)
+
+
+class Reader:
+    """One process's place in a log. Delivers in order while its process lives."""
+
+    def __init__(
+        self,
+        log: Log,
+        process: str,
+        alive: Callable[[], bool],
+        deliver: Callable[[Item], None],
+        after_seq: int = 0,
+    ) -> None:
+        self.log = log
+        self.process = process
+        self.alive = alive
+        self.deliver = deliver
+        self.seen = after_seq
+        self.pumping = False
+        log.readers.append(self)
+        self.wake()
+
+    def wake(self) -> None:
+        if not self.pumping:
+            self.pumping = True
+            self.log.world.after(self.log.world.delay(), self._pump)
+
+    def repeat(self, item: Item) -> None:
+        if self.alive():
+            self.deliver(item)
+
+    def _pump(self) -> None:
+        world = self.log.world
+        self.pumping = False
+        if not self.alive():
+            self.log.readers.remove(self)
+            return
+        if not world.link(self.process).into:
+            self.pumping = True
+            world.after(RETRY_S, self._pump)
+            return
+        for item in list(self.log.items):
+            if item.seq > self.seen and self.alive():
+                self.seen = item.seq
+                self.deliver(item)
