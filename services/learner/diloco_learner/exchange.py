@@ -58,7 +58,11 @@ class Exchange:
         stamp: Stamp,
         now: float,
     ) -> None:
-        """Starts with every fragment adopted at `versions`, as recovery's Begin says."""
+        """Starts with every fragment adopted at `versions`, as recovery's Begin says.
+
+        Tell it recovery's newest beat first: a run that is paused must not be stepped until the
+        next one.
+        """
         fragments = spec.algorithm.fragments
         if len(versions) != fragments:
             raise ValueError(f"{len(versions)} versions for {fragments} fragments")
