@@ -78,7 +78,7 @@ class SyncerNode:
 
     def start(self) -> None:
         self.lives += 1
-        self.life = SyncerLife(self, f"syncer-{self.lives}")
+        SyncerLife(self, f"syncer-{self.lives}")
 
     def crash(self, restart_s: float) -> None:
         if self.life is None:
@@ -108,6 +108,7 @@ class SyncerLife:
 
     def __init__(self, node: SyncerNode, leader: str) -> None:
         self.node = node
+        node.life = self  # from now on this is who crashes
         self.hub, self.world, self.watch = node.hub, node.world, node.watch
         self.spec = node.hub.spec
         self.alive = True

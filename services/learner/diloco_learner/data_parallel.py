@@ -45,9 +45,8 @@ def train_data_parallel(
     *,
     rate: float | None = None,
     progress: Callable[[int, float], None] | None = None,
-    split: str = "validation",
 ) -> dict[str, Any]:
-    """Train and return `val_loss`, `steps`, `tokens`, `inner_rate`.
+    """Train and return `val_loss`, `test_loss`, `steps`, `tokens`, `inner_rate`.
 
     `rate` is the peak inner rate (default: the spec's data-parallel rate). The budget must be in
     steps. `progress(step, loss)` is called every hundred steps.
@@ -66,11 +65,12 @@ def train_data_parallel(
         loss = trainer.step(tokens, inner_rate(spec.inner, peak, step, step / steps))
         if progress is not None and step % 100 == 0:
             progress(step, float(loss))
-    held = held_out(
-        getattr(corpus, split), spec.model.context_tokens, spec.evaluation.sequences, spec.seed
-    )
+    e, context = spec.evaluation, spec.model.context_tokens
+    validation = held_out(corpus.validation, context, e.sequences, spec.seed)
+    test = held_out(corpus.test, context, e.sequences, spec.seed)
     return {
-        "val_loss": program.evaluate(trainer.params, held),
+        "val_loss": program.evaluate(trainer.params, validation),
+        "test_loss": program.evaluate(trainer.params, test),
         "steps": steps,
         "tokens": steps * learners * spec.tokens_per_step,
         "inner_rate": peak,

@@ -61,7 +61,8 @@ class Leases:
                 log.warning("data leases: again later", error=str(error))
             if self.batches.ready:
                 self.supplied.set()
-            if self.batches.repeats > self.repeats:
+            # At 1, 2, 4, … times: tiny shards would fill the log.
+            if self.batches.repeats >= max(2 * self.repeats, 1):
                 self.repeats = self.batches.repeats
                 shard = self.batches.cursor.shard if self.batches.cursor else -1
                 text = f"{self.learner} reads data shard {shard} again: no other was leased in time"

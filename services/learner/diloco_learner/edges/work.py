@@ -152,7 +152,7 @@ class Work:
             await warm
             await self._begin(ended)
             serving += [self._start(self.reporter_.newest()), self._start(self._hand())]
-            leave = await self._train()
+            leave = await self._train_or_tell()
         else:
             leave = ended
         for task in serving:
@@ -299,6 +299,15 @@ class Work:
         self.train_loop = loop
         while not self.events.empty():
             self.mailbox.put(self.events.get_nowait())
+
+    async def _train_or_tell(self) -> Leave:
+        try:
+            return await self._train()
+        except Exception as error:
+            # The process ends with this: what the thread said before must not be lost with it.
+            self.up.tell_soon("train-failed", f"{type(error).__name__}: {error}"[:500], {})
+            await self._clear_out()
+            raise
 
     async def _train(self) -> Leave:
         loop, train_loop = asyncio.get_running_loop(), self.train_loop

@@ -1,0 +1,90 @@
+"""`diloco sim …`: experiments on a virtual clock."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Experiments on a virtual clock.")
+
+
+@app.callback()
+def _sim() -> None:
+    """Experiments on a virtual clock."""
+
+
+def spec_of(
+    preset: str, steps: int, seed: int, inner_rate: float | None, sequences: int = 1024
+) -> Any:
+    """The nano run on the standard library's source; `inner_rate` is the learners' peak rate."""
+    from diloco_shared.config import PRESETS, RunSpec
+
+    inner: dict[str, Any] = {}
+    if inner_rate is not None:
+        inner["learning_rate"] = inner_rate / PRESETS[preset]["inner_rate_factor"]
+    return RunSpec.model_validate(
+        {
+            "name": "sim",
+            "seed": seed,
+            "algorithm": {"preset": preset},
+            "inner": inner,
+            "evaluation": {"sequences": sequences, "every_steps": 480},
+            "budget": {"steps": steps},
+        }
+    )
+
+
+@app.command()
+def train(
+    learners: Annotated[int, typer.Option(min=1, max=512, help="M")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Inner steps per learner.")] = 3000,
+    seed: Annotated[int, typer.Option(min=0, help="Of parameters, data order, held-out.")] = 0,
+    preset: Annotated[str, typer.Option(help="long or short")] = "long",
+    inner_rate: Annotated[
+        float | None, typer.Option(help="Peak inner rate; by preset if left out.")
+    ] = None,
+    data_parallel: Annotated[
+        bool, typer.Option("--data-parallel", help="One optimizer step per M local batches.")
+    ] = False,
+    speeds: Annotated[str, typer.Option(help="Relative speeds, repeated: 1,1,0.5")] = "1",
+    file: Annotated[Path | None, typer.Option("--spec", help="A run.toml instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Train with the real machines and real numerics, deterministically."""
+    from diloco_shared.config import PRESETS, load_toml
+
+    if preset not in PRESETS:
+        raise typer.BadParameter(f"choose one of {', '.join(PRESETS)}", param_hint="--preset")
+    began = time.perf_counter()
+
+    def told(step: int, loss: float) -> None:
+        if not as_json:
+            typer.echo(f"step {step:>6}  loss {loss:.4f}")
+
+    if file is not None:
+        spec = load_toml(file.read_text(encoding="utf-8"))
+    else:
+        spec = spec_of(preset, steps, seed, inner_rate)
+    if data_parallel:
+        from diloco_learner.data_parallel import train_data_parallel
+
+        result = train_data_parallel(spec, learners, rate=inner_rate, progress=told)
+        result |= {"method": "data-parallel"}
+    else:
+        from diloco_simulator.train import Fleet, Setting
+
+        setting = Setting(learners, speeds=tuple(float(x) for x in speeds.split(",")))
+        result = Fleet(spec, setting, told=None if as_json else told).run()
+        result |= {"method": "decoupled", "preset": spec.algorithm.preset}
+    result |= {
+        "learners": learners,
+        "seed": spec.seed,
+        "steps": spec.budget.steps,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
+    if as_json:
+        print(json.dumps(result))
+    else:
+        typer.echo("\n".join(f"{key}: {value}" for key, value in result.items()))
