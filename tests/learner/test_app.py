@@ -1,0 +1,248 @@
+"""A whole learner process but for the process: on the in-memory bus, against a scripted syncer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_learner.app import Learner
+from diloco_learner.settings import Settings
+from diloco_learner.trainer import Program
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.membership import DataFolder
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Incarnation, MemberRecord, ShardLease
+from diloco_shared.protocol.wire import decode
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile once for all tests of this module: the same run every time."""
+    monkeypatch.setattr(Program, "build", compiled)
+
+
+def compiled(spec: RunSpec) -> Program:
+    key = spec.model_dump_json()
+    if key not in COMPILED:
+        COMPILED[key] = BUILD(spec)
+    return COMPILED[key]
+
+
+BUILD = Program.build
+COMPILED: dict[str, Program] = {}
+
+
+@asynccontextmanager
+async def learner(
+    broker: MemoryBroker, tmp_path: Path, name: str
+) -> AsyncIterator[tuple[Learner, "asyncio.Task[None]"]]:
+    folder = DataFolder(tmp_path, name)
+    settings = Settings(id=name, data=tmp_path, chaos=True)
+    control, data = MemoryBus(broker, f"{name}-control"), MemoryBus(broker, f"{name}-data")
+    app = Learner(settings, control, data, folder)
+    task = asyncio.create_task(app.run())
+    try:
+        yield app, task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await app.membership.leave()
+        await control.close()
+        await data.close()
+        folder.release()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+
+
+def stepping(p: Any) -> bool:
+    return p.state == "stepping" and p.step > 0
+
+
+async def test_a_learner_bootstraps_trains_is_merged_pauses_and_finishes(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await syncer.bootstrap("a")
+        first = await syncer.until("a", stepping)
+        assert first.incarnation == 0 and min(first.adopted) == 0
+
+        manifests = await syncer.merge(1, ("a",))
+        m = manifests["a"]
+        assert (m.base, m.config_hash) == (0, syncer.hash)
+        assert m.step_from == 0 < m.step_to
+        # Two sequences of eight tokens a step, exactly (I5).
+        assert m.tokens_to == 16 * m.step_to
+        adopted = await syncer.until("a", lambda p: p.adopted[1] == 1)
+        assert adopted.adopted_at[1] >= m.step_to and adopted.adopted_at[0] == 0
+        assert adopted.c_steps[1] < adopted.c_steps[0]
+
+        syncer.state = "paused"
+        held = await syncer.until("a", lambda p: p.state == "paused")
+        beats = [await syncer.until("a", lambda p: p.state == "paused") for _ in range(3)]
+        assert {p.step for p in beats} == {held.step}
+
+        syncer.state = "running"
+        await syncer.until("a", lambda p: p.step > held.step)
+
+        await syncer.merge(0, ("a",))
+        syncer.state, syncer.fields = "finished", {"evaluator": "a"}
+        last = await syncer.until("a", lambda p: p.state == "finished")
+        assert last.adopted == tuple(syncer.versions)
+        await until(lambda: app.membership.record.state == "idle")
+        evaluations = await syncer.events("evaluation")
+        assert evaluations[-1].data["final"] and np.isfinite(evaluations[-1].data["val_loss"])
+        assert list(evaluations[-1].data["versions"]) == syncer.versions
+        # The final checkpoint is on disk before the learner is idle.
+        assert any(p.name.isdigit() for p in (tmp_path / "a" / "checkpoints").glob("r-*/*"))
+        # Every shard went back, at a cursor that was merged.
+        leases = [
+            decode(e.value, ShardLease)
+            for e in (await syncer.bus.kv_all(subjects.SHARDS)).values()
+            if e.value is not None
+        ]
+        assert leases and all(lease.holder == "" for lease in leases)
+        assert sum(lease.sequences + lease.passes for lease in leases) > 0
+
+
+async def test_a_newcomer_recovers_from_a_donor_and_parameters_come_from_anchors(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    for name in ("a", "b"):
+        await syncer.assign(name, "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a"):
+        await syncer.bootstrap("a")
+        await syncer.until("a", stepping)
+        await syncer.merge(2, ("a",))
+        donor = await syncer.until("a", lambda p: p.adopted[2] == 1)
+
+        syncer.donor = "a"
+        async with learner(broker, tmp_path, "b") as (newcomer, _):
+            join = await _joined(syncer, "b")
+            await syncer.donate(donor, join)
+            p = await syncer.until("b", stepping)
+            assert p.adopted == (0, 0, 1)
+            recovered = (await syncer.events("recovered"))[-1]
+            assert (recovered.source, recovered.data["source"]) == ("b", "donor")
+            # Moments that have seen the donor's steps, not fresh ones.
+            assert newcomer.work is not None
+            syncer.donor = ""
+            manifests = await syncer.merge(0, ("a", "b"))
+            assert manifests["b"].step_from == 0
+            # Nothing of the transfer stays behind.
+            left = await syncer.bus.fetch(subjects.state_stream("r"), "state.r.>")
+            assert left == []
+
+
+async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leaves(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving():
+        async with learner(broker, tmp_path, "a"):
+            await syncer.bootstrap("a")
+            await syncer.until("a", stepping)
+        async with learner(broker, tmp_path, "a") as (app, _):
+            await syncer.until("a", lambda p: p.incarnation == 1 and p.step > 0)
+            entry = await syncer.bus.kv_get(subjects.INCARNATIONS, "r.a")
+            assert decode(entry.value, Incarnation).incarnation == 1
+            # A process that has taken the id meanwhile: this one must not act any more (I10).
+            syncer.fields = {"incarnations": {"a": 2}}
+            await until(lambda: app.membership.record.state == "idle")
+            leave = (await syncer.events("leave"))[-1]
+            assert leave.text.startswith("superseded")
+
+
+async def test_a_stopped_process_says_so_and_gives_its_shards_back(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving():
+        async with learner(broker, tmp_path, "a") as (_, task):
+            await syncer.bootstrap("a")
+            await syncer.until("a", stepping)
+            task.cancel()
+            await syncer.until("a", lambda p: p.state == "finished")
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        leases = (await syncer.bus.kv_all(subjects.SHARDS)).values()
+        assert all(decode(e.value, ShardLease).holder == "" for e in leases if e.value)
+        assert await syncer.bus.kv_get(subjects.MEMBERS, "a") is None
+
+
+async def test_an_assignment_taken_back_ends_the_work_at_a_step_boundary(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await syncer.bootstrap("a")
+        await syncer.until("a", stepping)
+        await syncer.assign("a", "")
+        await syncer.until("a", lambda p: p.state == "finished")
+        await until(lambda: app.membership.record.state == "idle")
+        entry = await syncer.bus.kv_get(subjects.MEMBERS, "a")
+        assert decode(entry.value, MemberRecord).run == ""
+
+
+async def test_training_goes_on_while_the_bus_is_away(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    """I8: the step never waits on the network."""
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await syncer.bootstrap("a")
+        before = await syncer.until("a", stepping)
+        assert app.work is not None and app.work.train_loop is not None
+        buses = [app.control, app.data]
+        for bus in buses:
+            assert isinstance(bus, MemoryBus)
+            bus.disconnect()
+        counters = app.work.train_loop.exchange.counters
+        await until(lambda: counters.step >= before.step + 200)
+        for bus in buses:
+            assert isinstance(bus, MemoryBus)
+            bus.reconnect()
+        await syncer.until("a", lambda p: p.step >= before.step + 200)
+        assert (await syncer.merge(0, ("a",)))["a"].step_to >= before.step + 200
+
+
+async def test_a_loss_that_is_no_number_is_told_and_ends_the_process(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, task):
+        await syncer.bootstrap("a")
+        await syncer.until("a", stepping)
+        assert app.work is not None
+        app.work.injected.poison = True
+        with pytest.raises(ExceptionGroup) as failure:
+            await task
+        assert "Diverged" in repr(failure.value)
+        assert len(await syncer.events("loss-not-finite")) == 1
+        assert "lower inner.learning_rate" in (await syncer.events("train-failed"))[0].text
+
+
+async def _joined(syncer: Any, name: str) -> Any:
+    while True:
+        for join in syncer.joins:
+            if join.learner == name:
+                return join
+        await asyncio.sleep(0.005)
