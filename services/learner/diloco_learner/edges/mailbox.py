@@ -24,7 +24,9 @@ class Mailbox:
     def __init__(self) -> None:
         self._in: deque[Any] = deque()
         self._out: deque[Any] = deque()
-        self._progress: Any = None
+        # A deque, since taking and forgetting must be one operation: the last report of a run
+        # may come between the two.
+        self._progress: deque[Any] = deque(maxlen=1)
         self._arrived = threading.Event()
         self.dropped = 0
 
@@ -46,7 +48,7 @@ class Mailbox:
 
     def progress(self, progress: Any) -> None:
         """Show where the learner stands; replaces what was not sent yet."""
-        self._progress = progress
+        self._progress.append(progress)
 
     def rest(self, seconds: float) -> None:
         """Sleep until something arrives, at most `seconds`. Only while no step may be taken."""
@@ -73,5 +75,7 @@ class Mailbox:
 
     def newest_progress(self) -> Any:
         """The progress not yet sent, or None."""
-        progress, self._progress = self._progress, None
-        return progress
+        try:
+            return self._progress.popleft()
+        except IndexError:
+            return None

@@ -1,0 +1,345 @@
+"""The training loop with the real exchange and a real, tiny trainer; no network, no clock."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_learner.data.corpus import load
+from diloco_learner.data.shards import Cut
+from diloco_learner.edges.batches import Batches
+from diloco_learner.edges.clocks import WaitClock
+from diloco_learner.edges.mailbox import Mailbox
+from diloco_learner.evaluate import held_out
+from diloco_learner.events import (
+    AnchorReady,
+    BeatSeen,
+    Checkpoint,
+    Contribute,
+    DonateSeen,
+    Evaluate,
+    GiveState,
+    Leave,
+    PullSeen,
+    Tell,
+)
+from diloco_learner.exchange import Exchange
+from diloco_learner.train import Anchored, Diverged, Injected, Outgoing, TrainLoop
+from diloco_learner.trainer import Program, Trainer, contribution_bytes, state_bytes
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import Beat, Donate, Pull, Stamp
+
+START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
+
+
+class Box(Mailbox):
+    """A mailbox whose two sides are in one thread: `at[n]` arrives at the n-th look into it."""
+
+    def __init__(self, clock: "Clock") -> None:
+        super().__init__()
+        self.clock = clock
+        self.looks = 0
+        self.at: dict[int, list[Any]] = {}
+        self.blocks_s = 0.0
+        self.rests = 0
+
+    def drain(self) -> list[Any]:
+        self.clock.now += self.blocks_s
+        for item in self.at.get(self.looks, []):
+            assert self.put(item)
+        self.looks += 1
+        return super().drain()
+
+    def rest(self, seconds: float) -> None:
+        self.clock.now += seconds
+        self.rests += 1
+
+
+class Clock:
+    """Time passes only where a test lets it."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def beat(state: Any = "running", versions: tuple[int, ...] = (0, 0, 0), **more: Any) -> BeatSeen:
+    return BeatSeen(
+        Beat(
+            run="r",
+            epoch=0,
+            term=1,
+            state=state,
+            reason="as scripted",
+            versions=versions,
+            stamp=START,
+            live=("a",),
+            **more,
+        )
+    )
+
+
+def pull(round_: int, fragment: int) -> PullSeen:
+    return PullSeen(
+        Pull(
+            epoch=0, term=1, round=round_, fragment=fragment, participants=("a",), timeout_s=1000.0
+        )
+    )
+
+
+def anchor(fragment: int, version: int, values_F: Any) -> Anchored:
+    return Anchored(AnchorReady(0, fragment, version, version, START, {}), values_F)
+
+
+Rig = Callable[[], tuple[TrainLoop, Box, Clock]]
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Program]:
+    return {}
+
+
+@pytest.fixture
+def rig(spec: RunSpec, programs: dict[str, Program]) -> Rig:
+    program = programs.setdefault("compiled once", Program.build(spec))
+    corpus = load(spec.data)
+
+    def make() -> tuple[TrainLoop, Box, Clock]:
+        clock = Clock()
+        box = Box(clock)
+        batches = Batches(Cut(corpus.train, 8, 8, spec.seed), 2)
+        batches.grant(0, 0, 0)
+        trainer = Trainer(program)
+        for p, values_F in enumerate(trainer.initial_fragments()):
+            trainer.adopt(p, values_F, 0.0)
+        loop = TrainLoop(
+            trainer,
+            Exchange(program.spec, "a", 0, 0, (0, 0, 0), START, clock()),
+            batches,
+            held_out(corpus.validation, 8, 4, 0),
+            box,
+            now=clock,
+            sleep=clock.sleep,
+            waiting=WaitClock(clock),
+            injected=Injected(),
+        )
+        return loop, box, clock
+
+    return make
+
+
+def outgoing(box: Box, kind: type) -> list[Outgoing]:
+    return [o for o in box.collect() if isinstance(o.effect, kind)]
+
+
+def test_steps_are_taken_until_the_run_is_over(rig: Rig) -> None:
+    loop, box, _ = rig()
+    box.at = {7: [beat("finished", evaluator="a")]}
+    leave = loop.run()
+    assert leave.outcome == "finished"
+    assert loop.exchange.counters.step == 7
+    assert loop.exchange.counters.tokens == 7 * 16
+    kinds = [type(o.effect) for o in box.collect()]
+    assert kinds == [Evaluate, Checkpoint, Leave]
+
+
+def test_a_contribution_is_anchor_minus_parameters_at_the_boundary(rig: Rig) -> None:
+    """Even though the steps after it overwrite the buffers it was made from."""
+    loop, box, _ = rig()
+    anchors = loop.trainer.initial_fragments()
+    box.at = {3: [pull(0, 1)], 4: []}
+    copies: list[Any] = []
+    step = loop.trainer.step
+
+    def remembering(batch: Any, rate: float) -> Any:
+        loss = step(batch, rate)
+        copies.append(loop.trainer.initial_fragments()[1])
+        return loss
+
+    loop.trainer.step = remembering  # type: ignore[method-assign]
+    box.at[9] = [beat("stopped")]
+    loop.run()
+    (sent,) = outgoing(box, Contribute)
+    assert isinstance(sent.effect, Contribute)
+    assert (sent.effect.step_from, sent.effect.step_to, sent.effect.tokens_to) == (0, 4, 64)
+    delta_F = np.frombuffer(contribution_bytes(sent.handle), np.float32)
+    np.testing.assert_array_equal(delta_F, anchors[1] - copies[3])
+
+
+def test_an_anchor_overwrites_its_fragment_and_no_other(rig: Rig) -> None:
+    loop, box, _ = rig()
+    new_F = np.full(loop.trainer.program.layout.sizes[2], 0.25, np.float32)
+    box.at = {2: [anchor(2, 1, new_F)], 3: [beat("stopped", (0, 0, 1))]}
+    before = loop.trainer.initial_fragments()
+    loop.run()
+    after = loop.trainer.initial_fragments()
+    # Taken in after the second step, adopted after the third, and nothing stepped since.
+    np.testing.assert_array_equal(after[2], new_F)
+    assert not np.array_equal(after[0], before[0])
+    assert loop.exchange.counters.adopted_P == [0, 0, 1]
+    assert loop.anchors == {}
+
+
+def test_adoption_comes_before_the_answer_to_a_pull(rig: Rig) -> None:
+    loop, box, _ = rig()
+    new_F = np.zeros(loop.trainer.program.layout.sizes[0], np.float32)
+    box.at = {2: [pull(5, 0), anchor(0, 1, new_F)], 6: [beat("stopped", (1, 0, 0))]}
+    loop.run()
+    (sent,) = outgoing(box, Contribute)
+    assert isinstance(sent.effect, Contribute)
+    assert sent.effect.base == 1 and sent.effect.step_to == sent.effect.step_from + 1
+
+
+def test_only_a_mailbox_that_blocks_makes_waiting_rise(rig: Rig) -> None:
+    """I8: every call that could wait is clocked, and shown in the reports."""
+    loop, box, _ = rig()
+    box.at = {5: [beat("stopped")]}
+    loop.run()
+    assert loop.waiting.seconds == 0
+
+    loop, box, _ = rig()
+    box.blocks_s = 0.25
+    box.at = {5: [beat("stopped")]}
+    loop.run()
+    assert loop.waiting.seconds == 6 * 0.25
+    assert box.newest_progress().wait_s == 5 * 0.25
+
+
+def test_a_pause_holds_at_a_boundary_and_is_no_waiting(rig: Rig) -> None:
+    loop, box, _ = rig()
+    box.at = {3: [beat("paused")], 8: [beat("running")], 10: [beat("stopped")]}
+    loop.run()
+    assert box.rests == 5
+    assert loop.paused_s == pytest.approx(1.0)
+    assert loop.waiting.seconds == 0
+    assert loop.exchange.counters.step == 3 + 2
+
+
+def test_a_donors_state_is_what_it_was_at_the_boundary(rig: Rig) -> None:
+    loop, box, _ = rig()
+    donate = Donate(
+        donor="a",
+        donor_incarnation=0,
+        newcomer="b",
+        newcomer_incarnation=0,
+        nonce="n-1",
+        epoch=0,
+        versions=(0, 0, 0),
+    )
+    box.at = {2: [DonateSeen(donate)], 8: [beat("stopped")]}
+    moments: list[bytes] = []
+    step = loop.trainer.step
+
+    def remembering(batch: Any, rate: float) -> Any:
+        loss = step(batch, rate)
+        moments.append(state_bytes(loop.trainer.inner_state()))
+        return loss
+
+    loop.trainer.step = remembering  # type: ignore[method-assign]
+    loop.run()
+    (sent,) = outgoing(box, GiveState)
+    assert state_bytes(sent.handle) == moments[2]
+    other, _, _ = rig()
+    other.trainer.load_inner_state(moments[2])
+    assert state_bytes(other.trainer.inner_state()) == moments[2]
+
+
+def test_a_slow_fault_costs_time_that_is_neither_step_nor_waiting(rig: Rig) -> None:
+    loop, box, clock = rig()
+    step = loop.trainer.step
+
+    def slow(batch: Any, rate: float) -> Any:
+        clock.now += 0.5
+        return step(batch, rate)
+
+    loop.trainer.step = slow  # type: ignore[method-assign]
+    loop.injected.slow_factor = 3.0
+    box.at = {4: [beat("stopped")]}
+    loop.run()
+    assert loop.injected.seconds == pytest.approx(4 * 1.0)
+    assert loop.waiting.seconds == 0
+    assert box.newest_progress().step_s == pytest.approx(1.5)
+
+
+def test_a_loss_that_stays_no_number_ends_the_loop_loudly(rig: Rig) -> None:
+    loop, box, _ = rig()
+    loop.injected.poison = True
+    with pytest.raises(Diverged, match=r"inner\.learning_rate"):
+        loop.run()
+    told = [o.effect for o in outgoing(box, Tell)]
+    assert [t.kind for t in told if isinstance(t, Tell)] == ["loss-not-finite"]
+    # Long enough that every fragment was due once: the gate has refused them all.
+    assert loop.not_finite == loop.spec.algorithm.sync_every_steps + 1
+
+
+def test_moments_that_are_no_numbers_are_refused(rig: Rig) -> None:
+    """I11: a donor that has diverged, another model, rubbish."""
+    sick, _, _ = rig()
+    sick.injected.poison = True
+    with pytest.raises(Diverged):
+        sick.run()
+    well, _, _ = rig()
+    before = state_bytes(well.trainer.inner_state())
+    with pytest.raises(ValueError, match="not finite"):
+        well.trainer.check_inner_state(state_bytes(sick.trainer.inner_state()))
+    with pytest.raises(ValueError, match="not an inner state"):
+        well.trainer.load_inner_state(b"rubbish")
+    assert state_bytes(well.trainer.inner_state()) == before
+
+
+def test_a_withdrawn_learner_keeps_its_moments_and_says_good_bye(rig: Rig) -> None:
+    loop, box, _ = rig()
+    step = loop.trainer.step
+
+    def stopped_at_four(batch: Any, rate: float) -> Any:
+        if loop.exchange.counters.step == 3:
+            loop.stopping = "the process is told to stop"
+        return step(batch, rate)
+
+    loop.trainer.step = stopped_at_four  # type: ignore[method-assign]
+    leave = loop.run()
+    assert leave == Leave("withdrawn", "the process is told to stop")
+    assert box.newest_progress().state == "finished"
+    assert [o.effect for o in outgoing(box, Checkpoint)] == [Checkpoint(4, (0, 0, 0), final=True)]
+
+
+def test_the_same_arrivals_give_the_same_bits(rig: Rig) -> None:
+    fragments = []
+    for _ in range(2):
+        loop, box, _ = rig()
+        box.at = {3: [pull(0, 1)], 12: [beat("stopped")]}
+        loop.run()
+        (sent,) = outgoing(box, Contribute)
+        fragments.append(contribution_bytes(sent.handle))
+    assert fragments[0] == fragments[1]
+
+
+def test_losses_fall_and_lag_by_one_step(rig: Rig) -> None:
+    loop, box, _ = rig()
+    losses: list[float] = []
+    progress = loop.exchange.progress
+
+    def remembering() -> Any:
+        losses.append(loop.exchange.loss)
+        return progress()
+
+    loop.exchange.progress = remembering  # type: ignore[method-assign]
+    box.at = {n: [] for n in range(40)} | {40: [beat("stopped")]}
+    box.clock.now += 1
+    step = loop.trainer.step
+
+    def ticking(batch: Any, rate: float) -> Any:
+        box.clock.now += 1.0
+        return step(batch, rate)
+
+    loop.trainer.step = ticking  # type: ignore[method-assign]
+    loop.run()
+    assert math.isnan(losses[0]) and all(math.isfinite(x) for x in losses[1:])
+    assert np.mean(losses[-5:]) < np.mean(losses[1:6])
