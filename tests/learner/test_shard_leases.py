@@ -1,0 +1,241 @@
+"""Data shard leases on the bus: compare-and-set, cursors, lost answers, rivals."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco_learner.data.corpus import load
+from diloco_learner.data.shards import Cut
+from diloco_learner.edges.batches import Batches
+from diloco_learner.edges.shards import Leases
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.memory_broker import Fate, MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Cursor, ShardLease
+from diloco_shared.protocol.wire import decode, encode
+
+
+class Fleet:
+    """Learners that lease from one bucket, without anything that trains."""
+
+    def __init__(self, broker: MemoryBroker, spec: RunSpec) -> None:
+        self.broker = broker
+        self.spec = spec
+        self.bus = MemoryBus(broker, "test")
+        self.live: tuple[str, ...] = ()
+        self.told: list[tuple[str, str]] = []
+
+    @asynccontextmanager
+    async def learner(self, name: str, incarnation: int = 0) -> AsyncIterator[Leases]:
+        async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
+            self.told.append((name, kind))
+
+        spec = self.spec
+        cut = Cut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
+        leases = Leases(
+            MemoryBus(self.broker, name),
+            spec,
+            name,
+            incarnation,
+            Batches(cut, 2),
+            lambda: self.live,
+            tell,
+        )
+        task = asyncio.create_task(leases.supply())
+        try:
+            yield leases
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def leases(self) -> dict[int, ShardLease]:
+        found = (await self.bus.kv_all(subjects.SHARDS)).values()
+        all_ = [decode(e.value, ShardLease) for e in found if e.value is not None]
+        return {lease.shard: lease for lease in all_}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def fleet(broker: MemoryBroker, spec: RunSpec) -> Fleet:
+    return Fleet(broker, spec)
+
+
+async def ready(fleet: Fleet) -> None:
+    await fleet.bus.ensure_bucket(subjects.SHARDS)
+
+
+async def test_two_shards_are_leased_the_present_one_and_one_ahead(fleet: Fleet) -> None:
+    await ready(fleet)
+    fleet.live = ("a", "b")
+    async with fleet.learner("a") as a, fleet.learner("b") as b:
+        for leases in (a, b):
+            await leases.first()
+            leases.batches.take()
+        await until(lambda: len(a.held) == 2 and len(b.held) == 2)
+        assert not a.held.keys() & b.held.keys()
+        stored = await fleet.leases()
+        assert {s: lease.holder for s, lease in stored.items()} == (
+            dict.fromkeys(a.held, "a") | dict.fromkeys(b.held, "b")
+        )
+
+
+async def test_nothing_is_leased_before_the_syncer_counts_the_learner_as_live(
+    fleet: Fleet,
+) -> None:
+    await ready(fleet)
+    fleet.live = ("b",)
+    async with fleet.learner("b") as b:
+        await b.first()
+        async with fleet.learner("a") as a:
+            # Another look of b's supply means that a had its own.
+            b.batches.take()
+            await until(lambda: len(b.held) == 2)
+            assert a.held == {} and not a.batches.ready
+            fleet.live = ("a", "b")
+            await a.first()
+
+
+async def test_a_restarted_learner_goes_on_at_the_merged_cursor(fleet: Fleet) -> None:
+    await ready(fleet)
+    fleet.live = ("a",)
+    async with fleet.learner("a") as a:
+        await a.first()
+        for _ in range(3):
+            a.batches.take()
+        cursor = a.batches.cursor
+        assert cursor is not None
+        await a.merged(Cursor(shard=cursor.shard, sequences=4))
+        await a.merged(Cursor(shard=cursor.shard, sequences=2))  # an older one changes nothing
+        await a.merged(Cursor(shard=7 if cursor.shard != 7 else 6, sequences=9))  # not held
+    # Killed: nothing was given back.
+    async with fleet.learner("a", incarnation=1) as again:
+        await again.first()
+        again.batches.take()
+        now = again.batches.cursor
+        assert now == Cursor(shard=cursor.shard, sequences=4 + 2)
+        assert (await fleet.leases())[cursor.shard].incarnation == 1
+
+
+async def test_the_shards_of_a_learner_that_is_gone_are_taken_over(fleet: Fleet) -> None:
+    """And whoever lost one while it was thought dead does not move its cursor any more (I10)."""
+    await ready(fleet)
+    fleet.live = ("a", "b")
+    async with fleet.learner("a") as a:
+        await a.first()
+        (shard,) = a.held
+        await a.merged(Cursor(shard=shard, sequences=6))
+        fleet.live = ("b",)
+        async with fleet.learner("b") as b:
+            while shard not in b.held:
+                await until(lambda: bool(b.batches.granted))
+                reader = b.batches.granted.popleft()  # read at once: the next one, please
+                if reader.shard == shard:
+                    assert reader.consumed == 6
+            await a.merged(Cursor(shard=shard, sequences=8))
+            assert shard not in a.held
+            lease = (await fleet.leases())[shard]
+            assert (lease.holder, lease.sequences) == ("b", 6)
+
+
+async def test_a_write_whose_answer_was_lost_loses_no_lease(fleet: Fleet) -> None:
+    await ready(fleet)
+    fleet.live = ("a",)
+    lose = {"next": False}
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        if lose["next"] and client == "a" and operation == "append":
+            lose["next"] = False
+            return "lose_answer"
+        return "deliver"
+
+    fleet.broker.fault = fault
+    async with fleet.learner("a") as a:
+        await a.first()
+        (shard,) = a.held
+        lose["next"] = True
+        with pytest.raises(Exception, match="no answer"):
+            await a.merged(Cursor(shard=shard, sequences=2))
+        assert (await fleet.leases())[shard].sequences == 2
+        await a.merged(Cursor(shard=shard, sequences=4))
+        assert shard in a.held
+        assert (await fleet.leases())[shard].sequences == 4
+
+
+async def test_a_lease_whose_taking_was_not_answered_is_found_again(fleet: Fleet) -> None:
+    await ready(fleet)
+    fleet.live = ("a",)
+    fates: list[Fate] = ["lose_answer"]
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        return fates.pop() if client == "a" and operation == "append" and fates else "deliver"
+
+    fleet.broker.fault = fault
+    async with fleet.learner("a") as a:
+        await a.first()
+        assert a.held.keys() == (await fleet.leases()).keys()
+        assert not fates
+
+
+async def test_a_shard_read_to_its_end_goes_back_and_counts_a_pass(fleet: Fleet) -> None:
+    await ready(fleet)
+    fleet.live = ("a",)
+    async with fleet.learner("a") as a:
+        await a.first()
+        (first,) = a.held
+        await until(lambda: a.batches.reader is not None or len(a.held) == 1)
+        a.batches.take()
+        await until(lambda: len(a.held) == 2)
+        assert a.batches.reader is not None
+        while a.batches.reader.shard == first:
+            a.batches.take()
+        await until(lambda: first not in a.held)
+        lease = (await fleet.leases())[first]
+        assert (lease.holder, lease.passes, lease.sequences) == ("", 1, 0)
+
+
+async def test_more_learners_than_shards_share_and_say_so(fleet: Fleet) -> None:
+    """Training never waits for a lease (I8)."""
+    await ready(fleet)
+    names = [f"l-{n}" for n in range(10)]
+    fleet.live = tuple(names)
+    async with fleet.learner("l-0") as first:
+        await first.first()
+        for shard in range(fleet.spec.data.virtual_shards):
+            await fleet.bus.kv_put(subjects.SHARDS, f"r.{shard}", _held_by("l-0", shard))
+        async with fleet.learner("l-1") as other:
+            await other.first()
+            assert other.held == {}
+            other.batches.take()
+        assert fleet.told == [("l-1", "shard-shared")]
+
+
+async def test_a_shard_that_runs_out_is_read_again_rather_than_waited_for(fleet: Fleet) -> None:
+    await ready(fleet)
+    fleet.live = ("a",)
+    async with fleet.learner("a") as a:
+        await a.first()
+        # No other side runs between these: the shard ends before a look for the next.
+        while not a.batches.repeats:
+            a.batches.take()
+        await until(lambda: ("a", "shard-repeated") in fleet.told)
+
+
+def _held_by(learner: str, shard: int) -> bytes:
+    return encode(ShardLease(shard=shard, holder=learner, incarnation=0, sequences=0, passes=0))
+
+
+def test_the_corpus_is_what_these_tests_take_it_for(spec: RunSpec, corpus: Path) -> None:
+    cut = Cut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
+    assert cut.sequences_per_shard > 100
