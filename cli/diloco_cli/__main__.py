@@ -3,7 +3,7 @@
 import sys
 
 from diloco_cli.cluster import explained
-from diloco_cli.faults import CliError
+from diloco_cli.faults import INTERRUPTED, CliError
 from diloco_client import ApiError, Unreachable
 
 
@@ -13,14 +13,31 @@ def main() -> None:
 
     try:
         app()
-    except CliError as error:
-        sys.stderr.write(f"diloco: {error}\n")
-        sys.exit(error.status)
     except (ApiError, Unreachable) as error:
-        sys.stderr.write(f"diloco: {explained(error)}\n")
-        sys.exit(1)
+        _fail(explained(error))
+    except CliError as error:
+        _fail(error)
+    except ExceptionGroup as group:
+        foreseen, others = group.split(CliError)
+        if foreseen is None or others is not None:
+            raise
+        _fail(_first(foreseen))
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does.
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _first(group: ExceptionGroup[CliError]) -> CliError:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, ExceptionGroup) else error
+
+
+def _fail(error: CliError) -> None:
+    sys.stderr.write(f"diloco: {error}\n")
+    sys.exit(error.status)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,23 @@
 """Which cluster a command speaks to: options, environment, or the data folder of `diloco up`."""
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.faults import CliError
+from diloco_cli.faults import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError
 from diloco_client import ApiError, Client, Unreachable
+
+HERE = Path("diloco-data")
+ENDPOINT = "endpoint.json"
+_STATUSES = {
+    401: REFUSED,
+    403: REFUSED,
+    404: UNKNOWN,
+    409: CONFLICT,
+    422: INVALID,
+    503: NO_CLUSTER,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,50 +27,55 @@ class Where:
     url: str = ""
     token: str = ""
     token_file: str = ""
-    data: Path = Path("diloco-data")
+    data: Path = HERE
 
 
 def connect(where: Where) -> Client:
     """A client; CliError says what is missing."""
-    url = where.url or os.environ.get("DILOCO_URL", "")
-    token = where.token or os.environ.get("DILOCO_TOKEN", "")
-    token_file = where.token_file
+    url, token, token_file = where.url, where.token, where.token_file
     if not url:
-        endpoint = _endpoint(where.data)
+        endpoint = endpoint_of(where.data)
         url, token_file = endpoint["url"], token_file or endpoint["token_file"]
+    elif "://" not in url:
+        raise CliError(f"--url {url}: begin it with http:// or https://", INVALID)
     if not token:
         if not token_file:
-            raise CliError("give the token of that cluster with --token or DILOCO_TOKEN")
+            raise CliError(
+                "give the token of that cluster with --token, --token-file or DILOCO_TOKEN",
+                REFUSED,
+            )
         try:
             token = Path(token_file).read_text(encoding="ascii").strip()
-        except OSError as error:
-            raise CliError(f"the token file cannot be read: {error}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise CliError(
+                f"the token file {token_file} cannot be read: {error}", REFUSED
+            ) from None
     return Client(url, token)
 
 
-def _endpoint(data: Path) -> dict[str, str]:
+def endpoint_of(data: Path) -> dict[str, Any]:
+    """What `diloco up` wrote: url, token_file, pid; CliError when nothing runs in `data`."""
     try:
-        endpoint: dict[str, str] = json.loads((data / "endpoint.json").read_text("utf-8"))
+        endpoint: dict[str, Any] = json.loads((data / ENDPOINT).read_text("utf-8"))
     except (OSError, ValueError):
         raise CliError(
             f"no cluster runs in {data}: start one with 'diloco up', name its folder with --data, "
-            "or give --url and --token of one elsewhere"
+            "or give --url and --token of one elsewhere",
+            NO_CLUSTER,
         ) from None
     return endpoint
-
-
-def pid_of(data: Path) -> int:
-    """The supervisor's process id."""
-    return int(_endpoint(data)["pid"])
 
 
 def explained(error: ApiError | Unreachable) -> CliError:
     """The server's own words, fault by fault."""
     if isinstance(error, Unreachable):
-        return CliError(f"{error}: is it running? 'diloco up' starts one here")
+        return CliError(f"{error}: is it running? 'diloco up' starts one here", NO_CLUSTER)
     lines = [str(error)]
     lines += [f"  {fault['path']}: {fault['message']}" for fault in error.errors]
-    return CliError("\n".join(lines))
+    if error.status == 401:
+        lines[0] = f"the token is not accepted ({error.title}): give it with --token, --token-file"
+        lines[0] += " or DILOCO_TOKEN; the admin token is in the coordinator's data folder"
+    return CliError("\n".join(lines), _STATUSES.get(error.status, FAILED))
 
 
 def only_run(client: Client, name: str) -> dict[str, Any]:
@@ -69,5 +84,17 @@ def only_run(client: Client, name: str) -> dict[str, Any]:
         return client.run(name)
     runs = sorted(client.runs(), key=lambda run: float(run["created_at"]))
     if not runs:
-        raise CliError("there is no run: submit one with 'diloco submit run.toml'")
+        raise CliError("there is no run: submit one with 'diloco submit run.toml'", UNKNOWN)
     return runs[-1]
+
+
+def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """The last `count` closed rounds, without reading the whole tape.
+
+    Round n lies at tape sequence n + 1 or later, since every round is one record of it.
+    """
+    status = run["status"]
+    if status is None:
+        return []  # before that there is no tape
+    after = max(0, int(status["stamp"]["round"]) + 1 - count)
+    return client.rounds(run["name"], after=after)[-count:]

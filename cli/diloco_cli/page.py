@@ -8,51 +8,60 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-_COLOURS = {"merged": "#2a7de1", "missed": "#e69f00", "refused": "#d62728", "ineligible": "#bbbbbb"}
+from diloco_cli.lanes import Span
+from diloco_cli.report import activities
+
+_OUTCOMES = {"merged": "#2a7de1", "missed": "#e69f00", "refused": "#d62728", "ineligible": "#bbb"}
+_ACTIVITIES = {
+    "stepping": "#2ca02c",
+    "joining": "#bbbbbb",
+    "recovering": "#e69f00",
+    "hung": "#9467bd",
+    "down": "#d62728",
+}
+_STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:#222}
+h1{font-size:1.5rem}ul{list-style:none;padding:0}li::before{margin-right:.6rem}
+li.yes::before{content:"\\2713";color:#2ca02c}li.no::before{content:"\\2717";color:#d62728}
+th{text-align:left;padding-right:2rem;font-weight:500;vertical-align:top}
+td{font-variant-numeric:tabular-nums}
+"""
+_FORMULA = (
+    "Data-parallel equivalent: a ring all-reduce of bf16 gradients at every step sends "
+    "2 (M - 1) / M * N * 2 bytes per learner and step. Goodput: share of the allocated time in "
+    "which learners were stepping, times the share of processed tokens that were merged."
+)
 
 
 def page(
-    figures: dict[str, Any], rounds: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
+    figures: dict[str, Any],
+    run: dict[str, Any],
+    rounds: Sequence[dict[str, Any]],
+    events: Sequence[dict[str, Any]],
+    promises: Sequence[tuple[str, bool]] = (),
 ) -> str:
     """HTML that needs nothing from elsewhere."""
-    began = rounds[0]["at"] if rounds else 0.0
-    figure = make_subplots(
-        rows=2,
-        cols=1,
-        shared_xaxes=True,
-        row_heights=[0.6, 0.4],
-        vertical_spacing=0.08,
-        subplot_titles=(
-            "Validation loss of the published parameters (nats per token)",
-            "What became of each learner in each round",
-        ),
-    )
-    _loss(figure, events, began)
-    _lanes(figure, rounds, began)
-    for e in events:
-        if e["kind"] == "fault-applied":
-            figure.add_vline(
-                x=e["at"] - began,
-                line={"color": "#d62728", "dash": "dash"},
-                annotation_text=f"{e['data']['kind']} {e['data']['target']}",
-            )
-    figure.update_xaxes(title_text="seconds since the first round", row=2, col=1)
-    figure.update_layout(height=720, template="plotly_white", legend={"orientation": "h"})
-    chart = figure.to_html(full_html=False, include_plotlyjs=True)
-    rows = "".join(
-        f"<tr><th>{html.escape(k)}</th><td>{html.escape(_text(v))}</td></tr>"
-        for k, v in figures.items()
-    )
     title = html.escape(f"Run {figures['run']}")
+    kept = "".join(
+        f"<li class={'yes' if good else 'no'}>{html.escape(text)}</li>" for text, good in promises
+    )
+    rows = "".join(
+        f"<tr><th>{html.escape(k)}<td>{html.escape(_text(v))}" for k, v in figures.items()
+    )
+    chart = _chart(run, rounds, events).to_html(full_html=False, include_plotlyjs=True)
     return (
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>"
-        "<style>body{font:15px system-ui;margin:2rem auto;max-width:64rem;padding:0 1rem}"
-        "th{text-align:left;padding-right:2rem;font-weight:500}"
-        f"</style><h1>{title}</h1>{chart}<table>{rows}</table></html>"
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width'>"
+        f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
+        f"<ul>{kept}</ul>{chart}<table>{rows}</table><p>{html.escape(_FORMULA)}</p></html>"
     )
 
 
 def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, int):
@@ -60,22 +69,87 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def _chart(
+    run: dict[str, Any], rounds: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]
+) -> Any:
+    """Three rows over one time axis."""
+    spans = activities(run, rounds, events)
+    began = min((s.began for lane in spans.values() for s in lane), default=0.0)
+    height = 26 * max(len(spans), 1)
+    figure = make_subplots(
+        rows=3,
+        cols=1,
+        shared_xaxes=True,
+        row_heights=[340, height + 30, height + 30],
+        vertical_spacing=0.09,
+        subplot_titles=(
+            "Validation loss of the published parameters (nats per token)",
+            "What each learner was doing",
+            "What became of each learner in each round",
+        ),
+    )
+    _loss(figure, events, began)
+    _lanes(figure, spans, began)
+    _verdicts(figure, rounds, began)
+    for event in events:
+        if event["kind"] == "fault-applied":
+            _mark(figure, event, began)
+    order = {"autorange": "reversed", "categoryorder": "array", "categoryarray": sorted(spans)}
+    figure.update_yaxes(row=2, col=1, **order)
+    figure.update_yaxes(row=3, col=1, **order)
+    figure.update_xaxes(title_text="seconds since the first learner joined", row=3, col=1)
+    figure.update_layout(
+        height=560 + 2 * height,
+        template="plotly_white",
+        barmode="overlay",
+        legend={"orientation": "h", "y": -0.14},
+        margin={"l": 90, "r": 20, "t": 50},
+    )
+    return figure
+
+
+def _mark(figure: Any, event: dict[str, Any], began: float) -> None:
+    """A dashed line through all rows, named once."""
+    data = event["data"]
+    for row in (1, 2, 3):
+        name = {"annotation_text": f"{data['kind']} {data['target']}"} if row == 1 else {}
+        figure.add_vline(
+            x=event["at"] - began, row=row, col=1, line={"color": "#d62728", "dash": "dash"}, **name
+        )
+
+
 def _loss(figure: Any, events: Sequence[dict[str, Any]], began: float) -> None:
     points = [(e["at"] - began, e["data"]["val_loss"]) for e in events if e["kind"] == "evaluation"]
-    figure.add_trace(
-        go.Scatter(
-            x=[x for x, _ in points],
-            y=[y for _, y in points],
-            mode="lines+markers",
-            name="validation loss",
-        ),
-        row=1,
-        col=1,
+    trace = go.Scatter(
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        mode="lines+markers",
+        line={"color": "#222"},
+        name="validation loss",
+        showlegend=False,
     )
+    figure.add_trace(trace, row=1, col=1)
 
 
-def _lanes(figure: Any, rounds: Sequence[dict[str, Any]], began: float) -> None:
-    for outcome, colour in _COLOURS.items():
+def _lanes(figure: Any, spans: dict[str, list[Span]], began: float) -> None:
+    everything = [s for lane in spans.values() for s in lane]
+    for activity, colour in _ACTIVITIES.items():
+        chosen = [s for s in everything if s.activity == activity]
+        if chosen:
+            trace = go.Bar(
+                orientation="h",
+                y=[s.learner for s in chosen],
+                base=[s.began - began for s in chosen],
+                x=[s.ended - s.began for s in chosen],
+                marker={"color": colour},
+                name=activity,
+                hovertemplate="%{y} " + activity + " for %{x:.1f} s<extra></extra>",
+            )
+            figure.add_trace(trace, row=2, col=1)
+
+
+def _verdicts(figure: Any, rounds: Sequence[dict[str, Any]], began: float) -> None:
+    for outcome, colour in _OUTCOMES.items():
         points = [
             (r["at"] - began, v["learner"], f"round {r['round']}: {v['reason']}")
             for r in rounds
@@ -83,15 +157,12 @@ def _lanes(figure: Any, rounds: Sequence[dict[str, Any]], began: float) -> None:
             if v["outcome"] == outcome
         ]
         if points:
-            figure.add_trace(
-                go.Scatter(
-                    x=[p[0] for p in points],
-                    y=[p[1] for p in points],
-                    text=[p[2] for p in points],
-                    mode="markers",
-                    marker={"color": colour, "symbol": "line-ns-open", "size": 12},
-                    name=outcome,
-                ),
-                row=2,
-                col=1,
+            trace = go.Scatter(
+                x=[p[0] for p in points],
+                y=[p[1] for p in points],
+                text=[p[2] for p in points],
+                mode="markers",
+                marker={"color": colour, "symbol": "line-ns-open", "size": 14},
+                name=outcome,
             )
+            figure.add_trace(trace, row=3, col=1)

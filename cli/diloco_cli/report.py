@@ -1,31 +1,35 @@
 """What a run achieved, as figures: a pure function of its events, rounds and last status.
 
 Definitions
-- `goodput`: time that learners spent training on tokens that were merged, over the time they were
-  allocated. Allocated: from the first round to the last, times the learners that took part.
-  Trained: seconds per step times steps, times the share of tokens that was useful.
+- `goodput` = (time learners were stepping / time they were allocated) * (useful tokens / processed
+  tokens). Every learner that ever stepped is allocated from the first step of any learner to the
+  last round; it steps except while it is down, hung, joining or recovering (`lanes.py`).
 - `bytes_data_parallel_equivalent`: what a ring all-reduce of bf16 gradients at every step would
-  have sent: 2 (M - 1) / M * N * 2 bytes per learner and step, for the steps that were taken.
-- `survivor_wait_s`: the longest total that any surviving learner's train loop spent on anything
-  but its own computation.
+  have sent, for the steps that were taken: 2 (M - 1) / M * N * 2 bytes per learner and step.
+- `survivor_wait_s`: the longest total that any learner but the victim's train loop spent on
+  anything but its own computation.
+- A learner is down from the fault until it steps again; it contributes again when a round that
+  closed after that merged it.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from diloco_cli.lanes import Span, lanes
 
-def report(
-    run: dict[str, Any],
-    rounds: Sequence[dict[str, Any]],
-    events: Sequence[dict[str, Any]],
-) -> dict[str, Any]:
-    """Figures of one run; times in seconds, sizes in bytes, losses in nats per token."""
+Rows = Sequence[dict[str, Any]]
+
+
+def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
+    """Figures of one run; times in seconds, sizes in bytes, losses in nats per token.
+
+    A figure that the run cannot have (no fault, nothing merged yet) is None.
+    """
     status = run["status"] or {}
-    evaluations = [e for e in events if e["kind"] == "evaluation"]
-    losses = [e["data"]["val_loss"] for e in evaluations]
+    losses = [e["data"]["val_loss"] for e in events if e["kind"] == "evaluation"]
     committed = [r for r in rounds if r["outcome"] == "committed"]
-    fault = fault_of(events)
-    figures: dict[str, Any] = {
+    tokens, per_step = status.get("tokens_processed", 0), status.get("tokens_per_step", 0)
+    return {
         "run": run["name"],
         "state": run["state"],
         "seed": run["spec"]["seed"],
@@ -33,20 +37,26 @@ def report(
         "val_loss_end": losses[-1] if losses else None,
         "rounds_committed": len(committed),
         "rounds_skipped": len(rounds) - len(committed),
-        "tokens_processed": status.get("tokens_processed", 0),
+        **_fault_figures(run, committed, events),
+        "goodput": goodput(status, activities(run, rounds, events), rounds),
+        "tokens_processed": tokens,
         "tokens_useful": status.get("tokens_useful", 0),
         "bytes_up": status.get("bytes_up", 0),
         "bytes_down": status.get("bytes_down", 0),
+        "bytes_data_parallel_equivalent": data_parallel_bytes(
+            tokens / per_step if per_step else 0.0,
+            len(status.get("learners", {})),
+            status.get("parameters", 0),
+        ),
         "refused": status.get("refused", {}),
     }
-    figures["goodput"] = goodput(status, rounds)
-    figures["bytes_data_parallel_equivalent"] = data_parallel_bytes(
-        status.get("tokens_processed", 0) / max(status.get("tokens_per_step", 1), 1),
-        len(status.get("learners", {})),
-        status.get("parameters", 0),
-    )
-    figures |= _fault_figures(fault, committed, status)
-    return figures
+
+
+def activities(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, list[Span]]:
+    """Who did what when, up to the newest round or event."""
+    until = max((float(x["at"]) for x in (*rounds[-1:], *events[-1:])), default=0.0)
+    lease_s = float(run["spec"].get("membership", {}).get("lease_s", 0.0))
+    return lanes(events, until=until, lease_s=lease_s)
 
 
 def data_parallel_bytes(learner_steps: float, learners: int, parameters: int) -> int:
@@ -56,67 +66,56 @@ def data_parallel_bytes(learner_steps: float, learners: int, parameters: int) ->
     return round(2 * (learners - 1) / learners * parameters * 2 * learner_steps)
 
 
-def goodput(status: dict[str, Any], rounds: Sequence[dict[str, Any]]) -> float | None:
-    """See the module's text; None while nothing was merged."""
-    learners = status.get("learners", {})
+def goodput(status: dict[str, Any], spans: dict[str, list[Span]], rounds: Rows) -> float | None:
+    """See the module's text: 0 to 1, None before the first round or step."""
+    stepping = [s for lane in spans.values() for s in lane if s.activity == "stepping"]
     processed = status.get("tokens_processed", 0)
-    if len(rounds) < 2 or not learners or not processed:
+    if not stepping or not rounds or not processed:
         return None
-    allocated_s = (rounds[-1]["at"] - rounds[0]["at"]) * len(learners)
-    speeds = [x["step_s"] for x in learners.values() if x.get("step_s")]
-    per_step = status.get("tokens_per_step") or 0
-    if not speeds or allocated_s <= 0 or not per_step:
+    began, ended = min(s.began for s in stepping), float(rounds[-1]["at"])
+    allocated_s = (ended - began) * len({s.learner for s in stepping})
+    if allocated_s <= 0:
         return None
-    trained_s = processed / per_step * (sum(speeds) / len(speeds))
-    return float(min(trained_s / allocated_s, 1.0) * status["tokens_useful"] / processed)
+    stepped_s = sum(max(0.0, min(s.ended, ended) - s.began) for s in stepping)
+    return float(stepped_s / allocated_s * status["tokens_useful"] / processed)
 
 
-def fault_of(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The first fault that was applied."""
-    return next((e for e in events if e["kind"] == "fault-applied"), None)
+def fault_of(events: Rows) -> dict[str, Any] | None:
+    """The first fault that took a learner away: a kill or a hang."""
+    applied = (e for e in events if e["kind"] == "fault-applied")
+    return next((e for e in applied if e["data"]["kind"] in ("kill", "hang")), None)
 
 
-def _fault_figures(
-    fault: dict[str, Any] | None, committed: Sequence[dict[str, Any]], status: dict[str, Any]
-) -> dict[str, Any]:
+def _fault_figures(run: dict[str, Any], committed: Rows, events: Rows) -> dict[str, Any]:
     """What happened around the fault: who waited, when the victim was back."""
-    learners = status.get("learners", {})
+    fault = fault_of(events)
     victim = fault["data"]["target"] if fault else None
-    waits = [x.get("wait_s", 0.0) for name, x in learners.items() if name != victim]
+    learners = (run["status"] or {}).get("learners", {})
+    waits = [shown.get("wait_s", 0.0) for name, shown in learners.items() if name != victim]
     figures: dict[str, Any] = {
-        "survivor_wait_s": max(waits, default=None),
         "victim": victim,
         "rounds_committed_while_down": None,
         "victim_contributions_after_return": None,
         "seconds_kill_to_contributing": None,
+        "survivor_wait_s": max(waits, default=None),
     }
     if fault is None:
         return figures
-    after = [r for r in committed if r["at"] > fault["at"]]
-    old_life = _life_before(committed, str(victim), fault["at"])
-    back = [r for r in after if _merged_in_new_life(r, str(victim), old_life)]
-    figures["victim_contributions_after_return"] = len(back)
-    if back:
-        figures["seconds_kill_to_contributing"] = back[0]["at"] - fault["at"]
-        figures["rounds_committed_while_down"] = sum(1 for r in after if r["at"] < back[0]["at"])
-    else:
-        figures["rounds_committed_while_down"] = len(after)
+    stepping = [
+        span.began
+        for span in activities(run, committed, events).get(str(victim), ())
+        if span.activity == "stepping" and span.began > fault["at"]
+    ]
+    returned = stepping[0] if stepping else float("inf")
+    after = [r for r in committed if r["at"] > returned and _merged(r, str(victim))]
+    figures["rounds_committed_while_down"] = sum(
+        1 for r in committed if fault["at"] < r["at"] < returned
+    )
+    figures["victim_contributions_after_return"] = len(after)
+    if after:
+        figures["seconds_kill_to_contributing"] = after[0]["at"] - fault["at"]
     return figures
 
 
-def _life_before(committed: Sequence[dict[str, Any]], victim: str, at: float) -> int:
-    lives = [
-        v["incarnation"]
-        for r in committed
-        if r["at"] <= at
-        for v in r["verdicts"]
-        if v["learner"] == victim
-    ]
-    return max(lives, default=-1)
-
-
-def _merged_in_new_life(r: dict[str, Any], victim: str, old_life: int) -> bool:
-    return any(
-        v["learner"] == victim and v["outcome"] == "merged" and v["incarnation"] > old_life
-        for v in r["verdicts"]
-    )
+def _merged(r: dict[str, Any], learner: str) -> bool:
+    return any(v["learner"] == learner and v["outcome"] == "merged" for v in r["verdicts"])

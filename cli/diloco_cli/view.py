@@ -1,4 +1,4 @@
-"""The live view: who does what, how the rounds go, what has been achieved."""
+"""What is shown of a run: who does what, how the rounds go, what has been achieved."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_STATE_STYLE = {"stepping": "green", "down": "red", "recovering": "yellow", "joining": "yellow"}
+from diloco_cli.report import activities, data_parallel_bytes, goodput
+from diloco_cli.seen import Seen
+
+_STATE_STYLE = {
+    "stepping": "green",
+    "finished": "green",
+    "down": "red",
+    "recovering": "yellow",
+    "joining": "yellow",
+    "paused": "cyan",
+}
+# Of the newest round, and of the supervisor's messages: what fits below the table.
+_VERDICTS_SHOWN = 4
+_MESSAGES_SHOWN = 6
 
 
 def human_bytes(count: float) -> str:
@@ -19,72 +32,125 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
-def learners_table(status: dict[str, Any]) -> Table:
-    """One line per learner."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("learner", "state", "life", "step", "loss", "tokens/s", "waited s", "merged in"):
-        table.add_column(name, justify="left" if name in ("learner", "state") else "right")
-    for name, shown in sorted(status["learners"].items()):
-        state = str(shown.get("state", "?"))
-        loss = shown.get("loss")
-        merged = shown.get("merged_round", -1)
-        table.add_row(
-            name,
-            Text(state, style=_STATE_STYLE.get(state, "")),
-            str(shown.get("incarnation", "")),
-            str(shown.get("step", "")),
-            "" if loss is None else f"{loss:.3f}",
-            f"{shown.get('tokens_per_s', 0.0):.0f}",
-            f"{shown.get('wait_s', 0.0):.3f}",
-            "" if merged < 0 else f"round {merged}",
-        )
-    return table
-
-
 def run_lines(
-    run: dict[str, Any], evaluations: Sequence[dict[str, Any]], last: dict[str, Any] | None
+    run: dict[str, Any],
+    evaluations: Sequence[dict[str, Any]],
+    last: dict[str, Any] | None,
+    useful_time: float | None = None,
 ) -> list[str]:
-    """The run in a few lines of plain text."""
+    """The run in a few lines of plain text; `last` is its newest round, `useful_time` goodput."""
     status = run["status"]
     lines = [f"run {run['name']}: {run['state']} - {run['reason']}"]
     if status is None:
         return lines
     stamp = status["stamp"]
     lines.append(
-        f"progress {100 * stamp['fraction']:.1f} %, rounds {status['rounds_committed']} committed "
-        f"{status['rounds_skipped']} skipped, versions {'/'.join(map(str, status['versions']))}"
+        f"progress {100 * max(stamp['fraction'], 0.0):.1f} %, rounds "
+        f"{status['rounds_committed']} committed {status['rounds_skipped']} skipped, versions "
+        f"{_range(status['versions'])}, quorum {status['quorum']}"
     )
-    useful = status["tokens_useful"] / max(status["tokens_processed"], 1)
-    lines.append(
-        f"alive {len(status['alive'])}, participating {len(status['participating'])}, useful "
-        f"{100 * useful:.1f} % of {status['tokens_processed']:,} tokens"
-    )
-    lines.append(
-        f"bytes up {human_bytes(status['bytes_up'])}, down {human_bytes(status['bytes_down'])}"
-    )
+    lines.append(_three_numbers(status))
     if evaluations:
         first, newest = evaluations[0]["val_loss"], evaluations[-1]["val_loss"]
-        lines.append(f"validation loss {newest:.4f} (began at {first:.4f})")
-    if last is not None:
-        left_out = [v for v in last["verdicts"] if v["outcome"] != "merged"]
         lines.append(
-            f"round {last['round']} {last['outcome']}: {last['quorum_reason']}; grace "
-            f"{last['grace_s']:.3f} s"
+            f"validation loss {newest:.4f} after {evaluations[-1]['steps']} steps "
+            f"(began at {first:.4f})"
         )
-        lines += [f"  {v['learner']} {v['outcome']}: {v['reason']}" for v in left_out[:4]]
+    lines.append(_bytes_line(status))
+    if useful_time is not None:
+        lines.append(f"goodput {100 * useful_time:.1f} % of the learners' time")
+    if status["refused"]:
+        refused = ", ".join(f"{kind} {count}" for kind, count in status["refused"].items())
+        lines.append(f"refused: {refused}")
+    if last is not None:
+        lines += _round_lines(last)
     return lines
 
 
-def screen(
-    run: dict[str, Any],
-    evaluations: Sequence[dict[str, Any]],
-    last: dict[str, Any] | None,
-    messages: Sequence[str],
-) -> RenderableType:
+def _three_numbers(status: dict[str, Any]) -> str:
+    """Alive, participating and useful: three different things, told apart."""
+    useful = status["tokens_useful"] / max(status["tokens_processed"], 1)
+    return (
+        f"alive {len(status['alive'])}, participating {len(status['participating'])}, useful "
+        f"{100 * useful:.1f} % of {status['tokens_processed']:,} tokens"
+    )
+
+
+def _bytes_line(status: dict[str, Any]) -> str:
+    learner_steps = status["tokens_processed"] / max(status["tokens_per_step"], 1)
+    instead = data_parallel_bytes(learner_steps, len(status["learners"]), status["parameters"])
+    return (
+        f"bytes up {human_bytes(status['bytes_up'])}, down {human_bytes(status['bytes_down'])}; "
+        f"data-parallel would have sent {human_bytes(instead)}"
+    )
+
+
+def _round_lines(last: dict[str, Any]) -> list[str]:
+    left_out = [v for v in last["verdicts"] if v["outcome"] != "merged"]
+    return [
+        f"round {last['round']} {last['outcome']}: {last['quorum_reason']}; "
+        f"grace {last['grace_s']:.2f} s; {last['reason']}",
+        *(f"  {v['learner']} {v['outcome']}: {v['reason']}" for v in left_out[:_VERDICTS_SHOWN]),
+    ]
+
+
+def _range(versions: Sequence[int]) -> str:
+    low, high = min(versions, default=-1), max(versions, default=-1)
+    return "none" if high < 0 else str(low) if low == high else f"{low} to {high}"
+
+
+def learners_table(status: dict[str, Any], events: Sequence[dict[str, Any]]) -> Table:
+    """One line per learner."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("learner", "state"):
+        table.add_column(name, no_wrap=True)
+    for name in ("life", "step", "loss", "tokens/s", "waited s", "merged in"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("last event", no_wrap=True, overflow="ellipsis", ratio=1)
+    newest = last_events(events)
+    for name, shown in sorted(status["learners"].items()):
+        state = str(shown.get("state", "?"))
+        loss, merged = shown.get("loss"), shown.get("merged_round", -1)
+        table.add_row(
+            name,
+            Text(state, style=_STATE_STYLE.get(state, "")),
+            str(shown.get("incarnation", "")),
+            str(shown.get("step", "")),
+            "" if loss is None else f"{loss:.3f}",
+            f"{shown.get('tokens_per_s', 0.0):.0f}" if shown.get("alive") else "",
+            f"{shown.get('wait_s', 0.0):.3f}",
+            "" if merged < 0 else f"round {merged}",
+            newest.get(name, ""),
+        )
+    return table
+
+
+def last_events(events: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Per learner the text of the newest event about it; evaluations are about the run."""
+    newest: dict[str, str] = {}
+    for event in events:
+        if event["kind"] not in ("evaluation", "refused"):
+            data = event["data"]
+            about = data.get("learner") or data.get("target") or event["source"]
+            newest[str(about)] = str(event["text"])
+    return newest
+
+
+def lines(seen: Seen) -> list[str]:
+    """Everything about the run but the learners, as plain text."""
+    last = seen.rounds[-1] if seen.rounds else None
+    spans = activities(seen.run, seen.rounds, seen.events)
+    useful_time = goodput(seen.status, spans, seen.rounds)
+    return run_lines(seen.run, seen.evaluations, last, useful_time)
+
+
+def screen(seen: Seen | None, messages: Sequence[str] = ()) -> RenderableType:
     """Everything, for a terminal."""
-    parts: list[RenderableType] = [Text(line) for line in run_lines(run, evaluations, last)]
-    if run["status"] is not None:
-        parts += [Text(""), learners_table(run["status"])]
+    parts: list[RenderableType] = []
+    if seen is not None and seen.run:
+        parts += [Text(line) for line in lines(seen)]
+        if seen.status:
+            parts += [Text(""), learners_table(seen.status, seen.events)]
     if messages:
-        parts += [Text(""), *(Text(m, style="dim") for m in list(messages)[-6:])]
+        parts += [Text(""), *(Text(m, style="dim") for m in list(messages)[-_MESSAGES_SHOWN:])]
     return Group(*parts)

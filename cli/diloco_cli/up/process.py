@@ -1,29 +1,19 @@
 """One supervised child process: its own group, its own log, restarted when it dies."""
 
 import asyncio
-import contextlib
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+from diloco_cli.up.logfile import bound, last_line
 from diloco_cli.up.restarts import Restarts
+from diloco_shared.edges.orphans import dies_with_parent
 
-# A log is cut to its second half when it reaches this size.
-LOG_BYTES_MAX = 16 << 20
 # Time to stop after SIGTERM before SIGKILL, in seconds.
 STOP_S = 8.0
-
-_PR_SET_PDEATHSIG = 1
-
-
-def _die_with_parent() -> None:
-    """In the child: killed when the supervisor is gone, however it went (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Child:
@@ -36,68 +26,87 @@ class Child:
         environment: dict[str, str],
         log: Path,
         told: Callable[[str], None],
+        *,
+        niceness: int = 0,
     ) -> None:
         self.name = name
         self.command = command
         self.environment = environment
         self.log = log
         self.told = told
+        self.niceness = niceness
         self.restarts = Restarts()
         self.process: asyncio.subprocess.Process | None = None
-        self.stopping = False
+        self._stopping = asyncio.Event()
 
     async def run(self) -> None:
         """Start, wait, start again, until stopped."""
-        while not self.stopping:
-            code = await self._once()
-            if self.stopping:
+        while not self._stopping.is_set():
+            try:
+                how = _how(await self._once())
+            except OSError as error:  # no memory or no disk for another process
+                how = str(error)
+            if self._stopping.is_set():
                 return
             pause_s = self.restarts.died(time.monotonic())
-            how = f"signal {-code}" if code < 0 else f"status {code}"
             self.told(f"{self.name} ended ({how}), starting again in {pause_s:.1f} s")
             if self.restarts.looping:
-                self.told(f"{self.name} keeps dying: see {self.log}")
-            await asyncio.sleep(pause_s)
+                self.told(f"{self.name} keeps dying: {last_line(self.log)} (all in {self.log})")
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
+            except TimeoutError:
+                continue
 
     async def _once(self) -> int:
-        self._bound_log()
+        bound(self.log)
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command,
-                env={**os.environ, **self.environment},
+                env=self.environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
+                preexec_fn=dies_with_parent(niceness=self.niceness),
             )
         self.restarts.started(time.monotonic())
         return await self.process.wait()
 
-    def _bound_log(self) -> None:
-        if self.log.exists() and self.log.stat().st_size > LOG_BYTES_MAX:
-            self.log.write_bytes(self.log.read_bytes()[-LOG_BYTES_MAX // 2 :])
-
     @property
     def pid(self) -> int | None:
-        alive = self.process is not None and self.process.returncode is None
-        return self.process.pid if alive and self.process is not None else None
+        """Of the living process; None between two lives."""
+        process = self.process
+        return process.pid if process is not None and process.returncode is None else None
 
     async def stop(self) -> None:
-        """SIGTERM, then SIGKILL."""
-        self.stopping = True
+        """SIGTERM, then SIGKILL; nothing of its process group is left."""
+        self._stopping.set()
         process = self.process
         if process is None or process.returncode is not None:
             return
-        self._signal(signal.SIGCONT)  # a stopped process hears nothing else
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # a stopped process hears nothing else
         try:
             await asyncio.wait_for(process.wait(), STOP_S)
         except TimeoutError:
-            self._signal(signal.SIGKILL)
+            self.kill()
             await process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL, now."""
+        self._signal(signal.SIGKILL)
 
     def _signal(self, number: int) -> None:
         if self.process is not None and self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):  # it ended a moment ago
                 os.killpg(self.process.pid, number)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -4,8 +4,6 @@ State lies in one data folder; `endpoint.json` there tells every other command w
 """
 
 import asyncio
-import fcntl
-import json
 import os
 import socket
 import sys
@@ -14,123 +12,134 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from diloco_cli.faults import CliError
+from diloco_cli.faults import CONFLICT, CliError
+from diloco_cli.up.folder import Folder, unusable
+from diloco_cli.up.logfile import bound, last_line
 from diloco_cli.up.process import Child
+from diloco_shared.edges.bus import BusError
 from diloco_shared.edges.faults import Abilities, FaultAgent
+from diloco_shared.edges.logs import configure
 from diloco_shared.edges.membership import Membership
 from diloco_shared.edges.nats_binary import ServerError
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 
-ENDPOINT = "endpoint.json"
+# Learners leave the processor to whoever carries messages: a round then takes fewer steps.
+LEARNER_NICENESS = 5
 # Messages kept for the live view.
 MESSAGES_MAX = 200
+# Between two looks at the sizes of logs, in seconds.
+LOGS_S = 10.0
+# Before the message server is started again: at once, and after a start that failed.
+NATS_PAUSE_S, NATS_RETRY_S = 0.2, 2.0
+HOST = "127.0.0.1"
 
 
 class Stack:
     """`run` starts everything and keeps it alive until cancelled."""
 
-    def __init__(self, data: Path, *, learners: int, port: int, chaos: bool, threads: int) -> None:
-        self.data = data.absolute()
+    def __init__(
+        self,
+        data: Path,
+        *,
+        learners: int,
+        port: int,
+        chaos: bool,
+        threads: int,
+        throwaway: bool = False,
+    ) -> None:
+        """`throwaway`: begin anew where an earlier throwaway cluster left its state."""
+        self.folder = Folder(data)
+        self.throwaway = throwaway
+        self.data = self.folder.path
         self.learners = learners
         self.port = port
         self.chaos = chaos
         self.threads = threads
         self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
+        self.messages_total = 0
         self.children: list[Child] = []
-        self.nats = NatsServer(self.data / "nats")
         self.nats_restarts = 0
-        self.killing: asyncio.Task[None] | None = None
         self.up = asyncio.Event()
-        self._lock = -1
 
     def told(self, text: str) -> None:
+        """Something a person should know."""
+        self.messages_total += 1
         self.messages.append(f"{time.strftime('%H:%M:%S')} {text}")
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     async def run(self) -> None:
         """Until cancelled; everything is stopped on the way out. CliError says what is amiss."""
-        self._take_folder()
-        self._check_port()
-        (self.data / "logs").mkdir(exist_ok=True)
+        self.folder.take()
         try:
-            await self.nats.start()
-        except (ServerError, OSError) as error:
-            raise CliError(f"the message server does not start: {error}") from None
+            self.folder.begin(throwaway=self.throwaway)
+            log = self.folder.logs / "supervisor.log"
+            configure("info", file=log.open("a", encoding="utf-8", buffering=1))
+            self.port = free_port(self.port)
+            self.nats = NatsServer(
+                self.data / "nats", token=self.folder.secret("nats-token"), dies_with_owner=True
+            )
+            try:
+                await self.nats.start()
+            except ServerError as error:
+                raise CliError(f"the message server does not start: {error}") from None
+            await self._supervise()
+        except OSError as error:
+            raise unusable(self.data, error) from None
+        finally:
+            self.folder.release()
+
+    async def _supervise(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_nats())
                 tasks.create_task(self._be_member())
-                self._spawn(tasks)
-                self._write_endpoint()
+                tasks.create_task(self._bound_logs())
+                for child in self._all_children():
+                    self.children.append(child)
+                    tasks.create_task(child.run())
+                self.folder.announce(url=self.url, nats=self.nats.address)
                 self.up.set()
         finally:
-            await self._stop()
-
-    def _take_folder(self) -> None:
-        try:
-            self.data.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self.data / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise CliError(f"the data folder {self.data} cannot be used: {error}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.pread(self._lock, 32, 0).decode(errors="replace").strip() or "unknown"
-            os.close(self._lock)
-            self._lock = -1
-            raise CliError(
-                f"another instance works in {self.data} (process {holder}): stop it with "
-                "'diloco down', or choose another folder with --data"
-            ) from None
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
-
-    def _check_port(self) -> None:
-        """Refuse a taken port before anything is started; 0 chooses a free one."""
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", self.port))
-            except OSError:
-                raise CliError(
-                    f"port {self.port} is taken: stop what listens there, or choose another with "
-                    "--port (0 for any)"
-                ) from None
-            self.port = probe.getsockname()[1]
+            await self._stopped()
 
     # --- processes -----------------------------------------------------------------------------
 
-    def _spawn(self, tasks: asyncio.TaskGroup) -> None:
+    def _all_children(self) -> list[Child]:
+        """In the order of their start."""
+        learners = {"DILOCO_THREADS": str(self.threads)}
+        return [
+            self._child("coordinator", "diloco_coordinator", {}),
+            self._child("syncer-1", "diloco_syncer", {"OMP_NUM_THREADS": "1"}),
+            *(
+                self._child(f"learner-{n}", "diloco_learner", learners, LEARNER_NICENESS)
+                for n in range(1, self.learners + 1)
+            ),
+        ]
+
+    def _child(
+        self, name: str, module: str, environment: dict[str, str], niceness: int = 0
+    ) -> Child:
         shared = {
+            "DILOCO_ID": name,
             "DILOCO_NATS_URL": self.nats.url,
             "DILOCO_DATA": str(self.data),
             "DILOCO_CHAOS": "1" if self.chaos else "0",
-            "DILOCO_HOST": "127.0.0.1",
+            "DILOCO_HOST": HOST,
             "DILOCO_PORT": str(self.port),
             "DILOCO_CACHE": str(self.data / "compiled"),
         }
-        self._child(tasks, "coordinator", "diloco_coordinator", shared)
-        self._child(tasks, "syncer-1", "diloco_syncer", {**shared, "OMP_NUM_THREADS": "1"})
-        for n in range(1, self.learners + 1):
-            threads = {"DILOCO_THREADS": str(self.threads)}
-            self._child(tasks, f"learner-{n}", "diloco_learner", {**shared, **threads})
-
-    def _child(
-        self, tasks: asyncio.TaskGroup, name: str, module: str, environment: dict[str, str]
-    ) -> None:
-        child = Child(
+        return Child(
             name,
             [sys.executable, "-m", module],
-            {**environment, "DILOCO_ID": name},
-            self.data / "logs" / f"{name}.log",
+            {**_inherited(), **shared, **environment},
+            self.folder.logs / f"{name}.log",
             self.told,
+            niceness=niceness,
         )
-        self.children.append(child)
-        tasks.create_task(child.run())
 
     async def _keep_nats(self) -> None:
         """Start the server again whenever it dies, on the same port and store."""
@@ -138,54 +147,97 @@ class Stack:
             code = await self.nats.wait()
             self.nats_restarts += 1
             self.told(f"nats ended ({code}), starting again")
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(NATS_PAUSE_S)
             try:
                 await self.nats.start()
             except (ServerError, OSError) as error:
                 self.told(f"nats does not start: {error}")
-                await asyncio.sleep(2.0)
+                await asyncio.sleep(NATS_RETRY_S)
+
+    async def _bound_logs(self) -> None:
+        while True:
+            await asyncio.sleep(LOGS_S)
+            for log in self.folder.logs.glob("*.log"):
+                bound(log)
 
     async def _be_member(self) -> None:
         """A member of role supervisor, and the one who can harm the message server."""
-        bus = await NatsBus.connect(self.nats.url, name="supervisor")
-        membership = Membership(bus, "supervisor", "supervisor", f"{self.data}:{os.getpid()}")
+        while True:
+            try:
+                bus = await NatsBus.connect(self.nats.url, name="supervisor")
+            except BusError as error:
+                self.told(f"the supervisor is no member yet: {error}")
+                await asyncio.sleep(NATS_RETRY_S)
+                continue
+            membership = Membership(bus, "supervisor", "supervisor", self.folder.lock)
+            faults = FaultAgent(bus, "nats", enabled=self.chaos, abilities=self._abilities())
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_registered(membership))
+                    tasks.create_task(faults.serve())
+            except* BusError as errors:
+                self.told(f"the supervisor lost its place: {errors.exceptions[0]}")
+            finally:
+                await membership.leave()
+                await bus.close()
+
+    def _abilities(self) -> Abilities:
         loop = asyncio.get_running_loop()
 
         def kill() -> None:
             self.killing = loop.create_task(self.nats.kill())
 
+        def resume() -> None:
+            if self.nats.running:  # else it died meanwhile, and starts anew
+                self.nats.resume()
+
         def hang(seconds: float) -> None:
             self.nats.pause()
-            loop.call_later(seconds, self.nats.resume)
+            loop.call_later(seconds, resume)
 
-        faults = FaultAgent(
-            bus, "nats", enabled=self.chaos, abilities=Abilities(kill=kill, hang=hang)
-        )
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_registered(membership))
-                tasks.create_task(faults.serve())
-        finally:
-            await bus.close()
+        return Abilities(kill=kill, hang=hang)
 
-    def _write_endpoint(self) -> None:
-        body = {
-            "url": self.url,
-            "token_file": str(self.data / "admin-token"),
-            "pid": os.getpid(),
-            "nats": self.nats.address,
-        }
-        aside = self.data / (ENDPOINT + ".new")
-        aside.write_text(json.dumps(body), encoding="utf-8")
-        aside.rename(self.data / ENDPOINT)
+    # --- the end -------------------------------------------------------------------------------
+
+    async def _stopped(self) -> None:
+        """Stop everything; asked again meanwhile, stop it at once. Nothing is left behind."""
+        stopping = asyncio.create_task(self._stop())
+        while not stopping.done():
+            try:
+                await asyncio.shield(stopping)
+            except asyncio.CancelledError:
+                for child in self.children:
+                    child.kill()
 
     async def _stop(self) -> None:
         """Learners first, the message server last."""
-        (self.data / ENDPOINT).unlink(missing_ok=True)
-        await asyncio.gather(*(child.stop() for child in reversed(self.children)))
+        self.folder.withdraw()
+        coordinator_and_syncer, learners = self.children[:2], self.children[2:]
+        await asyncio.gather(*(child.stop() for child in learners))
+        await asyncio.gather(*(child.stop() for child in coordinator_and_syncer))
         await self.nats.stop()
-        if self._lock >= 0:
-            os.close(self._lock)
+
+
+def _inherited() -> dict[str, str]:
+    """This process's environment without settings of ours that are meant for others."""
+    kept = ("DILOCO_LOG",)
+    return {k: v for k, v in os.environ.items() if not k.startswith("DILOCO_") or k in kept}
+
+
+def free_port(port: int) -> int:
+    """`port`, or any for 0; CliError before anything is started when it is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            raise CliError(
+                f"port {port} is taken: stop what listens there, or choose another with "
+                "--port (0 for any)",
+                CONFLICT,
+            ) from None
+        chosen: int = probe.getsockname()[1]
+        return chosen
 
 
 async def _registered(membership: Membership) -> None:
@@ -200,5 +252,6 @@ async def started(stack: Stack, ready: Callable[[], bool], *, timeout_s: float =
     deadline = time.monotonic() + timeout_s
     while not await asyncio.to_thread(ready):
         if time.monotonic() > deadline:
-            raise CliError(f"the coordinator does not answer: see {stack.data}/logs")
+            said = last_line(stack.folder.logs / "coordinator.log")
+            raise CliError(f"the coordinator does not answer: {said} (logs: {stack.folder.logs})")
         await asyncio.sleep(0.2)

@@ -8,7 +8,7 @@ import logging
 import re
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 
@@ -17,8 +17,8 @@ _SECRET_NAMES = re.compile(r"token|password|secret|authorization", re.IGNORECASE
 _CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
-def configure(level: str = "info", *, json: bool = False) -> None:
-    """Set up structlog for this process; ValueError for an unknown level."""
+def configure(level: str = "info", *, json: bool = False, file: TextIO | None = None) -> None:
+    """Set up structlog for this process, to `file` instead; ValueError for an unknown level."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ValueError(f"log level {level!r}: use debug, info, warning or error")
@@ -37,7 +37,7 @@ def configure(level: str = "info", *, json: bool = False) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(file or sys.stderr),
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from diloco_shared.edges.nats_binary import ServerError, find_binary
+from diloco_shared.edges.orphans import dies_with_parent
 
 # One message may be a manifest of 1 MiB plus headers; chunks are half a MiB.
 MAX_PAYLOAD_BYTES = 2 << 20
@@ -42,6 +43,7 @@ class NatsServer:
 
     `port` 0 chooses a free one at the first start and keeps it. `token`, or `user` and `password`,
     are demanded from clients when given; `url` contains them, so do not log it: use `address`.
+    `dies_with_owner` ends the server with this process (Linux; start it from the main thread).
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class NatsServer:
         password: str | None = None,
         binary: Path | None = None,
         max_file_bytes: int = MAX_FILE_BYTES,
+        dies_with_owner: bool = False,
     ) -> None:
         self.store_dir = store_dir.resolve()
         self.port = port
@@ -66,6 +69,7 @@ class NatsServer:
         self._password = password
         self._binary = binary
         self._max_file_bytes = max_file_bytes
+        self._dies_with_owner = dies_with_owner
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
 
@@ -231,6 +235,7 @@ class NatsServer:
                 # Its own process group: Ctrl-C is for us, we stop the server last.
                 start_new_session=True,
                 pass_fds=(self._lock_fd,),
+                preexec_fn=dies_with_parent(signal.SIGTERM) if self._dies_with_owner else None,
             )
 
     def _config(self) -> str:

@@ -1,0 +1,16 @@
+"""Every verb of the command: thin, each a few calls of the client."""
+
+import typer
+
+from diloco_cli.commands import control, local, runs
+from diloco_simulator.commands import app as sim
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Train language models across islands of compute that may fail.",
+)
+for group in (local.app, runs.app, control.app):
+    app.add_typer(group)
+app.add_typer(sim, name="sim")

@@ -1,0 +1,115 @@
+"""Commands about members, events and faults."""
+
+import time
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from diloco_cli.cluster import Where, connect
+from diloco_cli.commands.options import Json, anywhere, show
+
+app = typer.Typer()
+
+
+class Kind(StrEnum):
+    """The faults there are."""
+
+    kill = "kill"
+    hang = "hang"
+    slow = "slow"
+    nan = "nan"
+
+
+@app.command()
+@anywhere
+def members(where: Where, as_json: Json = False) -> None:
+    """Every process of the cluster."""
+    with connect(where) as client:
+        found = client.members()
+    show(found, as_json, lambda: [_member_line(m) for m in found])
+
+
+def _member_line(m: dict[str, Any]) -> str:
+    life = "alive" if m["alive"] else "gone"
+    line = f"{m['id']} ({m['role']}): {life}, run {m['assigned'] or '-'}, pid {m['pid']}"
+    learner = m.get("learner")
+    if learner:
+        line += f", {learner['state']} at step {learner.get('step', 0)}"
+    return f"{line} on {m['host']}"
+
+
+@app.command()
+@anywhere
+def forget(
+    where: Where, member: Annotated[str, typer.Argument(help="A member that is gone.")]
+) -> None:
+    """Give up the place of a member that will not come back."""
+    with connect(where) as client:
+        client.forget(member)
+
+
+@app.command()
+@anywhere
+def events(
+    where: Where,
+    run: Annotated[str, typer.Argument(help="Name of the run; all if left out.")] = "",
+    newest: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """What happened."""
+    with connect(where) as client:
+        found = client.events(run)[-newest:]
+
+    def line(e: dict[str, Any]) -> str:
+        at = time.strftime("%H:%M:%S", time.localtime(e["at"]))
+        return f"{at} {e['source']} {e['kind']}: {e['text']}"
+
+    show(found, as_json, lambda: [line(e) for e in found] or ["nothing happened yet"])
+
+
+@app.command()
+@anywhere
+def chaos(
+    where: Where,
+    kind: Annotated[Kind, typer.Argument(help="What to do to it.")],
+    target: Annotated[str, typer.Argument(help="A member, or nats.")],
+    at_step: Annotated[
+        int | None, typer.Option(min=0, help="At this inner step of a learner's present life.")
+    ] = None,
+    after: Annotated[float, typer.Option(min=0, help="After so many seconds.")] = 0.0,
+    for_s: Annotated[float, typer.Option("--for", min=0, help="Seconds of hang or slow.")] = 10.0,
+    factor: Annotated[float, typer.Option(min=1, help="How many times slower.")] = 2.0,
+    as_json: Json = False,
+) -> None:
+    """Inflict a fault, where the deployment allows it."""
+    if at_step is not None and after:
+        raise typer.BadParameter("give --at-step or --after, not both")
+    settings: dict[str, Any] = {"after_s": after}
+    if kind in (Kind.hang, Kind.slow):
+        settings["duration_s"] = for_s
+    if kind is Kind.slow:
+        settings["factor"] = factor
+    if at_step is not None:
+        settings["at_step"] = at_step
+    with connect(where) as client:
+        fault = client.chaos(kind.value, target, **settings)
+    show(fault, as_json, lambda: [f"{fault['id']}: {kind.value} on {target} {fault['when']}"])
+
+
+@app.command()
+@anywhere
+def faults(where: Where, as_json: Json = False) -> None:
+    """Faults that were planned, and what became of them."""
+    with connect(where) as client:
+        found = client.faults()
+
+    def line(f: dict[str, Any]) -> str:
+        became = [
+            f"{what} {time.strftime('%H:%M:%S', time.localtime(f[f'{what}_at']))}"
+            for what in ("planned", "applied", "healed")
+            if f"{what}_at" in f
+        ]
+        return f"{f['id']}: {f['kind']} on {f['target']}, {', '.join(became)}"
+
+    show(found, as_json, lambda: [line(f) for f in found] or ["no faults"])

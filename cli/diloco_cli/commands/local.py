@@ -1,0 +1,156 @@
+"""Commands about this machine: its cluster, the demo, configuration."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from diloco_cli.cluster import HERE, Where, connect, endpoint_of
+from diloco_cli.commands.options import Folder, Json, show
+from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, CliError
+
+app = typer.Typer()
+
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the API, 0: any.")]
+# Stopping takes each process 8 s at most, in three groups; starting, some seconds.
+DOWN_S, START_S = 30.0, 60.0
+
+
+@app.command()
+def up(
+    learners: Annotated[int, typer.Option(min=0, max=64, help="Learners to start.")] = 3,
+    data: Folder = HERE,
+    port: Port = 8400,
+    chaos: Annotated[bool, typer.Option("--chaos", help="Allow faults to be injected.")] = False,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads per learner, 0: all.")] = 1,
+    detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
+) -> None:
+    """Start message server, coordinator, syncer and learners here, and keep them alive."""
+    if detach:
+        given = [f"--learners={learners}", f"--port={port}", f"--threads={threads}"]
+        _detached(data, [*given, f"--data={data}", *(["--chaos"] if chaos else [])])
+        return
+    from diloco_cli.up.attended import attend
+    from diloco_cli.up.stack import Stack
+    from diloco_shared.edges.stopping import until_stopped
+
+    stack = Stack(data, learners=learners, port=port, chaos=chaos, threads=threads)
+    asyncio.run(until_stopped(attend(stack, Console())))
+    print("Stopped.")
+
+
+def _detached(data: Path, given: list[str]) -> None:
+    """Start `diloco up` as a process of its own; returns once the API answers."""
+    from diloco_cli.up.folder import Folder as DataFolder
+    from diloco_cli.up.logfile import last_line
+
+    logs = DataFolder(data).logs
+    logs.mkdir(parents=True, exist_ok=True)
+    log = logs / "supervisor.out"
+    with log.open("wb") as out:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "diloco_cli", "up", *given],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_S
+    while not _ready(data, child.pid):
+        if child.poll() is not None:
+            raise CliError(last_line(log).removeprefix("diloco: "), child.returncode or FAILED)
+        if time.monotonic() > deadline:
+            raise CliError(f"process {child.pid} was not ready within {START_S:.0f} s: see {logs}")
+        time.sleep(0.1)
+    url = endpoint_of(data)["url"]
+    print(f"Running as process {child.pid}. API and live page: {url}")
+    print(f"Token in {data}/admin-token. Stop it with: diloco down --data {data}")
+
+
+def _ready(data: Path, pid: int) -> bool:
+    try:
+        if endpoint_of(data)["pid"] != pid:
+            return False
+        with connect(Where(data=data)) as client:
+            return client.ready()
+    except CliError:
+        return False
+
+
+@app.command()
+def down(data: Folder = HERE) -> None:
+    """Stop what 'diloco up' runs in this data folder."""
+    import psutil
+
+    from diloco_cli.up.folder import supervisor_of
+
+    pid = supervisor_of(data)
+    if not pid:
+        raise CliError(f"no cluster runs in {data}", NO_CLUSTER)
+    try:
+        supervisor = psutil.Process(pid)
+        os.kill(pid, signal.SIGTERM)
+        supervisor.wait(DOWN_S)
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        pass  # it ended a moment ago
+    except PermissionError:
+        raise CliError(f"process {pid} belongs to somebody else") from None
+    except psutil.TimeoutExpired:
+        raise CliError(f"process {pid} is still stopping after {DOWN_S:.0f} s") from None
+    print("Stopped.")
+
+
+@app.command()
+def demo(
+    data: Folder = HERE,
+    port: Port = 0,
+    steps: Annotated[int, typer.Option(min=600, help="Length of the run.")] = 1800,
+) -> None:
+    """Three learners train a small model on real text; one is killed and comes back."""
+    from diloco_cli.demo import run_demo
+
+    raise typer.Exit(run_demo(data, port=port, steps=steps, console=Console()))
+
+
+@app.command()
+def config(
+    file: Annotated[Path | None, typer.Argument(help="run.toml to check")] = None,
+    explained: Annotated[bool, typer.Option("--explain", help="Every setting, why.")] = False,
+) -> None:
+    """Check a run.toml and print it with every default, or explain every setting."""
+    from diloco_cli.explain import explain
+    from diloco_shared.config import load_toml
+
+    if file is None and not explained:
+        raise typer.BadParameter("give a run.toml, or --explain")
+    if explained:
+        print(*explain(), sep="\n")
+    if file is None:
+        return
+    try:
+        spec = load_toml(file.read_text(encoding="utf-8"))
+    except ValidationError as error:
+        lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        count = f"{len(lines)} fault{'s' if len(lines) > 1 else ''}"
+        raise CliError("\n".join([f"{file} has {count}", *lines]), INVALID) from None
+    except (OSError, ValueError) as error:
+        raise CliError(f"{file}: {error}", INVALID) from None
+    print(spec.model_dump_json(indent=2))
+
+
+@app.command()
+def version(as_json: Json = False) -> None:
+    """Versions of what runs here."""
+    from diloco_cli.versions import versions
+
+    found = versions()
+    lines = [f"{name} {number}" for name, number in found["versions"].items()]
+    show(found, as_json, lambda: [*lines, found["machine"]])

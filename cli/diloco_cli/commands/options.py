@@ -1,0 +1,53 @@
+"""Options that many commands share, and how a result is shown."""
+
+import functools
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diloco_cli.cluster import HERE, Where
+
+Url = Annotated[str, typer.Option(envvar="DILOCO_URL", help="Coordinator of a cluster elsewhere.")]
+Token = Annotated[str, typer.Option(envvar="DILOCO_TOKEN", help="Its token.")]
+TokenFile = Annotated[str, typer.Option(help="File that holds the token.")]
+Folder = Annotated[Path, typer.Option(help="Data folder of 'diloco up' on this machine.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Run = Annotated[str, typer.Argument(help="Name of the run; the newest if left out.")]
+
+_WHERE: tuple[tuple[str, Any, Any], ...] = (
+    ("url", Url, ""),
+    ("token", Token, ""),
+    ("token_file", TokenFile, ""),
+    ("data", Folder, HERE),
+)
+
+
+def anywhere(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command`, which takes `where`, the four options that say where the cluster is."""
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.name != "where"]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [
+        inspect.Parameter(name, keyword, annotation=kind, default=default)
+        for name, kind, default in _WHERE
+    ]
+
+    def with_options(**given: Any) -> None:
+        where = Where(**{name: given.pop(name) for name, _, _ in _WHERE})
+        command(where=where, **given)
+
+    functools.update_wrapper(with_options, command)
+    del with_options.__wrapped__  # type: ignore[attr-defined]
+    parameters = [*(p.replace(kind=keyword) for p in own), *options]
+    with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {p.name: p.annotation for p in parameters}
+    return with_options
+
+
+def show(value: Any, as_json: bool, text: Callable[[], list[str]]) -> None:
+    """JSON on standard output, or lines for people."""
+    print(json.dumps(value) if as_json else "\n".join(text()))

@@ -1,0 +1,160 @@
+"""Commands about runs."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diloco_cli.cluster import Where, connect, newest_rounds, only_run
+from diloco_cli.commands.options import Json, Run, anywhere, show
+from diloco_cli.faults import INVALID, CliError
+from diloco_cli.view import run_lines
+from diloco_client import ApiError
+
+app = typer.Typer()
+
+
+@app.command()
+@anywhere
+def submit(
+    where: Where,
+    file: Annotated[Path, typer.Argument(help="run.toml")],
+    if_absent: Annotated[bool, typer.Option(help="No error if the run exists already.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Submit a run."""
+    try:
+        spec = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CliError(f"{file}: {error}", INVALID) from None
+    with connect(where) as client:
+        try:
+            run = client.create_run(spec)
+        except ApiError as error:
+            if not (if_absent and error.status == 409):
+                raise
+            run = client.run(str(spec["name"]))
+    show(run, as_json, lambda: [_state_line(run), f"look on: diloco watch {run['name']}"])
+
+
+def _state_line(run: dict[str, Any]) -> str:
+    return f"run {run['name']}: {run['state']} - {run['reason']}"
+
+
+@app.command()
+@anywhere
+def runs(where: Where, as_json: Json = False) -> None:
+    """Every run."""
+    with connect(where) as client:
+        found = client.runs()
+    show(found, as_json, lambda: [_state_line(r) for r in found] or ["no runs"])
+
+
+@app.command()
+@anywhere
+def status(where: Where, run: Run = "", as_json: Json = False) -> None:
+    """Where a run stands."""
+    with connect(where) as client:
+        found = only_run(client, run)
+        evaluations = client.metrics(found["name"])["evaluations"]
+        last = newest_rounds(client, found, 1)
+    show(found, as_json, lambda: run_lines(found, evaluations, last[-1] if last else None))
+
+
+@app.command()
+@anywhere
+def watch(where: Where, run: Run = "", as_json: Json = False) -> None:
+    """Look on until the run is over; with --json one line per change."""
+    from diloco_cli.live import follow
+
+    with connect(where) as client:
+        follow(client, only_run(client, run)["name"], as_json=as_json)
+
+
+def _verb(name: str, text: str) -> None:
+    """`pause`, `resume` and `stop` are one command each, alike but for the verb."""
+
+    def command(where: Where, run: Run = "", as_json: Json = False) -> None:
+        with connect(where) as client:
+            changed = getattr(client, name)(only_run(client, run)["name"])
+        show(changed, as_json, lambda: [f"run {changed['name']} shall be {changed['desired']}"])
+
+    command.__doc__ = text
+    app.command(name)(anywhere(command))
+
+
+_verb("pause", "Hold every learner at a step boundary.")
+_verb("resume", "Go on after a pause.")
+_verb("stop", "Merge once more, evaluate, and end the run.")
+
+
+@app.command()
+@anywhere
+def quorum(
+    where: Where,
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    learners: Annotated[int, typer.Argument(min=1, help="K: contributions a merge needs.")],
+    as_json: Json = False,
+) -> None:
+    """Change the quorum of a live run."""
+    with connect(where) as client:
+        changed = client.set_quorum(run, learners)
+    show(changed, as_json, lambda: [f"run {run}: quorum {changed['quorum']}"])
+
+
+@app.command()
+@anywhere
+def delete(where: Where, run: Annotated[str, typer.Argument(help="Name of the run.")]) -> None:
+    """Remove a run that is over, with everything the bus keeps of it."""
+    with connect(where) as client:
+        client.delete_run(run)
+
+
+@app.command()
+@anywhere
+def rounds(
+    where: Where,
+    run: Run = "",
+    newest: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Why each learner was merged or not."""
+    with connect(where) as client:
+        found = newest_rounds(client, only_run(client, run), newest)
+    lines = [line for r in found for line in _round_lines(r)]
+    show(found, as_json, lambda: lines or ["no round has closed yet"])
+
+
+def _round_lines(r: dict[str, Any]) -> list[str]:
+    times = f"quorum {r['quorum_s']:.2f} s, grace {r['grace_s']:.2f} s, sync {r['sync_s']:.2f} s"
+    return [
+        f"round {r['round']} fragment {r['fragment']} {r['outcome']}: {r['reason']}",
+        f"  {r['quorum_reason']}; {times}",
+        *(f"  {v['learner']} {v['outcome']}: {v['reason']}" for v in r["verdicts"]),
+    ]
+
+
+@app.command()
+@anywhere
+def report(
+    where: Where,
+    run: Run = "",
+    html: Annotated[Path | None, typer.Option(help="Write a page with charts there too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What a run achieved, in figures."""
+    from diloco_cli.report import report as figures_of
+    from diloco_cli.versions import versions
+
+    with connect(where) as client:
+        found = only_run(client, run)
+        rounds = client.rounds(found["name"]) if found["status"] else []
+        events = client.events(found["name"])
+    figures = figures_of(found, rounds, events)
+    figures |= {"command": f"diloco report {found['name']}", **versions()}
+    if html is not None:
+        from diloco_cli.page import page
+
+        html.write_text(page(figures, found, rounds, events), encoding="utf-8")
+    show(figures, as_json, lambda: [f"{k}: {v}" for k, v in figures.items()])

@@ -1,0 +1,84 @@
+"""Looking on: a live screen in a terminal, plain lines elsewhere."""
+
+import json
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.live import Live
+
+from diloco_cli.seen import Seen
+from diloco_cli.view import lines, screen
+from diloco_client import Client, Unreachable
+
+# Between two looks, and between two blocks of lines where there is no terminal, in seconds.
+LOOK_S = 0.5
+LINES_S = 10.0
+# A coordinator that is restarted is back long before; training goes on meanwhile.
+PATIENCE_S = 30.0
+
+
+class Screen:
+    """A context; `show` as often as there is something new."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._told = 0
+        self._lines_at = float("-inf")
+        self._state = ""
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, seen: Seen | None, messages: Sequence[str] = (), told: int = 0) -> None:
+        """The state of things; `told` counts all messages ever, of which these are the newest."""
+        if self._live is not None:
+            self._live.update(screen(seen, messages), refresh=True)
+            return
+        new = min(told - self._told, len(messages))
+        self._told = told
+        for message in list(messages)[len(messages) - new :]:
+            self._print(message)
+        if seen is None or not seen.run:
+            return
+        now, state = time.monotonic(), str(seen.run["state"])
+        if now - self._lines_at >= LINES_S or state != self._state:
+            self._lines_at, self._state = now, state
+            for line in lines(seen):
+                self._print(line)
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def follow(client: Client, name: str, *, as_json: bool) -> None:
+    """Until the run is over; Unreachable when nobody answers for too long."""
+    seen, answered_at = Seen(name), time.monotonic()
+    with Screen(Console()) as view:
+        while not seen.over:
+            try:
+                seen.look(client)
+                answered_at = time.monotonic()
+            except Unreachable:
+                if time.monotonic() - answered_at > PATIENCE_S:
+                    raise
+            if as_json:
+                print(json.dumps(seen.run), flush=True)
+            else:
+                view.show(seen)
+            if not seen.over:
+                time.sleep(LOOK_S)

@@ -1,0 +1,45 @@
+"""What the API has told about one run so far, fetched piece by piece."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_client import Client
+
+# Kept for charts and lanes: a day of a lively run; the oldest go first.
+ROUNDS_MAX = 20_000
+EVENTS_MAX = 20_000
+
+
+@dataclass(slots=True)
+class Seen:
+    """Call `look` now and then; a server that does not answer changes nothing."""
+
+    name: str
+    run: dict[str, Any] = field(default_factory=dict)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def look(self, client: Client) -> None:
+        """Fetch what is new; raises what the client raises."""
+        self.run = client.run(self.name)
+        if self.status:  # before that there is no tape
+            after = self.rounds[-1]["seq"] if self.rounds else 0
+            self.rounds += client.rounds(self.name, after=after)
+        after = self.events[-1]["seq"] if self.events else 0
+        self.events += client.events(self.name, after=after)
+        del self.rounds[:-ROUNDS_MAX]
+        del self.events[:-EVENTS_MAX]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The syncer's view; empty before it has one."""
+        return self.run.get("status") or {}
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [e["data"] for e in self.events if e["kind"] == "evaluation"]
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self.run.get("state") in ("finished", "stopped")

@@ -1,0 +1,66 @@
+"""A stack with somebody looking on: messages and the newest run."""
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+
+from diloco_cli.cluster import Where, connect
+from diloco_cli.faults import CliError
+from diloco_cli.live import Screen
+from diloco_cli.seen import Seen
+from diloco_cli.up.stack import Stack, started
+from diloco_client import ApiError, Client, Unreachable
+
+# Between two looks: a view costs the learners some of their processor.
+LOOK_S = 1.0
+
+
+async def attend(stack: Stack, console: Console) -> None:
+    """Run the stack and show it, until cancelled or until the stack fails."""
+    running = asyncio.create_task(stack.run())
+    looking = asyncio.create_task(_look_on(stack, console))
+    try:
+        await asyncio.wait({running, looking}, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in (looking, running):
+            task.cancel()
+        results = await asyncio.gather(looking, running, return_exceptions=True)
+    for result in reversed(results):
+        if isinstance(result, Exception):
+            raise result
+
+
+def answers(data: Path) -> bool:
+    """Whether the coordinator of the stack in `data` is ready."""
+    try:
+        with connect(Where(data=data)) as probe:
+            return probe.ready()
+    except CliError:
+        return False
+
+
+async def _look_on(stack: Stack, console: Console) -> None:
+    await started(stack, lambda: answers(stack.data))
+    stack.told(f"API and live page: {stack.url}  (token in {stack.data}/admin-token)")
+    stack.told("submit a run: diloco submit run.toml; Ctrl-C stops everything")
+    seen: Seen | None = None
+    with connect(Where(data=stack.data)) as client, Screen(console) as view:
+        while True:
+            # Training goes on without a coordinator; it is being restarted.
+            with suppress(ApiError, Unreachable):
+                seen = await asyncio.to_thread(newest, client, seen)
+            view.show(seen, stack.messages, stack.messages_total)
+            await asyncio.sleep(LOOK_S)
+
+
+def newest(client: Client, seen: Seen | None) -> Seen | None:
+    """The newest run, looked at; None while there is none."""
+    runs = sorted(client.runs(), key=lambda run: float(run["created_at"]))
+    if not runs:
+        return None
+    if seen is None or seen.name != runs[-1]["name"]:
+        seen = Seen(str(runs[-1]["name"]))
+    seen.look(client)
+    return seen

@@ -1,0 +1,139 @@
+"""The data folder of one machine's cluster: locked by its supervisor, and where others find it."""
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+from diloco_cli.cluster import ENDPOINT
+from diloco_cli.faults import CONFLICT, FAILED, CliError
+
+# A demo writes about 100 MB, and a full disk stops training in the middle of it.
+FREE_BYTES_MIN = 256 << 20
+# The mark of a cluster whose state nobody will miss, and that state.
+_THROWAWAY = "throwaway"
+_STATE = ("nats", "coordinator", "syncer-*", "learner-*", "logs")
+
+
+class Folder:
+    """`take` it first, `release` it last."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._lock = -1
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def lock(self) -> str:
+        """Names the lock that is held, across processes of this host."""
+        stat = os.fstat(self._lock)
+        return f"{socket.gethostname()}:{stat.st_dev}:{stat.st_ino}"
+
+    def take(self) -> None:
+        """Create and lock; CliError when it cannot be used or another instance works in it."""
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            free = shutil.disk_usage(self.path).free
+        except OSError as error:
+            raise unusable(self.path, error) from None
+        if not _locked(self._lock):
+            holder = _holder(self._lock)
+            os.close(self._lock)
+            raise CliError(
+                f"another instance works in {self.path} (process {holder or 'unknown'}): stop it "
+                "with 'diloco down', or choose another folder with --data",
+                CONFLICT,
+            )
+        if free < FREE_BYTES_MIN:
+            self.release()
+            raise CliError(
+                f"the disk of {self.path} is full: {free >> 20} MB are free and at least "
+                f"{FREE_BYTES_MIN >> 20} are needed; make room, or choose another with --data"
+            )
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+
+    def begin(self, *, throwaway: bool) -> None:
+        """Remove what an earlier throwaway cluster left; without `throwaway`, keep all for good.
+
+        Never removes the state of a cluster that was not a throwaway one all its life.
+        """
+        mark = self.path / _THROWAWAY
+        if not throwaway:
+            mark.unlink(missing_ok=True)
+        elif mark.exists() or not (self.path / "nats").exists():
+            for pattern in _STATE:
+                for found in self.path.glob(pattern):
+                    shutil.rmtree(found)
+            self.logs.mkdir()
+            mark.touch()
+
+    def release(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def secret(self, name: str) -> str:
+        """A new random secret, in a file of that name that only its owner may read."""
+        value = secrets.token_hex(24)
+        path = self.path / name
+        path.unlink(missing_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.write(value + "\n")
+        return value
+
+    def announce(self, **endpoint: Any) -> None:
+        """Tell other commands where the cluster listens, whole or not at all."""
+        body = {
+            **endpoint,
+            "token_file": str(self.path / "admin-token"),
+            "pid": os.getpid(),
+        }
+        aside = self.path / (ENDPOINT + ".new")
+        aside.write_text(json.dumps(body), encoding="utf-8")
+        aside.replace(self.path / ENDPOINT)
+
+    def withdraw(self) -> None:
+        (self.path / ENDPOINT).unlink(missing_ok=True)
+
+
+def unusable(path: Path, error: OSError) -> CliError:
+    """What to do about a folder that cannot be written."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CliError(f"the disk of {path} is full: make room, or choose another with --data")
+    return CliError(f"the data folder {path} cannot be used: {error}", FAILED)
+
+
+def supervisor_of(path: Path) -> int:
+    """Process id of the supervisor that works in `path`; 0 when none does."""
+    try:
+        lock = os.open(path / "lock", os.O_RDONLY)
+    except OSError:
+        return 0
+    try:
+        return 0 if _locked(lock, shared=True) else int(_holder(lock) or 0)
+    finally:
+        os.close(lock)
+
+
+def _locked(lock: int, *, shared: bool = False) -> bool:
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _holder(lock: int) -> str:
+    text = os.pread(lock, 32, 0).decode(errors="replace").strip()
+    return text if text.isdigit() else ""

@@ -1,0 +1,129 @@
+"""Lanes: what each learner was doing when."""
+
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_cli.lanes import Span, lanes
+
+Row = dict[str, Any]
+
+
+def told(kind: str, at: float, source: str = "syncer-1", **data: Any) -> Row:
+    return {"kind": kind, "at": at, "source": source, "data": data}
+
+
+def fault(what: str, at: float, kind: str, target: str) -> Row:
+    data = {"id": "f", "kind": kind, "target": target}
+    return {"kind": f"fault-{what}", "at": at, "source": target, "data": data}
+
+
+def activities(spans: list[Span]) -> list[tuple[str, float, float]]:
+    return [(s.activity, s.began, s.ended) for s in spans]
+
+
+def test_a_killed_learner_is_down_then_recovers(events: list[Row]) -> None:
+    found = lanes(events, until=50.0, lease_s=5.0)
+    assert list(found) == ["a", "b", "c"]
+    assert activities(found["b"]) == [
+        ("joining", 0.0, 10.0),
+        ("stepping", 10.0, 20.0),
+        ("down", 20.0, 26.0),
+        ("recovering", 26.0, 30.0),
+        ("stepping", 30.0, 50.0),
+    ]
+    assert activities(found["a"]) == [("joining", 0.0, 10.0), ("stepping", 10.0, 50.0)]
+
+
+def test_a_learner_lost_without_a_fault_was_silent_before_it_was_missed() -> None:
+    events = [
+        told("join", 0.0, learner="a"),
+        told("began", 1.0, "a", learner="a"),
+        told("learner-lost", 20.0, learner="a"),
+        told("learner-alive", 30.0, learner="a"),
+    ]
+    found = lanes(events, until=40.0, lease_s=5.0)["a"]
+    assert activities(found) == [
+        ("joining", 0.0, 1.0),
+        ("stepping", 1.0, 15.0),
+        ("down", 15.0, 30.0),
+        ("stepping", 30.0, 40.0),
+    ]
+
+
+def test_a_hang_ends_when_it_heals_although_the_learner_was_lost_meanwhile() -> None:
+    events = [
+        told("began", 1.0, "a", learner="a"),
+        fault("applied", 5.0, "hang", "a"),
+        told("learner-lost", 10.0, learner="a"),
+        fault("healed", 15.0, "hang", "a"),
+        told("learner-alive", 15.1, learner="a"),
+    ]
+    found = lanes(events, until=20.0, lease_s=5.0)["a"]
+    assert activities(found) == [
+        ("stepping", 1.0, 5.0),
+        ("hung", 5.0, 15.0),
+        ("stepping", 15.0, 20.0),
+    ]
+
+
+def test_faults_that_leave_a_learner_stepping_and_events_about_nobody_change_nothing() -> None:
+    events = [
+        told("recovered", 0.0, "syncer-1"),
+        told("began", 1.0, "a", learner="a"),
+        fault("applied", 2.0, "slow", "a"),
+        fault("applied", 2.0, "kill", "syncer-1"),
+        fault("healed", 3.0, "slow", "a"),
+        told("evaluation", 4.0, "a", val_loss=1.0),
+    ]
+    assert activities(lanes(events, until=5.0)["a"]) == [("stepping", 1.0, 5.0)]
+    assert list(lanes(events, until=5.0)) == ["a"]
+
+
+def test_nothing_follows_a_leave_until_the_learner_joins_again() -> None:
+    events = [
+        told("began", 1.0, "a", learner="a"),
+        told("leave", 5.0, "a"),
+        told("learner-lost", 9.0, learner="a"),
+        told("join", 12.0, learner="a"),
+    ]
+    found = lanes(events, until=20.0, lease_s=5.0)["a"]
+    assert activities(found) == [("stepping", 1.0, 5.0), ("recovering", 12.0, 20.0)]
+
+
+KINDS = [
+    "join",
+    "began",
+    "recovered",
+    "learner-lost",
+    "learner-alive",
+    "leave",
+    "applied",
+    "healed",
+]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(KINDS),
+            st.sampled_from("ab"),
+            st.sampled_from(["kill", "hang", "slow"]),
+            st.integers(0, 4),
+        ),
+        max_size=30,
+    )
+)
+def test_spans_follow_each_other_and_never_overlap(steps: list[tuple[str, str, str, int]]) -> None:
+    at, events = 0.0, []
+    for kind, learner, inflicted, pause in steps:
+        at += pause
+        if kind in ("applied", "healed"):
+            events.append(fault(kind, at, inflicted, learner))
+        else:
+            events.append(told(kind, at, learner, learner=learner))
+    for name, spans in lanes(events, until=at + 1, lease_s=3.0).items():
+        assert all(span.ended <= after.began for span, after in pairwise(spans))
+        assert all(s.began <= s.ended <= at + 1 and s.learner == name for s in spans)

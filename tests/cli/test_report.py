@@ -1,0 +1,80 @@
+"""The report: every figure by hand."""
+
+import re
+from typing import Any
+
+import pytest
+
+from diloco_cli.page import page
+from diloco_cli.report import data_parallel_bytes, report
+
+Row = dict[str, Any]
+
+
+def test_figures_of_a_run_with_a_kill(run: Row, rounds: list[Row], events: list[Row]) -> None:
+    figures = report(run, rounds, events)
+    assert (figures["val_loss_start"], figures["val_loss_end"]) == (6.0, 1.5)
+    assert (figures["rounds_committed"], figures["rounds_skipped"]) == (4, 1)
+    assert figures["victim"] == "b"
+    # Down from 20 until it steps again at 30: the rounds at 22 and 28.
+    assert figures["rounds_committed_while_down"] == 2
+    assert figures["victim_contributions_after_return"] == 1
+    assert figures["seconds_kill_to_contributing"] == 50.0 - 20.0
+    # The victim's own waiting does not count.
+    assert figures["survivor_wait_s"] == 0.02
+    # Three learners from 10 to 50; b stepped 10 to 20 and 30 to 50; 240 of 300 steps were merged.
+    assert figures["goodput"] == pytest.approx((40 + 30 + 40) / (3 * 40) * 240 / 300)
+    assert figures["bytes_data_parallel_equivalent"] == round(2 * 2 / 3 * 1000 * 2 * 300)
+    assert (figures["seed"], figures["bytes_up"], figures["bytes_down"]) == (7, 1500, 2_500_000)
+
+
+def test_a_victim_that_does_not_return_has_no_contributions(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    figures = report(run, rounds[:3], [e for e in events if e["at"] < 26])
+    assert figures["victim_contributions_after_return"] == 0
+    assert figures["seconds_kill_to_contributing"] is None
+    assert figures["rounds_committed_while_down"] == 2
+
+
+def test_a_contribution_sent_before_the_kill_is_no_return(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    rounds[1]["verdicts"][1]["outcome"] = "merged"  # closed at 22, while b was dead
+    assert report(run, rounds, events)["victim_contributions_after_return"] == 1
+
+
+def test_a_run_without_a_fault_has_survivors_only(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    figures = report(run, rounds, [e for e in events if not e["kind"].startswith("fault")])
+    assert figures["victim"] is None
+    assert figures["rounds_committed_while_down"] is None
+    assert figures["survivor_wait_s"] == 9.0
+
+
+def test_a_run_that_has_not_begun_has_no_figures_and_no_error(run: Row) -> None:
+    run |= {"status": None, "state": "queued"}
+    figures = report(run, [], [])
+    assert figures["rounds_committed"] == 0
+    assert figures["goodput"] is None
+    assert figures["val_loss_end"] is None
+    assert "queued" in page(figures, run, [], [])
+
+
+def test_data_parallel_alone_sends_nothing() -> None:
+    assert data_parallel_bytes(100, 1, 1000) == 0
+    assert data_parallel_bytes(1, 2, 1000) == 2000
+
+
+def test_the_page_is_whole_and_escapes_what_it_is_told(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    rounds[0]["verdicts"][0]["reason"] = "</script><script>alert(1)</script>"
+    figures = report(run, rounds, events) | {"run": "<b>demo"}
+    text = page(figures, run, rounds, events, [("a <promise>", True), ("another", False)])
+    assert "&lt;b&gt;demo" in text
+    assert "a &lt;promise&gt;" in text
+    assert "<script>alert" not in text
+    # Nothing is fetched from elsewhere.
+    assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", text)
