@@ -1,5 +1,6 @@
 """A small run as the API tells it: three learners, one killed and back."""
 
+import socket
 from typing import Any
 
 import pytest
@@ -114,3 +115,12 @@ def run() -> Row:
             },
         },
     }
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port where nobody listened a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,296 @@
+"""The commands against a server that answers from a table: output, errors, exit statuses."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import diloco_cli.cluster
+from diloco_cli.__main__ import main
+from diloco_cli.faults import CONFLICT, INVALID, NO_CLUSTER, REFUSED, UNKNOWN
+from diloco_client import Client
+
+Row = dict[str, Any]
+Answer = tuple[int, Any]
+
+
+class Server:
+    """Routes and what they answer; requests are kept."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+        self.requests: list[httpx.Request] = []
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        problem = {"title": "No such thing", "detail": "known: a, b"}
+        status, body = self.answers.get(f"{request.method} {request.url.path}", (404, problem))
+        return httpx.Response(status, json=body)
+
+    @property
+    def last_body(self) -> Any:
+        return json.loads(self.requests[-1].content)
+
+
+@pytest.fixture
+def server(
+    monkeypatch: pytest.MonkeyPatch, run: Row, rounds: list[Row], events: list[Row]
+) -> Server:
+    """A cluster at http://far:1 with one run."""
+    found = Server()
+    found.answers = {
+        "GET /v1/runs": (200, {"runs": [run], "next": None}),
+        "GET /v1/runs/demo": (200, run),
+        "GET /v1/runs/demo/rounds": (200, {"rounds": rounds, "next": None}),
+        "GET /v1/runs/demo/metrics": (200, {"evaluations": [{"val_loss": 1.5, "steps": 96}]}),
+        "GET /v1/events": (200, {"events": events, "next": 500}),
+        "GET /v1/members": (200, {"members": []}),
+    }
+
+    def client(url: str, token: str) -> Client:
+        return Client(url, token, transport=httpx.MockTransport(found.handle))
+
+    monkeypatch.setattr(diloco_cli.cluster, "Client", client)
+    monkeypatch.setenv("DILOCO_URL", "http://far:1")
+    monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
+    return found
+
+
+Diloco = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def diloco(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diloco:
+    """Run the command: exit status, standard output, standard error."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["diloco", *arguments])
+        monkeypatch.setenv("COLUMNS", "200")
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return command
+
+
+def test_a_command_speaks_to_the_cluster_of_the_environment(server: Server, diloco: Diloco) -> None:
+    status, out, _ = diloco("status", "demo", "--json")
+    assert status == 0
+    assert json.loads(out)["name"] == "demo"
+    (request, *_) = server.requests
+    assert request.url.host == "far"
+    assert request.headers["authorization"] == "Bearer t0ken"
+
+
+def test_options_come_before_the_environment(
+    server: Server, diloco: Diloco, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("DILOCO_TOKEN")
+    (tmp_path / "token").write_text("other\n")
+    diloco("runs", "--url", "http://near:2", "--token-file", str(tmp_path / "token"))
+    assert server.requests[0].url.host == "near"
+    assert server.requests[0].headers["authorization"] == "Bearer other"
+
+
+def test_without_a_name_the_newest_run_is_meant(server: Server, diloco: Diloco, run: Row) -> None:
+    older = run | {"name": "older", "created_at": 0.5}
+    server.answers["GET /v1/runs"] = (200, {"runs": [run, older], "next": None})
+    _, out, _ = diloco("status")
+    assert out.startswith("run demo: finished - run finished\n")
+
+
+def test_status_tells_alive_participating_and_useful_apart(server: Server, diloco: Diloco) -> None:
+    _, out, _ = diloco("status")
+    assert "alive 3, participating 2, useful 80.0 % of 153,600 tokens" in out
+    assert "validation loss 1.5000 after 96 steps" in out
+    assert "round 4 committed: 2 of 3 ready, 2 needed; grace 0.25 s" in out
+    assert "data-parallel would have sent 800.0 kB" in out
+    assert "refused: late 2" in out
+
+
+def test_rounds_say_why_each_learner_was_merged_or_not(server: Server, diloco: Diloco) -> None:
+    status, out, _ = diloco("rounds", "demo", "--newest", "4")
+    assert status == 0
+    assert "round 1 fragment 1 committed: merged 3 contributions" in out
+    assert "  b missed: is silent" in out
+    assert "round 0" not in out
+    # Rounds that are not shown are not fetched either.
+    assert server.requests[-1].url.params["after"] == "1"
+
+
+@pytest.mark.parametrize("command", ["rounds", "report", "status"])
+def test_a_run_that_waits_for_learners_has_no_rounds_yet(
+    server: Server, diloco: Diloco, run: Row, command: str
+) -> None:
+    run |= {"status": None, "state": "queued", "reason": "queued: 0 of 1 learners free"}
+    server.answers["GET /v1/runs/demo/rounds"] = (503, {"title": "no tape"})
+    assert diloco(command, "demo")[0] == 0
+
+
+def test_report_writes_a_page_and_prints_figures(
+    server: Server, diloco: Diloco, tmp_path: Path
+) -> None:
+    page = tmp_path / "r.html"
+    status, out, _ = diloco("report", "demo", "--json", "--html", str(page))
+    figures = json.loads(out)
+    assert status == 0
+    assert figures["rounds_committed_while_down"] == 2
+    assert {"machine", "versions", "command", "seed"} <= figures.keys()
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(("verb", "desired"), [("pause", "paused"), ("resume", "running")])
+def test_verbs_change_the_run(
+    server: Server, diloco: Diloco, run: Row, verb: str, desired: str
+) -> None:
+    server.answers[f"POST /v1/runs/demo/{verb}"] = (200, run | {"desired": desired})
+    assert diloco(verb, "demo")[:2] == (0, f"run demo shall be {desired}\n")
+
+
+def test_watch_ends_with_the_run_and_speaks_json_lines(server: Server, diloco: Diloco) -> None:
+    status, out, _ = diloco("watch", "--json")
+    assert status == 0
+    assert [json.loads(line)["state"] for line in out.splitlines()] == ["finished"]
+    assert "run demo: finished" in diloco("watch")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "body"),
+    [
+        (["kill", "b"], {"kind": "kill", "target": "b", "after_s": 0.0}),
+        (["kill", "b", "--at-step", "0"], {"kind": "kill", "target": "b", "at_step": 0}),
+        (["hang", "nats", "--for", "3", "--after", "1"], {"duration_s": 3.0, "after_s": 1.0}),
+        (["slow", "b", "--factor", "4"], {"factor": 4.0, "duration_s": 10.0}),
+    ],
+)
+def test_chaos_asks_for_what_was_said(
+    server: Server, diloco: Diloco, arguments: list[str], body: Row
+) -> None:
+    server.answers["POST /v1/chaos"] = (202, {"id": "fault-1", "when": "in 0 s"})
+    status, out, _ = diloco("chaos", *arguments)
+    assert status == 0
+    assert out.startswith("fault-1: ")
+    assert body.items() <= server.last_body.items()
+    assert ("duration_s" in server.last_body) == (arguments[0] in ("hang", "slow"))
+
+
+def test_an_unknown_run_or_learner_is_told_with_the_known_ones(
+    server: Server, diloco: Diloco
+) -> None:
+    status, out, err = diloco("chaos", "kill", "nobody")
+    assert (status, out) == (UNKNOWN, "")
+    assert err == "diloco: No such thing: known: a, b\n"
+    assert diloco("status", "other")[0] == UNKNOWN
+
+
+def test_every_fault_of_a_run_is_named(server: Server, diloco: Diloco, tmp_path: Path) -> None:
+    faults = [{"path": "algorithm.fragments", "message": "must be at least 1"}]
+    faults += [{"path": "budget", "message": "give exactly one"}]
+    problem = {"title": "Invalid run", "detail": "2 faults", "errors": faults}
+    server.answers["POST /v1/runs"] = (422, problem)
+    file = tmp_path / "run.toml"
+    file.write_text('name = "x"\n')
+    status, _, err = diloco("submit", str(file))
+    assert status == INVALID
+    assert "  algorithm.fragments: must be at least 1\n  budget: give exactly one" in err
+
+
+def test_a_name_that_is_taken_is_a_conflict_unless_told_otherwise(
+    server: Server, diloco: Diloco, tmp_path: Path
+) -> None:
+    server.answers["POST /v1/runs"] = (409, {"title": "The name is taken", "detail": "choose"})
+    file = tmp_path / "run.toml"
+    file.write_text('name = "demo"\n')
+    assert diloco("submit", str(file))[0] == CONFLICT
+    assert diloco("submit", str(file), "--if-absent")[0] == 0
+
+
+@pytest.mark.parametrize("text", ["name = ", "\xff"])
+def test_a_file_that_is_no_toml_is_named(
+    server: Server, diloco: Diloco, tmp_path: Path, text: str
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_bytes(text.encode("latin-1"))
+    status, _, err = diloco("submit", str(file))
+    assert status == INVALID
+    assert str(file) in err
+    assert diloco("submit", str(tmp_path / "none.toml"))[0] == INVALID
+
+
+def test_a_refused_token_says_where_tokens_are(server: Server, diloco: Diloco) -> None:
+    server.answers["GET /v1/runs"] = (401, {"title": "A token is needed", "detail": "send it"})
+    status, _, err = diloco("runs")
+    assert status == REFUSED
+    assert "DILOCO_TOKEN" in err
+
+
+def test_chaos_that_is_off_is_refused(server: Server, diloco: Diloco) -> None:
+    off = {"title": "Chaos is off", "detail": "start the deployment with DILOCO_CHAOS=1"}
+    server.answers["POST /v1/chaos"] = (403, off)
+    status, _, err = diloco("chaos", "kill", "b")
+    assert status == REFUSED
+    assert "DILOCO_CHAOS=1" in err
+
+
+def test_no_run_says_how_to_get_one(server: Server, diloco: Diloco) -> None:
+    server.answers["GET /v1/runs"] = (200, {"runs": [], "next": None})
+    status, _, err = diloco("watch")
+    assert status == UNKNOWN
+    assert "diloco submit run.toml" in err
+
+
+# --- without a server ----------------------------------------------------------------------------
+
+
+def test_no_cluster_here_says_how_to_get_one(diloco: Diloco, tmp_path: Path) -> None:
+    status, out, err = diloco("status", "--data", str(tmp_path))
+    assert (status, out) == (NO_CLUSTER, "")
+    assert "diloco up" in err and "--url" in err
+    assert diloco("down", "--data", str(tmp_path))[0] == NO_CLUSTER
+
+
+def test_a_cluster_that_does_not_answer_is_named(diloco: Diloco, free_port: int) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    status, _, err = diloco("status", "--url", url, "--token", "x")
+    assert status == NO_CLUSTER
+    assert url in err
+
+
+def test_a_url_without_a_token_or_a_scheme_is_refused(diloco: Diloco) -> None:
+    assert diloco("status", "--url", "http://far:1")[0] == REFUSED
+    assert diloco("status", "--url", "far:1", "--token", "x")[0] == INVALID
+
+
+def test_config_names_every_fault_and_prints_what_is_good(diloco: Diloco, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "A B"\n[algorithm]\nfragments = 0\nspeed = 9\n')
+    status, _, err = diloco("config", str(file))
+    assert status == INVALID
+    for path in ("name", "algorithm.fragments", "algorithm.speed", "budget"):
+        assert f"  {path}: " in err
+    file.write_text('name = "x"\n[budget]\nsteps = 10\n')
+    status, out, _ = diloco("config", str(file))
+    assert status == 0
+    assert json.loads(out)["algorithm"]["sync_every_steps"] == 24
+
+
+def test_every_setting_is_explained(diloco: Diloco) -> None:
+    status, out, _ = diloco("config", "--explain")
+    assert status == 0
+    settings = [line for line in out.splitlines() if " = " in line and ": " in line]
+    assert any(line.startswith("algorithm.quorum = 1: K:") for line in settings)
+    assert all(line.split(": ", 1)[1] for line in settings), "a setting without a reason"
+    assert "preset short" in out
+    assert diloco("config")[0] == 2
+
+
+def test_versions_are_told(diloco: Diloco) -> None:
+    _, out, _ = diloco("version", "--json")
+    assert "decoupled-diloco" in json.loads(out)["versions"]

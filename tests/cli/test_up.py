@@ -1,0 +1,196 @@
+"""The supervisor's parts: restart policy, logs, the data folder, the demo's promises."""
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import diloco_cli.up.folder
+from diloco_cli.cluster import endpoint_of
+from diloco_cli.demo import free_name, verdicts
+from diloco_cli.faults import CONFLICT, CliError
+from diloco_cli.up.folder import Folder, supervisor_of
+from diloco_cli.up.logfile import bound, last_line
+from diloco_cli.up.restarts import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts
+from diloco_cli.up.stack import free_port
+
+
+def test_the_first_restart_is_prompt_and_a_crash_loop_backs_off() -> None:
+    restarts, now, pauses = Restarts(), 0.0, []
+    for _ in range(10):
+        restarts.started(now)
+        now += 1.0
+        pauses.append(restarts.died(now))
+    assert pauses[0] == PAUSE_S <= 0.3
+    assert pauses == sorted(pauses)
+    assert pauses[1] == 2 * PAUSE_S
+    assert pauses[-1] == PAUSE_S_MAX
+    assert restarts.total == 10
+
+
+def test_a_crash_loop_is_told_and_a_long_life_ends_it() -> None:
+    restarts = Restarts()
+    for number in range(1, LOOP + 1):
+        restarts.started(0.0)
+        restarts.died(0.5)
+        assert restarts.looping == (number == LOOP)
+    restarts.started(0.0)
+    assert restarts.died(WELL_S) == PAUSE_S
+    assert not restarts.looping
+
+
+def test_a_log_is_cut_while_somebody_appends_to_it(tmp_path: Path) -> None:
+    """I12."""
+    log = tmp_path / "a.log"
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"x" * 90 + b"the end of it")
+        assert not bound(log, 104)
+        assert bound(log, 100)
+        assert log.stat().st_size == 0
+        writer.write(b"and on")
+    assert log.read_bytes() == b"and on"
+    kept = (tmp_path / "a.log.1").read_bytes()
+    assert len(kept) == 100
+    assert kept.endswith(b"the end of it")
+
+
+def test_the_last_line_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    assert last_line(log) == ""
+    log.write_bytes(b"first\nTypeError: no\n\n")
+    assert last_line(log) == "TypeError: no"
+
+
+def test_a_folder_is_taken_by_one_at_a_time_who_is_named(tmp_path: Path) -> None:
+    first = Folder(tmp_path)
+    assert supervisor_of(tmp_path) == 0
+    first.take()
+    assert supervisor_of(tmp_path) == os.getpid()
+    with pytest.raises(CliError, match=f"process {os.getpid()}") as raised:
+        Folder(tmp_path).take()
+    assert raised.value.status == CONFLICT
+    first.release()
+    assert supervisor_of(tmp_path) == 0
+    second = Folder(tmp_path)
+    second.take()
+    second.release()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CliError, match=r"file/data cannot be used"):
+        Folder(tmp_path / "file" / "data").take()
+
+
+def test_a_full_disk_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diloco_cli.up.folder, "FREE_BYTES_MIN", 1 << 60)
+    with pytest.raises(CliError, match="is full"):
+        Folder(tmp_path).take()
+    assert supervisor_of(tmp_path) == 0
+
+
+def test_an_endpoint_is_announced_whole_and_withdrawn(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.announce(url="http://127.0.0.1:1")
+    assert endpoint_of(tmp_path)["url"] == "http://127.0.0.1:1"
+    assert endpoint_of(tmp_path)["pid"] == os.getpid()
+    folder.withdraw()
+    with pytest.raises(CliError, match="no cluster runs"):
+        endpoint_of(tmp_path)
+
+
+def test_a_secret_is_new_each_time_and_for_its_owner_only(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    secrets = [folder.secret("nats-token") for _ in range(2)]
+    assert secrets[0] != secrets[1]
+    path = tmp_path / "nats-token"
+    assert path.read_text().strip() == secrets[1]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def begun(path: Path, *, throwaway: bool) -> None:
+    folder = Folder(path)
+    folder.take()
+    folder.begin(throwaway=throwaway)
+    folder.release()
+
+
+def test_a_demo_begins_anew_after_a_demo(tmp_path: Path) -> None:
+    begun(tmp_path, throwaway=True)
+    (tmp_path / "nats").mkdir()
+    (tmp_path / "learner-1").mkdir()
+    (tmp_path / "compiled").mkdir()
+    begun(tmp_path, throwaway=True)
+    assert not (tmp_path / "nats").exists()
+    assert not (tmp_path / "learner-1").exists()
+    assert (tmp_path / "compiled").exists(), "compiled programs are worth keeping"
+
+
+@pytest.mark.parametrize("demo_before", [True, False])
+def test_a_demo_removes_nothing_of_a_cluster_that_was_ever_used_otherwise(
+    tmp_path: Path, demo_before: bool
+) -> None:
+    if demo_before:
+        begun(tmp_path, throwaway=True)
+    begun(tmp_path, throwaway=False)
+    (tmp_path / "nats").mkdir()
+    begun(tmp_path, throwaway=True)
+    assert (tmp_path / "nats").exists()
+
+
+def test_a_taken_port_is_told_and_zero_finds_a_free_one() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        with pytest.raises(CliError, match="is taken"):
+            free_port(holder.getsockname()[1])
+    assert free_port(0) > 0
+
+
+def test_a_demo_takes_a_free_name_and_no_learners_from_others(tmp_path: Path) -> None:
+    over = {"name": "demo", "state": "finished"}
+    assert free_name([], tmp_path) == "demo"
+    assert free_name([over, over | {"name": "demo-2"}], tmp_path) == "demo-3"
+    with pytest.raises(CliError, match=r"'mine'.*is not over"):
+        free_name([over, {"name": "mine", "state": "running"}], tmp_path)
+
+
+GOOD: dict[str, Any] = {
+    "state": "finished",
+    "val_loss_start": 6.2,
+    "val_loss_end": 1.7,
+    "rounds_committed_while_down": 30,
+    "victim_contributions_after_return": 200,
+    "seconds_kill_to_contributing": 12.0,
+    "survivor_wait_s": 0.03,
+}
+
+
+def test_a_good_demo_keeps_every_promise() -> None:
+    assert all(kept for _, kept in verdicts(GOOD))
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"state": "running"},
+        {"val_loss_end": 3.0},
+        {"val_loss_end": None},
+        {"rounds_committed_while_down": 0},
+        {"rounds_committed_while_down": None},
+        {"victim_contributions_after_return": 0},
+        {"victim_contributions_after_return": None, "seconds_kill_to_contributing": None},
+        {"survivor_wait_s": 0.11},
+        {"survivor_wait_s": None},
+    ],
+)
+def test_each_broken_promise_is_one_that_is_told(broken: dict[str, Any]) -> None:
+    told = verdicts(GOOD | broken)
+    assert [kept for _, kept in told].count(False) == 1
+    assert json.dumps(told)
