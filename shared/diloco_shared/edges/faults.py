@@ -26,6 +26,8 @@ log = structlog.get_logger()
 ARMED_MAX = 64
 # The longest hang or slowness, in seconds: a forgotten fault must not outlive a test day.
 DURATION_S_MAX = 3600.0
+# An immediate fault waits so long, in seconds: its own process may have to pass the answer on.
+ANSWER_S = 0.25
 
 # Stops its parent, wakes it after a while, and ends at once when the parent is gone. That one
 # process does both leaves no order of events in which the parent stays stopped.
@@ -63,6 +65,7 @@ class FaultAgent:
         self.abilities = abilities or Abilities()
         self.run = ""  # the run it works for: part of the event's subject
         self.step = -1
+        self.answer_s = ANSWER_S
         self.armed: list[Fault] = []
         self.tasks: set[asyncio.Task[None]] = set()
 
@@ -127,7 +130,8 @@ class FaultAgent:
         task.add_done_callback(self.tasks.discard)
 
     async def _carry_out(self, fault: Fault) -> None:
-        await asyncio.sleep(fault.after_s)
+        if fault.at_step < 0:
+            await asyncio.sleep(max(fault.after_s, self.answer_s))
         await self._tell("fault-applied", fault)
         match fault.kind:
             case "kill":

@@ -76,7 +76,10 @@ async def told(bus: MemoryBus) -> list[Event]:
 
 def new_agent(victim: Victim | None = None, *, enabled: bool = True) -> FaultAgent:
     bus = MemoryBus(MemoryBroker(), "l-1")
-    return FaultAgent(bus, "l-1", enabled=enabled, abilities=victim.abilities() if victim else None)
+    abilities = victim.abilities() if victim else None
+    agent = FaultAgent(bus, "l-1", enabled=enabled, abilities=abilities)
+    agent.answer_s = 0.0
+    return agent
 
 
 async def test_chaos_that_is_off_refuses_with_a_way_to_turn_it_on() -> None:

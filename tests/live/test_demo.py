@@ -1,0 +1,38 @@
+"""`diloco demo` as a user runs it: real text, a real kill, a real return."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+
+
+def test_the_demo_keeps_its_promises_and_says_so(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    done = subprocess.run(
+        [sys.executable, "-m", "diloco_cli", "demo", "--data", str(data)],
+        capture_output=True,
+        text=True,
+        timeout=360,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    figures = json.loads((data / "demo" / "report.json").read_text())
+    assert figures["kept"] is True
+    assert figures["victim"] == "learner-2"
+    assert figures["val_loss_end"] < 2.2 < 5.5 < figures["val_loss_start"]
+    assert figures["rounds_committed_while_down"] > 0
+    assert figures["victim_contributions_after_return"] > 0
+    assert 0 < figures["seconds_kill_to_contributing"] < figures["seconds"] < 300
+    assert figures["survivor_wait_s"] <= 0.1
+    assert 0 < figures["goodput"] <= 1
+    assert 0 < figures["tokens_useful"] <= figures["tokens_processed"]
+    assert figures["bytes_up"] > 0
+    assert figures["bytes_down"] > 0
+    assert figures["bytes_data_parallel_equivalent"] > 10 * figures["bytes_up"]
+    page = (data / "demo" / "report.html").read_text()
+    assert "kill learner-2" in page
+    assert done.stdout.count("yes ") == 5
