@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,12 +138,14 @@ def test_whoever_dies_is_started_again(data: Path) -> None:
     up(data, "--chaos")
     until(lambda: {"coordinator", "syncer-1"} <= members(data).keys(), "members")
     old = members(data)
+
+    def again(name: str) -> bool:
+        there = members(data)
+        return name in there and bool(there[name]["pid"] != old[name]["pid"])
+
     for name in ("syncer-1", "coordinator"):
         assert diloco("chaos", "kill", name, "--data", str(data)).returncode == 0
-        until(
-            lambda name=name: members(data).get(name, old[name])["pid"] != old[name]["pid"],
-            f"another {name}",
-        )
+        until(partial(again, name), f"another {name}")
 
     def nats() -> set[int]:
         supervisor = family(json.loads((data / "endpoint.json").read_text())["pid"])
