@@ -134,8 +134,8 @@ class Trainer:
         """Compile step, adoption and encoding without changing any state."""
         scratch = Trainer(self.program)
         scratch.step(np.zeros((batch, self.program.spec.model.context_tokens + 1), np.int32), 0.0)
-        for p, values_F in enumerate(scratch.initial_fragments()):
-            scratch.adopt(p, values_F, self.program.spec.algorithm.alpha)
+        for p, size in enumerate(self.program.layout.sizes):
+            scratch.adopt(p, np.zeros(size, np.float32), self.program.spec.algorithm.alpha)
             scratch.contribution(p).block_until_ready()
 
     # --- inner state ---------------------------------------------------------------------------

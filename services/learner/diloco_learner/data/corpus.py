@@ -6,6 +6,7 @@ download. Any other source is a folder of .txt, .md, .py or .jsonl (field "text"
 
 import hashlib
 import json
+import os
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -65,12 +66,15 @@ def _load(source: str, fraction: float) -> Corpus:
 
 
 def _files(root: Path, *, stdlib: bool) -> Iterator[Path]:
-    for path in root.rglob("*.py" if stdlib else "*"):
-        if path.suffix not in SUFFIXES or not path.is_file():
-            continue
-        if stdlib and not NOT_LIBRARY.isdisjoint(path.relative_to(root).parts):
-            continue
-        yield path
+    suffixes = (".py",) if stdlib else SUFFIXES
+    for folder, inner, names in os.walk(root):
+        if stdlib:
+            # Not entered at all: installed packages are many times the library.
+            inner[:] = [name for name in inner if name not in NOT_LIBRARY]
+        for name in names:
+            path = Path(folder, name)
+            if path.suffix in suffixes and path.is_file():
+                yield path
 
 
 def _split(name: str, fraction: float) -> str:
