@@ -5,8 +5,10 @@
 with phi(x) = x / |x|, phi(0) = 0, per tensor; embeddings use the weighted mean. Its norm does not
 shrink as M grows, so one outer rate serves all M. Where directions cancel, the mean stands in.
 Every operation is one numpy call in a fixed order of learners: the same inputs, the same bits.
+Scalars are summed by fsum, which rounds once: sum() of floats differs between Python versions.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -27,7 +29,7 @@ DIRECTION_MIN = 1e-6
 
 def weighted_mean(deltas: Deltas, weights: Sequence[float], size: int) -> Values:
     """sum w_m delta_m / sum w_m as fp32 of shape (size,), accumulated in double."""
-    total = float(sum(weights))
+    total = math.fsum(weights)
     mean = np.zeros(size, dtype=np.float64)
     for m, w in enumerate(weights):
         if w > 0:
@@ -37,14 +39,14 @@ def weighted_mean(deltas: Deltas, weights: Sequence[float], size: int) -> Values
 
 def rda(deltas: Deltas, weights: Sequence[float], size: int) -> Values:
     """Radial-directional average of one tensor as fp32 of shape (size,)."""
-    total = float(sum(weights))
+    total = math.fsum(weights)
     norms = [norm(deltas(m)) if w > 0 else 0.0 for m, w in enumerate(weights)]
     able = [m for m, w in enumerate(weights) if w > 0 and norms[m] > 0]
     if not able:
         return np.zeros(size, dtype=np.float32)
     if len(able) == 1 and sum(1 for w in weights if w > 0) == 1:
         return deltas(able[0]).astype(np.float32)
-    radius = sum(w * n for w, n in zip(weights, norms, strict=True)) / total
+    radius = math.fsum(w * n for w, n in zip(weights, norms, strict=True)) / total
     direction = np.zeros(size, dtype=np.float64)
     for m in able:
         direction += deltas(m).astype(np.float64) * (weights[m] / total / norms[m])

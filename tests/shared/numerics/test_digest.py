@@ -1,0 +1,45 @@
+"""Digests: equal exactly for equal bits."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_shared.numerics.digest import digest_array, digest_bytes
+
+
+def test_blake2b_of_the_little_endian_bytes() -> None:
+    values = np.array([1.0, -2.0], np.float32)
+    raw = bytes.fromhex("0000803f000000c0")
+    assert digest_array(values) == digest_bytes(raw)
+    assert digest_bytes(raw) == hashlib.blake2b(raw, digest_size=16).hexdigest()
+
+
+@settings(derandomize=True, max_examples=50)
+@given(
+    st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
+    st.integers(0, 19),
+    st.integers(0, 31),
+)
+def test_any_bit_matters(raw: list[int], place: int, bit: int) -> None:
+    bits = np.array(raw, np.uint32)
+    digest = digest_array(bits.view(np.float32))
+    assert digest_array(bits.copy().view(np.float32)) == digest
+    bits[place % len(bits)] ^= np.uint32(1 << bit)
+    assert digest_array(bits.view(np.float32)) != digest
+
+
+def test_zeros_of_either_sign_differ() -> None:
+    assert digest_array(np.zeros(1, np.float32)) != digest_array(-np.zeros(1, np.float32))
+
+
+def test_a_view_digests_like_its_copy() -> None:
+    view = np.arange(20, dtype=np.float32)[::3]
+    assert digest_array(view) == digest_array(view.copy())
+
+
+def test_only_fp32_has_a_digest() -> None:
+    with pytest.raises(AssertionError, match="float64"):
+        digest_array(np.zeros(2))  # type: ignore[arg-type]

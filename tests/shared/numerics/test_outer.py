@@ -1,0 +1,79 @@
+"""The outer optimizer: Nesterov as in the formula, others by their optax names."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_shared.config import Algorithm
+from diloco_shared.numerics.outer import Outer
+
+f32 = np.float32
+
+
+def algorithm(**settings: Any) -> Algorithm:
+    return Algorithm.model_validate(settings)
+
+
+def test_three_nesterov_steps_follow_the_formula_to_the_bit() -> None:
+    rng = np.random.default_rng(0)
+    theta = rng.standard_normal(50).astype(f32)
+    eta, mu = f32(0.7), f32(0.8)
+    outer = Outer(algorithm(outer_rate=0.7, outer_momentum=0.8))
+    ours, leaves = theta, outer.init(theta)
+    expected, momentum = theta, np.zeros(50, f32)
+    for _ in range(3):
+        delta = rng.standard_normal(50).astype(f32)
+        ours, leaves = outer.apply(ours, leaves, delta)
+        momentum = delta + mu * momentum
+        expected = expected + (-eta) * (delta + mu * momentum)
+        assert ours.tobytes() == expected.tobytes()
+    assert any(leaf.tobytes() == momentum.tobytes() for leaf in leaves)
+
+
+def test_three_nesterov_steps_by_hand() -> None:
+    """theta 1, delta 1 thrice, eta 0.5, mu 0.5: momentum 1, 1.5, 1.75."""
+    outer = Outer(algorithm(outer_rate=0.5, outer_momentum=0.5))
+    theta = np.ones(1, f32)
+    leaves, seen = outer.init(theta), []
+    for _ in range(3):
+        theta, leaves = outer.apply(theta, leaves, np.ones(1, f32))
+        seen.append(float(theta[0]))
+    assert seen == [1 - 0.75, 0.25 - 0.875, -0.625 - 0.9375]
+
+
+def test_without_momentum_and_at_rate_one_it_is_the_mean_itself() -> None:
+    outer = Outer(algorithm(preset="short"))
+    theta, delta = np.array([3.0, 5.0], f32), np.array([1.0, -2.0], f32)
+    new, leaves = outer.apply(theta, outer.init(theta), delta)
+    np.testing.assert_array_equal(new, theta - delta)
+    assert leaves == []
+
+
+def test_arguments_are_not_written_to() -> None:
+    outer = Outer(algorithm())
+    theta, delta = np.ones(4, f32), np.ones(4, f32)
+    leaves = outer.init(theta)
+    outer.apply(theta, leaves, delta)
+    for array, before in ((theta, 1.0), (delta, 1.0), (leaves[0], 0.0)):
+        np.testing.assert_array_equal(array, np.full(4, before, f32))
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "rmsprop", "lion"])
+def test_any_optax_optimizer_goes_on_from_restored_leaves(name: str) -> None:
+    """A fresh Outer with the leaves of another computes the same bits: what a restart does."""
+    settings = algorithm(outer_optimizer=name, outer_rate=0.1)
+    one, two = Outer(settings), Outer(settings)
+    theta, delta = np.linspace(-1, 1, 8, dtype=f32), np.linspace(2, 3, 8, dtype=f32)
+    theta, leaves = one.apply(theta, one.init(theta), delta)
+    by_one, leaves_one = one.apply(theta, leaves, delta)
+    by_two, leaves_two = two.apply(theta, leaves, delta)
+    assert by_one.tobytes() == by_two.tobytes() != theta.tobytes()
+    for a, b in zip(leaves_one, leaves_two, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("name", ["no_such_thing", "chain", "apply_updates"])
+def test_a_name_that_is_no_optimizer_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"algorithm.outer_optimizer '{name}'"):
+        Outer(algorithm(outer_optimizer=name))
