@@ -14,6 +14,8 @@ from diloco_shared.edges.orphans import dies_with_parent
 
 # Time to stop after SIGTERM before SIGKILL, in seconds.
 STOP_S = 8.0
+# A process that starts has the processor first, for so long in seconds: it is awaited.
+SETTLE_S = 12.0
 
 
 class Child:
@@ -68,10 +70,19 @@ class Child:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=dies_with_parent(niceness=self.niceness),
+                preexec_fn=dies_with_parent(),
             )
         self.restarts.started(time.monotonic())
-        return await self.process.wait()
+        settled = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
+        try:
+            return await self.process.wait()
+        finally:
+            settled.cancel()
+
+    def _settle(self) -> None:
+        """From now on it leaves the processor to others, with all its threads."""
+        if self.niceness and self.pid is not None:
+            os.setpriority(os.PRIO_PGRP, self.pid, self.niceness)
 
     @property
     def pid(self) -> int | None:

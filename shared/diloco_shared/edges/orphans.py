@@ -11,10 +11,10 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def dies_with_parent(number: int = signal.SIGKILL, *, niceness: int = 0) -> Callable[[], None]:
+def dies_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
     """A `preexec_fn`: the child gets signal `number` when the thread that started it ends.
 
-    Start such children from the main thread only. `niceness` is added to the child's.
+    Start such children from the main thread only.
     """
     parent = os.getpid()
 
@@ -23,7 +23,5 @@ def dies_with_parent(number: int = signal.SIGKILL, *, niceness: int = 0) -> Call
             _LIBC.prctl(_PR_SET_PDEATHSIG, number)
             if os.getppid() != parent:  # it was gone before we asked
                 os._exit(1)
-        if niceness:
-            os.nice(niceness)
 
     return in_child
