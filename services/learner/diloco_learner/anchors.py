@@ -3,7 +3,7 @@
 A keyframe replaces, a delta adds to the version before it, exactly as the syncer did, so that all
 copies of an anchor have the same bytes (I4). Whatever does not check changes nothing and is
 counted with its reason (I11). Decoding costs processor time in proportion to the payload: call
-from one worker thread, not from an event loop. Not thread-safe.
+from one worker thread at a time, not from an event loop. Only `versions` may be read meanwhile.
 """
 
 from collections import Counter
@@ -40,7 +40,8 @@ class Shelf:
     @property
     def version(self) -> int:
         """Newest version held; -1 for none."""
-        return next(reversed(self.anchors), -1)
+        # A copy, made at one stroke: `versions` is read while a worker thread takes one in.
+        return max(tuple(self.anchors), default=-1)
 
     def put(self, m: PublicationManifest, anchor_F: Anchor) -> None:
         """Keep a checked anchor, which is newer than all held."""

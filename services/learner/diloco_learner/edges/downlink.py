@@ -17,7 +17,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.train import Anchored
 from diloco_shared.edges.blobs import BlobIncomplete, get_blob, manifest_subject
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Bus, BusError, Stored
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
@@ -33,15 +33,21 @@ from diloco_shared.protocol.wire import WireError, decode
 
 log = structlog.get_logger()
 
-# Chunks were stored before their manifest: only a slow link needs this long, in seconds.
-BLOB_TIMEOUT_S = 60.0
-# Attempts at a publication whose chunks are incomplete though its manifest is there.
-PUBLICATION_TRIES = 3
+# Chunks were stored before their manifest: only a link slower than this needs longer.
+BLOB_TIMEOUT_S, BYTES_PER_S_MIN = 60.0, 100_000
+# Publications of one fragment waiting for the one before them: some minutes of them. Beyond, the
+# reader waits; what a keyframe replaces meanwhile is skipped quickly.
+WAITING_MAX = 64
 # Looks at whether a publication being fetched was replaced by a keyframe, in seconds: a learner
 # that catches up meets many of those.
 LOOK_S = 0.3
 # Between two attempts at a server that does not answer, in seconds.
 RETRY_S = 0.3
+
+
+def patience_s(blob: Blob) -> float:
+    """Seconds to wait for a blob whose manifest is there."""
+    return BLOB_TIMEOUT_S + blob.bytes / BYTES_PER_S_MIN
 
 
 class Downlink:
@@ -70,6 +76,7 @@ class Downlink:
         self.check_state = check_state  # raises ValueError for what the trainer cannot use
         self.states: dict[str, bytes] = {}  # by nonce; at most the newest
         self.refused = 0
+        self.booking = asyncio.Lock()  # the book takes one publication at a time
 
     async def beats(self) -> None:
         await self._listen(subjects.beat(self.run), Beat, BeatSeen)
@@ -101,49 +108,66 @@ class Downlink:
     async def publications(self) -> None:
         """Every publication DN holds, then every new one, for ever.
 
-        One at a time: deltas build on each other.
+        Those of one fragment one after the other, since deltas build on each other; fragments side
+        by side, so that an incomplete one holds up no other.
         """
         stream = subjects.dn_stream(self.run)
-        async with self.data.read(stream, f"dn.{self.run}.*.*.*.*.m") as messages:
-            async for stored in messages:
-                try:
-                    manifest = decode(stored.payload, PublicationManifest)
-                    if manifest.run != self.run or stored.subject != manifest.blob.subject + ".m":
-                        raise WireError("a manifest of another publication")
-                except WireError as error:
-                    self._refuse(stored.subject, str(error))
-                    continue
-                await self._publication(manifest)
+        async with asyncio.TaskGroup() as tasks:
+            queues: dict[int, asyncio.Queue[PublicationManifest]] = {}
+            async with self.data.read(stream, f"dn.{self.run}.*.*.*.*.m") as messages:
+                async for stored in messages:
+                    manifest = self._manifest(stored)
+                    if manifest is None:
+                        continue
+                    if manifest.fragment not in queues:
+                        queues[manifest.fragment] = asyncio.Queue(WAITING_MAX)
+                        tasks.create_task(self._fragment(queues[manifest.fragment]))
+                    await queues[manifest.fragment].put(manifest)
+
+    def _manifest(self, stored: Stored) -> PublicationManifest | None:
+        try:
+            manifest = decode(stored.payload, PublicationManifest)
+            if manifest.run != self.run or stored.subject != manifest_subject(
+                manifest.blob.subject
+            ):
+                raise WireError("a manifest of another publication")
+            if manifest.fragment >= len(self.book.versions):
+                raise WireError(f"fragment {manifest.fragment} does not exist")
+        except WireError as error:
+            self._refuse(stored.subject, str(error))
+            return None
+        return manifest
+
+    async def _fragment(self, manifests: "asyncio.Queue[PublicationManifest]") -> None:
+        while True:
+            await self._publication(await manifests.get())
 
     async def _publication(self, manifest: PublicationManifest) -> None:
         p = manifest.fragment
-        if p < len(self.book.versions) and (manifest.epoch, manifest.version) <= (
-            self.book.epoch,
-            self.book.versions[p],
-        ):
+        held = (self.book.epoch, self.book.versions[p])
+        if (manifest.epoch, manifest.version) <= held:
             return  # held already: a repeat under a later term
         payload = await self._chunks(manifest)
         if payload is None:
             return
-        ready = await asyncio.to_thread(self.book.offer, manifest, payload)
-        if ready is not None:
-            self.put(self.anchored(ready))
-        elif self.book.last_refusal:
-            self._refuse(manifest.blob.subject, self.book.last_refusal)
-            self.book.last_refusal = ""
+        async with self.booking:
+            ready = await asyncio.to_thread(self.book.offer, manifest, payload)
+            if ready is not None:
+                self.put(self.anchored(ready))
+            elif self.book.last_refusal:
+                self._refuse(manifest.blob.subject, self.book.last_refusal)
+                self.book.last_refusal = ""
 
     async def _chunks(self, manifest: PublicationManifest) -> bytes | None:
         """The payload; None once a keyframe has replaced the publication, or it is no good."""
-        subject, tries = manifest.blob.subject, 0
+        subject = manifest.blob.subject
         while True:
             try:
                 return await self._unless_replaced(manifest.blob)
             except BlobIncomplete as error:
-                tries += 1
-                if tries == PUBLICATION_TRIES:
-                    # What builds on it waits for the next keyframe; other fragments do not.
-                    self._refuse(subject, f"not complete: {error}")
-                    return None
+                # What builds on it waits for the next keyframe.
+                self._refuse(subject, f"not complete: {error}")
+                return None
             except BusError as error:
                 log.debug("publication not fetched yet", subject=subject, error=str(error))
             await asyncio.sleep(RETRY_S)
@@ -151,7 +175,7 @@ class Downlink:
     async def _unless_replaced(self, blob: Blob) -> bytes | None:
         stream = subjects.dn_stream(self.run)
         fetching = asyncio.ensure_future(
-            get_blob(self.data, stream, blob, timeout_s=BLOB_TIMEOUT_S)
+            get_blob(self.data, stream, blob, timeout_s=patience_s(blob))
         )
         try:
             while True:
@@ -178,7 +202,9 @@ class Downlink:
                     ours = (donor, self.learner, self.incarnation, nonce, self.config_hash)
                     if whose != ours:
                         raise WireError(f"inner state of {whose[0]} for {whose[1]}, not as granted")
-                    payload = await get_blob(self.data, stream, m.blob, timeout_s=BLOB_TIMEOUT_S)
+                    payload = await get_blob(
+                        self.data, stream, m.blob, timeout_s=patience_s(m.blob)
+                    )
                     await asyncio.to_thread(self.check_state, payload)
                 except (ValueError, BusError) as error:  # a WireError is a ValueError
                     self.put(StateBad(donor, nonce, str(error)[:300]))

@@ -1,0 +1,238 @@
+"""What arrives: publications in order, whatever the bus does; inner state only as granted."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_learner.anchors import AnchorBook
+from diloco_learner.edges.downlink import Downlink
+from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateSeen
+from diloco_learner.train import Anchored
+from diloco_shared.edges.blobs import put_blob
+from diloco_shared.edges.memory_broker import Fate, MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.numerics.digest import digest_array
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Blob, Join, PublicationManifest, Stamp, StateManifest
+from diloco_shared.protocol.wire import encode
+
+SIZE = 4
+
+
+class Rig:
+    def __init__(self, broker: MemoryBroker, syncer: Any) -> None:
+        self.syncer = syncer
+        self.arrived: asyncio.Queue[Any] = asyncio.Queue()
+        self.bus = MemoryBus(broker, "learner")
+        self.down = Downlink(
+            "r",
+            "b",
+            3,
+            syncer.hash,
+            self.bus,
+            self.bus,
+            AnchorBook((SIZE,) * 3),
+            self.arrived.put_nowait,
+            self.check,
+        )
+
+    def check(self, data: bytes) -> None:
+        if data != b"moments":
+            raise ValueError("an inner state of another model")
+
+    async def next(self) -> Any:
+        async with asyncio.timeout(30):
+            return await self.arrived.get()
+
+    @asynccontextmanager
+    async def running(self, *works: Any) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(work) for work in works]
+        await asyncio.sleep(0)
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.fixture
+def rig(broker: MemoryBroker, syncer: Any) -> Rig:
+    return Rig(broker, syncer)
+
+
+def values(x: float) -> Any:
+    return np.full(SIZE, x, np.float32)
+
+
+def seen(anchored: Any) -> tuple[int, int, float]:
+    assert isinstance(anchored, Anchored)
+    r = anchored.ready
+    return r.fragment, r.version, float(anchored.values_F[0])
+
+
+async def test_publications_there_before_and_new_ones_arrive_once(rig: Rig) -> None:
+    await rig.syncer.prepare()
+    await rig.syncer.publish(0, values(1))
+    await rig.syncer.publish(1, values(2))
+    async with rig.running(rig.down.publications()):
+        assert seen(await rig.next()) == (0, 0, 1.0)
+        assert seen(await rig.next()) == (1, 0, 2.0)
+        # The same version again, as a new leader repeats it under its own term.
+        await repeated(rig, 0, values(1))
+        await rig.syncer.publish(0, values(3))
+        assert seen(await rig.next()) == (0, 1, 3.0)
+        assert rig.down.refused == 0
+
+
+async def repeated(rig: Rig, p: int, anchor_F: Any) -> None:
+    subject = subjects.publication("r", 0, p, 0, 2)
+    blob = await put_blob(rig.syncer.bus, subject, anchor_F.tobytes())
+    await rig.syncer.bus.append(subject + ".m", encode(manifest(p, 0, 2, anchor_F, blob)))
+
+
+def manifest(p: int, version: int, term: int, anchor_F: Any, blob: Blob) -> PublicationManifest:
+    return PublicationManifest(
+        run="r",
+        epoch=0,
+        term=term,
+        round=version,
+        fragment=p,
+        version=version,
+        prev_version=-1,
+        codec="fp32",
+        values=SIZE,
+        anchor_digest=digest_array(anchor_F),
+        participants=(),
+        last_merged={},
+        stamp=Stamp(round=version, steps=0, fraction=0.0, fraction_per_step=0.0),
+        blob=blob,
+    )
+
+
+async def test_a_bad_publication_holds_up_nothing_else(rig: Rig) -> None:
+    """I11: rubbish, a manifest on another subject, chunks that are not the blob."""
+    await rig.syncer.prepare()
+    bus = rig.syncer.bus
+    await bus.append(subjects.publication("r", 0, 0, 9, 1) + ".m", b"rubbish")
+    subject = subjects.publication("r", 0, 0, 0, 1)
+    blob = await put_blob(bus, subject, values(1).tobytes())
+    elsewhere = subjects.publication("r", 0, 0, 8, 1) + ".m"
+    await bus.append(elsewhere, encode(manifest(0, 0, 1, values(1), blob)))
+    await rig.syncer.publish(1, values(2))
+    # The chunks of one anchor under the digest of another.
+    await bus.append(subject + ".m", encode(manifest(0, 0, 1, values(7), blob)))
+    # A blob that never was.
+    absent = subjects.publication("r", 0, 0, 1, 1)
+    never = blob.model_copy(update={"subject": absent, "digest": "0" * 32})
+    await put_blob(bus, absent, values(9).tobytes())
+    await bus.append(absent + ".m", encode(manifest(0, 1, 1, values(9), never)))
+    await rig.syncer.publish(2, values(3))
+    async with rig.running(rig.down.publications()):
+        assert seen(await rig.next()) == (1, 0, 2.0)
+        assert seen(await rig.next()) == (2, 0, 3.0)
+        # Two that are no manifests of theirs, and an anchor of another digest. The absent one is
+        # still waited for: it holds up its own fragment only.
+        assert rig.down.refused == 3
+        assert rig.down.book.refused["digest"] == 1
+
+
+async def test_a_publication_replaced_while_it_is_fetched_is_left(rig: Rig) -> None:
+    """A learner that catches up meets manifests whose chunks a keyframe has just purged."""
+    await rig.syncer.prepare()
+    await rig.syncer.publish(0, values(1))
+    bus = rig.syncer.bus
+    await bus.purge(subjects.dn_stream("r"), subjects.publication("r", 0, 0, 0, 1))
+    async with rig.running(rig.down.publications()):
+        await asyncio.sleep(0)
+        await bus.purge(subjects.dn_stream("r"), subjects.publication("r", 0, 0, 0, 1) + ".m")
+        await rig.syncer.publish(0, values(2))
+        assert seen(await rig.next()) == (0, 1, 2.0)
+
+
+async def test_a_bus_that_is_away_loses_no_publication(rig: Rig, broker: MemoryBroker) -> None:
+    await rig.syncer.prepare()
+    fails = {"left": 5}
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        if client == "learner" and operation == "api" and fails["left"] and "DN" in subject:
+            fails["left"] -= 1
+            return "lose_request"
+        return "deliver"
+
+    broker.fault = fault
+    async with rig.running(rig.down.publications()):
+        for version in range(3):
+            await rig.syncer.publish(0, values(version))
+        assert [seen(await rig.next())[1] for _ in range(3)] == [0, 1, 2]
+
+
+async def test_beats_and_grants_come_as_events_and_rubbish_is_counted(rig: Rig) -> None:
+    await rig.syncer.prepare()
+    async with rig.running(rig.down.beats(), rig.down.grants()):
+        await rig.syncer.bus.publish(subjects.beat("r"), b"rubbish")
+        await rig.syncer.beat()
+        assert isinstance(await rig.next(), BeatSeen)
+        assert rig.down.refused == 1
+        await rig.syncer.grant(Join(learner="b", incarnation=3, nonce="n", config={}), "a")
+        granted = await rig.next()
+        assert isinstance(granted, GrantSeen) and granted.grant.donor == "a"
+
+
+async def send_state(rig: Rig, payload: bytes, **change: Any) -> None:
+    subject = subjects.state("r", "a", "b", "n-1")
+    blob = await put_blob(rig.syncer.bus, subject, payload)
+    fields: dict[str, Any] = {
+        "run": "r",
+        "donor": "a",
+        "donor_incarnation": 0,
+        "newcomer": "b",
+        "newcomer_incarnation": 3,
+        "nonce": "n-1",
+        "epoch": 0,
+        "versions": (0, 0, 0),
+        "donor_step": 5,
+        "config_hash": rig.syncer.hash,
+        "blob": blob,
+    }
+    await rig.syncer.bus.append(subject + ".m", encode(StateManifest(**{**fields, **change})))
+
+
+async def test_inner_state_is_taken_from_the_granted_donor(rig: Rig) -> None:
+    await rig.syncer.prepare()
+    async with rig.running(rig.down.state("a", "n-1")):
+        await send_state(rig, b"moments")
+        assert await rig.next() == StateSeen("a", "n-1")
+        assert rig.down.states == {"n-1": b"moments"}
+    await rig.down.forget_state()
+    assert rig.down.states == {}
+    assert await rig.syncer.bus.fetch(subjects.state_stream("r"), "state.r.>") == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"newcomer_incarnation": 2},
+        {"config_hash": "0" * 32},
+        {"nonce": "n-0"},
+        {"donor": "c"},
+    ],
+)
+async def test_inner_state_for_another_life_or_run_is_bad(rig: Rig, change: Any) -> None:
+    await rig.syncer.prepare()
+    async with rig.running(rig.down.state("a", "n-1")):
+        await send_state(rig, b"moments", **change)
+        assert isinstance(await rig.next(), StateBad)
+        assert rig.down.states == {}
+
+
+async def test_inner_state_that_the_trainer_cannot_use_is_bad(rig: Rig) -> None:
+    await rig.syncer.prepare()
+    async with rig.running(rig.down.state("a", "n-1")):
+        await send_state(rig, b"other moments")
+        bad = await rig.next()
+        assert bad == StateBad("a", "n-1", "an inner state of another model")

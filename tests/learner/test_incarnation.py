@@ -1,0 +1,41 @@
+"""Numbers of lives: no two processes ever have the same one (I10)."""
+
+import asyncio
+
+from diloco_learner.edges.incarnation import take_incarnation
+from diloco_shared.edges.memory_broker import Fate, MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+
+
+async def prepared(broker: MemoryBroker) -> MemoryBus:
+    bus = MemoryBus(broker, "test")
+    await bus.ensure_bucket(subjects.INCARNATIONS)
+    return bus
+
+
+async def test_they_count_up_per_run_and_learner(broker: MemoryBroker) -> None:
+    bus = await prepared(broker)
+    assert [await take_incarnation(bus, "r", "a", f"boot-{n}") for n in range(3)] == [0, 1, 2]
+    assert await take_incarnation(bus, "r", "b", "boot") == 0
+    assert await take_incarnation(bus, "s", "a", "boot") == 0
+
+
+async def test_rivals_get_different_ones(broker: MemoryBroker) -> None:
+    await prepared(broker)
+    taken = await asyncio.gather(
+        *(take_incarnation(MemoryBus(broker, f"p{n}"), "r", "a", f"boot-{n}") for n in range(8))
+    )
+    assert sorted(taken) == list(range(8))
+
+
+async def test_an_unknown_outcome_costs_a_number_and_repeats_none(broker: MemoryBroker) -> None:
+    bus = await prepared(broker)
+    fates: list[Fate] = ["lose_answer", "lose_request"]
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        return fates.pop(0) if operation == "append" and fates else "deliver"
+
+    broker.fault = fault
+    assert await take_incarnation(bus, "r", "a", "boot-1") == 1
+    assert await take_incarnation(bus, "r", "a", "boot-2") == 2

@@ -1,0 +1,155 @@
+"""What goes out: complete, under its own name, in time or not at all."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_learner.data.corpus import load
+from diloco_learner.data.shards import Cut
+from diloco_learner.edges.batches import Batches
+from diloco_learner.edges.checkpoint import Checkpoints
+from diloco_learner.edges.shards import Leases
+from diloco_learner.edges.uplink import Uplink
+from diloco_learner.events import Checkpoint, Contribute, Evaluate, Tell
+from diloco_learner.train import Outgoing
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.blobs import get_blob
+from diloco_shared.edges.memory_broker import Fate, MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import ContributionManifest, Stamp
+from diloco_shared.protocol.wire import decode
+
+DELTA_F = np.arange(4, dtype=np.float32)
+
+
+def contribute(seconds: float = 30.0) -> Contribute:
+    return Contribute(
+        epoch=0,
+        term=1,
+        round=5,
+        fragment=2,
+        base=3,
+        step_from=10,
+        step_to=14,
+        tokens_from=160,
+        tokens_to=224,
+        cursor=None,
+        deadline=time.monotonic() + seconds,
+    )
+
+
+@pytest.fixture
+def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
+    bus = MemoryBus(broker, "a")
+    batches = Batches(Cut(load(spec.data).train, 8, 8, 0), 2)
+
+    async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
+        raise AssertionError("nothing to tell here")
+
+    leases = Leases(bus, spec, "a", 1, batches, tuple, tell)
+    return Uplink(spec, "a", 1, bus, bus, (9, 9, 4), Checkpoints(tmp_path, 2), leases)
+
+
+async def uploaded(syncer: Any) -> list[ContributionManifest]:
+    stored = await syncer.bus.fetch(subjects.up_stream("r"), "up.r.*.*.*.*.*.m")
+    return [decode(s.payload, ContributionManifest) for s in stored]
+
+
+async def test_a_contribution_is_a_blob_and_then_its_manifest(up: Uplink, syncer: Any) -> None:
+    await syncer.prepare()
+    await up.send(Outgoing(contribute(), DELTA_F))
+    (m,) = await uploaded(syncer)
+    assert m.blob.subject == "up.r.a.0.2.5.1"
+    assert (m.learner, m.incarnation, m.round, m.fragment, m.base) == ("a", 1, 5, 2, 3)
+    assert (m.step_from, m.step_to, m.tokens_from, m.tokens_to) == (10, 14, 160, 224)
+    assert (m.values, m.config_hash) == (4, syncer.hash)
+    payload = await get_blob(syncer.bus, subjects.up_stream("r"), m.blob, timeout_s=5)
+    np.testing.assert_array_equal(np.frombuffer(payload, np.float32), DELTA_F)
+
+
+async def test_lost_messages_and_answers_leave_one_manifest(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    """I2 begins here: a repeat is the same message."""
+    await syncer.prepare()
+    fates: list[Fate] = ["lose_request", "lose_answer", "deliver", "lose_answer", "lose_request"]
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        return fates.pop(0) if client == "a" and operation == "append" and fates else "deliver"
+
+    broker.fault = fault
+    await up.send(Outgoing(contribute(), DELTA_F))
+    assert len(await uploaded(syncer)) == 1
+    assert not fates
+
+
+async def test_what_is_too_late_is_not_sent(up: Uplink, syncer: Any) -> None:
+    await syncer.prepare()
+    await up.send(Outgoing(contribute(seconds=-1.0), DELTA_F))
+    assert await uploaded(syncer) == []
+
+
+async def test_an_upload_that_cannot_be_is_given_up_and_told(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    """I11: and nothing is raised, since training goes on."""
+    await syncer.prepare()
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        return "lose_request" if subject.startswith("up.") else "deliver"
+
+    broker.fault = fault
+    await up.send(Outgoing(contribute(seconds=0.5), DELTA_F))
+    broker.fault = None
+    assert await uploaded(syncer) == []
+    (event,) = await syncer.events("upload-abandoned")
+    assert event.source == "a"
+
+
+async def test_events_outlive_a_short_absence_of_the_bus(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    await syncer.prepare()
+    fates: list[Fate] = ["lose_request", "lose_answer"]
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        return fates.pop(0) if operation == "append" and fates else "deliver"
+
+    broker.fault = fault
+    stamp = Stamp(round=7, steps=32, fraction=0.1, fraction_per_step=0.1)
+    await up.send(Outgoing(Evaluate(stamp, (1, 1, 1), final=True), loss=1.5))
+    (event,) = await syncer.events("evaluation")
+    assert (event.data["val_loss"], event.data["steps"], event.data["final"]) == (1.5, 32, True)
+
+
+async def test_what_is_told_soon_is_told_before_leaving(up: Uplink, syncer: Any) -> None:
+    await syncer.prepare()
+    up.tell_soon("one", "first", {})
+    await up.send(Outgoing(Tell("two", "second")))
+    await up.told()
+    assert len(await syncer.events("one")) == len(await syncer.events("two")) == 1
+
+
+async def test_a_checkpoint_that_fails_is_told(up: Uplink, syncer: Any) -> None:
+    """A full disk stops no training."""
+    await syncer.prepare()
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    up.checkpoints.save = full  # type: ignore[method-assign]
+    await up.send(Outgoing(Checkpoint(8, (0, 0, 0), final=True), {"mu": DELTA_F}))
+    (event,) = await syncer.events("checkpoint-failed")
+    assert "no space left" in event.text
+
+
+async def test_checkpoints_of_later_lives_are_newer(up: Uplink, syncer: Any) -> None:
+    await syncer.prepare()
+    await up.send(Outgoing(Checkpoint(8, (0, 0, 0), final=True), {"mu": DELTA_F}))
+    assert up.checkpoints.newest == 1_000_000_008
+    await asyncio.to_thread(up.checkpoints.close)
