@@ -163,16 +163,18 @@ class History:
     def _apply_round(self, record: TapeRound) -> None:
         if record.round != self.next_round:
             raise TapeFault(f"round {record.round} where {self.next_round} was due")
-        p = record.fragment
+        p, committed = record.fragment, record.outcome == "committed"
+        if not (self.initialised and p < self.fragments):
+            raise TapeFault(f"a round of fragment {p}, which there is not")
+        if record.version != self.versions[p] + committed:
+            raise TapeFault(f"version {record.version} of {p} after {self.versions[p]}")
         merged = [v for v in record.verdicts if v.outcome == "merged"]
         for v in record.verdicts:
             if v.norm > 0 and v.step_to > v.step_from:
                 self.norms.record(p, v.norm / math.sqrt(v.step_to - v.step_from))
             if v.outcome == "refused":
                 self.refused[v.reason.split(":")[0]] += 1
-        if record.outcome == "committed":
-            if record.version != self.versions[p] + 1:
-                raise TapeFault(f"version {record.version} of {p} after {self.versions[p]}")
+        if committed:
             self.versions[p], self.anchor_digests[p] = record.version, record.anchor_digest
             for v in merged:
                 self.last_merged[p][v.learner] = (v.incarnation, record.round)

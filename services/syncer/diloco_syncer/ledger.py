@@ -40,6 +40,9 @@ class Ledger:
         self.merged_P[fragment] += self.tokens_new(
             fragment, learner, incarnation, tokens_from, tokens_to
         )
+        marked_incarnation, marked_to = self.marks_P[fragment].get(learner, (-1, 0))
+        if marked_incarnation == incarnation:
+            tokens_to = max(tokens_to, marked_to)  # a mark never goes back: no token counts twice
         self.marks_P[fragment][learner] = (incarnation, tokens_to)
         self.saw(learner, incarnation, tokens_to)
 

@@ -1,6 +1,7 @@
 """Norm outliers (design section 4, the gate): a robust z-score per fragment, one-sided."""
 
 import math
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Self
@@ -46,7 +47,7 @@ class NormHistory:
             return {}
         median = float(np.median(seen))
         spread = MAD_TO_SIGMA * float(np.median([abs(x - median) for x in seen]))
-        spread = max(spread, SPREAD_MIN * median, np.finfo(np.float64).tiny)
+        spread = max(spread, SPREAD_MIN * median, sys.float_info.min)
         scores = {learner: (value - median) / spread for learner, value in norms.items()}
         outliers = {learner: z for learner, z in scores.items() if z > self.z_max}
         return {} if 2 * len(outliers) >= len(norms) else outliers

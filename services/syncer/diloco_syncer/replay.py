@@ -47,14 +47,17 @@ def replay(
             if store is None:
                 raise TapeFault(f"record {seq} commits a round before any init record")
             codec_up = history.spec.algorithm.codec_up
-            staged = store.stage(
-                record.fragment,
-                [
-                    Contribution(v.learner, v.weight, v.base, payloads[v.subject], codec_up)
-                    for v in _merged(record)
-                ],
-                keyframe=record.keyframe,
-            )
+            try:
+                staged = store.stage(
+                    record.fragment,
+                    [
+                        Contribution(v.learner, v.weight, v.base, payloads[v.subject], codec_up)
+                        for v in _merged(record)
+                    ],
+                    keyframe=record.keyframe,
+                )
+            except (KeyError, ValueError) as error:
+                raise TapeFault(f"record {seq} cannot be executed again: {error}") from error
             where = f"round {record.round}, fragment {record.fragment}"
             _check(staged.master_digest, record.master_digest, seq, f"master of {where}")
             _check(staged.anchor_digest, record.anchor_digest, seq, f"anchor of {where}")
