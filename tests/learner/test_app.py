@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -167,6 +168,52 @@ async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leav
             assert leave.text.startswith("superseded")
 
 
+async def test_without_a_donor_the_moments_of_the_own_checkpoint_are_taken(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving():
+        async with learner(broker, tmp_path, "a"):
+            await syncer.bootstrap("a")
+            await syncer.until("a", stepping)
+            await syncer.assign("a", "")
+            await syncer.until("a", lambda p: p.state == "finished")
+            folder = tmp_path / "a" / "checkpoints"
+            await until(lambda: any(p.name.isdigit() for p in folder.glob("r-*/*")))
+        await syncer.assign("a", "r")
+        async with learner(broker, tmp_path, "a"):
+            await syncer.until("a", lambda p: p.incarnation == 1 and p.step > 0)
+            (recovered,) = await syncer.events("recovered")
+            assert recovered.data["source"] == "checkpoint"
+            assert await syncer.events("checkpoint-skipped") == []
+
+
+async def test_a_donor_whose_state_is_no_good_is_named_and_another_asked(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    """I11: moments that are not finite never reach another learner."""
+    await syncer.prepare()
+    for name in ("a", "b"):
+        await syncer.assign(name, "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (donor, _):
+        await syncer.bootstrap("a")
+        progress = await syncer.until("a", stepping)
+        assert donor.work is not None and donor.work.train_loop is not None
+        trainer = donor.work.trainer
+        healthy = trainer.inner_state
+        trainer.inner_state = lambda: jax.tree.map(sick, healthy())  # type: ignore[method-assign]
+        syncer.donor = "a"
+        async with learner(broker, tmp_path, "b"):
+            await syncer.donate(progress, await _joined(syncer, "b"))
+            await syncer.until("b", stepping)
+            (failed,) = await syncer.events("donor-failed")
+            assert "not finite" in failed.text and failed.data["donor"] == "a"
+            assert syncer.joins[-1].failed_donors == ("a",)
+            (recovered,) = await syncer.events("recovered")
+            assert recovered.data["source"] == "fresh"
+
+
 async def test_a_stopped_process_says_so_and_gives_its_shards_back(
     broker: MemoryBroker, syncer: Any, tmp_path: Path
 ) -> None:
@@ -238,6 +285,10 @@ async def test_a_loss_that_is_no_number_is_told_and_ends_the_process(
         assert "Diverged" in repr(failure.value)
         assert len(await syncer.events("loss-not-finite")) == 1
         assert "lower inner.learning_rate" in (await syncer.events("train-failed"))[0].text
+
+
+def sick(leaf: Any) -> Any:
+    return leaf * float("nan") if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) else leaf
 
 
 async def _joined(syncer: Any, name: str) -> Any:
