@@ -54,7 +54,7 @@ class SnapshotStore:
                 if _file_digest(path / "arrays.safetensors") != body["arrays"]:
                     raise ValueError("the arrays do not match their digest")
                 return (body["meta"], load_file(path / "arrays.safetensors")), faults
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, ValueError, KeyError, TypeError) as error:
                 faults.append(f"{path.name}: {error}")
         return None, faults
 

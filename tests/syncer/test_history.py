@@ -1,0 +1,244 @@
+"""The durable state: a function of the records, through JSON and back, in one order only."""
+
+import json
+from typing import Any
+
+import pytest
+
+from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.protocol.messages import (
+    Stamp,
+    TapeEnd,
+    TapeEpoch,
+    TapeInit,
+    TapeRecord,
+    TapeRound,
+    TapeSetting,
+    TapeSnapshot,
+    TapeTerm,
+    TensorSpec,
+    Verdict,
+)
+from diloco_syncer.history import History, TapeFault
+
+
+def spec(**budget: Any) -> RunSpec:
+    return RunSpec.model_validate(
+        {
+            "name": "t",
+            "algorithm": {"fragments": 2, "sync_every_steps": 8},
+            "budget": budget or {"steps": 80},
+        }
+    )
+
+
+def init(**changed: Any) -> TapeInit:
+    fields: dict[str, Any] = {
+        "run": "t",
+        "config_hash": config_hash(spec()),
+        "layout": (
+            TensorSpec(name="a", shape=(8,), embedding=False),
+            TensorSpec(name="b", shape=(6,), embedding=True),
+        ),
+        "anchor_digests": ("0" * 32, "1" * 32),
+        "subjects": ("x", "y"),
+        "learner": "a",
+        "incarnation": 0,
+        "at": 2.0,
+    }
+    return TapeInit(**{**fields, **changed})
+
+
+def term(number: int, epoch: int = 0) -> TapeTerm:
+    return TapeTerm(epoch=epoch, term=number, leader=f"s{number}", at=1.0)
+
+
+def verdict(learner: str, n: int, **changed: Any) -> Verdict:
+    fields: dict[str, Any] = {
+        "learner": learner,
+        "incarnation": 0,
+        "outcome": "merged",
+        "reason": "",
+        "step_from": 4 * n,
+        "step_to": 4 * n + 4,
+        "tokens_from": 100 * n,
+        "tokens_to": 100 * n + 100,
+        "weight": 1.0,
+        "norm": 3.0,
+    }
+    return Verdict(**{**fields, **changed})
+
+
+def round_(n: int, **changed: Any) -> TapeRound:
+    steps = 4 * (n + 1)
+    fields: dict[str, Any] = {
+        "epoch": 0,
+        "term": 1,
+        "round": n,
+        "fragment": n % 2,
+        "outcome": "committed",
+        "reason": "",
+        "quorum_reason": "",
+        "quorum": 1,
+        "version": n // 2 + 1,
+        "verdicts": (verdict("a", n), verdict("b", n)),
+        "keyframe": False,
+        "anchor_digest": f"{n:032x}",
+        "master_digest": "",
+        "payload_digest": "",
+        "stamp": Stamp(round=n, steps=steps, fraction=steps / 80, fraction_per_step=1 / 80),
+        "quorum_s": 0.0,
+        "grace_s": 0.0,
+        "sync_s": 0.0,
+        "at": 10.0 + n,
+    }
+    return TapeRound(**{**fields, **changed})
+
+
+def of(*records: TapeRecord, run: RunSpec | None = None) -> History:
+    history = History(run or spec())
+    for seq, record in enumerate(records, 1):
+        history.apply(record, seq)
+    return history
+
+
+def setting(name: str, value: int) -> TapeSetting:
+    return TapeSetting(term=1, name=name, value=value, reason="asked", at=1.0)  # type: ignore[arg-type]
+
+
+EVENTFUL: tuple[TapeRecord, ...] = (
+    term(1),
+    init(),
+    round_(0),
+    setting("quorum", 2),
+    round_(
+        1,
+        verdicts=(
+            verdict("a", 1),
+            verdict("b", 1, outcome="refused", reason="stale: too old", norm=0.5),
+            verdict("c", 1, outcome="missed", step_to=4, norm=0.0),
+        ),
+    ),
+    TapeSnapshot(term=1, covers=5, round=1, path="here", at=1.0),
+    round_(2, outcome="skipped", version=1, verdicts=(), anchor_digest=""),
+    TapeEpoch(epoch=1, term=1, reason="restored from a backup", at=1.0),
+    term(2, epoch=1),
+    setting("paused", 1),
+)
+
+
+def test_what_the_records_say_is_what_is_known() -> None:
+    h = of(*EVENTFUL)
+    assert (h.seq, h.epoch, h.term, h.leader) == (len(EVENTFUL), 1, 2, "s2")
+    assert (h.versions, h.next_round) == ([1, 1], 3)
+    assert (h.committed, h.skipped, h.skips_in_a_row, h.merged_total) == (2, 1, 1, 3)
+    assert h.anchor_digests == [f"{0:032x}", f"{1:032x}"]
+    assert dict(h.refused) == {"stale": 1}
+    assert h.participating == ("a", "b")
+    assert h.ledger.merged_P == [200, 100]
+    assert (h.quorum, h.paused, h.snapshot_covers) == (2, True, 5)
+    # A new epoch makes every earlier contribution void.
+    assert h.last_merged == [{}, {}]
+    # Norms are per root step, refused ones included.
+    assert list(h.norms.norms[1]) == [1.5, 0.25]
+
+
+@pytest.mark.parametrize("known", range(len(EVENTFUL) + 1))
+def test_a_snapshot_at_any_place_goes_on_alike(known: int) -> None:
+    h = of(*EVENTFUL[:known])
+    again = History.restore(spec(), json.loads(json.dumps(h.meta(), allow_nan=False)))
+    assert again.meta() == h.meta()
+    for seq, record in enumerate(EVENTFUL[known:], known + 1):
+        again.apply(record, seq)
+    assert again.meta() == of(*EVENTFUL).meta()
+    assert again.layout == of(*EVENTFUL).layout
+
+
+def test_a_snapshot_of_another_configuration_is_refused() -> None:
+    other = RunSpec.model_validate({**spec().model_dump(), "seed": 5})
+    with pytest.raises(TapeFault, match="another configuration"):
+        History.restore(other, of(*EVENTFUL).meta())
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (init(), "second init"),
+        (term(1), "term 1 after 1"),
+        (round_(3), "round 3 where 2 was due"),
+        (round_(1), "round 1 where 2 was due"),
+        (round_(2, version=3), "version 3 of 0 after 1"),
+        (round_(2, version=1), "version 1 of 0 after 1"),
+        (round_(2, outcome="skipped"), "version 2 of 0 after 1"),
+        (round_(2, fragment=2), "fragment 2"),
+    ],
+)
+def test_a_record_that_cannot_follow_is_refused_and_changes_nothing(
+    record: TapeRecord, words: str
+) -> None:
+    h = of(term(1), init(), round_(0), round_(1))
+    before = h.meta()
+    with pytest.raises(TapeFault, match=words):
+        h.apply(record, 5)
+    assert h.meta() == before
+
+
+def test_sequences_only_grow() -> None:
+    h = of(term(1), init())
+    with pytest.raises(TapeFault, match="record 2 after 2"):
+        h.apply(round_(0), 2)
+    # Gaps are fine: records of other kinds may be compacted away.
+    h.apply(round_(0), 7)
+    assert h.seq == 7
+
+
+def test_parameters_of_another_configuration_are_refused() -> None:
+    with pytest.raises(TapeFault, match="configuration is not this run's"):
+        of(term(1), init(config_hash="f" * 32))
+
+
+def test_a_round_before_any_parameters_is_refused() -> None:
+    with pytest.raises(TapeFault, match="fragment 0"):
+        of(term(1), round_(0, version=0))
+
+
+def test_nothing_follows_the_end() -> None:
+    end = TapeEnd(term=1, outcome="finished", reason="", versions=(0, 0), at=1.0)
+    h = of(term(1), init(), end)
+    with pytest.raises(TapeFault, match="follows the end"):
+        h.apply(setting("paused", 1), 4)
+
+
+def test_the_budget_leaves_one_last_round_of_every_fragment() -> None:
+    h = of(term(1), init(), round_(0))
+    full = Stamp(round=1, steps=8, fraction=1.0, fraction_per_step=0.1)
+    h.apply(round_(1, stamp=full), 4)
+    assert h.finishing_from == 2 and not h.finished_rounds
+    h.apply(round_(2, stamp=full), 5)
+    assert not h.finished_rounds
+    h.apply(round_(3, stamp=full), 6)
+    assert h.finished_rounds
+
+
+def test_stopping_ends_likewise() -> None:
+    h = of(term(1), init(), round_(0), setting("stopping", 1))
+    assert h.stopping and h.finishing_from == 1
+
+
+def test_progress_by_steps_is_exact() -> None:
+    h = of(term(1), init(), run=spec(steps=80))
+    assert h.stamp_after(9, 0.0) == Stamp(round=9, steps=40, fraction=0.5, fraction_per_step=1 / 80)
+    assert h.stamp_after(19, 0.0).fraction == 1.0
+    assert h.stamp_after(99, 0.0).fraction == 1.0
+
+
+def test_progress_by_tokens_and_seconds_never_falls() -> None:
+    h = of(term(1), init(), round_(0), run=spec(tokens=1000))
+    h.ledger.saw("a", 0, 400)
+    assert h.stamp_after(1, 0.0) == Stamp(round=1, steps=8, fraction=0.5, fraction_per_step=0.5 / 8)
+    h = of(term(1), init(), round_(0), run=spec(seconds=100.0))
+    assert h.first_round_at == 10.0
+    assert h.stamp_after(1, 60.0).fraction == 0.5
+    # The clock was set back: progress was not.
+    assert h.stamp_after(1, 0.0).fraction == h.stamp.fraction
+    assert h.stamp_after(1, 1e6).fraction == 1.0

@@ -1,0 +1,236 @@
+"""Re-execution (I9): the same tape and contributions, the same bits; anything else is named."""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_array
+from diloco_shared.numerics.fragments import Layout
+from diloco_shared.protocol.messages import (
+    TapeEnd,
+    TapeInit,
+    TapeRecord,
+    TapeRound,
+    TapeTerm,
+    TensorSpec,
+    Verdict,
+)
+from diloco_syncer.events import Chosen
+from diloco_syncer.history import History, TapeFault
+from diloco_syncer.replay import build_store, payloads_needed, replay, stage_chosen
+from diloco_syncer.store import FragmentStore
+
+LAYOUT = (
+    TensorSpec(name="a", shape=(8, 2), embedding=False),
+    TensorSpec(name="b", shape=(6,), embedding=True),
+)
+SPEC = RunSpec.model_validate(
+    {"name": "t", "algorithm": {"fragments": 2, "sync_every_steps": 8}, "budget": {"steps": 80}}
+)
+
+
+@dataclass
+class Recording:
+    """A leader's work written down: the tape, and every contribution's bytes."""
+
+    tape: list[TapeRecord] = field(default_factory=list)
+    payloads: dict[str, bytes] = field(default_factory=dict)
+    history: History = field(default_factory=lambda: History(SPEC))
+    store: FragmentStore | None = None
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(1))
+
+    def append(self, record: TapeRecord) -> None:
+        self.history.apply(record, len(self.tape) + 1)
+        self.tape.append(record)
+
+    def begin(self) -> None:
+        sizes = Layout.build(LAYOUT, 2).sizes
+        fragments = [self.rng.standard_normal(n).astype(np.float32) for n in sizes]
+        subjects = ("up.t.a.init.0.0", "up.t.a.init.0.1")
+        self.payloads |= {s: f.tobytes() for s, f in zip(subjects, fragments, strict=True)}
+        self.append(TapeTerm(epoch=0, term=1, leader="s", at=1.0))
+        self.append(
+            TapeInit(
+                run="t",
+                config_hash=config_hash(SPEC),
+                layout=LAYOUT,
+                anchor_digests=tuple(digest_array(f) for f in fragments),
+                subjects=subjects,
+                learner="a",
+                incarnation=0,
+                at=2.0,
+            )
+        )
+        self.store = build_store(self.history, subjects, self.payloads)
+
+    def round(self, *, skipped: bool = False) -> None:
+        assert self.store is not None
+        n, h = self.history.next_round, self.history
+        p, chosen, verdicts = n % 2, [], []
+        for learner in ("a", "b", "c")[: 0 if skipped else 3]:
+            subject = f"up.t.{learner}.0.{p}.{n}.1"
+            delta = self.rng.standard_normal(h.sizes_P[p]).astype(np.float32) / np.float32(50)
+            self.payloads[subject] = codec.encode("bf16", delta)
+            weight = float(self.rng.integers(1, 100))
+            chosen.append(Chosen(learner, subject, weight, h.versions[p], "bf16", h.sizes_P[p]))
+            verdicts.append(
+                Verdict(
+                    learner=learner,
+                    incarnation=0,
+                    outcome="merged",
+                    reason="",
+                    subject=subject,
+                    base=h.versions[p],
+                    step_from=4 * n,
+                    step_to=4 * n + 4,
+                    tokens_from=256 * n,
+                    tokens_to=256 * n + 256,
+                    weight=weight,
+                    norm=1.0,
+                    tokens_new=256,
+                )
+            )
+        digests = {"anchor_digest": "", "master_digest": "", "payload_digest": ""}
+        keyframe = n == 5
+        if not skipped:
+            staged = stage_chosen(self.store, p, tuple(chosen), self.payloads, keyframe=keyframe)
+            self.store.install(p, staged)
+            digests = {name: getattr(staged, name) for name in digests}
+        self.append(
+            TapeRound(
+                epoch=0,
+                term=1,
+                round=n,
+                fragment=p,
+                outcome="skipped" if skipped else "committed",
+                reason="",
+                quorum_reason="",
+                quorum=1,
+                version=h.versions[p] + (not skipped),
+                verdicts=tuple(verdicts),
+                keyframe=keyframe,
+                stamp=h.stamp_after(n, 3.0 + n),
+                quorum_s=0.0,
+                grace_s=0.0,
+                sync_s=0.0,
+                at=3.0 + n,
+                **digests,
+            )
+        )
+
+
+@pytest.fixture
+def recording() -> Recording:
+    recorded = Recording()
+    recorded.begin()
+    for n in range(10):
+        recorded.round(skipped=n == 4)
+    recorded.append(TapeEnd(term=1, outcome="stopped", reason="asked", versions=(5, 4), at=99.0))
+    return recorded
+
+
+def play(
+    tape: list[TapeRecord],
+    payloads: dict[str, bytes],
+    history: History,
+    store: FragmentStore | None = None,
+) -> FragmentStore | None:
+    """Replay what follows `history`, each record with no more than the payloads it asks for."""
+    for seq, record in enumerate(tape, 1):
+        if seq > history.seq:
+            needed = {s: payloads[s] for s in payloads_needed(record)}
+            store = replay(history, store, record, seq, needed)
+    return store
+
+
+def state(store: FragmentStore | None) -> dict[str, bytes]:
+    assert store is not None
+    return {name: array.tobytes() for name, array in store.state_arrays().items()}
+
+
+def test_a_replayed_tape_gives_the_same_bits_i9(recording: Recording) -> None:
+    history = History(SPEC)
+    store = play(recording.tape, recording.payloads, history)
+    assert state(store) == state(recording.store)
+    assert history.meta() == recording.history.meta()
+    assert history.committed == 9 and history.outcome == "stopped"
+
+
+@pytest.mark.parametrize("covered", [2, 5, 9, 13])
+def test_a_replay_from_any_snapshot_gives_the_same_bits_i9(
+    recording: Recording, covered: int
+) -> None:
+    history = History(SPEC)
+    store = play(recording.tape[:covered], recording.payloads, history)
+    assert store is not None
+    history = History.restore(SPEC, json.loads(json.dumps(history.meta())))
+    store = FragmentStore.restore(
+        json.loads(json.dumps(store.meta())), store.state_arrays(), SPEC.algorithm
+    )
+    store = play(recording.tape, recording.payloads, history, store)
+    assert state(store) == state(recording.store)
+    assert history.meta() == recording.history.meta()
+
+
+def test_a_changed_contribution_is_reported_with_its_record(recording: Recording) -> None:
+    subject = "up.t.b.0.1.3.1"
+    values = codec.decode("bf16", recording.payloads[subject], 6)
+    payloads = {**recording.payloads, subject: codec.encode("bf16", -values)}
+    with pytest.raises(TapeFault, match="record 6: digest of the master of round 3, fragment 1"):
+        play(recording.tape, payloads, History(SPEC))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"anchor_digest": "0" * 32}, "record 6: digest of the anchor of round 3"),
+        ({"payload_digest": "0" * 32}, "record 6: digest of the publication of round 3"),
+        ({"keyframe": True}, "record 6: digest of the anchor of round 3"),
+        ({"fragment": 0}, "record 6"),
+    ],
+)
+def test_a_changed_record_is_reported(
+    recording: Recording, change: dict[str, Any], words: str
+) -> None:
+    tape = [*recording.tape]
+    tape[5] = tape[5].model_copy(update=change)
+    with pytest.raises(TapeFault, match=words):
+        play(tape, recording.payloads, History(SPEC))
+
+
+def test_changed_initial_parameters_are_reported(recording: Recording) -> None:
+    payloads = {**recording.payloads, "up.t.a.init.0.1": bytes(4 * 6)}
+    with pytest.raises(TapeFault, match="record 2: digest of the version 0 of fragment 1"):
+        play(recording.tape, payloads, History(SPEC))
+
+
+@pytest.mark.parametrize("payload", [None, b"torn"])
+def test_a_missing_or_torn_contribution_is_reported_with_its_record(
+    recording: Recording, payload: bytes | None
+) -> None:
+    history = History(SPEC)
+    store = play(recording.tape[:5], recording.payloads, history)
+    assert store is not None
+    before, versions = state(store), list(history.versions)
+    payloads = {} if payload is None else dict.fromkeys(recording.payloads, payload)
+    with pytest.raises(TapeFault, match="record 6 cannot be executed again"):
+        replay(history, store, recording.tape[5], 6, payloads)
+    assert (state(store), history.versions, history.seq) == (before, versions, 5)
+
+
+def test_a_round_before_any_parameters_is_reported(recording: Recording) -> None:
+    with pytest.raises(TapeFault, match="record 1 commits a round before any init record"):
+        replay(History(SPEC), None, recording.tape[2], 1, recording.payloads)
+
+
+def test_only_what_is_merged_is_needed_again(recording: Recording) -> None:
+    assert payloads_needed(recording.tape[0]) == ()
+    assert payloads_needed(recording.tape[1]) == ("up.t.a.init.0.0", "up.t.a.init.0.1")
+    assert payloads_needed(recording.tape[2]) == tuple(f"up.t.{m}.0.0.0.1" for m in "abc")
+    assert payloads_needed(recording.tape[6]) == ()  # the skipped round
+    assert payloads_needed(recording.tape[-1]) == ()
