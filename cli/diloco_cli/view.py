@@ -32,6 +32,13 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def state_line(run: dict[str, Any]) -> str:
+    """A run's state and the reason for it, which may begin with the state."""
+    state, reason = str(run["state"]), str(run["reason"])
+    why = reason if reason.startswith(state) else f"{state} - {reason}"
+    return f"run {run['name']}: {why}"
+
+
 def run_lines(
     run: dict[str, Any],
     evaluations: Sequence[dict[str, Any]],
@@ -40,7 +47,7 @@ def run_lines(
 ) -> list[str]:
     """The run in a few lines of plain text; `last` is its newest round, `useful_time` goodput."""
     status = run["status"]
-    lines = [f"run {run['name']}: {run['state']} - {run['reason']}"]
+    lines = [state_line(run)]
     if status is None:
         return lines
     stamp = status["stamp"]

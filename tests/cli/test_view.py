@@ -37,7 +37,7 @@ def test_the_screen_shows_every_learner_with_its_state(
 
 def test_before_there_is_a_status_there_is_no_table(run: Row) -> None:
     run |= {"status": None, "state": "queued", "reason": "queued: no free syncer"}
-    assert lines(seen_of(run, [], [])) == ["run demo: queued - queued: no free syncer"]
+    assert lines(seen_of(run, [], [])) == ["run demo: queued: no free syncer"]
     assert "learner" not in printed(screen(seen_of(run, [], [])))
     assert printed(screen(None)).strip() == ""
 

@@ -9,7 +9,7 @@ import typer
 from diloco_cli.cluster import Where, connect, newest_rounds, only_run
 from diloco_cli.commands.options import Json, Run, anywhere, show
 from diloco_cli.faults import INVALID, CliError
-from diloco_cli.view import run_lines
+from diloco_cli.view import run_lines, state_line
 from diloco_client import ApiError
 
 app = typer.Typer()
@@ -35,11 +35,7 @@ def submit(
             if not (if_absent and error.status == 409):
                 raise
             run = client.run(str(spec["name"]))
-    show(run, as_json, lambda: [_state_line(run), f"look on: diloco watch {run['name']}"])
-
-
-def _state_line(run: dict[str, Any]) -> str:
-    return f"run {run['name']}: {run['state']} - {run['reason']}"
+    show(run, as_json, lambda: [state_line(run), f"look on: diloco watch {run['name']}"])
 
 
 @app.command()
@@ -48,7 +44,7 @@ def runs(where: Where, as_json: Json = False) -> None:
     """Every run."""
     with connect(where) as client:
         found = client.runs()
-    show(found, as_json, lambda: [_state_line(r) for r in found] or ["no runs"])
+    show(found, as_json, lambda: [state_line(r) for r in found] or ["no runs"])
 
 
 @app.command()
