@@ -93,7 +93,10 @@ def _text(path: Path) -> bytes:
     for number, line in enumerate(raw.splitlines(), 1):
         if not line.strip():
             continue
-        record: Any = json.loads(line)
+        try:
+            record: Any = json.loads(line)
+        except ValueError:
+            record = None
         if not isinstance(record, dict) or not isinstance(record.get("text"), str):
             raise ValueError(f'{path}:{number}: expected an object with a string field "text"')
         texts.append(record["text"].encode())

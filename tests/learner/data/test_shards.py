@@ -1,0 +1,85 @@
+"""Shards: every sequence once per pass, in an order of the pass, resumable anywhere."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_learner.data.shards import Cut, ShardReader
+
+quick = settings(derandomize=True, max_examples=12, deadline=None)
+
+
+def cut(tokens: int = 1000, shards: int = 3, context: int = 8, seed: int = 0) -> Cut:
+    """Tokens that are their own places."""
+    return Cut(np.arange(tokens), shards, context, seed)
+
+
+def starts(reader: ShardReader, batch: int = 7) -> list[int]:
+    """Where each remaining sequence begins."""
+    seen: list[int] = []
+    while reader.left:
+        seen += [int(row[0]) for row in reader.take(batch)]
+    return seen
+
+
+@quick
+@given(
+    st.integers(1, 5), st.integers(1, 10), st.integers(0, 300), st.integers(0, 3), st.integers(0, 9)
+)
+def test_a_pass_over_all_shards_reads_every_sequence_once(
+    shards: int, context: int, more: int, passes: int, seed: int
+) -> None:
+    c = cut(shards * context + 1 + more, shards, context, seed)
+    seen = [s for shard in range(shards) for s in starts(ShardReader(c, shard, passes=passes))]
+    assert sorted(seen) == [n * context for n in range(shards * c.sequences_per_shard)]
+    # What is left over is less than a sequence per shard.
+    assert len(c.tokens) - 1 - len(seen) * context < shards * context
+
+
+def test_a_sequence_is_context_plus_one_tokens_in_a_row() -> None:
+    batch = ShardReader(cut(), 1).take(5)
+    assert batch.shape == (5, 9) and batch.dtype == np.int32
+    np.testing.assert_array_equal(batch - batch[:, :1], np.tile(np.arange(9), (5, 1)))
+
+
+@quick
+@given(st.integers(0, 45), st.integers(1, 9))
+def test_reading_goes_on_at_a_cursor(consumed: int, batch: int) -> None:
+    c = cut()
+    whole = starts(ShardReader(c, 2, passes=1))
+    reader = ShardReader(c, 2, passes=1)
+    reader.take(consumed)
+    again = ShardReader(c, reader.cursor.shard, reader.cursor.sequences, passes=1)
+    assert again.cursor == reader.cursor
+    assert starts(again, batch) == whole[consumed:]
+
+
+def test_orders_are_seeded_and_differ_by_pass_shard_and_seed() -> None:
+    c = cut()
+    first = starts(ShardReader(c, 0))
+    assert starts(ShardReader(cut(), 0)) == first != sorted(first)
+    assert starts(ShardReader(c, 0, passes=1)) != first
+    assert starts(ShardReader(cut(seed=1), 0)) != first
+    one = starts(ShardReader(c, 1))
+    assert [s - min(one) for s in one] != first
+
+
+def test_the_end_gives_fewer_and_then_none() -> None:
+    reader = ShardReader(cut(), 0)
+    total = reader.left
+    assert len(reader.take(total - 2)) == total - 2
+    assert len(reader.take(5)) == 2
+    assert reader.take(5).shape == (0, 9)
+    assert reader.cursor.sequences == total
+    # A cursor beyond the end, of a run with a longer corpus, is the end.
+    assert ShardReader(cut(), 0, 10**6).left == 0
+
+
+def test_what_cannot_be_cut_or_read_is_said() -> None:
+    with pytest.raises(ValueError, match=r"24 training tokens are too few for 3 shards.*lower"):
+        cut(tokens=24)
+    assert cut(tokens=25).sequences_per_shard == 1
+    for shard in (-1, 3):
+        with pytest.raises(ValueError, match=f"shard {shard} of 3"):
+            ShardReader(cut(), shard)
