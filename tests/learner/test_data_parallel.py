@@ -1,0 +1,41 @@
+"""The reference: one optimizer over the batches of all learners."""
+
+import numpy as np
+import pytest
+
+from diloco_learner.data.shards import Cut, ShardReader
+from diloco_learner.data_parallel import LearnerStream, train_data_parallel
+from diloco_shared.config import RunSpec
+
+CUT = Cut(np.arange(7 * 3 * 8 + 1), shards=7, context=8, seed=0)  # three sequences each
+
+
+def test_learners_share_out_the_shards() -> None:
+    shards = [LearnerStream(CUT, m, 3).shards for m in range(3)]
+    assert sorted(s for mine in shards for s in mine) == list(range(7))
+    with pytest.raises(ValueError, match="7 data shards are too few for 8 learners"):
+        LearnerStream(CUT, 7, 8)
+
+
+def test_a_stream_reads_its_shards_in_turn_and_then_again_in_another_order() -> None:
+    stream = LearnerStream(CUT, 1, 3)  # shards 1 and 4
+    rows = np.concatenate([stream.take(4) for _ in range(3)])
+    expected = [ShardReader(CUT, s, passes=n).take(3) for n in (0, 1) for s in (1, 4)]
+    np.testing.assert_array_equal(rows, np.concatenate(expected))
+
+
+def test_training_lowers_the_loss_and_repeats_to_the_bit(spec: RunSpec) -> None:
+    run = RunSpec.model_validate({**spec.model_dump(), "budget": {"steps": 40}})
+    told: list[tuple[int, float]] = []
+    first = train_data_parallel(run, 2, progress=lambda step, loss: told.append((step, loss)))
+    assert [step for step, _ in told] == [0]
+    assert first["val_loss"] < told[0][1] - 1.0
+    assert first["steps"] == 40 and first["tokens"] == 40 * 2 * run.tokens_per_step
+    assert first["inner_rate"] == run.inner.learning_rate
+    assert train_data_parallel(run, 2, rate=run.inner.learning_rate) == first
+
+
+def test_a_budget_in_steps_is_needed(spec: RunSpec) -> None:
+    run = RunSpec.model_validate({**spec.model_dump(), "budget": {"seconds": 1.0}})
+    with pytest.raises(ValueError, match=r"needs budget.steps"):
+        train_data_parallel(run, 1)

@@ -1,0 +1,40 @@
+"""Evaluation: the same held-out sequences every time, and the mean over all of them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco_learner.evaluate import BATCH, held_out, make_evaluate
+from diloco_learner.model import ModelDef
+
+TOKENS = np.arange(1001)
+
+
+def test_sequences_are_seeded_and_distinct() -> None:
+    chosen = held_out(TOKENS, 10, 20, seed=3)
+    assert chosen.shape == (20, 11) and chosen.dtype == np.int32
+    np.testing.assert_array_equal(chosen, held_out(TOKENS, 10, 20, seed=3))
+    assert not np.array_equal(chosen, held_out(TOKENS, 10, 20, seed=4))
+    assert len({row[0] for row in chosen}) == 20
+    np.testing.assert_array_equal(chosen - chosen[:, :1], np.tile(np.arange(11), (20, 1)))
+
+
+def test_more_sequences_begin_with_the_fewer() -> None:
+    np.testing.assert_array_equal(held_out(TOKENS, 10, 40, 3)[:20], held_out(TOKENS, 10, 20, 3))
+
+
+def test_no_more_than_there_are() -> None:
+    assert len(held_out(TOKENS, 10, 10**6, 0)) == 100
+    with pytest.raises(ValueError, match="has 10 tokens, a sequence 11"):
+        held_out(np.arange(10), 10, 5, 0)
+
+
+@pytest.mark.parametrize("sequences", [1, BATCH, 2 * BATCH + 3])
+def test_every_sequence_counts_alike_in_whatever_batch(sequences: int) -> None:
+    model = ModelDef(
+        init=lambda key: (),
+        loss=lambda params, batch: params * jnp.mean(batch.astype(jnp.float32)),
+        is_embedding=lambda name: False,
+    )
+    rows = np.random.default_rng(0).integers(0, 100, (sequences, 5)).astype(np.int32)
+    assert make_evaluate(model)(2.0, rows) == pytest.approx(2 * rows.mean(), rel=1e-5)

@@ -1,0 +1,92 @@
+"""The inner step: the rate is an argument, clipping and decay are as said."""
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from diloco_learner.inner import make_step, optimizer
+from diloco_learner.model import ModelDef
+from diloco_shared.config import Inner
+
+
+def linear(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
+    """Its gradient is the mean token, whatever the parameters."""
+    return jnp.mean(tokens_BxL1) * (params["matrix"].sum() + params["bias"].sum())
+
+
+MODEL = ModelDef(
+    init=lambda key: {"matrix": jnp.full((2, 2), 3.0), "bias": jnp.full(2, 5.0)},
+    loss=linear,
+    is_embedding=lambda name: False,
+)
+
+
+def stepped(rate: float, batch: Any = ((1, 1),), **settings: Any) -> Any:
+    inner = Inner.model_validate(settings)
+    params = MODEL.init(jax.random.key(0))
+    state = optimizer(inner).init(params)
+    new, _, loss = make_step(MODEL, inner)(params, state, np.array(batch, np.float32), rate)
+    return SimpleNamespace(**{k: np.asarray(v) for k, v in new.items()}, loss=float(loss))
+
+
+def test_the_first_adamw_step_is_rate_times_sign_and_decay_of_matrices_only() -> None:
+    new = stepped(0.1, weight_decay=0.5)
+    np.testing.assert_allclose(new.bias, 5.0 - 0.1, rtol=1e-5)
+    np.testing.assert_allclose(new.matrix, 3.0 - 0.1 * (1 + 0.5 * 3.0), rtol=1e-5)
+    assert new.loss == pytest.approx(4 * 3 + 2 * 5)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.01, 0.4])
+def test_the_rate_scales_the_whole_update(rate: float) -> None:
+    one, scaled = stepped(1.0), stepped(rate)
+    np.testing.assert_allclose(scaled.matrix - 3.0, rate * (one.matrix - 3.0), atol=1e-6)
+    np.testing.assert_allclose(scaled.bias - 5.0, rate * (one.bias - 5.0), atol=1e-6)
+
+
+def test_gradients_are_clipped_by_their_global_norm() -> None:
+    for size in (10.0, 1000.0):
+        new = stepped(1.0, [[size]], optimizer="sgd", clip_norm=0.5)
+        moved = np.concatenate([new.matrix.ravel() - 3.0, new.bias - 5.0])
+        assert np.linalg.norm(moved) == pytest.approx(0.5, rel=1e-5)
+
+
+def test_accumulation_is_the_mean_over_the_parts() -> None:
+    batch = [[0.1], [0.2], [0.3], [0.6]]
+    whole = stepped(1.0, batch, optimizer="sgd", clip_norm=100.0)
+    parts = stepped(1.0, batch, optimizer="sgd", clip_norm=100.0, accumulation=2)
+    np.testing.assert_allclose(parts.matrix, whole.matrix, rtol=1e-6)
+    np.testing.assert_allclose(whole.matrix, 3.0 - 0.3, rtol=1e-6)
+    assert parts.loss == pytest.approx(whole.loss)
+
+
+def test_a_real_model_learns_a_repeated_batch() -> None:
+    """From about ln V towards nothing."""
+    from diloco_learner.model import transformer
+
+    shape = transformer.Shape(32, 16, 1, 2, 1, 8, 32)
+    model = ModelDef(
+        partial(transformer.init, shape),
+        partial(transformer.loss, shape, jnp.float32),
+        lambda name: False,
+    )
+    inner = Inner()
+    params = jax.jit(model.init)(jax.random.key(0))
+    state = jax.jit(optimizer(inner).init)(params)
+    step, losses = make_step(model, inner), []
+    batch = np.random.default_rng(0).integers(0, 32, (4, 9)).astype(np.int32)
+    for _ in range(60):
+        params, state, loss = step(params, state, batch, 0.02)
+        losses.append(float(loss))
+    assert np.log(32) - 0.5 < losses[0] < np.log(32) + 1.0
+    assert losses[-1] < 0.3
+
+
+@pytest.mark.parametrize("name", ["nothing", "clip", "apply_updates"])
+def test_a_name_that_is_no_optimizer_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"inner.optimizer '{name}' is neither"):
+        optimizer(Inner(optimizer=name))

@@ -1,0 +1,221 @@
+"""A learner's state: adoption exact, contributions exact, moments kept and handed on."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from diloco_learner.model.named import to_named
+from diloco_learner.trainer import (
+    Program,
+    Trainer,
+    assemble,
+    contribution_bytes,
+    evaluate_anchors,
+    state_bytes,
+)
+from diloco_shared.config import RunSpec
+from diloco_shared.numerics import codec
+
+FRAGMENTS = 3
+
+
+def make_spec(**inner: Any) -> RunSpec:
+    """As the shared fixture, but with bf16 contributions; no corpus is read."""
+    shape = {"width": 8, "layers": 1, "heads": 2, "kv_heads": 2, "head_width": 4, "hidden": 8}
+    return RunSpec.model_validate(
+        {
+            "name": "r",
+            "seed": 3,
+            "algorithm": {"fragments": FRAGMENTS, "sync_every_steps": 6},
+            "model": {"context_tokens": 8, "overrides": shape},
+            "inner": {"batch_sequences": 2, "warmup_steps": 0, **inner},
+            "budget": {"steps": 10},
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return Program.build(make_spec())
+
+
+@pytest.fixture
+def trainer(program: Program) -> Trainer:
+    """Stepped three times, so that moments and parameters are its own."""
+    trained = Trainer(program)
+    for p, anchor_F in enumerate(trained.initial_fragments()):
+        trained.adopt(p, anchor_F, 0.0)
+    for n in range(3):
+        trained.step(batch(n), 0.01)
+    return trained
+
+
+def batch(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (2, 9)).astype(np.int32)
+
+
+def bits(tree: Any) -> dict[str, bytes]:
+    return {name: np.asarray(leaf).tobytes() for name, leaf in to_named(tree).items()}
+
+
+def anchor_of(program: Program, p: int) -> np.ndarray:
+    return np.random.default_rng(p).standard_normal(program.layout.sizes[p]).astype(np.float32)
+
+
+def test_everyone_begins_with_the_same_parameters(program: Program) -> None:
+    assert bits(Trainer(program).params) == bits(Trainer(program).params)
+
+
+def test_the_same_steps_give_the_same_bits(program: Program, trainer: Trainer) -> None:
+    again = Trainer(program)
+    for n in range(3):
+        again.step(batch(n), 0.01)
+    assert bits(again.params) == bits(trainer.params)
+    assert bits(again.opt_state) == bits(trainer.opt_state)
+
+
+@pytest.mark.parametrize("p", range(FRAGMENTS))
+def test_adopting_overwrites_exactly_its_fragment_and_keeps_moments(
+    program: Program, trainer: Trainer, p: int
+) -> None:
+    before, moments = trainer.initial_fragments(), bits(trainer.opt_state)
+    anchor_F = anchor_of(program, p)
+    trainer.adopt(p, anchor_F, 0.0)
+    after = trainer.initial_fragments()
+    for q in range(FRAGMENTS):
+        expected = anchor_F if q == p else before[q]
+        assert after[q].tobytes() == expected.tobytes(), f"fragment {q}"
+    assert bits(trainer.opt_state) == moments
+    assert not np.asarray(trainer.contribution(p)).any()
+
+
+def test_alpha_keeps_that_share_of_ones_own(program: Program, trainer: Trainer) -> None:
+    own, anchor_F = trainer.initial_fragments()[1], anchor_of(program, 1)
+    trainer.adopt(1, anchor_F, 0.25)
+    np.testing.assert_allclose(
+        trainer.initial_fragments()[1], 0.25 * own + 0.75 * anchor_F, rtol=1e-5, atol=1e-6
+    )
+    # The base of contributions is what was published, not the mixture.
+    delta = codec.decode("bf16", contribution_bytes(trainer.contribution(1)), len(own))
+    np.testing.assert_allclose(delta, 0.25 * (anchor_F - own), rtol=0.02, atol=1e-6)
+
+
+def test_values_that_overflowed_are_gone_after_adoption(program: Program, trainer: Trainer) -> None:
+    """0 * inf is nan: overwriting must not multiply."""
+    trainer.params = jax.tree.map(lambda x: x * jnp.inf, trainer.params)
+    for p in range(FRAGMENTS):
+        trainer.adopt(p, anchor_of(program, p), 0.0)
+    assert all(np.isfinite(f).all() for f in trainer.initial_fragments())
+
+
+@pytest.mark.parametrize("p", range(FRAGMENTS))
+def test_a_contribution_is_anchor_minus_theta_in_bf16(
+    program: Program, trainer: Trainer, p: int
+) -> None:
+    theta, anchor = trainer.initial_fragments()[p], np.asarray(trainer.anchors[p])
+    assert not np.array_equal(theta, anchor)
+    payload = contribution_bytes(trainer.contribution(p))
+    assert payload == (anchor - theta).astype(ml_dtypes.bfloat16).tobytes()
+    assert payload == codec.encode("bf16", anchor - theta)
+    assert len(payload) == codec.bytes_of("bf16", program.layout.sizes[p])
+
+
+def test_a_contribution_is_a_handle_that_later_steps_do_not_change(trainer: Trainer) -> None:
+    handle = trainer.contribution(0)
+    before = contribution_bytes(trainer.contribution(0))
+    trainer.step(batch(9), 0.1)
+    assert contribution_bytes(handle) == before != contribution_bytes(trainer.contribution(0))
+
+
+def test_a_fragment_never_adopted_has_no_contribution(program: Program) -> None:
+    with pytest.raises(AssertionError, match="fragment 0 was never adopted"):
+        Trainer(program).contribution(0)
+
+
+def test_inner_state_is_handed_on_to_the_bit(program: Program, trainer: Trainer) -> None:
+    handle, before = trainer.inner_state(), bits(trainer.opt_state)
+    trainer.step(batch(9), 0.1)  # donates the original
+    data, newcomer = state_bytes(handle), Trainer(program)
+    parameters = bits(newcomer.params)
+    newcomer.load_inner_state(data)
+    assert bits(newcomer.opt_state) == before
+    assert bits(newcomer.params) == parameters
+    assert state_bytes(newcomer.inner_state()) == data
+    # It can be trained with.
+    assert np.isfinite(float(newcomer.step(batch(1), 0.01)))
+
+
+def changed(data: bytes, how: str) -> bytes:
+    arrays = load(data)
+    name = max(arrays, key=lambda key: arrays[key].size)
+    match how:
+        case "absent":
+            del arrays[name]
+        case "more":
+            arrays["more"] = np.zeros(2, np.float32)
+        case "shape":
+            arrays[name] = arrays[name][:-1].copy()
+        case "dtype":
+            arrays[name] = arrays[name].astype(np.float64)
+        case "diverged":
+            arrays[name].reshape(-1)[0] = np.nan
+    return save(arrays)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("absent", "of another model"),
+        ("more", "of another model: more"),
+        ("shape", "of another model"),
+        ("dtype", "of another model"),
+        ("diverged", "not finite"),
+    ],
+)
+def test_an_inner_state_that_does_not_fit_is_refused_and_changes_nothing(
+    trainer: Trainer, how: str, words: str
+) -> None:
+    before = bits(trainer.opt_state)
+    data = changed(state_bytes(trainer.inner_state()), how)
+    for method in (trainer.check_inner_state, trainer.load_inner_state):
+        with pytest.raises(ValueError, match=words):
+            method(data)
+    assert bits(trainer.opt_state) == before
+
+
+@pytest.mark.parametrize("cut", [0, 5, 200])
+def test_torn_bytes_are_no_inner_state(trainer: Trainer, cut: int) -> None:
+    with pytest.raises(ValueError, match="not an inner state"):
+        trainer.check_inner_state(state_bytes(trainer.inner_state())[:cut])
+
+
+def test_warming_up_changes_nothing(trainer: Trainer) -> None:
+    before = bits((trainer.params, trainer.opt_state)), [id(a) for a in trainer.anchors]
+    trainer.warm_up(2)
+    assert (bits((trainer.params, trainer.opt_state)), [id(a) for a in trainer.anchors]) == before
+
+
+def test_published_parameters_are_evaluated_not_ones_own(
+    program: Program, trainer: Trainer
+) -> None:
+    sequences = batch(5)
+    anchors = [np.asarray(a) for a in trainer.anchors]
+    assembled = assemble(program, anchors)
+    assert bits(assembled) == bits(program.initial())
+    loss = trainer.evaluate(sequences)
+    assert loss == evaluate_anchors(program, anchors, sequences)
+    assert loss == program.evaluate(assembled, sequences)
+    assert loss != program.evaluate(trainer.params, sequences)
+
+
+def test_a_model_too_small_for_its_fragments_is_refused(tmp_path: Path) -> None:
+    spec = make_spec().model_dump()
+    spec["algorithm"] |= {"fragments": 300, "sync_every_steps": 300}
+    with pytest.raises(ValueError, match=r"set algorithm.fragments lower"):
+        Program.build(RunSpec.model_validate(spec))
