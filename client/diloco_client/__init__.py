@@ -6,9 +6,11 @@
 Every method raises ApiError with the server's own words, or Unreachable.
 """
 
+import json
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -28,6 +30,10 @@ class ApiError(Exception):
 
 class Unreachable(Exception):
     """Nobody answers at the address."""
+
+
+# Streams say something at least every 15 seconds; twice that is silence.
+SILENCE_S = 35.0
 
 
 class Client:
@@ -71,16 +77,7 @@ class Client:
             raise Unreachable(f"no coordinator answers at {self.url} ({error})") from None
         if response.is_success:
             return response.json() if response.content else None
-        try:
-            problem = response.json()
-        except ValueError:
-            problem = {}
-        raise ApiError(
-            response.status_code,
-            str(problem.get("title", response.reason_phrase)),
-            str(problem.get("detail", response.text[:500])),
-            problem.get("errors"),
-        )
+        raise _refusal(response)
 
     # --- health --------------------------------------------------------------------------------
 
@@ -93,8 +90,15 @@ class Client:
 
     # --- runs ----------------------------------------------------------------------------------
 
-    def create_run(self, spec: dict[str, Any]) -> dict[str, Any]:
-        run: dict[str, Any] = self._call("POST", "/v1/runs", json=spec)
+    def health(self) -> dict[str, Any]:
+        """Answers if the process does, whatever its bus does."""
+        health: dict[str, Any] = self._call("GET", "/healthz")
+        return health
+
+    def create_run(self, spec: dict[str, Any], *, idempotency_key: str = "") -> dict[str, Any]:
+        """Submit a run; with a key, a repeat of the same request creates nothing twice."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        run: dict[str, Any] = self._call("POST", "/v1/runs", json=spec, headers=headers)
         return run
 
     def runs(self) -> list[dict[str, Any]]:
@@ -102,7 +106,7 @@ class Client:
         return list(self._pages("/v1/runs", "runs", {}))
 
     def run(self, name: str) -> dict[str, Any]:
-        run: dict[str, Any] = self._call("GET", f"/v1/runs/{name}")
+        run: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(name)}")
         return run
 
     def pause(self, name: str) -> dict[str, Any]:
@@ -115,22 +119,25 @@ class Client:
         return self._verb(name, "stop")
 
     def _verb(self, name: str, verb: str) -> dict[str, Any]:
-        run: dict[str, Any] = self._call("POST", f"/v1/runs/{name}/{verb}")
+        run: dict[str, Any] = self._call("POST", f"/v1/runs/{_part(name)}/{verb}")
         return run
 
-    def set_quorum(self, name: str, quorum: int) -> dict[str, Any]:
-        run: dict[str, Any] = self._call("PATCH", f"/v1/runs/{name}", json={"quorum": quorum})
+    def set_quorum(self, name: str, quorum: int, *, revision: int | None = None) -> dict[str, Any]:
+        """Change K; with the `revision` of a run's view, only if nobody changed it since."""
+        headers = {} if revision is None else {"If-Match": f'"{revision}"'}
+        path, body = f"/v1/runs/{_part(name)}", {"quorum": quorum}
+        run: dict[str, Any] = self._call("PATCH", path, json=body, headers=headers)
         return run
 
     def delete_run(self, name: str) -> None:
-        self._call("DELETE", f"/v1/runs/{name}")
+        self._call("DELETE", f"/v1/runs/{_part(name)}")
 
     def rounds(self, name: str, after: int = 0) -> list[dict[str, Any]]:
         """Every closed round after the tape sequence `after`."""
-        return list(self._pages(f"/v1/runs/{name}/rounds", "rounds", {"after": after}))
+        return list(self._pages(f"/v1/runs/{_part(name)}/rounds", "rounds", {"after": after}))
 
     def metrics(self, name: str) -> dict[str, Any]:
-        metrics: dict[str, Any] = self._call("GET", f"/v1/runs/{name}/metrics")
+        metrics: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(name)}/metrics")
         return metrics
 
     # --- members, events, chaos ----------------------------------------------------------------
@@ -140,11 +147,20 @@ class Client:
         return members
 
     def member(self, name: str) -> dict[str, Any]:
-        member: dict[str, Any] = self._call("GET", f"/v1/members/{name}")
+        member: dict[str, Any] = self._call("GET", f"/v1/members/{_part(name)}")
+        return member
+
+    def drain(self, name: str) -> dict[str, Any]:
+        """Take a member's work away and give it no more, until `undrain`."""
+        member: dict[str, Any] = self._call("POST", f"/v1/members/{_part(name)}/drain")
+        return member
+
+    def undrain(self, name: str) -> dict[str, Any]:
+        member: dict[str, Any] = self._call("DELETE", f"/v1/members/{_part(name)}/drain")
         return member
 
     def forget(self, name: str) -> None:
-        self._call("DELETE", f"/v1/members/{name}")
+        self._call("DELETE", f"/v1/members/{_part(name)}")
 
     def events(self, run: str = "", after: int = 0) -> list[dict[str, Any]]:
         """Every event after the cursor `after`, of one run or of all."""
@@ -158,7 +174,7 @@ class Client:
             after = page["next"]
 
     def chaos(self, kind: str, target: str, **settings: Any) -> dict[str, Any]:
-        """Inflict a fault; `settings`: at_step, after_s, duration_s, factor."""
+        """Inflict a fault; `settings`: run, at_step, after_s, duration_s, factor."""
         body = {"kind": kind, "target": target, **settings}
         fault: dict[str, Any] = self._call("POST", "/v1/chaos", json=body)
         return fault
@@ -167,6 +183,48 @@ class Client:
         faults: list[dict[str, Any]] = self._call("GET", "/v1/chaos")["faults"]
         return faults
 
+    # --- tokens --------------------------------------------------------------------------------
+
+    def access(self) -> dict[str, Any]:
+        """Name and role of the token in use, and whether faults are allowed there."""
+        access: dict[str, Any] = self._call("GET", "/v1/access")
+        return access
+
+    def tokens(self) -> list[dict[str, Any]]:
+        tokens: list[dict[str, Any]] = self._call("GET", "/v1/tokens")["tokens"]
+        return tokens
+
+    def make_token(self, name: str, role: str) -> str:
+        """The new token, which the server shows this once."""
+        made = self._call("POST", "/v1/tokens", json={"name": name, "role": role})
+        return str(made["token"])
+
+    def revoke_token(self, name: str) -> None:
+        self._call("DELETE", f"/v1/tokens/{_part(name)}")
+
+    # --- streams -------------------------------------------------------------------------------
+
+    def stream_events(self, run: str = "", after: int = 0) -> Iterator[dict[str, Any]]:
+        """Events as they happen, without end; go on after a break with the last one's `seq`."""
+        return self._stream("/v1/events/stream", {"run": run, "after": after})
+
+    def stream_status(self, name: str) -> Iterator[dict[str, Any]]:
+        """The run whenever it changes; ends when it is over."""
+        return self._stream(f"/v1/runs/{_part(name)}/stream", {})
+
+    def _stream(self, path: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
+        try:
+            with self._http.stream("GET", path, params=params, timeout=timeout) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _refusal(response)
+                for line in response.iter_lines():
+                    if line.startswith("data: "):
+                        yield json.loads(line.removeprefix("data: "))
+        except httpx.HTTPError as error:
+            raise Unreachable(f"the stream from {self.url} ended ({error})") from None
+
     def _pages(self, path: str, key: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
         while True:
             page = self._call("GET", path, params={**params, "limit": 1000})
@@ -174,3 +232,23 @@ class Client:
             if page["next"] is None:
                 return
             params = {**params, "after": page["next"]}
+
+
+def _part(name: str) -> str:
+    """A name as one part of a path, whatever it contains."""
+    return quote(name, safe="") or "-"
+
+
+def _refusal(response: httpx.Response) -> ApiError:
+    try:
+        problem = response.json()
+    except ValueError:
+        problem = None
+    if not isinstance(problem, dict):  # a proxy's page, perhaps
+        problem = {}
+    return ApiError(
+        response.status_code,
+        str(problem.get("title", response.reason_phrase)),
+        str(problem.get("detail", response.text[:500])),
+        problem.get("errors"),
+    )

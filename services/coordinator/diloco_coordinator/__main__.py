@@ -6,7 +6,7 @@ import sys
 import structlog
 from pydantic import ValidationError
 
-from diloco_coordinator.app import serve
+from diloco_coordinator.app import AddressTaken, serve
 from diloco_coordinator.settings import Settings
 from diloco_shared.edges.bus import BusError
 from diloco_shared.edges.logs import configure
@@ -24,7 +24,7 @@ def main() -> None:
         asyncio.run(serve(settings))
     except KeyboardInterrupt:
         pass
-    except FolderTaken as error:
+    except (FolderTaken, AddressTaken) as error:
         structlog.get_logger().error(str(error))
         sys.exit(2)
     except BusError as error:

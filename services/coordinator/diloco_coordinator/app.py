@@ -1,59 +1,60 @@
 """The coordinator process: REST control room and live page. Never on the training path."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import structlog
 import uvicorn
-from fastapi import Depends, FastAPI, Request, Response
-from fastapi.responses import FileResponse, PlainTextResponse
+from fastapi import FastAPI, Response
+from fastapi.responses import PlainTextResponse
+from fastapi.staticfiles import StaticFiles
 
 from diloco_coordinator.edges import problems
+from diloco_coordinator.edges.assigning import keep_assigned
 from diloco_coordinator.edges.auth import Guard, admin_token
-from diloco_coordinator.edges.control import Control
+from diloco_coordinator.edges.chaos import Chaos
+from diloco_coordinator.edges.gateway import Gateway
+from diloco_coordinator.edges.members import Members
 from diloco_coordinator.edges.metrics import ClusterMetrics
-from diloco_coordinator.edges.registry import Registry
+from diloco_coordinator.edges.registry import MIRRORED, Registry
 from diloco_coordinator.edges.runs import Runs
+from diloco_coordinator.edges.sse import Streams
 from diloco_coordinator.settings import Settings
 from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.protocol import subjects
 
 log = structlog.get_logger()
 
-PAGE = Path(__file__).parent / "web" / "index.html"
-# A run's specification is a few kilobytes.
-BODY_BYTES_MAX = 1 << 20
+WEB = Path(__file__).parent / "web"
+URL_FILE = "url"
+_API = "The control room: runs, members, rounds, events, metrics and faults. See ARCHITECTURE.md."
+
+
+class AddressTaken(Exception):
+    """Nobody can listen there."""
 
 
 def create_app(registry: Registry, token: str, *, chaos: bool) -> FastAPI:
     """The API over a registry; the caller keeps the registry fed."""
-    app = FastAPI(title="decoupled-diloco", version="1", description=__doc__ or "")
+    # The usual pages for /docs load scripts from the internet; the description itself is served.
+    app = FastAPI(
+        title="decoupled-diloco", version="1", description=_API, docs_url=None, redoc_url=None
+    )
     problems.install(app)
-    guard = [Depends(Guard(token))]
-    app.include_router(Runs(registry).router, dependencies=guard)
-    app.include_router(Control(registry, chaos=chaos).router, dependencies=guard)
-    metrics = ClusterMetrics(registry)
-
-    @app.middleware("http")
-    async def _limit(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
-        length = request.headers.get("content-length", "0")
-        if not length.isdigit() or int(length) > BODY_BYTES_MAX:
-            return problems.response(
-                413, "Too large", f"a body may have {BODY_BYTES_MAX} bytes at most"
-            )
-        return await call_next(request)
-
-    @app.get("/", include_in_schema=False)
-    async def _page() -> FileResponse:
-        return FileResponse(PAGE)
+    guard, streams = Guard(registry, token), Streams(registry)
+    app.include_router(Runs(registry, guard, streams).router)
+    app.include_router(Members(registry, guard, streams, chaos=chaos).router)
+    app.include_router(Chaos(registry, guard, on=chaos).router)
+    requests: Counter[tuple[str, str]] = Counter()
+    metrics = ClusterMetrics(registry, requests)
+    app.add_middleware(Gateway, requests=requests)
 
     @app.get("/healthz", tags=["health"])
     async def _healthz() -> dict[str, Any]:
@@ -71,58 +72,86 @@ def create_app(registry: Registry, token: str, *, chaos: bool) -> FastAPI:
     async def _metrics() -> Response:
         return PlainTextResponse(metrics.text())
 
+    app.mount("/", StaticFiles(directory=WEB, html=True), name="page")
     return app
 
 
 @asynccontextmanager
 async def fed(registry: Registry) -> AsyncIterator[None]:
-    """Keep a registry mirrored and runs assigned while the context lasts."""
+    """Keep a registry mirrored and runs assigned while the context lasts.
+
+    A task that ends by a fault ends the context with it: a blind coordinator is worse than one
+    that is started again.
+    """
     await registry.prepare()
-    tasks = [
-        asyncio.create_task(work)
-        for work in (
-            *(
-                registry.watch(bucket)
-                for bucket in (
-                    subjects.MEMBERS,
-                    subjects.RUNS,
-                    subjects.STATUS,
-                    subjects.ASSIGNMENTS,
-                )
-            ),
-            registry.read_events(),
-            registry.keep_assigned(),
-        )
-    ]
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(registry.watch(bucket)) for bucket in MIRRORED]
+        tasks.append(group.create_task(registry.read_events()))
+        tasks.append(group.create_task(keep_assigned(registry)))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; raises AddressTaken saying what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                log.error("stopped early", error=repr(result))
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise AddressTaken(
+            f"cannot listen on {host}:{port} ({error.strerror}): give another DILOCO_PORT, or 0 "
+            "for a free one"
+        ) from None
+    return bound
 
 
 async def serve(settings: Settings) -> None:
     """Connect and serve until the process is told to stop."""
     folder = DataFolder(settings.data, settings.id)
-    token = admin_token(settings.data)
-    bus: Bus = await NatsBus.connect(
-        settings.nats_url, name=settings.id, token=settings.nats_token or None
-    )
+    bound: socket.socket | None = None
+    bus: Bus | None = None
+    try:
+        token = admin_token(settings.data)
+        bound = listen(settings.host, settings.port)
+        port = bound.getsockname()[1]
+        scheme = "https" if settings.tls_cert else "http"
+        (folder.path / URL_FILE).write_text(f"{scheme}://{settings.host}:{port}\n")
+        bus = await NatsBus.connect(
+            settings.nats_url, name=settings.id, token=settings.nats_token or None
+        )
+        membership = Membership(
+            bus, settings.id, "coordinator", folder.lock, address=f"{settings.host}:{port}"
+        )
+        await _serve(settings, bus, membership, token, bound)
+    finally:
+        if bus is not None:
+            await bus.close()
+        if bound is not None:
+            bound.close()
+        folder.release()
+
+
+async def _serve(
+    settings: Settings, bus: Bus, membership: Membership, token: str, bound: socket.socket
+) -> None:
     registry = Registry(bus)
-    membership = Membership(
-        bus, settings.id, "coordinator", folder.lock, address=f"{settings.host}:{settings.port}"
-    )
     faults = FaultAgent(bus, settings.id, enabled=settings.chaos)
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(registry, token, chaos=settings.chaos),
-            host=settings.host,
-            port=settings.port,
             log_level="warning",
+            # Requests carry no secrets in their addresses, but nobody needs them logged either.
+            access_log=False,
+            server_header=False,
             timeout_graceful_shutdown=2,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
         )
     )
     try:
@@ -132,10 +161,9 @@ async def serve(settings: Settings) -> None:
                 tasks.create_task(membership.keep()),
                 tasks.create_task(faults.serve()),
             ]
-            await server.serve()
+            log.info("listening", address=membership.record.address)
+            await server.serve(sockets=[bound])
             for task in background:
                 task.cancel()
     finally:
         await membership.leave()
-        await bus.close()
-        folder.release()

@@ -1,12 +1,12 @@
-"""What the API shows of runs, members and rounds: plain dictionaries."""
+"""What the API shows of runs, members, rounds, events and faults: plain dictionaries."""
 
 import math
 from collections.abc import Iterable
 from typing import Any
 
+from diloco_coordinator.membership import MemberNote
 from diloco_shared.protocol.messages import (
     Event,
-    MemberRecord,
     RunRecord,
     RunStatus,
     TapeRecord,
@@ -19,7 +19,7 @@ def jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {k: jsonable(v) for k, v in value.items()}
+        return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [jsonable(v) for v in value]
     return value
@@ -28,16 +28,21 @@ def jsonable(value: Any) -> Any:
 def run_view(
     record: RunRecord, status: RunStatus | None, waiting: str | None, members: list[str]
 ) -> dict[str, Any]:
-    """A run: what was asked for, where it stands, who works for it."""
-    state = "queued" if status is None else status.state
-    reason = waiting or ("members are being assigned" if status is None else status.reason)
-    if status is None and record.desired == "stopped":
+    """A run: what was asked for, where it stands, who works for it.
+
+    `reason` is the syncer's while it leads the run; what the scheduler misses is in `waiting`.
+    """
+    state, reason = "queued", waiting or "members are being assigned"
+    if status is not None:
+        state, reason = status.state, status.reason
+    elif record.desired == "stopped" and not members:
         state, reason = "stopped", "stopped before it began"
     shown: dict[str, Any] = {
         "name": record.name,
         "desired": record.desired,
         "state": state,
         "reason": reason,
+        "waiting": waiting if state not in ("finished", "stopped") else None,
         "created_at": record.created_at,
         "quorum": record.quorum,
         "members": members,
@@ -48,14 +53,19 @@ def run_view(
     return result
 
 
-def member_view(
-    record: MemberRecord, run: str, gone_since: float | None, status: RunStatus | None
-) -> dict[str, Any]:
+def over_view(view: dict[str, Any]) -> bool:
+    """Whether a run's view is its last."""
+    return view["state"] in ("finished", "stopped")
+
+
+def member_view(note: MemberNote, run: str, status: RunStatus | None) -> dict[str, Any]:
     """A member: the process, its assignment, and what its run's syncer sees of it."""
+    record = note.record
     shown = record.model_dump(mode="json", exclude={"lock", "boot"})
     shown["assigned"] = run
-    shown["alive"] = gone_since is None
-    shown["gone_since"] = gone_since
+    shown["alive"] = note.alive
+    shown["gone_since"] = note.gone_since
+    shown["draining"] = note.draining
     shown["learner"] = status.learners.get(record.id) if status is not None else None
     result: dict[str, Any] = jsonable(shown)
     return result
@@ -71,5 +81,24 @@ def round_views(records: Iterable[tuple[int, TapeRecord]]) -> list[dict[str, Any
 
 
 def event_view(seq: int, event: Event) -> dict[str, Any]:
+    """An event and its place, which is the cursor to go on from."""
     result: dict[str, Any] = jsonable({"seq": seq, **event.model_dump(mode="json")})
     return result
+
+
+_FAULT_FIELDS = ("kind", "target", "run", "at_step", "after_s", "duration_s", "factor")
+
+
+def fault_views(events: Iterable[tuple[int, Event]]) -> list[dict[str, Any]]:
+    """Every fault that events tell of: what, on whom, and when planned, applied and healed."""
+    faults: dict[str, dict[str, Any]] = {}
+    for _, e in events:
+        phase = e.kind.removeprefix("fault-")
+        if phase not in ("planned", "applied", "healed") or "id" not in e.data:
+            continue
+        fault = faults.setdefault(str(e.data["id"]), {"id": str(e.data["id"]), "when": ""})
+        fault |= {k: e.data.get(k) for k in _FAULT_FIELDS}
+        fault["when"] = e.data.get("when", fault["when"])
+        fault[f"{phase}_at"] = e.at
+    found: list[dict[str, Any]] = jsonable(list(faults.values()))
+    return found

@@ -1,11 +1,13 @@
 """Prometheus metrics of the whole cluster, read off the registry when asked for."""
 
+from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_coordinator.edges.registry import Registry
+from diloco_shared.protocol.messages import RunRecord, RunStatus
 
 _COUNTERS = {
     "rounds_committed": "Rounds committed",
@@ -19,10 +21,11 @@ _COUNTERS = {
 
 
 class ClusterMetrics:
-    """A collector over one registry."""
+    """A collector over one registry; `requests` counts (method, status class)."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, requests: Counter[tuple[str, str]]) -> None:
         self.registry = registry
+        self.requests = requests
         self.collectors = CollectorRegistry()
         self.collectors.register(self)
 
@@ -32,27 +35,48 @@ class ClusterMetrics:
 
     def collect(self) -> Iterator[Metric]:
         members = GaugeMetricFamily("diloco_members", "Living members", labels=["role"])
+        roles = Counter(record.role for record in self.registry.roll.living.values())
         for role in ("learner", "syncer", "coordinator", "supervisor"):
-            living = [m for m in self.registry.members.values() if m.role == role]
-            members.add_metric([role], len(living))
+            members.add_metric([role], roles[role])
         yield members
+        yield self._runs()
+        yield from self._statuses()
+        yield self._val_loss()
+        requests = CounterMetricFamily(
+            "diloco_http_requests", "Requests answered", labels=["method", "status"]
+        )
+        for labels, count in sorted(self.requests.items()):
+            requests.add_metric(labels, count)
+        yield requests
+
+    def _runs(self) -> Metric:
+        runs = GaugeMetricFamily("diloco_runs", "Runs by state", labels=["state"])
+        statuses = self.registry.statuses
+        states = Counter(_state(r, statuses.get(r.name)) for r in self.registry.runs.values())
+        for state, count in sorted(states.items()):
+            runs.add_metric([state], count)
+        return runs
+
+    def _statuses(self) -> Iterator[Metric]:
         statuses = self.registry.statuses
         for name, text in _COUNTERS.items():
             counter = CounterMetricFamily(f"diloco_{name}", text, labels=["run"])
             for run, status in statuses.items():
                 counter.add_metric([run], getattr(status, name))
             yield counter
-        refused = CounterMetricFamily("diloco_refused", "Refused input", labels=["run", "kind"])
+        refused = CounterMetricFamily("diloco_refused", "Refused input", labels=["run", "reason"])
         alive = GaugeMetricFamily("diloco_learners_alive", "Heartbeats seen", labels=["run"])
         taking_part = GaugeMetricFamily(
             "diloco_learners_participating", "Merged within the last H rounds", labels=["run"]
         )
         for run, status in statuses.items():
-            for kind, count in status.refused.items():
-                refused.add_metric([run, kind], count)
+            for reason, count in status.refused.items():
+                refused.add_metric([run, reason], count)
             alive.add_metric([run], len(status.alive))
             taking_part.add_metric([run], len(status.participating))
         yield from (refused, alive, taking_part)
+
+    def _val_loss(self) -> Metric:
         loss = GaugeMetricFamily("diloco_val_loss", "Newest validation loss", labels=["run"])
         newest = {
             e.run: e.data.get("val_loss") for _, e in self.registry.events if e.kind == "evaluation"
@@ -60,4 +84,10 @@ class ClusterMetrics:
         for run, value in newest.items():
             if isinstance(value, float):
                 loss.add_metric([run], value)
-        yield loss
+        return loss
+
+
+def _state(record: RunRecord, status: RunStatus | None) -> str:
+    if status is not None:
+        return status.state
+    return "stopped" if record.desired == "stopped" else "queued"

@@ -1,47 +1,58 @@
 """Errors as RFC 9457 problem details, each saying what is wrong and what to do."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import structlog
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from diloco_shared.edges.bus import BusError
+
+log = structlog.get_logger()
+
+MEDIA_TYPE = "application/problem+json"
+_TITLES = {404: "No such address", 405: "Not done to this", 413: "Too large"}
+# Where a request's value was: no part of the path that its sender wrote.
+_SOURCES = {"body", "query", "path", "header"}
 
 
 class Problem(Exception):
     """Raised by routes; becomes the response."""
 
     def __init__(
-        self, status: int, title: str, detail: str, errors: list[dict[str, str]] | None = None
+        self,
+        status: int,
+        title: str,
+        detail: str,
+        errors: list[dict[str, str]] | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.title = title
         self.detail = detail
         self.errors = errors
+        self.headers = headers
 
 
-def faults(error: ValidationError | RequestValidationError) -> list[dict[str, str]]:
-    """Every fault of a document, by the path of the value."""
-    return [
-        {"path": ".".join(str(part) for part in e["loc"]) or "(whole)", "message": e["msg"]}
-        for e in error.errors()
-    ]
+def invalid(what: str, errors: list[dict[str, str]]) -> Problem:
+    """422 naming every fault: `errors` of path and message."""
+    return Problem(422, f"Invalid {what}", _listed(errors), errors)
 
 
-def invalid(what: str, error: ValidationError) -> Problem:
-    """422 naming every fault."""
-    found = faults(error)
-    paths = ", ".join(f["path"] for f in found)
-    return Problem(422, f"Invalid {what}", f"{len(found)} faults: {paths}", found)
+def _listed(errors: list[dict[str, str]]) -> str:
+    faults = "1 fault" if len(errors) == 1 else f"{len(errors)} faults"
+    return f"{faults}: " + ", ".join(e["path"] for e in errors)
 
 
-def response(
+def body_of(
     status: int, title: str, detail: str, errors: list[dict[str, str]] | None = None
-) -> JSONResponse:
+) -> dict[str, Any]:
+    """The members of RFC 9457; `errors` is ours."""
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": title,
@@ -50,7 +61,12 @@ def response(
     }
     if errors:
         body["errors"] = errors
-    return JSONResponse(body, status, media_type="application/problem+json")
+    return body
+
+
+def _response(error: Problem) -> JSONResponse:
+    body = body_of(error.status, error.title, error.detail, error.errors)
+    return JSONResponse(body, error.status, error.headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
@@ -58,21 +74,35 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Problem)
     async def _problem(_: Request, error: Problem) -> JSONResponse:
-        return response(error.status, error.title, error.detail, error.errors)
+        return _response(error)
 
     @app.exception_handler(RequestValidationError)
     async def _request(_: Request, error: RequestValidationError) -> JSONResponse:
-        found = faults(error)
-        return response(422, "Invalid request", f"{len(found)} faults in the request", found)
+        found = []
+        for e in error.errors():
+            loc = [str(p) for p in e["loc"]]
+            path = ".".join(loc[1:] if loc and loc[0] in _SOURCES else loc) or "(whole)"
+            # Of a body that is no JSON at all, the location is an offset in it.
+            path = "(whole)" if e["type"] == "json_invalid" else path
+            found.append({"path": path, "message": str(e["msg"])})
+        return _response(invalid("request", found))
 
     @app.exception_handler(BusError)
     async def _bus(_: Request, error: BusError) -> JSONResponse:
-        return response(
-            503,
-            "The bus does not answer",
-            f"{error}; training goes on meanwhile, try again in a few seconds",
-        )
+        text = f"{error}; training goes on meanwhile, try again in a few seconds"
+        problem = Problem(503, "The bus does not answer", text, headers={"Retry-After": "3"})
+        return _response(problem)
 
     @app.exception_handler(HTTPException)
-    async def _http(_: Request, error: HTTPException) -> JSONResponse:
-        return response(error.status_code, str(error.detail), str(error.detail))
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        detail = str(error.detail)
+        if error.status_code in (404, 405):
+            detail = f"{request.method} {request.url.path}: the API is described at /openapi.json"
+        title = _TITLES.get(error.status_code, detail)
+        return _response(Problem(error.status_code, title, detail, headers=error.headers))
+
+    @app.exception_handler(Exception)
+    async def _fault(request: Request, error: Exception) -> JSONResponse:
+        log.error("request failed", path=request.url.path, error=repr(error))
+        text = "the coordinator made a mistake; its log says which. Training is not affected"
+        return _response(Problem(500, "An error in the coordinator", text))

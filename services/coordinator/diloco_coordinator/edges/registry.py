@@ -1,4 +1,4 @@
-"""What the key-value buckets say, mirrored in memory; and the few writes a coordinator makes.
+"""What the key-value buckets and the event stream say, mirrored in memory.
 
 Nothing lives here alone: a coordinator that dies, or a second one, loses nothing.
 """
@@ -6,13 +6,17 @@ Nothing lives here alone: a coordinator that dies, or a second one, loses nothin
 import asyncio
 import time
 from collections import deque
+from collections.abc import Awaitable, Callable
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import structlog
+from pydantic import ValidationError
 
-from diloco_coordinator.scheduler import MemberView, RunView, schedule
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, BusError, StreamSpec
+from diloco_coordinator.access import TokenRecord
+from diloco_coordinator.history import Histories
+from diloco_coordinator.membership import MemberNote, Roll
+from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Assignment,
@@ -28,34 +32,54 @@ log = structlog.get_logger()
 
 M = TypeVar("M", bound=Message)
 
+# The coordinator's own buckets.
+NOTES = "notes"  # <member> -> MemberNote, JSON
+TOKENS = "tokens"  # <name> -> TokenRecord, JSON
+REPEATS = "repeats"  # <digest of an Idempotency-Key> -> what was asked, for a day
+MIRRORED = (
+    NOTES,  # first: they tell what a member was before its key is looked at
+    subjects.MEMBERS,
+    subjects.RUNS,
+    subjects.STATUS,
+    subjects.ASSIGNMENTS,
+    TOKENS,
+)
+
 # Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
 EVENTS_MAX = 20_000
 EVENTS_BYTES_MAX = 64 << 20
-# Between two looks at whether assignments fit, in seconds.
-SCHEDULE_S = 0.3
 RETRY_S = 0.5
 
 
 class Registry:
-    """A view of the cluster."""
+    """A view of the cluster, fed by `watch` and `read_events`."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
-        self.members: dict[str, MemberRecord] = {}
-        self.gone: dict[str, tuple[MemberRecord, float]] = {}  # record and since when
+        self.roll = Roll()
         self.runs: dict[str, RunRecord] = {}
         self.statuses: dict[str, RunStatus] = {}
-        self.assigned: dict[str, str] = {}
-        self.waiting: dict[str, str] = {}
+        self.assignments: dict[str, Assignment] = {}
+        self.tokens: dict[str, TokenRecord] = {}
+        self.revisions: dict[tuple[str, str], int] = {}  # of runs, assignments and notes
+        self.waiting: dict[str, str] = {}  # run -> what it lacks
+        self.histories = Histories()
         self.events: deque[tuple[int, Event]] = deque(maxlen=EVENTS_MAX)
         self.changed = asyncio.Condition()
         self.ready = False
 
+    @property
+    def assigned(self) -> dict[str, str]:
+        """Member -> run, of those that work for one."""
+        return {m: a.run for m, a in self.assignments.items() if a.run}
+
+    # --- mirror --------------------------------------------------------------------------------
+
     async def prepare(self) -> None:
-        """Buckets and the event stream exist afterwards; waits for the bus."""
-        while True:
+        """Buckets, events and all that was known are here afterwards; waits for the bus."""
+        while not self.ready:
             try:
-                for bucket in subjects.BUCKETS:
+                for bucket in (*subjects.BUCKETS, NOTES, TOKENS, REPEATS):
                     await self.bus.ensure_bucket(bucket)
                 await self.bus.ensure_stream(
                     StreamSpec(
@@ -65,122 +89,153 @@ class Registry:
                         drop_oldest=True,
                     )
                 )
-                await self.reload()
+                await self._load()
                 self.ready = True
-                return
             except BusError as error:
                 log.warning("bus not ready", error=str(error))
                 await asyncio.sleep(RETRY_S)
 
-    async def reload(self) -> None:
-        """Everything there is now, before the watches begin."""
-        for bucket in (
-            subjects.MEMBERS,
-            subjects.RUNS,
-            subjects.STATUS,
-            subjects.ASSIGNMENTS,
-        ):
-            for key, entry in (await self.bus.kv_all(bucket)).items():
-                self._set(bucket, key, entry.value)
+    async def _load(self) -> None:
+        for bucket in MIRRORED:
+            for entry in (await self.bus.kv_all(bucket)).values():
+                await self._take(bucket, entry)
+        living = {e.key for e in (await self.bus.kv_all(subjects.MEMBERS)).values()}
+        for note in self.roll.absent(living, time.time()):
+            await self._note(note)
+        last = (await self.bus.stream_info(subjects.EVENTS_STREAM)).last_seq
+        stored = await self.bus.fetch(
+            subjects.EVENTS_STREAM,
+            subjects.EVENTS_FILTER,
+            start_seq=max(1, last - EVENTS_MAX + 1),
+        )
+        for message in stored:
+            self._event(message.seq, message.payload)
 
     async def watch(self, bucket: str) -> None:
         """Mirror one bucket, for ever."""
-        async with self.bus.kv_watch(bucket) as entries:
-            async for entry in entries:
-                self._set(bucket, entry.key, entry.value)
-                await self._notify()
+
+        async def mirror() -> None:
+            async with self.bus.kv_watch(bucket) as entries:
+                async for entry in entries:
+                    await self._take(bucket, entry)
+                    await self._notify()
+
+        await _for_ever(f"watch of {bucket}", mirror)
+
+    async def read_events(self) -> None:
+        """Mirror the event stream, for ever."""
+
+        async def mirror() -> None:
+            start = self.events[-1][0] + 1 if self.events else 1
+            stream, every = subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
+            async with self.bus.read(stream, every, start_seq=start) as messages:
+                async for stored in messages:
+                    self._event(stored.seq, stored.payload)
+                    await self._notify()
+
+        await _for_ever("reading of events", mirror)
 
     async def _notify(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
-    def _set(self, bucket: str, key: str, value: bytes | None) -> None:
+    def _event(self, seq: int, payload: bytes) -> None:
+        if self.events and seq <= self.events[-1][0]:
+            return  # a repeat after a reconnect
         try:
-            if bucket == subjects.MEMBERS:
-                self._member(key, value)
-            elif bucket == subjects.RUNS:
-                _put(self.runs, key, value, RunRecord)
-            elif bucket == subjects.STATUS:
-                _put(self.statuses, key, value, RunStatus)
-            else:
-                self.assigned.pop(key, None)
-                if value is not None:
-                    self.assigned[key] = decode(value, Assignment).run
+            self.events.append((seq, decode(payload, Event)))
         except WireError as error:
+            log.warning("unreadable event", seq=seq, error=str(error))
+
+    async def _take(self, bucket: str, entry: Entry) -> None:
+        """What a key says now, unless newer is known."""
+        key, value = entry.key, entry.value
+        place = (bucket, key)
+        if entry.revision < self.revisions.get(place, 0):
+            return  # an echo of what was overwritten meanwhile
+        if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES):
+            self.revisions[place] = entry.revision
+        if value is None and bucket != NOTES:
+            self.revisions.pop(place, None)
+        try:
+            await self._set(bucket, key, value)
+        except (WireError, ValidationError) as error:
             log.error("unreadable record", bucket=bucket, key=key, error=str(error))
 
-    def _member(self, key: str, value: bytes | None) -> None:
-        if value is not None:
-            self.members[key] = decode(value, MemberRecord)
-            self.gone.pop(key, None)
-        elif key in self.members:
-            self.gone[key] = (self.members.pop(key), time.time())
+    async def _set(self, bucket: str, key: str, value: bytes | None) -> None:
+        match bucket:
+            case subjects.MEMBERS:
+                if value is None:
+                    note = self.roll.silent(key, time.time())
+                else:
+                    note = self.roll.seen(decode(value, MemberRecord))
+                if note is not None and self.ready:
+                    await self._note(note)
+            case subjects.RUNS:
+                _put(self.runs, key, value, RunRecord)
+            case subjects.STATUS:
+                _put(self.statuses, key, value, RunStatus)
+                if value is not None:
+                    self.histories.add(self.statuses[key])
+            case subjects.ASSIGNMENTS:
+                _put(self.assignments, key, value, Assignment)
+            case _ if bucket == NOTES:
+                self._noted(key, value)
+            case _:
+                self.tokens.pop(key, None)
+                if value is not None:
+                    self.tokens[key] = TokenRecord.model_validate_json(value)
 
-    async def read_events(self) -> None:
-        """Mirror the event stream, for ever."""
-        async with self.bus.read(subjects.EVENTS_STREAM, subjects.EVENTS_FILTER) as messages:
-            async for stored in messages:
-                if self.events and stored.seq <= self.events[-1][0]:
-                    continue  # a repeat after a reconnect
-                try:
-                    self.events.append((stored.seq, decode(stored.payload, Event)))
-                except WireError as error:
-                    log.warning("unreadable event", seq=stored.seq, error=str(error))
-                    continue
-                await self._notify()
+    def _noted(self, member: str, value: bytes | None) -> None:
+        there = self.roll.notes.get(member)
+        if value is None:
+            if there is not None and not there.alive:
+                self.roll.forget(member)
+            return
+        note = MemberNote.model_validate_json(value)
+        if there is None:
+            self.roll.restore(note)
+        elif there.drained != note.drained:  # another coordinator was asked
+            self.roll.drain(member, note.drained)
 
-    # --- scheduling ----------------------------------------------------------------------------
+    # --- looking -------------------------------------------------------------------------------
+
+    def events_after(self, after: int, run: str = "") -> list[tuple[int, Event]]:
+        """Events with a greater sequence, oldest first; of one run, or of all."""
+        newer = list(takewhile(lambda item: item[0] > after, reversed(self.events)))
+        return [item for item in reversed(newer) if not run or item[1].run == run]
 
     def over(self, run: str) -> bool:
         """Whether nobody needs to work for a run any more."""
         status = self.statuses.get(run)
         if status is not None:
             return status.state in ("finished", "stopped")
-        return self.runs[run].desired == "stopped"  # stopped before it began
+        # Stopped before it began; a syncer that was given it has to end it properly.
+        return self.runs[run].desired == "stopped" and run not in self.assigned.values()
 
-    async def keep_assigned(self) -> None:
-        """Write assignments that members and runs call for, for ever."""
-        while True:
-            try:
-                await self._assign()
-            except BusError as error:
-                log.warning("assignments not written", error=str(error))
-            await asyncio.sleep(SCHEDULE_S)
+    # --- writing -------------------------------------------------------------------------------
 
-    async def _assign(self) -> None:
-        members = [
-            MemberView(m.id, m.role, alive=True, draining=m.draining) for m in self.members.values()
-        ] + [MemberView(m.id, m.role, alive=False) for m, _ in self.gone.values()]
-        runs = []
-        for record in sorted(self.runs.values(), key=lambda r: (r.created_at, r.name)):
-            spec = RunSpec.model_validate(record.spec)
-            runs.append(
-                RunView(
-                    record.name,
-                    spec.membership.learners_min,
-                    spec.membership.learners_max,
-                    self.over(record.name),
-                )
-            )
-        plan = schedule(members, runs, self.assigned)
-        self.waiting = plan.waiting
-        for member, run in plan.changes.items():
-            record_ = Assignment(member=member, run=run, at=time.time())
-            await self.bus.kv_put(subjects.ASSIGNMENTS, member, encode(record_))
-            self.assigned[member] = run
-
-    # --- writes --------------------------------------------------------------------------------
-
-    async def put_run(self, record: RunRecord, *, new: bool) -> None:
-        """Create (Conflict if the name is taken) or replace a run's record."""
-        if new:
-            await self.bus.kv_create(subjects.RUNS, record.name, encode(record))
-        else:
-            await self.bus.kv_put(subjects.RUNS, record.name, encode(record))
+    async def create_run(self, record: RunRecord) -> None:
+        """Conflict if the name is taken."""
+        revision = await self.bus.kv_create(subjects.RUNS, record.name, encode(record))
         self.runs[record.name] = record
+        self.revisions[subjects.RUNS, record.name] = revision
+
+    async def update_run(self, record: RunRecord) -> None:
+        """Replace the record that is mirrored here; Conflict, and a fresh mirror, if it changed."""
+        place = (subjects.RUNS, record.name)
+        try:
+            revision = await self.bus.kv_update(*place, encode(record), self.revisions[place])
+        except Conflict:
+            there = await self.bus.kv_get(*place)
+            if there is not None:
+                await self._take(subjects.RUNS, there)
+            raise
+        self.runs[record.name] = record
+        self.revisions[place] = revision
 
     async def delete_run(self, run: str) -> None:
-        """Remove a run and everything that is kept of it on the bus."""
+        """Remove a run and everything that is kept of it on the bus; may be repeated."""
         for stream in subjects.run_streams(run):
             await self.bus.delete_stream(stream)
         for bucket in (subjects.SHARDS, subjects.INCARNATIONS):
@@ -192,9 +247,58 @@ class Registry:
         await self.bus.kv_delete(subjects.RUNS, run)
         self.runs.pop(run, None)
         self.statuses.pop(run, None)
+        self.histories.forget(run)
+        self.events = deque((e for e in self.events if e[1].run != run), maxlen=EVENTS_MAX)
+
+    async def assign(self, member: str, run: str) -> None:
+        """Write an assignment; Conflict, and a fresh mirror, if another coordinator did."""
+        place = (subjects.ASSIGNMENTS, member)
+        assignment = Assignment(member=member, run=run, at=time.time())
+        try:
+            if place in self.revisions:
+                known = self.revisions[place]
+                revision = await self.bus.kv_update(*place, encode(assignment), known)
+            else:
+                revision = await self.bus.kv_create(*place, encode(assignment))
+        except Conflict:
+            there = await self.bus.kv_get(*place)
+            if there is not None:
+                await self._take(subjects.ASSIGNMENTS, there)
+            else:
+                self.revisions.pop(place, None)
+            raise
+        self.assignments[member] = assignment
+        self.revisions[place] = revision
+
+    async def _note(self, note: MemberNote) -> None:
+        value = note.model_dump_json().encode()
+        self.revisions[NOTES, note.record.id] = await self.bus.kv_put(NOTES, note.record.id, value)
+        for surplus in self.roll.surplus():
+            await self.forget(surplus)
+
+    async def drain(self, member: str, wanted: bool) -> None:
+        """Give a known member no more work, or let it have some again."""
+        await self._note(self.roll.drain(member, wanted))
+
+    async def forget(self, member: str) -> None:
+        """Remove a member that is gone, and its assignment."""
+        await self.bus.kv_delete(subjects.ASSIGNMENTS, member)
+        await self.bus.kv_delete(NOTES, member)
+        self.roll.forget(member)
+        self.assignments.pop(member, None)
+        self.revisions.pop((subjects.ASSIGNMENTS, member), None)
+
+    async def put_token(self, record: TokenRecord) -> None:
+        """Conflict if the name is taken."""
+        await self.bus.kv_create(TOKENS, record.name, record.model_dump_json().encode())
+        self.tokens[record.name] = record
+
+    async def delete_token(self, name: str) -> None:
+        await self.bus.kv_delete(TOKENS, name)
+        self.tokens.pop(name, None)
 
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
-        """Write to the event log."""
+        """Write to the event log; events are shown, never acted on, so failure is only logged."""
         event = Event(
             run=run or "cluster",
             kind=kind,
@@ -203,7 +307,19 @@ class Registry:
             data=data,
             at=time.time(),
         )
-        await self.bus.append(subjects.event(event.run, kind), encode(event))
+        try:
+            await self.bus.append(subjects.event(event.run, kind), encode(event))
+        except BusError as error:
+            log.warning("event not written", kind=kind, run=run, error=str(error))
+
+
+async def _for_ever(what: str, mirror: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await mirror()
+        except BusError as error:
+            log.warning("interrupted", what=what, error=str(error))
+        await asyncio.sleep(RETRY_S)
 
 
 def _put(there: dict[str, M], key: str, value: bytes | None, kind: type[M]) -> None:

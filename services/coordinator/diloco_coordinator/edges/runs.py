@@ -1,67 +1,115 @@
 """/v1/runs: create, list, show, change, stop, delete; rounds and metrics of a run."""
 
+import contextlib
+import json
 import time
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Query, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
 
+from diloco_coordinator.access import digest
+from diloco_coordinator.checking import Invalid, check
+from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
-from diloco_coordinator.edges.registry import Registry
-from diloco_coordinator.views import event_view, round_views, run_view
+from diloco_coordinator.edges.registry import REPEATS, Registry
+from diloco_coordinator.edges.sse import Streams
+from diloco_coordinator.views import over_view, round_views, run_view
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Conflict, Refused
+from diloco_shared.edges.bus import Conflict, Refused, Stored, Unavailable
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import RunRecord, RunStatus
+from diloco_shared.protocol.messages import RunRecord
 from diloco_shared.protocol.wire import decode_tape
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0)]
 Desired = Literal["running", "paused", "stopped"]
+IfMatch = Annotated[str, Header(max_length=100)]
+Key = Annotated[str, Header(max_length=200)]
+# How long a repeat of a request with the same Idempotency-Key is known as one.
+REPEAT_S = 86_400.0
+# Losing a compare-and-set that often means that somebody writes without end.
+ATTEMPTS_MAX = 5
+# Tape records fetched at once; most are rounds.
+FETCH = 256
 
 
 class Change(BaseModel):
     """What may be changed on a live run."""
 
     model_config = ConfigDict(extra="forbid")
-    quorum: int = Field(ge=1, le=1024)
+    quorum: int = Field(ge=1, le=1024, description="K: contributions a merge needs.")
 
 
 class Runs:
     """The routes, over one registry."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, guard: Guard, streams: Streams) -> None:
         self.registry = registry
+        self.streams = streams
         self.router = APIRouter(prefix="/v1/runs", tags=["runs"])
+        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("viewer"))]}
+        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
         add = self.router.add_api_route
-        add("", self.create, methods=["POST"], status_code=201)
-        add("", self.index, methods=["GET"])
-        add("/{run}", self.show, methods=["GET"])
-        add("/{run}", self.change, methods=["PATCH"])
-        add("/{run}", self.delete, methods=["DELETE"], status_code=204)
-        for verb, desired in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
-            add(f"/{{run}}/{verb}", self._verb(desired), methods=["POST"], name=verb)
-        add("/{run}/rounds", self.rounds, methods=["GET"])
-        add("/{run}/metrics", self.metrics, methods=["GET"])
+        add("", self.create, methods=["POST"], status_code=201, **act)
+        add("", self.index, methods=["GET"], **look)
+        add("/{run}", self.show, methods=["GET"], **look)
+        add("/{run}", self.change, methods=["PATCH"], **act)
+        add("/{run}", self.delete, methods=["DELETE"], status_code=204, **act)
+        verbs: tuple[tuple[str, Desired], ...] = (
+            ("pause", "paused"),
+            ("resume", "running"),
+            ("stop", "stopped"),
+        )
+        for verb, desired in verbs:
+            add(f"/{{run}}/{verb}", self._verb(desired), methods=["POST"], name=verb, **act)
+        add("/{run}/rounds", self.rounds, methods=["GET"], **look)
+        add("/{run}/metrics", self.metrics, methods=["GET"], **look)
+        add("/{run}/stream", self.stream, methods=["GET"], **look)
 
     def record(self, run: str) -> RunRecord:
         """The run, or a 404 that names the known ones."""
         if run not in self.registry.runs:
             known = ", ".join(sorted(self.registry.runs)) or "none"
-            raise Problem(404, "No such run", f"there is no run {run!r}; known: {known}")
+            raise Problem(404, "No such run", f"there is no run {run[:63]!r}; known: {known}")
         return self.registry.runs[run]
 
     def view(self, record: RunRecord) -> dict[str, Any]:
         r = self.registry
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
-        return run_view(record, r.statuses.get(record.name), r.waiting.get(record.name), members)
+        status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
+        view = run_view(record, status, waiting, members)
+        view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
+        return view
 
-    async def create(self, body: Annotated[dict[str, Any], Body()]) -> dict[str, Any]:
+    def etag(self, run: str) -> str:
+        """Of what a user may change: the record, not the progress."""
+        return f'"{self.registry.revisions.get((subjects.RUNS, run), 0)}"'
+
+    async def create(
+        self,
+        request: Request,
+        response: Response,
+        body: Annotated[dict[str, Any], Body()],
+        idempotency_key: Key = "",
+    ) -> dict[str, Any]:
         """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
         try:
-            spec = RunSpec.model_validate(body)
-        except ValidationError as error:
-            raise invalid("run", error) from None
+            spec = check(body)
+        except Invalid as error:
+            faults = [{"path": f.path, "message": f.message} for f in error.faults]
+            raise invalid("run", faults) from None
+        if idempotency_key and await self._repeated(idempotency_key, body, spec.name):
+            response.headers["Idempotency-Replayed"] = "true"
+        else:
+            await self._create(spec)
+        response.headers["Location"] = f"/v1/runs/{spec.name}"
+        response.headers["ETag"] = self.etag(spec.name)
+        return self.view(self.registry.runs[spec.name])
+
+    async def _create(self, spec: RunSpec) -> None:
         record = RunRecord(
             name=spec.name,
             spec=spec.model_dump(mode="json"),
@@ -70,7 +118,7 @@ class Runs:
             created_at=time.time(),
         )
         try:
-            await self.registry.put_run(record, new=True)
+            await self.registry.create_run(record)
         except Conflict:
             raise Problem(
                 409,
@@ -78,7 +126,23 @@ class Runs:
                 f"there is a run {spec.name!r} already: choose another name, or delete it",
             ) from None
         await self.registry.tell(spec.name, "run-created", f"run {spec.name} submitted", {})
-        return self.view(record)
+
+    async def _repeated(self, key: str, body: dict[str, Any], run: str) -> bool:
+        """Whether this very request created its run already; 422 if it was another one."""
+        place, asked = digest(key)[:32], digest(json.dumps(body, sort_keys=True)).encode()
+        try:
+            await self.registry.bus.kv_create(REPEATS, place, asked, ttl_s=REPEAT_S)
+        except Conflict:
+            entry = await self.registry.bus.kv_get(REPEATS, place)
+            if entry is not None and entry.value != asked:
+                raise Problem(
+                    422,
+                    "Another request used this Idempotency-Key",
+                    "a key stands for one request: make a new one for a new request",
+                ) from None
+            # Known, but without a run: the first attempt died half way, or the run is deleted.
+            return run in self.registry.runs
+        return False
 
     async def index(self, limit: Limit = 100, after: str = "") -> dict[str, Any]:
         """Runs in order of their names; `next` is the cursor of the following page."""
@@ -90,33 +154,66 @@ class Runs:
         }
 
     async def show(self, run: str, response: Response) -> dict[str, Any]:
-        """One run."""
+        """One run. Its ETag changes with what a user may change, not with its progress."""
         view = self.view(self.record(run))
-        status = self.registry.statuses.get(run)
-        response.headers["ETag"] = f'"{0 if status is None else status.at}"'
+        response.headers["ETag"] = self.etag(run)
         return view
 
-    def _verb(self, desired: str) -> Any:
-        async def act(run: str) -> dict[str, Any]:
-            record = self.record(run)
-            if record.desired == "stopped" and desired != "stopped":
-                raise Problem(409, "The run is stopped", f"{run!r} was stopped and cannot go on")
-            status: RunStatus | None = self.registry.statuses.get(run)
-            if status is not None and status.state in ("finished", "stopped"):
-                raise Problem(409, "The run is over", f"{run!r} is {status.state}")
-            changed = record.model_copy(update={"desired": desired})
-            await self.registry.put_run(changed, new=False)
+    def _verb(self, desired: Desired) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
+        async def act(run: str, response: Response, if_match: IfMatch = "") -> dict[str, Any]:
+            view = await self._update(run, if_match, desired=desired)
             await self.registry.tell(run, f"run-{desired}", f"{run} shall be {desired}", {})
-            return self.view(changed)
+            response.headers["ETag"] = self.etag(run)
+            return view
 
         act.__doc__ = f"The run shall be {desired}."
         return act
 
-    async def change(self, run: str, change: Change) -> dict[str, Any]:
+    async def _update(self, run: str, if_match: str, **changes: Any) -> dict[str, Any]:
+        """Compare-and-set changes into the record, and try again if it changed meanwhile."""
+        for _ in range(ATTEMPTS_MAX):
+            record = self.record(run)
+            if if_match not in ("", "*", self.etag(run)):
+                raise Problem(
+                    412,
+                    "The run changed meanwhile",
+                    f"its ETag is {self.etag(run)}, not {if_match}: look at it and decide again",
+                )
+            self._may_change(record, changes)
+            changed = record.model_copy(update=changes)
+            if changed == record:
+                return self.view(record)
+            try:
+                await self.registry.update_run(changed)
+            except Conflict:
+                continue
+            return self.view(changed)
+        raise Problem(
+            409, "The run keeps changing", f"{ATTEMPTS_MAX} attempts lost: others write {run!r} too"
+        )
+
+    def _may_change(self, record: RunRecord, changes: dict[str, Any]) -> None:
+        status = self.registry.statuses.get(record.name)
+        if status is not None and status.state in ("finished", "stopped"):
+            if changes.get("desired") == "stopped" and status.state == "stopped":
+                return  # as it is
+            raise Problem(409, "The run is over", f"{record.name!r} is {status.state}")
+        if record.desired == "stopped" and changes.get("desired") != "stopped":
+            raise Problem(
+                409, "The run is stopped", f"{record.name!r} was stopped and cannot go on"
+            )
+        most = RunSpec.model_validate(record.spec).membership.learners_max
+        if changes.get("quorum", 0) > most:
+            text = f"must not exceed membership.learners_max ({most}): no round could ever commit"
+            raise invalid("change", [{"path": "quorum", "message": text}])
+
+    async def change(
+        self, run: str, change: Change, response: Response, if_match: IfMatch = ""
+    ) -> dict[str, Any]:
         """Change the quorum of a live run; its tape records it."""
-        changed = self.record(run).model_copy(update={"quorum": change.quorum})
-        await self.registry.put_run(changed, new=False)
-        return self.view(changed)
+        view = await self._update(run, if_match, quorum=change.quorum)
+        response.headers["ETag"] = self.etag(run)
+        return view
 
     async def delete(self, run: str) -> None:
         """Remove a run that is over, with everything the bus keeps of it."""
@@ -126,28 +223,50 @@ class Runs:
         await self.registry.delete_run(run)
 
     async def rounds(self, run: str, after: After = 0, limit: Limit = 100) -> dict[str, Any]:
-        """Closed rounds from the tape: who was merged, who was not, and why."""
+        """Closed rounds after tape sequence `after`: who was merged, who was not, and why."""
         self.record(run)
-        try:
-            stored = await self.registry.bus.fetch(
-                subjects.tape_stream(run), subjects.tape(run, 0), start_seq=after + 1
-            )
-        except Refused:
-            stored = []  # no syncer has taken the run yet: it has no tape
-        views = round_views((s.seq, decode_tape(s.payload)) for s in stored)
+        views: list[dict[str, Any]] = []
+        start = after + 1
+        while len(views) <= limit:
+            stored = await self._tape(run, start)
+            views += round_views((s.seq, decode_tape(s.payload)) for s in stored)
+            if len(stored) < FETCH:
+                break
+            start = stored[-1].seq + 1
         page = views[:limit]
         return {"rounds": page, "next": page[-1]["seq"] if len(views) > limit else None}
 
+    async def _tape(self, run: str, start: int) -> list[Stored]:
+        stream, shard = subjects.tape_stream(run), subjects.tape(run, 0)
+        bus = self.registry.bus
+        try:
+            return await bus.fetch(stream, shard, start_seq=start, limit=FETCH)
+        except Unavailable:
+            # A missing stream looks like a missing server, unless one asks for its sizes.
+            with contextlib.suppress(Refused):
+                await bus.stream_info(stream)
+                raise
+            return []  # no syncer has taken the run yet: it has no tape
+
     async def metrics(self, run: str) -> dict[str, Any]:
-        """History of the validation loss, and the newest status."""
-        self.record(run)
-        status = self.registry.statuses.get(run)
-        evaluations = [
-            event_view(seq, e)
-            for seq, e in self.registry.events
-            if e.run == run and e.kind == "evaluation"
-        ]
+        """Validation loss and samples of the training loss per learner over time.
+
+        Evaluations are the run's own; `history` begins when this coordinator did, and is thinned.
+        """
+        record = self.record(run)
+        events = self.registry.events_after(0, run)
         return {
-            "evaluations": [{"at": e["at"], **e["data"]} for e in evaluations],
-            "status": None if status is None else self.view(self.record(run))["status"],
+            "evaluations": [{"at": e.at, **e.data} for _, e in events if e.kind == "evaluation"],
+            "history": self.registry.histories.of(run),
+            "status": self.view(record)["status"],
         }
+
+    async def stream(self, run: str) -> StreamingResponse:
+        """The run as it changes (server-sent events); ends when the run is over or deleted."""
+        self.record(run)
+
+        def now() -> dict[str, Any] | None:
+            record = self.registry.runs.get(run)
+            return None if record is None else self.view(record)
+
+        return self.streams.states(now, over_view)

@@ -1,0 +1,66 @@
+"""Writes the assignments that members and runs call for, again and again."""
+
+import asyncio
+
+import structlog
+from pydantic import ValidationError
+
+from diloco_coordinator.edges.registry import Registry
+from diloco_coordinator.scheduler import MemberView, RunView, schedule
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import BusError, Conflict
+
+log = structlog.get_logger()
+
+# Between two looks at whether assignments fit, in seconds.
+SCHEDULE_S = 0.3
+
+
+async def keep_assigned(registry: Registry) -> None:
+    """For ever."""
+    while True:
+        try:
+            await assign(registry)
+        except BusError as error:
+            log.warning("assignments not written", error=str(error))
+        await asyncio.sleep(SCHEDULE_S)
+
+
+async def assign(registry: Registry) -> None:
+    """One look, and what follows from it."""
+    members = [
+        MemberView(m, note.record.role, alive=note.alive, draining=note.draining)
+        for m, note in registry.roll.notes.items()
+    ]
+    assigned = {m: a.run for m, a in registry.assignments.items()}
+    plan = schedule(members, _runs(registry), assigned)
+    registry.waiting = plan.waiting
+    for change in plan.changes:
+        before = assigned.get(change.member, "")
+        try:
+            await registry.assign(change.member, change.run)
+        except Conflict:
+            log.info("another coordinator was first", member=change.member)
+            continue
+        text = f"{change.member} works for {change.run or 'no run'}: {change.reason}"
+        kind = "assigned" if change.run else "released"
+        await registry.tell(change.run or before, kind, text, {"member": change.member})
+
+
+def _runs(registry: Registry) -> list[RunView]:
+    found = []
+    for record in sorted(registry.runs.values(), key=lambda r: (r.created_at, r.name)):
+        try:
+            membership = RunSpec.model_validate(record.spec).membership
+        except ValidationError as error:  # written by another version
+            log.error("unreadable specification", run=record.name, error=str(error))
+            continue
+        found.append(
+            RunView(
+                record.name,
+                membership.learners_min,
+                membership.learners_max,
+                registry.over(record.name),
+            )
+        )
+    return found

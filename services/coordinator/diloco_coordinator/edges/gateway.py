@@ -1,0 +1,66 @@
+"""What every request passes: a limit on bodies, a count by outcome, and headers for browsers."""
+
+from collections import Counter
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# A run's specification is a few kilobytes.
+BODY_BYTES_MAX = 1 << 20
+# The page brings its own scripts and styles, asks only this server, and sits in nobody's frame.
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    # States are of the moment, and the page must match the server it came with.
+    "Cache-Control": "no-store",
+}
+_TOO_LARGE = f"a body may have {BODY_BYTES_MAX} bytes at most"
+
+
+class Gateway:
+    """ASGI middleware; `requests` counts (method, status class)."""
+
+    def __init__(self, app: ASGIApp, requests: Counter[tuple[str, str]]) -> None:
+        self.app = app
+        self.requests = requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        taken = 0
+        declared = Headers(scope=scope).get("content-length", "0")
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            if message["type"] == "http.request":
+                taken += len(message.get("body", b""))
+                # Whatever was declared: what counts is what comes.
+                if taken > BODY_BYTES_MAX or _too_large(declared):
+                    raise HTTPException(413, _TOO_LARGE)
+            return message
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status = f"{message['status'] // 100}xx"
+                # Methods are an open set: others share a name, so that the count stays bounded.
+                method = scope["method"]
+                method = method if method in _METHODS else "other"
+                self.requests[method, status] += 1
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self.app(scope, limited, marked)
+
+
+_METHODS = {"GET", "HEAD", "POST", "PATCH", "DELETE"}
+
+
+def _too_large(declared: str) -> bool:
+    return not (declared.isascii() and declared.isdigit()) or int(declared[:20]) > BODY_BYTES_MAX

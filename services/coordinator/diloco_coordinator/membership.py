@@ -1,0 +1,82 @@
+"""Who is a member, who was one and since when it is gone, and who is to get no more work.
+
+A pure view: the edge feeds it what the buckets say and writes down what it returns. Notes outlive
+both the member and the coordinator, so that a restarted coordinator still knows that a silent
+process was the syncer of a run.
+"""
+
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict
+
+from diloco_shared.protocol.messages import MemberRecord
+
+# Members kept in mind; when there are more, those gone the longest are forgotten.
+MEMBERS_MAX = 1000
+
+
+class MemberNote(BaseModel):
+    """What the coordinator remembers of a member; kept as JSON under the member's id."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+    record: MemberRecord
+    gone_since: float | None = None  # seconds since 1970; None while it lives
+    drained: bool = False  # a user wants it to get no more work
+
+    @property
+    def alive(self) -> bool:
+        return self.gone_since is None
+
+    @property
+    def draining(self) -> bool:
+        """By a user's wish or its own."""
+        return self.drained or self.record.draining
+
+
+@dataclass(slots=True)
+class Roll:
+    """Every member known. `seen` and `silent` return the note to write down, if it changed."""
+
+    notes: dict[str, MemberNote] = field(default_factory=dict)
+
+    def restore(self, note: MemberNote) -> None:
+        """A note from before: it holds unless the member was seen meanwhile."""
+        self.notes.setdefault(note.record.id, note)
+
+    def seen(self, record: MemberRecord) -> MemberNote | None:
+        """A member's key is there."""
+        before = self.notes.get(record.id)
+        note = MemberNote(record=record, drained=before.drained if before else False)
+        self.notes[record.id] = note
+        # Refreshes of an unchanged record are not worth a write.
+        return None if note == before else note
+
+    def silent(self, member: str, now: float) -> MemberNote | None:
+        """A member's key is gone, or was not there when it should have been."""
+        before = self.notes.get(member)
+        if before is None or not before.alive:
+            return None
+        self.notes[member] = before.model_copy(update={"gone_since": now})
+        return self.notes[member]
+
+    def absent(self, living: set[str], now: float) -> list[MemberNote]:
+        """Members believed alive of which there is no key: notes to write."""
+        lost = [m for m, note in self.notes.items() if note.alive and m not in living]
+        return [note for m in lost if (note := self.silent(m, now)) is not None]
+
+    def drain(self, member: str, wanted: bool) -> MemberNote:
+        """Give a member no more work, or let it have some again. KeyError if unknown."""
+        self.notes[member] = self.notes[member].model_copy(update={"drained": wanted})
+        return self.notes[member]
+
+    def forget(self, member: str) -> None:
+        self.notes.pop(member, None)
+
+    def surplus(self) -> list[str]:
+        """Members above MEMBERS_MAX that may be forgotten: gone ones, the longest gone first."""
+        gone = sorted((n.gone_since, m) for m, n in self.notes.items() if n.gone_since is not None)
+        return [m for _, m in gone[: max(0, len(self.notes) - MEMBERS_MAX)]]
+
+    @property
+    def living(self) -> dict[str, MemberRecord]:
+        return {m: n.record for m, n in self.notes.items() if n.alive}

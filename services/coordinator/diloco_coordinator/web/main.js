@@ -1,0 +1,184 @@
+/* Asks once a second what is new, shows it, and carries out what buttons say. */
+
+import { Refusal, call, dropToken, get, hasToken, keepToken, memberPath, runPath, takeTokenFromAddress } from "./api.js";
+import { $, make, reconcile, say } from "./dom.js";
+import { showEvents, showLearners, showLosses, showRounds, showRun, showServices } from "./views.js";
+
+const EVERY_MS = 1000;
+/* Shown at once: what a person may scroll through; the command line shows all. */
+const ROUNDS_SHOWN = 30, EVENTS_SHOWN = 100;
+
+const seen = { access: null, run: "", rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] };
+
+function forgetRun(name) {
+  Object.assign(seen, { run: name, rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] });
+  $("chart").replaceChildren();
+  showRounds([]);
+  showEvents([]);
+}
+
+const may = () => {
+  const rank = ["viewer", "operator", "chaos", "admin"].indexOf(seen.access.role);
+  return { operate: rank >= 1, chaos: rank >= 2 && seen.access.chaos };
+};
+
+/* --- looking ------------------------------------------------------------------------------ */
+
+async function look() {
+  seen.access ??= await get("/v1/access");
+  const [runs, { members }] = await Promise.all([get("/v1/runs?limit=1000"), get("/v1/members")]);
+  chooseRun(runs.runs);
+  showLearners(members, may(), ask);
+  showServices(members, may(), ask);
+  const run = runs.runs.find((r) => r.name === seen.run);
+  $("empty").hidden = Boolean(run);
+  $("overview").hidden = !run;
+  await lookForEvents();
+  if (run) {
+    await lookForRounds(run);
+    showRun(run, seen.evaluations.at(-1)?.val_loss);
+    $("verbs").hidden = !may().operate;
+  }
+  showLosses(seen.evaluations);
+}
+
+function chooseRun(runs) {
+  runs.sort((a, b) => b.created_at - a.created_at);
+  const select = $("runs");
+  const option = (r) => make("option", { value: r.name });
+  reconcile(select, runs, (r) => r.name, option, (node, r) => say(node, `${r.name} (${r.state})`));
+  select.parentElement.hidden = runs.length === 0;
+  const there = runs.some((r) => r.name === seen.run);
+  if (!there) forgetRun(runs[0]?.name ?? "");
+  if (select.value !== seen.run) select.value = seen.run;
+}
+
+async function lookForRounds(run) {
+  if (!run.status) return;
+  const closed = run.status.rounds_committed + run.status.rounds_skipped;
+  if (closed === seen.closed) return;
+  // Round n lies at tape sequence n + 1 or later: no need to read a long tape from its start.
+  seen.roundsAfter ??= Math.max(0, run.status.stamp.round + 1 - ROUNDS_SHOWN);
+  let page;
+  do {
+    page = await get(`${runPath(run.name)}/rounds?limit=1000&after=${seen.roundsAfter}`);
+    seen.rounds = [...seen.rounds, ...page.rounds].slice(-ROUNDS_SHOWN);
+    seen.roundsAfter = seen.rounds.at(-1)?.seq ?? seen.roundsAfter;
+  } while (page.next !== null);
+  seen.closed = closed;
+  showRounds(seen.rounds);
+}
+
+async function lookForEvents() {
+  const about = seen.run ? `&run=${encodeURIComponent(seen.run)}` : "";
+  let page;
+  do {
+    const after = seen.events.at(-1)?.seq ?? 0;
+    page = await get(`/v1/events?limit=1000&after=${after}${about}`);
+    seen.evaluations.push(...page.events.filter((e) => e.kind === "evaluation").map((e) => e.data));
+    seen.events = [...seen.events, ...page.events].slice(-EVENTS_SHOWN);
+  } while (page.events.length === 1000);
+  showEvents(seen.events);
+}
+
+/* --- doing -------------------------------------------------------------------------------- */
+
+function sure(question, yes) {
+  say($("question"), question);
+  say($("yes"), yes);
+  const dialog = $("ask");
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+  });
+}
+
+function tell(text) {
+  $("banner").hidden = !text;
+  say($("banner"), text);
+}
+
+async function act(method, path, body) {
+  try {
+    await call(method, path, body);
+    tell("");
+    await look();
+  } catch (error) {
+    tell(String(error.message));
+  }
+}
+
+const ask = {
+  kill: async (id) => {
+    if (await sure(`Kill ${id} with SIGKILL, now? What supervises it may start it again.`, "Kill"))
+      await act("POST", "/v1/chaos", { kind: "kill", target: id });
+  },
+  drain: (id) => act("POST", `${memberPath(id)}/drain`),
+  undrain: (id) => act("DELETE", `${memberPath(id)}/drain`),
+  forget: (id) => act("DELETE", memberPath(id)),
+};
+
+$("verbs").addEventListener("click", async (event) => {
+  const verb = event.target.dataset.verb;
+  if (!verb) return;
+  const run = seen.run;
+  if (verb === "stop" && !(await sure(`Stop ${run}? It cannot go on afterwards.`, "Stop"))) return;
+  await act("POST", `${runPath(run)}/${verb}`);
+});
+
+$("runs").addEventListener("change", () => {
+  forgetRun($("runs").value);
+  look().catch(() => {});
+});
+
+/* --- the loop ----------------------------------------------------------------------------- */
+
+function linked(up, text) {
+  $("link").className = `link ${up ? "up" : "down"}`;
+  say($("link"), text);
+}
+
+function askForToken(why) {
+  $("login").hidden = false;
+  $("run").hidden = true;
+  say($("refused"), why);
+  say($("link"), "");
+  $("link").className = "link";
+  $("token").focus();
+}
+
+let timer = 0;
+
+async function loop() {
+  clearTimeout(timer);
+  if (!hasToken()) return askForToken("");
+  try {
+    if (!document.hidden) await look();
+    $("login").hidden = true;
+    $("run").hidden = false;
+    linked(true, "connected");
+  } catch (error) {
+    if (error instanceof Refusal && error.status === 401) {
+      dropToken();
+      return askForToken("This token is not accepted.");
+    }
+    if (error instanceof Refusal) linked(false, error.message);
+    else if (error instanceof TypeError || error.name === "TimeoutError")
+      linked(false, "the coordinator does not answer; training goes on without it");
+    else throw error;
+  }
+  timer = setTimeout(loop, EVERY_MS);
+}
+
+$("login").addEventListener("submit", (event) => {
+  event.preventDefault();
+  keepToken($("token").value.trim());
+  $("token").value = "";
+  seen.access = null;
+  loop();
+});
+document.addEventListener("visibilitychange", () => document.hidden || loop());
+
+takeTokenFromAddress();
+loop();

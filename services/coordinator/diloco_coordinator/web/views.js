@@ -1,0 +1,183 @@
+/* What the page shows of a run, its members, rounds and events. */
+
+import { $, ago, bytes, count, loss, make, moment, percent, reconcile, say, seconds } from "./dom.js";
+import { lineChart } from "./chart.js";
+
+const GOOD = new Set(["running", "stepping", "finished", "committed", "alive", "finishing"]);
+const BAD = new Set(["down", "starved", "skipped", "gone"]);
+const IDLE = new Set(["idle", "stopped", "queued"]);
+
+function tone(state) {
+  if (GOOD.has(state)) return "good";
+  if (BAD.has(state)) return "bad";
+  return IDLE.has(state) ? "" : "warn";
+}
+
+function mark(node, state) {
+  say(node, state);
+  node.className = `badge ${tone(state)}`;
+}
+
+/* --- the run ------------------------------------------------------------------------------ */
+
+export function showRun(run, newestLoss) {
+  say($("name"), run.name);
+  mark($("state"), run.state);
+  const waiting = run.waiting && run.waiting !== run.reason ? ` · ${run.waiting}` : "";
+  say($("reason"), run.reason + waiting);
+  const over = run.state === "finished" || run.state === "stopped";
+  const may = { pause: run.desired === "running", resume: run.desired === "paused", stop: run.desired !== "stopped" };
+  for (const button of $("verbs").children) {
+    const verb = button.dataset.verb;
+    button.disabled = over || !may[verb];
+    button.setAttribute("aria-label", `${button.textContent} run ${run.name}`);
+  }
+  const s = run.status;
+  $("progress").value = s ? s.stamp.fraction : 0;
+  say($("progressed"), s ? `${percent(s.stamp.fraction)} of the budget, ${count(s.stamp.steps)} steps` : "not begun");
+  reconcile($("figures"), s ? figures(run, s, newestLoss) : [], (f) => f[0], newFigure, fillFigure);
+}
+
+function figures(run, s, newestLoss) {
+  const known = Object.keys(s.learners).length;
+  const refused = Object.entries(s.refused).map(([why, n]) => `${why} ${n}`);
+  return [
+    ["Alive", `${s.alive.length} of ${known}`, "heartbeats seen"],
+    ["Participating", `${s.participating.length} of ${known}`, "merged within the last H rounds"],
+    ["Useful", s.tokens_processed ? percent(s.tokens_useful / s.tokens_processed) : "–",
+      `${count(s.tokens_useful)} of ${count(s.tokens_processed)} tokens merged`],
+    ["Validation loss", loss(newestLoss), "nats per token, newest"],
+    ["Rounds committed", count(s.rounds_committed), `${count(s.rounds_skipped)} skipped`],
+    ["Quorum", count(s.quorum), `term ${s.term}, epoch ${s.epoch}`],
+    ["Uploaded", bytes(s.bytes_up), "contributions"],
+    ["Downloaded", bytes(s.bytes_down), "publications, by every reader"],
+    ["Refused", count(Object.values(s.refused).reduce((a, b) => a + b, 0)), refused.join(", ") || "nothing so far"],
+    ["Parameters", count(s.parameters), `${s.versions.length} fragments`],
+  ];
+}
+
+function newFigure([name]) {
+  return make("div", {}, make("dt", {}, name), make("dd", {}, make("span"), make("small")));
+}
+
+function fillFigure(node, [, value, note]) {
+  say(node.querySelector("span"), value);
+  say(node.querySelector("small"), note);
+}
+
+export function showLosses(evaluations) {
+  const points = evaluations
+    .filter((e) => Number.isFinite(e.val_loss))
+    .map((e) => ({ x: e.steps, y: e.val_loss, versions: e.versions ?? e.version }));
+  $("losses").hidden = points.length === 0;
+  if (!points.length) return;
+  points.sort((a, b) => a.x - b.x);
+  const first = points[0], last = points[points.length - 1];
+  const describe = `Validation loss from ${loss(first.y)} at ${count(first.x)} steps to ${loss(last.y)} at ${count(last.x)} steps`;
+  lineChart($("chart"), points, { xLabel: "steps", describe });
+  const row = (p) => make("tr", {}, make("td", {}, count(p.x)), make("td", {}, p.y.toFixed(4)), make("td", {}, [p.versions ?? "–"].flat().join(" ")));
+  reconcile($("values").querySelector("tbody"), [...points].reverse(), (p) => `${p.x}/${p.y}`, row);
+}
+
+/* --- members ------------------------------------------------------------------------------ */
+
+function cell(label, ...children) {
+  return make("td", { "data-label": label }, ...children);
+}
+
+function actions(member, may, ask) {
+  const button = (text, act, extra = {}) =>
+    make("button", { type: "button", "aria-label": `${text} ${member.id}`, onclick: () => act(member.id), ...extra }, text);
+  const box = make("span", { className: "actions" });
+  if (may.chaos && member.alive && member.role !== "supervisor") box.append(button("Kill", ask.kill, { className: "danger" }));
+  if (may.operate && member.role === "learner" && member.alive)
+    box.append(member.draining ? button("Undrain", ask.undrain) : button("Drain", ask.drain));
+  if (may.operate && !member.alive) box.append(button("Forget", ask.forget));
+  return box;
+}
+
+/* Buttons are made anew only when other ones are due: a focused one stays. */
+function fillActions(node, member, may, ask) {
+  const due = JSON.stringify([member.alive, member.draining, member.role, may]);
+  if (node.dataset.due === due) return;
+  node.dataset.due = due;
+  node.replaceChildren(actions(member, may, ask));
+}
+
+function stateOf(member) {
+  if (!member.alive) return "gone";
+  if (member.role !== "learner") return member.state && member.state !== "idle" ? member.state : "alive";
+  return member.learner?.state ?? "idle";
+}
+
+function noteOf(member) {
+  if (!member.alive) return `for ${ago(member.gone_since)}`;
+  const l = member.learner;
+  if (member.draining) return "draining";
+  if (!l) return "";
+  if (!l.alive) return `silent for ${seconds(l.silent_s)}`;
+  return l.participating ? "participating" : "not participating yet";
+}
+
+export function showLearners(members, may, ask) {
+  const make_ = () => {
+    const name = make("td", { "data-label": "Learner" });
+    const state = cell("State", make("span"), make("small", { className: "soft" }));
+    return make("tr", {}, name, state, cell("Step"), cell("Loss"), cell("Tokens/s"), cell("Merged last in"), cell("Works for"), make("td"));
+  };
+  const fill = (row, m) => {
+    const [name, state, step, train, speed, merged, works, buttons] = row.children;
+    const l = m.learner ?? {};
+    say(name, m.id);
+    mark(state.firstElementChild, stateOf(m));
+    say(state.lastElementChild, noteOf(m));
+    say(step, count(l.step));
+    say(train, loss(l.loss));
+    say(speed, count(m.alive ? l.tokens_per_s : NaN));
+    say(merged, l.merged_round >= 0 ? `round ${l.merged_round}` : "–");
+    say(works, m.assigned || "–");
+    fillActions(buttons, m, may, ask);
+  };
+  reconcile($("learners").tBodies[0], members.filter((m) => m.role === "learner"), (m) => m.id, make_, fill);
+}
+
+export function showServices(members, may, ask) {
+  const make_ = () =>
+    make("tr", {}, cell("Member"), cell("Role"), cell("State", make("span"), make("small", { className: "soft" })), cell("Works for"), cell("Host"), make("td"));
+  const fill = (row, m) => {
+    const [name, role, state, works, host, buttons] = row.children;
+    say(name, m.id);
+    say(role, m.role);
+    mark(state.firstElementChild, stateOf(m));
+    say(state.lastElementChild, noteOf(m));
+    say(works, m.assigned || "–");
+    say(host, `${m.host}, process ${m.pid}`);
+    fillActions(buttons, m, may, ask);
+  };
+  reconcile($("services").tBodies[0], members.filter((m) => m.role !== "learner"), (m) => m.id, make_, fill);
+}
+
+/* --- rounds and events -------------------------------------------------------------------- */
+
+export function showRounds(rounds) {
+  const item = (r) => {
+    const badge = make("span");
+    mark(badge, r.outcome);
+    const out = r.verdicts.filter((v) => v.outcome !== "merged");
+    const merged = r.verdicts.filter((v) => v.outcome === "merged").map((v) => v.learner);
+    const times = `quorum ${seconds(r.quorum_s)}, grace ${seconds(r.grace_s)}, sync ${seconds(r.sync_s)}`;
+    return make("li", {},
+      make("p", { className: "head" }, make("strong", {}, `Round ${r.round}`), `fragment ${r.fragment}`, badge, moment(r.at)),
+      make("p", {}, merged.length ? `Merged: ${merged.join(", ")}` : "Merged: nobody"),
+      ...out.map((v) => make("p", { className: v.outcome === "refused" ? "bad" : "soft" }, `${v.learner} ${v.outcome}: ${v.reason}`)),
+      r.outcome === "skipped" ? make("p", { className: "bad" }, r.reason) : null,
+      make("p", { className: "soft" }, `${r.quorum_reason}; ${times}`));
+  };
+  reconcile($("rounds"), [...rounds].reverse(), (r) => r.seq, item);
+}
+
+export function showEvents(events) {
+  const item = (e) =>
+    make("li", {}, make("p", { className: "head" }, moment(e.at), make("strong", {}, e.kind), make("span", { className: "soft" }, e.source)), make("p", {}, e.text));
+  reconcile($("events"), [...events].reverse(), (e) => e.seq, item);
+}

@@ -1,0 +1,192 @@
+"""A coordinator on a memory bus, and the cluster around it as its buckets tell."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from diloco_coordinator.app import create_app, fed
+from diloco_coordinator.edges.registry import Registry
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    Event,
+    MemberRecord,
+    Message,
+    RunStatus,
+    Stamp,
+    TapeRound,
+    TapeTerm,
+    Verdict,
+)
+from diloco_shared.protocol.wire import encode
+
+TOKEN = "secret-of-the-admin"
+
+
+def spec(name: str = "demo", **membership: Any) -> dict[str, Any]:
+    return {"name": name, "budget": {"steps": 96}, "membership": membership}
+
+
+def member(name: str, role: str = "learner", boot: str = "1") -> MemberRecord:
+    return MemberRecord.model_validate(
+        {
+            "id": name,
+            "role": role,
+            "boot": boot,
+            "host": "here",
+            "pid": 1,
+            "lock": "l",
+            "started_at": 1.0,
+        }
+    )
+
+
+def status(run: str = "demo", state: str = "running", **changes: Any) -> RunStatus:
+    fields: dict[str, Any] = {
+        "run": run,
+        "state": state,
+        "reason": "2 of 2 ready",
+        "epoch": 0,
+        "term": 1,
+        "leader": "syncer-1",
+        "quorum": 1,
+        "versions": (1, 0),
+        "stamp": Stamp(round=1, steps=8, fraction=0.1, fraction_per_step=0.01),
+        "rounds_committed": 1,
+        "rounds_skipped": 0,
+        "contributions_merged": 2,
+        "refused": {"non-finite": 3},
+        "alive": ("a", "b"),
+        "participating": ("a",),
+        "parameters": 100,
+        "tokens_per_step": 512,
+        "tokens_processed": 4096,
+        "tokens_useful": 2048,
+        "bytes_up": 10,
+        "bytes_down": 20,
+        "learners": {"a": {"state": "stepping", "step": 8, "loss": 2.5}},
+        "at": 100.0,
+    }
+    return RunStatus.model_validate(fields | changes)
+
+
+def closed(number: int, *verdicts: Verdict) -> TapeRound:
+    return TapeRound.model_validate(
+        {
+            "epoch": 0,
+            "term": 1,
+            "round": number,
+            "fragment": 0,
+            "outcome": "committed",
+            "reason": "merged",
+            "quorum_reason": "2 of 2 ready",
+            "quorum": 1,
+            "version": number + 1,
+            "verdicts": verdicts,
+            "keyframe": False,
+            "anchor_digest": "",
+            "master_digest": "",
+            "payload_digest": "",
+            "stamp": Stamp(round=number, steps=8, fraction=0.1, fraction_per_step=0.01),
+            "quorum_s": 0.1,
+            "grace_s": 0.0,
+            "sync_s": 0.1,
+            "at": 5.0,
+        }
+    )
+
+
+class World:
+    """One broker; what processes other than the coordinator write to it."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.bus = MemoryBus(self.broker, "world")
+
+    async def joins(self, *names: str, role: str = "learner", ttl_s: float | None = None) -> None:
+        for name in names:
+            record = encode(member(name, role))
+            await self.bus.kv_put(subjects.MEMBERS, name, record, ttl_s=ttl_s)
+
+    async def dies(self, name: str) -> None:
+        await self.bus.kv_delete(subjects.MEMBERS, name)
+
+    async def says(self, reported: RunStatus) -> None:
+        await self.bus.kv_put(subjects.STATUS, reported.run, encode(reported))
+
+    async def tells(self, kind: str, run: str = "demo", **data: Any) -> None:
+        event = Event(run=run, kind=kind, source="a", text=kind, data=data, at=time.time())
+        await self.bus.append(subjects.event(run, kind), encode(event))
+
+    async def tape(self, run: str, *records: Message) -> None:
+        name, filter_ = subjects.tape_stream(run), f"tape.{run}.>"
+        await self.bus.ensure_stream(StreamSpec(name, (filter_,), 1 << 20))
+        for record in records:
+            await self.bus.append(subjects.tape(run, 0), encode(record))
+
+    @asynccontextmanager
+    async def coordinator(self, *, chaos: bool = True) -> AsyncIterator["Desk"]:
+        """One life of a coordinator."""
+        bus = MemoryBus(self.broker, "coordinator")
+        registry = Registry(bus)
+        app = create_app(registry, TOKEN, chaos=chaos)
+        async with fed(registry):
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
+                yield Desk(registry, http)
+        await bus.close()
+
+
+class Desk:
+    """A coordinator to ask."""
+
+    def __init__(self, registry: Registry, http: httpx.AsyncClient) -> None:
+        self.registry = registry
+        self.http = http
+        self.token = TOKEN
+
+    async def ask(self, method: str, path: str, body: Any = None, **headers: str) -> httpx.Response:
+        sent = {"Authorization": f"Bearer {self.token}"}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.request(method, path, json=body, headers=sent)
+
+    async def get(self, path: str) -> Any:
+        answer = await self.ask("GET", path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def until(self, holds: Callable[[], Any] | Callable[[], Awaitable[Any]]) -> Any:
+        """Until it holds; the limit of all coroutine tests is the patience."""
+        while True:
+            value = holds()
+            value = await value if asyncio.iscoroutine(value) else value
+            if value:
+                return value
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture(name="status")
+def _status() -> Callable[..., RunStatus]:
+    return status
+
+
+@pytest.fixture(name="closed")
+def _closed() -> Callable[..., TapeRound]:
+    return closed
+
+
+@pytest.fixture
+def term() -> TapeTerm:
+    return TapeTerm(epoch=0, term=1, leader="syncer-1", at=1.0)
