@@ -71,6 +71,8 @@ def _set_up_jax(threads: int, cache: str) -> None:
     """Before jax is imported: threads, memory, and where compiled programs are kept."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if threads:
+        # The first bounds XLA's pool of threads, the flags what a single operation uses of it.
+        os.environ["NPROC"] = str(threads)
         flags = os.environ.get("XLA_FLAGS", "")
         limit = f"--xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'}"
         os.environ["XLA_FLAGS"] = f"{flags} {limit} intra_op_parallelism_threads={threads}".strip()

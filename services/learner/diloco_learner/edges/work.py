@@ -73,7 +73,6 @@ class Work:
         self.events: asyncio.Queue[Any] = asyncio.Queue(EVENTS_MAX)
         self.beat: Beat | None = None
         self.incarnation = -1
-        self.reporter: Reporter | None = None
         self.train_loop: TrainLoop | None = None
         self.built = False
         self.stopping = ""
@@ -95,7 +94,7 @@ class Work:
 
     @property
     def last_progress(self) -> Progress | None:
-        return None if self.reporter is None else self.reporter.last
+        return self.reporter.last if self.built else None
 
     def health(self) -> dict[str, Any]:
         """What a probe or the member list shows."""
@@ -123,6 +122,7 @@ class Work:
         )
         log.info("works", run=self.spec.name, incarnation=self.incarnation)
         await asyncio.gather(self._streams(), asyncio.to_thread(self._build))
+        log.debug("built")
         self._connect()
         try:
             async with asyncio.TaskGroup() as self.tasks:
@@ -149,9 +149,12 @@ class Work:
         )
         ended = await recoverer.run()
         if isinstance(ended, Begun):
+            log.debug("recovered, warming up")
             await warm
+            log.debug("warm")
             await self._begin(ended)
-            serving += [self._start(self.reporter_.newest()), self._start(self._hand())]
+            log.debug("begins to step")
+            serving += [self._start(self.reporter.newest()), self._start(self._hand())]
             leave = await self._train_or_tell()
         else:
             leave = ended
@@ -172,7 +175,7 @@ class Work:
             self.down.donations(),
             self.down.publications(),
             self.leases.supply(),
-            self.reporter_.heartbeats(),
+            self.reporter.heartbeats(),
         ]
 
     # --- set-up --------------------------------------------------------------------------------
@@ -241,7 +244,7 @@ class Work:
             self._put,
             self.trainer.check_inner_state,
         )
-        self.reporter = self.reporter_ = Reporter(
+        self.reporter = Reporter(
             spec, me, self.incarnation, self.control, self.mailbox, self.book, self.faults
         )
         self.built = True
@@ -334,7 +337,7 @@ class Work:
 
     async def _clear_out(self) -> None:
         """The last results and the last word of the train thread."""
-        await self.reporter_.flush()
+        await self.reporter.flush()
         for item in self.mailbox.collect():
             await self.up.send(item)
         await self.up.told()

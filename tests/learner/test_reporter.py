@@ -1,0 +1,78 @@
+"""Heartbeats: a learner is seen while it compiles, and not for ever while it hangs (I10)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from diloco_learner.anchors import AnchorBook
+from diloco_learner.edges import reporter
+from diloco_learner.edges.mailbox import Mailbox
+from diloco_learner.edges.reporter import Reporter, Stuck
+from diloco_learner.reports import before_training
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.faults import FaultAgent
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol.messages import Progress
+
+
+@pytest.fixture
+def box() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+def faults(broker: MemoryBroker) -> FaultAgent:
+    return FaultAgent(MemoryBus(broker, "faults"), "a", enabled=True)
+
+
+@pytest.fixture
+def reports(broker: MemoryBroker, spec: RunSpec, box: Mailbox, faults: FaultAgent) -> Reporter:
+    bus, book = MemoryBus(broker, "a"), AnchorBook((4, 4, 4))
+    return Reporter(spec, "a", 2, bus, box, book, faults)
+
+
+def progress(step: int) -> Progress:
+    fresh = before_training("a", 2, 0, (0, 0, 0))
+    return fresh.model_copy(update={"state": "stepping", "step": step})
+
+
+async def test_before_the_first_step_it_says_that_it_is_coming(
+    reports: Reporter, syncer: Any
+) -> None:
+    async with syncer.serving():
+        beating = asyncio.create_task(reports.heartbeats())
+        first = await syncer.until("a", lambda p: True)
+        assert (first.state, first.incarnation, first.adopted) == ("joining", 2, (-1, -1, -1))
+        beating.cancel()
+
+
+async def test_the_newest_report_is_sent_once_and_then_repeated(
+    reports: Reporter, box: Mailbox, faults: FaultAgent, syncer: Any
+) -> None:
+    async with syncer.serving():
+        sending = asyncio.create_task(reports.newest())
+        box.progress(progress(7))
+        box.progress(progress(8))
+        await syncer.until("a", lambda p: p.step == 8)
+        assert [p.step for p in syncer.progress["a"]] == [8]
+        # Faults armed for a step come due by it.
+        assert faults.step == 8
+        beating = asyncio.create_task(reports.heartbeats())
+        while len(syncer.progress["a"]) < 3:
+            await syncer.until("a", lambda p: p.step == 8)
+            await asyncio.sleep(0)
+        assert {p.step for p in syncer.progress["a"]} == {8}
+        for task in (sending, beating):
+            task.cancel()
+
+
+async def test_a_train_thread_that_hangs_ends_the_process(
+    reports: Reporter, box: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporter, "STUCK_S", 0.5)
+    box.progress(progress(8))
+    await reports.flush()
+    with pytest.raises(Stuck, match="no step boundary"):
+        await reports.heartbeats()
