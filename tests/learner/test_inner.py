@@ -1,6 +1,5 @@
 """The inner step: the rate is an argument, clipping and decay are as said."""
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,28 +61,6 @@ def test_accumulation_is_the_mean_over_the_parts() -> None:
     np.testing.assert_allclose(parts.matrix, whole.matrix, rtol=1e-6)
     np.testing.assert_allclose(whole.matrix, 3.0 - 0.3, rtol=1e-6)
     assert parts.loss == pytest.approx(whole.loss)
-
-
-def test_a_real_model_learns_a_repeated_batch() -> None:
-    """From about ln V towards nothing."""
-    from diloco_learner.model import transformer
-
-    shape = transformer.Shape(32, 16, 1, 2, 1, 8, 32)
-    model = ModelDef(
-        partial(transformer.init, shape),
-        partial(transformer.loss, shape, jnp.float32),
-        lambda name: False,
-    )
-    inner = Inner()
-    params = jax.jit(model.init)(jax.random.key(0))
-    state = jax.jit(optimizer(inner).init)(params)
-    step, losses = make_step(model, inner), []
-    batch = np.random.default_rng(0).integers(0, 32, (4, 9)).astype(np.int32)
-    for _ in range(60):
-        params, state, loss = step(params, state, batch, 0.02)
-        losses.append(float(loss))
-    assert np.log(32) - 0.5 < losses[0] < np.log(32) + 1.0
-    assert losses[-1] < 0.3
 
 
 @pytest.mark.parametrize("name", ["nothing", "clip", "apply_updates"])

@@ -80,6 +80,13 @@ def test_the_same_steps_give_the_same_bits(program: Program, trainer: Trainer) -
     assert bits(again.opt_state) == bits(trainer.opt_state)
 
 
+def test_a_repeated_batch_is_learned_from_guessing_on(program: Program) -> None:
+    trainer = Trainer(program)
+    losses = [float(trainer.step(batch(0), 0.03)) for _ in range(60)]
+    assert losses[0] == pytest.approx(np.log(256) + 0.5, abs=0.7)
+    assert losses[-1] < 0.5
+
+
 @pytest.mark.parametrize("p", range(FRAGMENTS))
 def test_adopting_overwrites_exactly_its_fragment_and_keeps_moments(
     program: Program, trainer: Trainer, p: int
