@@ -32,25 +32,24 @@ class Where:
 
 def connect(where: Where) -> Client:
     """A client; CliError says what is missing."""
-    url, token, token_file = where.url, where.token, where.token_file
-    if not url:
-        endpoint = endpoint_of(where.data)
-        url, token_file = endpoint["url"], token_file or endpoint["token_file"]
-    elif "://" not in url:
-        raise CliError(f"--url {url}: begin it with http:// or https://", INVALID)
-    if not token:
-        if not token_file:
-            raise CliError(
-                "give the token of that cluster with --token, --token-file or DILOCO_TOKEN",
-                REFUSED,
-            )
-        try:
-            token = Path(token_file).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CliError(
-                f"the token file {token_file} cannot be read: {error}", REFUSED
-            ) from None
-    return Client(url, token)
+    if where.url and "://" not in where.url:
+        raise CliError(f"--url {where.url}: begin it with http:// or https://", INVALID)
+    return Client(where.url or endpoint_of(where.data)["url"], token_of(where))
+
+
+def token_of(where: Where) -> str:
+    """The token as given, or the admin's of the cluster on this machine."""
+    if where.token:
+        return where.token
+    path = where.token_file or ("" if where.url else endpoint_of(where.data)["token_file"])
+    if not path:
+        raise CliError(
+            "give the token of that cluster with --token, --token-file or DILOCO_TOKEN", REFUSED
+        )
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CliError(f"the token file {path} cannot be read: {error}", REFUSED) from None
 
 
 def endpoint_of(data: Path) -> dict[str, Any]:

@@ -246,6 +246,32 @@ def test_no_run_says_how_to_get_one(server: Server, diloco: Diloco) -> None:
     assert "diloco submit run.toml" in err
 
 
+def test_tokens_are_made_for_a_role_and_shown_once(server: Server, diloco: Diloco) -> None:
+    server.answers["POST /v1/tokens"] = (201, {"token": "s3cret"})
+    server.answers["GET /v1/tokens"] = (200, {"tokens": [{"name": "eve", "role": "viewer"}]})
+    server.answers["DELETE /v1/tokens/eve"] = (200, {})
+    assert diloco("token", "make", "eve", "viewer")[:2] == (0, "s3cret\n")
+    assert server.last_body == {"name": "eve", "role": "viewer"}
+    assert diloco("token", "list")[1] == "eve: viewer\n"
+    assert diloco("token", "revoke", "eve")[0] == 0
+    assert diloco("token", "make", "eve", "king")[0] == 2
+
+
+def test_a_member_is_drained_and_back(server: Server, diloco: Diloco) -> None:
+    member = {"id": "a", "role": "learner", "alive": True, "assigned": "", "pid": 7, "host": "h"}
+    server.answers["POST /v1/members/a/drain"] = (200, member | {"draining": True})
+    server.answers["DELETE /v1/members/a/drain"] = (200, member | {"draining": False})
+    assert "a (learner): draining" in diloco("drain", "a")[1]
+    assert "a (learner): alive" in diloco("drain", "a", "--undo")[1]
+
+
+def test_the_page_of_a_cluster_has_its_token_where_no_server_sees_it(
+    server: Server, diloco: Diloco
+) -> None:
+    assert diloco("page")[:2] == (0, "http://far:1/#token=t0ken\n")
+    assert server.requests == []
+
+
 # --- without a server ----------------------------------------------------------------------------
 
 

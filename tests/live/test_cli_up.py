@@ -104,7 +104,7 @@ def test_a_cluster_answers_until_it_is_stopped_and_nothing_is_left(
     file.write_text('name = "r"\nseed = -1\n[algorithm]\nfragments = 5\n[budget]\nyears = 1\n')
     bad = diloco("submit", str(file), *here)
     assert bad.returncode == INVALID
-    for path in ("seed", "algorithm", "budget.years"):
+    for path in ("seed", "algorithm.sync_every_steps", "budget.years"):
         assert f"\n  {path}: " in bad.stderr
     file.write_text('name = "r"\n[budget]\nsteps = 10\n')
     assert diloco("status", *here).returncode == UNKNOWN

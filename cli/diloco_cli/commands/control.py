@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.cluster import Where, connect
+from diloco_cli.cluster import Where, connect, token_of
 from diloco_cli.commands.options import Json, anywhere, show
 
 app = typer.Typer()
@@ -31,12 +31,26 @@ def members(where: Where, as_json: Json = False) -> None:
 
 
 def _member_line(m: dict[str, Any]) -> str:
-    life = "alive" if m["alive"] else "gone"
+    life = ("draining" if m.get("draining") else "alive") if m["alive"] else "gone"
     line = f"{m['id']} ({m['role']}): {life}, run {m['assigned'] or '-'}, pid {m['pid']}"
     learner = m.get("learner")
     if learner:
         line += f", {learner['state']} at step {learner.get('step', 0)}"
     return f"{line} on {m['host']}"
+
+
+@app.command()
+@anywhere
+def drain(
+    where: Where,
+    member: Annotated[str, typer.Argument(help="A member.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Give it work again.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Take a member's work away and give it no more."""
+    with connect(where) as client:
+        changed = client.undrain(member) if undo else client.drain(member)
+    show(changed, as_json, lambda: [_member_line(changed)])
 
 
 @app.command()
@@ -47,6 +61,17 @@ def forget(
     """Give up the place of a member that will not come back."""
     with connect(where) as client:
         client.forget(member)
+
+
+@app.command()
+@anywhere
+def page(where: Where) -> None:
+    """The address of the live page with the token in it, for a browser of this machine.
+
+    The part after # is never sent to a server. Whoever sees it can use the token.
+    """
+    with connect(where) as client:
+        print(f"{client.url}/#token={token_of(where)}")
 
 
 @app.command()
@@ -113,3 +138,53 @@ def faults(where: Where, as_json: Json = False) -> None:
         return f"{f['id']}: {f['kind']} on {f['target']}, {', '.join(became)}"
 
     show(found, as_json, lambda: [line(f) for f in found] or ["no faults"])
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+tokens = typer.Typer(no_args_is_help=True, help="Tokens for other people, with a role each.")
+app.add_typer(tokens, name="token")
+
+
+class Role(StrEnum):
+    """What a token is good for; each includes those before it."""
+
+    viewer = "viewer"
+    operator = "operator"
+    chaos = "chaos"
+    admin = "admin"
+
+
+Name = Annotated[str, typer.Argument(help="Name of the token.")]
+
+
+@tokens.command("make")
+@anywhere
+def make_token(
+    where: Where,
+    name: Name,
+    role: Annotated[Role, typer.Argument(help="What it is good for.")],
+    as_json: Json = False,
+) -> None:
+    """Make a token and print it, this once."""
+    with connect(where) as client:
+        made = client.make_token(name, role.value)
+    show({"name": name, "role": role.value, "token": made}, as_json, lambda: [made])
+
+
+@tokens.command("list")
+@anywhere
+def list_tokens(where: Where, as_json: Json = False) -> None:
+    """Names and roles of all tokens but the admin's."""
+    with connect(where) as client:
+        found = client.tokens()
+    lines = [f"{t['name']}: {t['role']}" for t in found]
+    show(found, as_json, lambda: lines or ["none but the admin's"])
+
+
+@tokens.command("revoke")
+@anywhere
+def revoke_token(where: Where, name: Name) -> None:
+    """Make a token useless, at once."""
+    with connect(where) as client:
+        client.revoke_token(name)
