@@ -10,6 +10,8 @@ const ROUNDS_SHOWN = 30, EVENTS_SHOWN = 100;
 
 const seen = { access: null, run: "", rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] };
 
+let wanted = ""; // the run that was just chosen
+
 function forgetRun(name) {
   Object.assign(seen, { run: name, rounds: [], roundsAfter: null, closed: -1, events: [], evaluations: [] });
   $("chart").replaceChildren();
@@ -24,7 +26,11 @@ const may = () => {
 
 /* --- looking ------------------------------------------------------------------------------ */
 
-async function look() {
+/* One look after the other, whoever asks: two at once would note the same events twice. */
+let looking = Promise.resolve();
+const look = () => (looking = looking.catch(() => {}).then(lookOnce));
+
+async function lookOnce() {
   seen.access ??= await get("/v1/access");
   const [runs, { members }] = await Promise.all([get("/v1/runs?limit=1000"), get("/v1/members")]);
   chooseRun(runs.runs);
@@ -48,9 +54,12 @@ function chooseRun(runs) {
   const option = (r) => make("option", { value: r.name });
   reconcile(select, runs, (r) => r.name, option, (node, r) => say(node, `${r.name} (${r.state})`));
   select.parentElement.hidden = runs.length === 0;
-  const there = runs.some((r) => r.name === seen.run);
-  if (!there) forgetRun(runs[0]?.name ?? "");
-  if (select.value !== seen.run) select.value = seen.run;
+  if (wanted && runs.some((r) => r.name === wanted)) forgetRun(wanted);
+  wanted = "";
+  // What people mean: the newest one that is at work, else the newest.
+  const busy = runs.find((r) => !["queued", "finished", "stopped"].includes(r.state));
+  if (!runs.some((r) => r.name === seen.run)) forgetRun((busy ?? runs[0])?.name ?? "");
+  if (select.value !== seen.run && document.activeElement !== select) select.value = seen.run;
 }
 
 async function lookForRounds(run) {
@@ -128,8 +137,8 @@ $("verbs").addEventListener("click", async (event) => {
 });
 
 $("runs").addEventListener("change", () => {
-  forgetRun($("runs").value);
-  look().catch(() => {});
+  wanted = $("runs").value;
+  look().catch(() => {}); // the loop tells what is wrong
 });
 
 /* --- the loop ----------------------------------------------------------------------------- */

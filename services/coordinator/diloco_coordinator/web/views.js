@@ -68,7 +68,7 @@ function fillFigure(node, [, value, note]) {
 export function showLosses(evaluations) {
   const points = evaluations
     .filter((e) => Number.isFinite(e.val_loss))
-    .map((e) => ({ x: e.steps, y: e.val_loss, versions: e.versions ?? e.version }));
+    .map((e) => ({ x: e.steps, y: e.val_loss, versions: e.versions }));
   $("losses").hidden = points.length === 0;
   if (!points.length) return;
   points.sort((a, b) => a.x - b.x);
