@@ -1,5 +1,6 @@
 """The supervisor's parts: restart policy, logs, the data folder, the demo's promises."""
 
+import io
 import json
 import os
 import socket
@@ -8,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import diloco_cli.up.folder
 from diloco_cli.cluster import endpoint_of
-from diloco_cli.demo import free_name, verdicts
-from diloco_cli.faults import CONFLICT, CliError
+from diloco_cli.demo import conclude, free_name, verdicts
+from diloco_cli.faults import CONFLICT, FAILED, CliError
+from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder, supervisor_of
 from diloco_cli.up.logfile import bound, last_line
 from diloco_cli.up.restarts import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts
@@ -159,6 +162,31 @@ def test_a_demo_takes_a_free_name_and_no_learners_from_others(tmp_path: Path) ->
     assert free_name([over, over | {"name": "demo-2"}], tmp_path) == "demo-3"
     with pytest.raises(CliError, match=r"'mine'.*is not over"):
         free_name([over, {"name": "mine", "state": "running"}], tmp_path)
+
+
+@pytest.mark.parametrize(("loss", "status"), [(1.5, 0), (3.0, FAILED)])
+def test_a_demo_is_reported_whether_it_kept_its_promises_or_not(
+    tmp_path: Path,
+    run: dict[str, Any],
+    rounds: list[dict[str, Any]],
+    events: list[dict[str, Any]],
+    loss: float,
+    status: int,
+) -> None:
+    events[-2]["data"]["val_loss"] = loss
+    screen = io.StringIO()
+    seen = Seen("demo", run, rounds, events)
+    assert conclude(seen, tmp_path / "demo", Console(file=screen), 100.0) == status
+    figures = json.loads((tmp_path / "demo" / "report.json").read_text())
+    assert figures["kept"] == (status == 0)
+    assert {"seed", "machine", "command", "versions", "seconds"} <= figures.keys()
+    assert "<title>Run demo" in (tmp_path / "demo" / "report.html").read_text()
+    assert screen.getvalue().count("NO ") == (status != 0)
+
+
+def test_a_demo_that_trained_nothing_points_at_the_logs(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="logs"):
+        conclude(Seen("demo"), tmp_path / "demo", Console(file=io.StringIO()), 1.0)
 
 
 GOOD: dict[str, Any] = {

@@ -112,7 +112,7 @@ def down(data: Folder = HERE) -> None:
 def demo(
     data: Folder = HERE,
     port: Port = 0,
-    steps: Annotated[int, typer.Option(min=600, help="Length of the run.")] = 1800,
+    steps: Annotated[int, typer.Option(min=600, help="Length of the run.")] = 2000,
 ) -> None:
     """Three learners train a small model on real text; one is killed and comes back."""
     from diloco_cli.demo import run_demo
