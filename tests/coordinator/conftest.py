@@ -11,6 +11,7 @@ import pytest
 
 from diloco_coordinator.app import create_app, fed
 from diloco_coordinator.edges.registry import Registry
+from diloco_coordinator.edges.sse import Streams
 from diloco_shared.edges.bus import StreamSpec
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
@@ -137,18 +138,20 @@ class World:
         bus = MemoryBus(self.broker, "coordinator")
         registry = Registry(bus)
         app = create_app(registry, TOKEN, chaos=chaos)
+        streams: Streams = app.state.streams
         async with fed(registry):
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
-                yield Desk(registry, http)
+                yield Desk(registry, http, streams)
         await bus.close()
 
 
 class Desk:
     """A coordinator to ask."""
 
-    def __init__(self, registry: Registry, http: httpx.AsyncClient) -> None:
+    def __init__(self, registry: Registry, http: httpx.AsyncClient, streams: Streams) -> None:
         self.registry = registry
+        self.streams = streams
         self.http = http
         self.token = TOKEN
 

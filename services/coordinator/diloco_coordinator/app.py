@@ -49,6 +49,7 @@ def create_app(registry: Registry, token: str, *, chaos: bool) -> FastAPI:
     )
     problems.install(app)
     guard, streams = Guard(registry, token), Streams(registry)
+    app.state.streams = streams
     app.include_router(Runs(registry, guard, streams).router)
     app.include_router(Members(registry, guard, streams, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)

@@ -1,0 +1,52 @@
+"""What the API says of runs, members and faults."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from diloco_coordinator.views import fault_views, jsonable, over_view, run_view
+from diloco_shared.protocol.messages import Event, RunRecord
+
+RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)
+
+
+def test_floats_that_json_cannot_say_become_null() -> None:
+    assert jsonable({"a": [math.nan, math.inf, 1.5], 2: (None,)}) == {
+        "a": [None, None, 1.5],
+        "2": [None],
+    }
+
+
+def test_a_run_in_the_queue_says_what_it_waits_for() -> None:
+    view = run_view(RECORD, None, "queued: 1 of 2 learners free", [])
+    assert (view["state"], view["reason"]) == ("queued", "queued: 1 of 2 learners free")
+
+
+def test_a_leading_syncer_speaks_for_its_run(status: Callable[..., Any]) -> None:
+    view = run_view(RECORD, status(run="r"), "1 of 2 learners alive", ["s"])
+    assert (view["state"], view["reason"]) == ("running", "2 of 2 ready")
+    assert view["waiting"] == "1 of 2 learners alive"
+    assert not over_view(view)
+
+
+def test_a_run_stopped_in_the_queue_is_over() -> None:
+    stopped = RECORD.model_copy(update={"desired": "stopped"})
+    assert over_view(run_view(stopped, None, None, []))
+    assert not over_view(run_view(stopped, None, None, ["s"])), "its syncer has to end it"
+
+
+def test_faults_are_told_from_plan_to_healing() -> None:
+    def event(seq: int, kind: str, **data: Any) -> tuple[int, Event]:
+        shown = {"id": "f", "kind": "hang", "target": "a", "at_step": 3, "duration_s": 2.0}
+        told = Event(run="r", kind=kind, source="a", text="", data=shown | data, at=float(seq))
+        return seq, told
+
+    events = [
+        event(1, "fault-planned", when="at step 3 (now 1)"),
+        event(2, "fault-applied"),
+        event(3, "fault-healed"),
+        event(4, "join"),
+    ]
+    (fault,) = fault_views(events)
+    assert (fault["planned_at"], fault["applied_at"], fault["healed_at"]) == (1.0, 2.0, 3.0)
+    assert (fault["kind"], fault["target"], fault["when"]) == ("hang", "a", "at step 3 (now 1)")
