@@ -121,8 +121,8 @@ class Demo:
                 raise result
 
     async def _train(self) -> None:
-        for report in REPORTS:  # an earlier demo's would pass for this one's
-            (self.stack.data / "demo" / report).unlink(missing_ok=True)
+        for name in REPORTS:  # an earlier demo's would pass for this one's
+            (self.stack.data / "demo" / name).unlink(missing_ok=True)
         await started(self.stack, lambda: answers(self.stack.data))
         self.stack.told(f"live page: {self.stack.url}  (token in {self.stack.data}/admin-token)")
         with connect(Where(data=self.stack.data)) as client, Screen(self.console) as view:
