@@ -65,6 +65,13 @@ def test_orders_are_seeded_and_differ_by_pass_shard_and_seed() -> None:
     assert [s - min(one) for s in one] != first
 
 
+def test_a_shard_is_a_sample_of_the_whole_corpus() -> None:
+    c = cut(tokens=4000 * 8 + 1, shards=4)
+    halves = [np.mean(np.array(starts(ShardReader(c, s), 100)) < 16000) for s in range(4)]
+    # Binomial with 1000 draws: 0.5 +- 0.016. A stretch of the corpus would give 0 or 1.
+    assert all(0.42 < half < 0.58 for half in halves), halves
+
+
 def test_the_end_gives_fewer_and_then_none() -> None:
     reader = ShardReader(cut(), 0)
     total = reader.left

@@ -1,7 +1,9 @@
-"""Virtual data shards: equal parts of the training tokens, each read in a seeded order.
+"""Virtual data shards: equal samples of the training sequences, each read in a seeded order.
 
-A place is a Cursor: how many sequences of which shard were consumed. Reading happens in the
-caller's thread, without workers, so that the next batch is computation and never a wait.
+A shard is drawn from all over the corpus, not a stretch of it: a learner reads shard after shard,
+and stretches (a folder of tables, then one of protocols) make it forget one for the next. A place
+is a Cursor: how many sequences of which shard were consumed. Reading happens in the caller's
+thread, without workers, so that the next batch is computation and never a wait.
 """
 
 from dataclasses import dataclass
@@ -36,9 +38,11 @@ class Cut:
 
     def order(self, shard: int, passes: int) -> "grain.MapDataset[int]":
         """The shard's sequences in the order of its `passes`-th reading."""
-        first = shard * self.sequences_per_shard
-        return grain.MapDataset.range(first, first + self.sequences_per_shard).shuffle(
-            seed=(self.seed * 1_000_003 + shard * 7919 + passes) % 2**32
+        mixed = grain.MapDataset.range(self.sequences_per_shard * self.shards).shuffle(
+            seed=self.seed
+        )
+        return mixed[shard :: self.shards].shuffle(
+            seed=(self.seed * 1_000_003 + shard * 7919 + passes + 1) % 2**32
         )
 
 
