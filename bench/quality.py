@@ -13,10 +13,15 @@ import math
 import os
 import platform
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 GRID = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
+# The last rounds of a Decoupled run take a few steps more than its budget; data-parallel gets them
+# too, so that it never sees fewer tokens.
+EXTRA_STEPS = 24
 
 
 def main() -> None:
@@ -26,13 +31,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--preset", default="long")
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     # One thread: the figures do not depend on what else the machine does.
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
     began = time.monotonic()
-    decoupled = [_decoupled(args, rate) for rate in sorted(GRID, key=lambda r: abs(r - 1.6e-2))]
-    reference = [_reference(args, rate, decoupled[0]["tokens"]) for rate in reversed(GRID)]
+    # The most promising rates first; one process a core, one thread a process.
+    rates = sorted(GRID, key=lambda rate: abs(rate - 1.6e-2))
+    with ProcessPoolExecutor(args.workers, mp_context=get_context("spawn")) as pool:
+        ours = [pool.submit(_decoupled, args, rate) for rate in rates]
+        theirs = [pool.submit(_reference, args, rate) for rate in rates]
+        decoupled = [task.result() for task in ours]
+        reference = [task.result() for task in theirs]
+    if max(r["tokens"] for r in decoupled) > reference[0]["tokens"]:
+        raise SystemExit("data-parallel saw fewer tokens: raise EXTRA_STEPS")
     best = min(decoupled, key=lambda r: r["val_loss"])
     ideal = min(reference, key=lambda r: r["val_loss"])
     result = {
@@ -68,14 +81,12 @@ def _decoupled(args: argparse.Namespace, rate: float) -> dict[str, Any]:
     return result
 
 
-def _reference(args: argparse.Namespace, rate: float, tokens: int) -> dict[str, Any]:
-    """As many steps as make the same tokens: the last rounds of a Decoupled run take a few more."""
+def _reference(args: argparse.Namespace, rate: float) -> dict[str, Any]:
+    """Data-parallel at `rate`, on no fewer tokens."""
     from diloco_learner.data_parallel import train_data_parallel
     from diloco_simulator.commands import spec_of
 
-    spec = spec_of(args.preset, args.steps, args.seed, rate)
-    steps = math.ceil(tokens / (args.learners * spec.tokens_per_step))
-    spec = spec.model_copy(update={"budget": spec.budget.model_copy(update={"steps": steps})})
+    spec = spec_of(args.preset, args.steps + EXTRA_STEPS, args.seed, rate)
     result = train_data_parallel(spec, args.learners, rate=rate)
     print(f"data-parallel  rate {rate:.1e}  validation {result['val_loss']:.4f}", flush=True)
     return result

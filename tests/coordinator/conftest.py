@@ -16,16 +16,8 @@ from diloco_shared.edges.bus import StreamSpec
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import (
-    Event,
-    MemberRecord,
-    Message,
-    RunStatus,
-    Stamp,
-    TapeRound,
-    TapeTerm,
-    Verdict,
-)
+from diloco_shared.protocol.messages import Message, Stamp, TapeRound, TapeTerm, Verdict
+from diloco_shared.protocol.records import Event, MemberRecord, RunStatus
 from diloco_shared.protocol.wire import encode
 
 TOKEN = "secret-of-the-admin"

@@ -1,7 +1,7 @@
 """Who is a member and who was one, by notes that outlive a coordinator."""
 
 from diloco_coordinator.membership import MEMBERS_MAX, MemberNote, Roll
-from diloco_shared.protocol.messages import MemberRecord
+from diloco_shared.protocol.records import MemberRecord
 
 
 def record(name: str = "a", boot: str = "1", *, draining: bool = False) -> MemberRecord:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diloco_coordinator.views import fault_views, jsonable, over_view, run_view
-from diloco_shared.protocol.messages import Event, RunRecord
+from diloco_shared.protocol.records import Event, RunRecord
 
 RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)
 

@@ -19,20 +19,18 @@ from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
-    Assignment,
     Beat,
     ContributionManifest,
     Donate,
-    Event,
     Grant,
     InitManifest,
     Join,
     Progress,
     PublicationManifest,
     Pull,
-    RunRecord,
     Stamp,
 )
+from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, encode
 
 Values = np.ndarray[Any, np.dtype[np.float32]]

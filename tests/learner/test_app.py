@@ -18,7 +18,7 @@ from diloco_shared.edges.membership import DataFolder
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Incarnation, MemberRecord, ShardLease
+from diloco_shared.protocol.records import Incarnation, MemberRecord, ShardLease
 from diloco_shared.protocol.wire import decode
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_learner.leases import choose, given_back, order, taken
-from diloco_shared.protocol.messages import ShardLease
+from diloco_shared.protocol.records import ShardLease
 
 
 def lease(shard: int, holder: str = "", incarnation: int = -1, passes: int = 0) -> ShardLease:

@@ -16,7 +16,8 @@ from diloco_shared.config import RunSpec
 from diloco_shared.edges.memory_broker import Fate, MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Cursor, ShardLease
+from diloco_shared.protocol.messages import Cursor
+from diloco_shared.protocol.records import ShardLease
 from diloco_shared.protocol.wire import decode, encode
 
 

@@ -15,7 +15,7 @@ from diloco_client import ApiError, Client
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import MemberRecord
+from diloco_shared.protocol.records import MemberRecord
 from diloco_shared.protocol.wire import encode
 
 pytestmark = pytest.mark.live

@@ -18,7 +18,8 @@ from diloco_shared.edges.bus import StreamSpec
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Assignment, Event, Progress, RunRecord, TapeRound
+from diloco_shared.protocol.messages import Progress, TapeRound
+from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, decode_tape, encode
 
 pytestmark = pytest.mark.live

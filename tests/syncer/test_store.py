@@ -11,6 +11,8 @@ from diloco_shared.config import Algorithm
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array, digest_bytes
 from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.merge import merge
+from diloco_shared.numerics.pseudogradient import rebase
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_syncer.store import Contribution, FragmentStore, Staged
 
@@ -162,6 +164,20 @@ def test_a_base_two_behind_or_ahead_is_refused() -> None:
             store.stage(0, [late], keyframe=False)
 
 
+def test_decoding_on_demand_gives_the_bits_of_decoding_first() -> None:
+    store = store_of(merge="rda")
+    advance(store, 0, 0)
+    late, timely = contribution(store, 0, 1, base=0), contribution(store, 0, 2)
+    f, size = store.fragments[0], LAYOUT.sizes[0]
+    assert f.previous is not None
+    decoded = [codec.decode(c.codec, c.payload, size) for c in (late, timely)]
+    deltas = [rebase(decoded[0], f.previous, f.anchor), decoded[1]]
+    merged = merge(deltas, [late.weight, timely.weight], LAYOUT.fragments[0], "rda")
+    master, _ = store.outer.apply(f.master, list(f.outer), merged)
+    staged = store.stage(0, [late, timely], keyframe=False)
+    assert staged.fragment.master.tobytes() == master.tobytes()
+
+
 def test_a_payload_of_another_size_is_refused() -> None:
     store = store_of()
     with pytest.raises(ValueError, match="4 bytes of bf16"):
@@ -175,6 +191,13 @@ def test_initial_fragments_must_have_the_layouts_sizes() -> None:
             Algorithm.model_validate({"fragments": 2}),
             [np.zeros(3, f32), np.zeros(LAYOUT.sizes[1], f32)],
         )
+
+
+def test_a_snapshot_laid_out_otherwise_is_refused() -> None:
+    store = store_of()
+    meta = {**store.meta(), "layout": "0" * 32}
+    with pytest.raises(ValueError, match="stored layout 0+ is not this program's"):
+        FragmentStore.restore(meta, store.state_arrays(), store.algorithm)
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adam"])

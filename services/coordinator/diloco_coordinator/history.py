@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from diloco_shared.protocol.messages import RunStatus
+from diloco_shared.protocol.records import RunStatus
 
 # Points of one run: enough for any chart. At twice as many every second one is dropped and the
 # spacing doubles, so that a run of any length fits and its beginning is never lost.

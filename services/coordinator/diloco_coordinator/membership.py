@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict
 
-from diloco_shared.protocol.messages import MemberRecord
+from diloco_shared.protocol.records import MemberRecord
 
 # Members kept in mind; when there are more, those gone the longest are forgotten.
 MEMBERS_MAX = 1000

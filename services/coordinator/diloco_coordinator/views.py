@@ -5,13 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from diloco_coordinator.membership import MemberNote
-from diloco_shared.protocol.messages import (
-    Event,
-    RunRecord,
-    RunStatus,
-    TapeRecord,
-    TapeRound,
-)
+from diloco_shared.protocol.messages import TapeRecord, TapeRound
+from diloco_shared.protocol.records import Event, RunRecord, RunStatus
 
 
 def jsonable(value: Any) -> Any:

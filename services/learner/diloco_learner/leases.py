@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from diloco_shared.protocol.messages import ShardLease
+from diloco_shared.protocol.records import ShardLease
 
 
 def order(shards: int, learner: str, seed: int) -> list[int]:

@@ -16,7 +16,7 @@ from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import RunRecord
+from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.outbox import until_done

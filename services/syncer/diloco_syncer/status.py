@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diloco_shared.protocol.messages import RunStatus
+from diloco_shared.protocol.records import RunStatus
 from diloco_syncer.machine import Machine
 from diloco_syncer.roster import Member
 

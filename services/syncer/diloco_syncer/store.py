@@ -1,7 +1,8 @@
 """The syncer's numbers: master, published anchor and outer state of every fragment.
 
 Memory per fragment of F values: master, anchor, previous anchor and momentum (4 * 4 * F bytes).
-While a round of M contributions is staged: M decoded pseudo-gradients (4 * M * F bytes) more.
+A round of M contributions holds their M payloads as they came. While it is staged, about 24 * F
+bytes more, whatever M is: contributions are decoded block by block as the merge reads them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,23 @@ class Staged:
     payload_digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedDelta:
+    """A contribution as a pseudo-gradient against the present anchor, decoded where it is read."""
+
+    codec: str
+    payload: bytes
+    base: Values | None  # what it is measured against, if that is not the present anchor
+    anchor: Values
+
+    def __getitem__(self, where: slice, /) -> Values:
+        """Values of one slice with a start and a stop, fp32."""
+        delta_B = codec.decode_part(self.codec, self.payload, where.start, where.stop)
+        if self.base is None:
+            return delta_B
+        return rebase(delta_B, self.base[where], self.anchor[where])
+
+
 class FragmentStore:
     """All fragments of one shard. `stage` computes, `install` puts in force."""
 
@@ -107,13 +125,13 @@ class FragmentStore:
             digest_bytes(payload),
         )
 
-    def _delta(self, p: int, c: Contribution) -> Values:
+    def _delta(self, p: int, c: Contribution) -> EncodedDelta:
         f = self.fragments[p]
-        delta_F = codec.decode(c.codec, c.payload, f.master.size)
+        codec.check_size(c.codec, c.payload, f.anchor.size)
         if c.base == f.version:
-            return delta_F
+            return EncodedDelta(c.codec, c.payload, None, f.anchor)
         if c.base == f.version - 1 and f.previous is not None:
-            return rebase(delta_F, f.previous, f.anchor)
+            return EncodedDelta(c.codec, c.payload, f.previous, f.anchor)
         raise ValueError(f"base {c.base} of {c.learner} where the head is {f.version}")
 
     def install(self, p: int, staged: Staged) -> None:
@@ -141,6 +159,7 @@ class FragmentStore:
         return {
             "versions": [f.version for f in self.fragments],
             "outer_leaves": [len(f.outer) for f in self.fragments],
+            "layout": self.layout.digest(),
             "tensors": [t.model_dump() for t in self.layout.tensors],
         }
 
@@ -159,11 +178,21 @@ class FragmentStore:
     def restore(
         cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], algorithm: Algorithm
     ) -> Self:
-        """Inverse of `meta` and `state_arrays`, bit for bit."""
+        """Inverse of `meta` and `state_arrays`, bit for bit.
+
+        Raises ValueError when this program would cut the tensors otherwise: the values would end
+        in the wrong places.
+        """
         tensors = [
             TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
             for t in meta["tensors"]
         ]
+        layout = Layout.build(tensors, len(meta["versions"]))
+        if meta["layout"] != layout.digest():
+            raise ValueError(
+                f"the stored layout {meta['layout']} is not this program's {layout.digest()}: "
+                "restore with the version that wrote it"
+            )
         fragments = [
             Fragment(
                 version,
@@ -174,4 +203,4 @@ class FragmentStore:
             )
             for p, version in enumerate(meta["versions"])
         ]
-        return cls(Layout.build(tensors, len(fragments)), algorithm, fragments)
+        return cls(layout, algorithm, fragments)

@@ -17,7 +17,7 @@ import structlog
 
 from diloco_shared.edges.bus import Bus, BusError, Delivery
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Event, Fault, FaultReply
+from diloco_shared.protocol.records import Event, Fault, FaultReply
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ import structlog
 
 from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Assignment, MemberRecord
+from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()

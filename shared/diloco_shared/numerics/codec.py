@@ -5,8 +5,9 @@
 | fp32 | 4 | none |
 | bf16 | 2 | abs(x - Q(x)) <= 2^-8 * abs(x) for normal x; round to nearest, ties to even |
 
-Little-endian always. Decoding gives the same bits everywhere. Values that are not finite survive
-(the gate refuses them); bf16 rounds values above its largest finite one to infinity.
+Little-endian always. Decoding gives the same bits everywhere, whole or part by part. Values that
+are not finite survive (the gate refuses them); bf16 rounds values above its largest finite one to
+infinity.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ class Codec:
     name: str
     dtype: np.dtype
     encode: Callable[[Values], bytes]
-    decode: Callable[[bytes], Values]
+    decode: Callable[[bytes, int, int], Values]  # (data, start, stop)
 
 
 def _cast(name: str, dtype: np.dtype) -> Codec:
@@ -34,8 +35,9 @@ def _cast(name: str, dtype: np.dtype) -> Codec:
         with np.errstate(over="ignore"):
             return values_F.astype(dtype).tobytes()
 
-    def decode(data: bytes) -> Values:
-        return np.frombuffer(data, dtype=dtype).astype(np.float32)
+    def decode(data: bytes, start: int, stop: int) -> Values:
+        part = np.frombuffer(data, dtype, count=stop - start, offset=start * dtype.itemsize)
+        return part.astype(np.float32)
 
     return Codec(name, dtype, encode, decode)
 
@@ -69,7 +71,18 @@ def encode(name: str, values_F: Values) -> bytes:
 
 def decode(name: str, data: bytes, values: int) -> Values:
     """Bytes to fp32 values of shape (values,); ValueError when the size does not fit."""
+    check_size(name, data, values)
+    return find(name).decode(data, 0, values)
+
+
+def decode_part(name: str, data: bytes, start: int, stop: int) -> Values:
+    """Values [start, stop) of bytes whose size was checked: the same bits as of the whole."""
+    assert 0 <= start <= stop
+    return find(name).decode(data, start, stop)
+
+
+def check_size(name: str, data: bytes, values: int) -> None:
+    """ValueError unless `data` has the size of that many values."""
     expected = bytes_of(name, values)
     if len(data) != expected:
         raise ValueError(f"{len(data)} bytes of {name} for {values} values, not {expected}")
-    return find(name).decode(data)

@@ -3,80 +3,102 @@
     RDA({delta_m, w_m}) = [sum w_m |delta_m| / sum w_m] * phi(sum w_m phi(delta_m) / sum w_m)
 
 with phi(x) = x / |x|, phi(0) = 0, per tensor; embeddings use the weighted mean. Its norm does not
-shrink as M grows, so one outer rate serves all M. Where directions cancel, the mean stands in.
+shrink as M grows, so one outer rate serves all M. Where directions cancel, the mean stands in. Of
+a tensor cut by rows each piece is merged by itself: its rows lie in fragments of other rounds.
+
 Every operation is one numpy call in a fixed order of learners: the same inputs, the same bits.
 Scalars are summed by fsum, which rounds once: sum() of floats differs between Python versions.
+Work goes block by block, so that contributions may be decoded as they are read: beside the result
+a merge holds one piece in double precision (8 bytes per value) and a few blocks, whatever M is.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diloco_shared.numerics.fragments import Piece
-from diloco_shared.numerics.sums import norm
+from diloco_shared.numerics.sums import blocks, norm_in
 
 Values = NDArray[np.float32]
-# Gives the decoded delta of the m-th contribution. Called once or twice each, so that a caller
-# need not hold all of them decoded.
-Deltas = Callable[[int], Values]
 
 # A mean direction shorter than this has no direction: contributions cancel to rounding error.
 DIRECTION_MIN = 1e-6
 
 
-def weighted_mean(deltas: Deltas, weights: Sequence[float], size: int) -> Values:
-    """sum w_m delta_m / sum w_m as fp32 of shape (size,), accumulated in double."""
-    total = math.fsum(weights)
-    mean = np.zeros(size, dtype=np.float64)
-    for m, w in enumerate(weights):
-        if w > 0:
-            mean += deltas(m).astype(np.float64) * (w / total)
-    return mean.astype(np.float32)
+class Delta(Protocol):
+    """A pseudo-gradient of a fragment, read by slice: an fp32 array, or what decodes on demand.
 
+    Every value is read once, or twice under RDA.
+    """
 
-def rda(deltas: Deltas, weights: Sequence[float], size: int) -> Values:
-    """Radial-directional average of one tensor as fp32 of shape (size,)."""
-    total = math.fsum(weights)
-    norms = [norm(deltas(m)) if w > 0 else 0.0 for m, w in enumerate(weights)]
-    able = [m for m, w in enumerate(weights) if w > 0 and norms[m] > 0]
-    if not able:
-        return np.zeros(size, dtype=np.float32)
-    if len(able) == 1 and sum(1 for w in weights if w > 0) == 1:
-        return deltas(able[0]).astype(np.float32)
-    radius = math.fsum(w * n for w, n in zip(weights, norms, strict=True)) / total
-    direction = np.zeros(size, dtype=np.float64)
-    for m in able:
-        direction += deltas(m).astype(np.float64) * (weights[m] / total / norms[m])
-    length = norm(direction.astype(np.float32))
-    if length < DIRECTION_MIN:
-        return weighted_mean(deltas, weights, size)
-    return (direction * (radius / length)).astype(np.float32)
+    def __getitem__(self, where: slice, /) -> Values: ...
 
 
 def merge(
-    deltas: Sequence[Values],
+    deltas: Sequence[Delta],
     weights: Sequence[float],
     pieces: Sequence[Piece],
     rule: Literal["rda", "mean"],
 ) -> Values:
-    """Merge M pseudo-gradients of one fragment, each fp32 of shape (F,), piece by piece.
+    """Merge M pseudo-gradients of one fragment to fp32 of shape (F,), piece by piece.
 
-    The caller sorts contributions by learner; weights are non-negative with a positive sum.
+    The caller sorts contributions by learner; weights are non-negative with a positive sum. What
+    weighs nothing is not read.
     """
-    assert len(deltas) == len(weights) and sum(weights) > 0
+    assert len(deltas) == len(weights) and math.fsum(weights) > 0
+    able = [m for m, w in enumerate(weights) if w > 0]
+    deltas, weights = [deltas[m] for m in able], [weights[m] for m in able]
     merged_F = np.empty(sum(p.size for p in pieces), dtype=np.float32)
     for piece in pieces:
-        where = slice(piece.offset, piece.offset + piece.size)
         average = weighted_mean if piece.embedding or rule == "mean" else rda
-        merged_F[where] = average(_part(deltas, where), weights, piece.size)
+        average(deltas, weights, blocks(piece.size, piece.offset), merged_F)
     return merged_F
 
 
-def _part(deltas: Sequence[Values], where: slice) -> Deltas:
-    def part(m: int) -> Values:
-        return deltas[m][where]
+def weighted_mean(
+    deltas: Sequence[Delta], weights: Sequence[float], where: Sequence[slice], out_F: Values
+) -> None:
+    """sum w_m delta_m / sum w_m, accumulated in double, into the slices `where` of `out_F`."""
+    shares = _shares(weights)
+    for block in where:
+        out_F[block] = _combine(deltas, shares, block)
 
-    return part
+
+def rda(
+    deltas: Sequence[Delta], weights: Sequence[float], where: Sequence[slice], out_F: Values
+) -> None:
+    """Radial-directional average of one piece into the slices `where` of `out_F`."""
+    if len(deltas) == 1:
+        for block in where:
+            out_F[block] = deltas[0][block]
+        return
+    norms = [norm_in(delta[block] for block in where) for delta in deltas]
+    able = [m for m, n in enumerate(norms) if n > 0]  # phi(0) = 0: the others have no direction
+    shares = [share / n for share, n in zip(_shares(weights), norms, strict=True) if n > 0]
+    direction = [_combine([deltas[m] for m in able], shares, block) for block in where]
+    length = norm_in(part_B.astype(np.float32) for part_B in direction)
+    if length < DIRECTION_MIN:
+        weighted_mean(deltas, weights, where, out_F)
+        return
+    total = math.fsum(weights)
+    radius = math.fsum(w * n for w, n in zip(weights, norms, strict=True)) / total
+    for block, part_B in zip(where, direction, strict=True):
+        out_F[block] = part_B * (radius / length)
+
+
+def _shares(weights: Sequence[float]) -> list[float]:
+    total = math.fsum(weights)
+    return [w / total for w in weights]
+
+
+def _combine(
+    deltas: Sequence[Delta], factors: Sequence[float], block: slice
+) -> NDArray[np.float64]:
+    """sum factor_m delta_m over one block, in double and in the given order."""
+    sum_B = np.zeros(block.stop - block.start, dtype=np.float64)
+    for delta, factor in zip(deltas, factors, strict=True):
+        sum_B += delta[block].astype(np.float64) * factor
+    return sum_B

@@ -1,10 +1,13 @@
 """The outer optimizer (paper section 3.6): Nesterov SGD by default, any optax optimizer by name.
 
-Run eagerly, one operation at a time on the CPU, so that nothing is fused or contracted: the same
-inputs give the same bits.
+Run eagerly, one operation at a time on the CPU, so that a Nesterov step is the formula's own
+roundings and the same inputs give the same bits on every machine. Of the others optax compiles
+parts, and some (`lamb`, `lars`, `adafactor`) reduce over the fragment: those repeat to the bit on
+one kind of machine and one version of jax.
 """
 
 import inspect
+import warnings
 from typing import Any
 
 import jax
@@ -24,14 +27,24 @@ def optimizer(algorithm: Algorithm) -> optax.GradientTransformation:
         momentum = algorithm.outer_momentum or None
         return optax.sgd(rate, momentum=momentum, nesterov=momentum is not None)
     factory = getattr(optax, name, None)
-    if not callable(factory) or "learning_rate" not in inspect.signature(factory).parameters:
-        raise ValueError(
-            f"algorithm.outer_optimizer {name!r} is neither 'nesterov' nor an optax optimizer "
-            "that takes a learning_rate"
-        )
-    if "momentum" in inspect.signature(factory).parameters:
-        return factory(rate, momentum=algorithm.outer_momentum)
-    return factory(rate)
+    if not inspect.isfunction(factory):
+        raise ValueError(_refusal(name, "optax has no such function"))
+    parameters = inspect.signature(factory).parameters
+    if "learning_rate" not in parameters:
+        raise ValueError(_refusal(name, "it takes no learning_rate"))
+    settings = {"momentum": algorithm.outer_momentum} if "momentum" in parameters else {}
+    with warnings.catch_warnings():
+        # Some announce changes of optax' own; the pinned version settles those.
+        warnings.simplefilter("ignore")
+        transform: optax.GradientTransformation = factory(rate, **settings)
+    return transform
+
+
+def _refusal(name: str, why: str) -> str:
+    return (
+        f"algorithm.outer_optimizer {name[:40]!r} is neither 'nesterov' nor an optax optimizer "
+        f"that can be used here: {why}"
+    )
 
 
 class Outer:
@@ -41,6 +54,25 @@ class Outer:
         self.transform = optimizer(algorithm)
         self.device = jax.devices("cpu")[0]
         self.structure: Any = None
+        if algorithm.outer_optimizer != "nesterov":
+            self._try_out(algorithm.outer_optimizer)
+
+    def _try_out(self, name: str) -> None:
+        """ValueError now rather than in the first round.
+
+        Some optimizers need the loss itself (line searches) or a random key; some building blocks
+        have the signature of an optimizer and would ascend.
+        """
+        theta_F = delta_F = np.ones(4, dtype=np.float32)
+        try:
+            new_F, leaves = self.apply(theta_F, self.init(theta_F), delta_F)
+            kept = all(np.asarray(leaf).dtype.kind in "fiub" for leaf in leaves)
+        except Exception as error:  # whatever optax raises: it is not ours to enumerate
+            raise ValueError(_refusal(name, f"one step of it fails ({error})"[:200])) from error
+        if not kept:
+            raise ValueError(_refusal(name, "its state is not made of plain numbers"))
+        if not (new_F < theta_F).all():
+            raise ValueError(_refusal(name, "it does not step against the gradient"))
 
     def init(self, theta_F: Values) -> list[Any]:
         """State leaves for parameters of shape (F,)."""

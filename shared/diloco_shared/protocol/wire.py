@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from diloco_shared.protocol import messages
+from diloco_shared.protocol import messages, records
 from diloco_shared.protocol.messages import Message, TapeRecord
 
 WIRE_VERSION = 1
@@ -66,7 +66,8 @@ def _open(data: bytes) -> tuple[str, Any]:
         raise WireError("not an envelope of v, t and b")
     if envelope["v"] != WIRE_VERSION:
         raise WireError(f"wire version {envelope['v']!r}, this side speaks {WIRE_VERSION}")
-    if not isinstance(envelope["t"], str) or not hasattr(messages, envelope["t"]):
+    name = envelope["t"]
+    if not isinstance(name, str) or not (hasattr(messages, name) or hasattr(records, name)):
         raise WireError(f"unknown message type {str(envelope['t'])[:60]!r}")
     return envelope["t"], envelope["b"]
 

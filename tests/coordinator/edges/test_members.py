@@ -7,7 +7,7 @@ from typing import Any
 
 from diloco_shared.edges.bus import Entry
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Assignment
+from diloco_shared.protocol.records import Assignment
 from diloco_shared.protocol.wire import decode
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}

@@ -18,7 +18,7 @@ from diloco_shared.edges.faults import ARMED_MAX, Abilities, FaultAgent
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Event, Fault, FaultReply
+from diloco_shared.protocol.records import Event, Fault, FaultReply
 from diloco_shared.protocol.wire import decode, encode
 
 
@@ -225,7 +225,7 @@ from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Event, Fault
+from diloco_shared.protocol.records import (Event, Fault)
 from diloco_shared.protocol.wire import decode
 
 async def main():

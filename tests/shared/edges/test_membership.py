@@ -11,7 +11,7 @@ from diloco_shared.edges.membership import TTL_S, DataFolder, FolderTaken, Membe
 from diloco_shared.edges.memory_broker import Fate, MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Assignment, MemberRecord
+from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import decode, encode
 
 

@@ -80,6 +80,17 @@ def test_bf16_rounds_beyond_its_range_to_infinity() -> None:
     assert np.isinf(codec.decode("bf16", codec.encode("bf16", values), 1))[0]
 
 
+@quick
+@given(bits, st.sampled_from(list(codec.CODECS)), st.integers(0, 40), st.integers(0, 40))
+def test_a_part_decodes_to_the_bits_of_the_whole(
+    values: np.ndarray, name: str, a: int, b: int
+) -> None:
+    start, stop = sorted((min(a, len(values)), min(b, len(values))))
+    data = codec.encode(name, values)
+    part = codec.decode_part(name, data, start, stop)
+    assert part.tobytes() == codec.decode(name, data, len(values))[start:stop].tobytes()
+
+
 def test_sizes_and_names_that_do_not_fit_are_refused() -> None:
     assert (codec.bytes_of("fp32", 10), codec.bytes_of("bf16", 10)) == (40, 20)
     with pytest.raises(ValueError, match="3 bytes of bf16 for 2 values, not 4"):

@@ -136,6 +136,10 @@ def test_equal_layouts_share_a_digest_and_others_do_not() -> None:
     assert Layout.build(list(tensors), 2).digest() == digest
     assert Layout.build(tensors, 1).digest() != digest
     assert Layout.build([spec("a", 2, 4), spec("b", 3)], 2).digest() != digest
+    embedding = TensorSpec(name="a", shape=(4, 2), embedding=True)
+    assert Layout.build([embedding, spec("b", 3)], 2).digest() != digest
+    # The order in which a model lists its tensors cuts nothing otherwise.
+    assert Layout.build(tensors[::-1], 2).digest() == digest
 
 
 def test_scalars_are_pieces_too() -> None:

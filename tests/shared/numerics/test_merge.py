@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diloco_shared.numerics import sums
 from diloco_shared.numerics.fragments import Layout, Piece
 from diloco_shared.numerics.merge import merge
 from diloco_shared.protocol.messages import TensorSpec
@@ -147,12 +148,40 @@ def test_tiny_and_huge_deltas_stay_finite(rule: str) -> None:
         assert np.isfinite(merged).all() and (merged > 0).all()
 
 
+class Reads:
+    """A delta that counts how often each value is read, and by how many at once."""
+
+    def __init__(self, delta: np.ndarray) -> None:
+        self.delta, self.times, self.widest = delta, np.zeros(len(delta), int), 0
+
+    def __getitem__(self, where: slice, /) -> np.ndarray:
+        self.times[where] += 1
+        self.widest = max(self.widest, where.stop - where.start)
+        return self.delta[where]
+
+
+@pytest.mark.parametrize(("rule", "most"), [("rda", 2), ("mean", 1)])
+def test_deltas_are_read_block_by_block(
+    monkeypatch: pytest.MonkeyPatch, rule: str, most: int
+) -> None:
+    """What decodes on demand need never be held decoded; the bits do not depend on blocks."""
+    parts, weights = pieces(3 * sums.WIDTH + 5, 10), [1.0, 0.0, 2.0]
+    deltas = list(normal(9, 3, 3 * sums.WIDTH + 15))
+    whole = merge(deltas, weights, parts, rule)  # type: ignore[arg-type]
+    monkeypatch.setattr(sums, "BLOCK", sums.WIDTH)
+    reads = [Reads(delta) for delta in deltas]
+    merged = merge(reads, weights, parts, rule)  # type: ignore[arg-type]
+    assert merged.tobytes() == whole.tobytes()
+    assert [set(r.times) for r in reads] == [{most}, {0}, {most}]
+    assert max(r.widest for r in reads) == sums.WIDTH
+
+
 PROGRAM = """
 import numpy as np
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.numerics.merge import merge
-from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.protocol.messages import (TensorSpec)
 shapes = [(300, 70), (1000,), (64, 64)]
 tensors = [TensorSpec(name=f"t{n}", shape=s, embedding=n == 2) for n, s in enumerate(shapes)]
 layout = Layout.build(tensors, 1)

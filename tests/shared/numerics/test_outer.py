@@ -73,7 +73,26 @@ def test_any_optax_optimizer_goes_on_from_restored_leaves(name: str) -> None:
         assert a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("name", ["no_such_thing", "chain", "apply_updates"])
-def test_a_name_that_is_no_optimizer_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=f"algorithm.outer_optimizer '{name}'"):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("no_such_thing", "no such function"),
+        ("GradientTransformation", "no such function"),
+        ("chain", "takes no learning_rate"),
+        ("apply_updates", "takes no learning_rate"),
+        ("lbfgs", "one step of it fails"),  # needs the loss itself
+        ("noisy_sgd", "one step of it fails"),  # needs a random key
+        ("scale_by_rprop", "does not step against the gradient"),
+    ],
+)
+def test_what_cannot_be_an_outer_optimizer_is_refused_at_once(name: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"algorithm.outer_optimizer '{name}'.*{why}"):
         Outer(algorithm(outer_optimizer=name))
+
+
+def test_numbers_too_small_to_be_normal_are_kept() -> None:
+    """A processor that flushes them to zero would change the bits of an anchor."""
+    outer = Outer(algorithm(preset="short"))
+    theta = np.array([1e-40, -1e-44], f32)
+    new, _ = outer.apply(theta, [], np.zeros(2, f32))
+    assert new.tobytes() == theta.tobytes()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_shared.numerics import sums
-from diloco_shared.numerics.sums import WIDTH, norm, sum_of_squares
+from diloco_shared.numerics.sums import BLOCK, WIDTH, blocks, norm, norm_in, sum_of_squares
 
 EDGES = [1, 2, WIDTH - 1, WIDTH, WIDTH + 1, 3 * WIDTH - 1, 5 * WIDTH + 17]
 
@@ -25,6 +25,14 @@ def test_blocks_do_not_change_the_bits(
     whole = sum_of_squares(values(size))
     monkeypatch.setattr(sums, "BLOCK", rows * WIDTH)
     assert sum_of_squares(values(size)) == whole
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 17])
+def test_parts_cut_by_blocks_sum_like_the_whole(size: int) -> None:
+    x = values(size + 5)
+    where = blocks(size, offset=5)
+    assert sum(part.stop - part.start for part in where) == size
+    assert norm_in(x[part] for part in where) == norm(x[5:])
 
 
 @pytest.mark.parametrize("size", EDGES)

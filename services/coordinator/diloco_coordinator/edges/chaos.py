@@ -14,7 +14,7 @@ from diloco_coordinator.edges.registry import Registry
 from diloco_coordinator.views import fault_views
 from diloco_shared.edges.bus import Unavailable
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Fault, FaultKind, FaultReply
+from diloco_shared.protocol.records import Fault, FaultKind, FaultReply
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 # Targets that are not members: the supervisor inflicts their faults.

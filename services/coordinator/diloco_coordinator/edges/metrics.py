@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_coordinator.edges.registry import Registry
-from diloco_shared.protocol.messages import RunRecord, RunStatus
+from diloco_shared.protocol.records import RunRecord, RunStatus
 
 _COUNTERS = {
     "rounds_committed": "Rounds committed",

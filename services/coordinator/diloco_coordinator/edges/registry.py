@@ -18,14 +18,8 @@ from diloco_coordinator.history import Histories
 from diloco_coordinator.membership import MemberNote, Roll
 from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import (
-    Assignment,
-    Event,
-    MemberRecord,
-    Message,
-    RunRecord,
-    RunStatus,
-)
+from diloco_shared.protocol.messages import Message
+from diloco_shared.protocol.records import Assignment, Event, MemberRecord, RunRecord, RunStatus
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()

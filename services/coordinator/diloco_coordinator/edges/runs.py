@@ -20,7 +20,7 @@ from diloco_coordinator.views import over_view, round_views, run_view
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Conflict, Refused, Stored, Unavailable
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import RunRecord
+from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode_tape
 
 Limit = Annotated[int, Query(ge=1, le=1000)]

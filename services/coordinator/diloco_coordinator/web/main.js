@@ -92,16 +92,25 @@ async function lookForEvents() {
 
 /* --- doing -------------------------------------------------------------------------------- */
 
+/* One question at a time: an older one still open counts as declined. */
+let answer = () => {};
+
 function sure(question, yes) {
+  answer(false);
   say($("question"), question);
   say($("yes"), yes);
   const dialog = $("ask");
   dialog.returnValue = "no";
   dialog.showModal();
   return new Promise((resolve) => {
-    dialog.addEventListener("close", () => resolve(dialog.returnValue === "yes"), { once: true });
+    answer = resolve;
   });
 }
+
+$("ask").addEventListener("close", () => {
+  answer($("ask").returnValue === "yes");
+  answer = () => {};
+});
 
 function tell(text) {
   $("banner").hidden = !text;

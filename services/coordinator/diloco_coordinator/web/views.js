@@ -3,7 +3,7 @@
 import { $, ago, bytes, count, loss, make, moment, percent, reconcile, say, seconds } from "./dom.js";
 import { lineChart } from "./chart.js";
 
-const GOOD = new Set(["running", "stepping", "finished", "committed", "alive", "finishing"]);
+const GOOD = new Set(["running", "stepping", "finished", "committed", "alive", "finishing", "leading", "working"]);
 const BAD = new Set(["down", "starved", "skipped", "gone"]);
 const IDLE = new Set(["idle", "stopped", "queued"]);
 

@@ -11,7 +11,8 @@ from diloco_learner.leases import choose, given_back, order, taken
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Cursor, ShardLease
+from diloco_shared.protocol.messages import Cursor
+from diloco_shared.protocol.records import ShardLease
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()

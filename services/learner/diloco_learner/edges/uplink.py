@@ -28,12 +28,12 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
     ContributionManifest,
-    Event,
     InitManifest,
     Message,
     StateManifest,
     TensorSpec,
 )
+from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()

@@ -20,8 +20,8 @@ from diloco_shared.protocol.messages import (
     Join,
     Message,
     Progress,
-    RunRecord,
 )
+from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.edges.payloads import Payloads, PayloadsFull
 from diloco_syncer.events import (

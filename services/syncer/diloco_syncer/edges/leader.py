@@ -14,7 +14,8 @@ import structlog
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, StreamSpec
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import ContributionManifest, RunStatus
+from diloco_shared.protocol.messages import ContributionManifest
+from diloco_shared.protocol.records import RunStatus
 from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.outbox import Outbox, until_done
@@ -50,6 +51,7 @@ from diloco_syncer.events import (
     TimePassed,
 )
 from diloco_syncer.history import History
+from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
 from diloco_syncer.replay import build_store, stage_chosen
 from diloco_syncer.round import Phase
@@ -97,8 +99,7 @@ class Leader:
         self.store: FragmentStore | None = None
         self.staged: dict[int, StagedArrays] = {}  # at most D rounds
         self.installed: dict[int, StagedArrays] = {}  # committed, not yet published
-        # Round -> newest manifest on UP when it was first pulled; bounded by snapshots.
-        self.up_floor: dict[int, int] = {}
+        self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None
         self.bytes_before = (0, 0)
@@ -246,7 +247,7 @@ class Leader:
         match effect:
             case SendPull() | SendGrant() | SendDonate() | SendBeat():
                 if isinstance(effect, SendPull):
-                    self.up_floor.setdefault(effect.pull.round, self.inbox.up_seq)
+                    self.horizon.pulled(effect.pull.round, self.inbox.up_seq)
                 self.tasks.create_task(self.outbox.send(effect))
             case Append():
                 self.tasks.create_task(self._append(effect))
@@ -266,7 +267,8 @@ class Leader:
             case Snapshot():
                 self._snapshot(effect)
             case PurgeUp():
-                self._purge_up(effect)
+                below = self.horizon.below(effect.last_round, self.inbox.up_seq)
+                self.tasks.create_task(self.outbox.purge_up(below))
             case PurgeDown():
                 self.tasks.create_task(self.outbox.purge_down(effect))
             case Tell():
@@ -275,13 +277,6 @@ class Leader:
                 self.ended_at = time.monotonic()
             case _:
                 assert_never(effect)
-
-    def _purge_up(self, effect: PurgeUp) -> None:
-        """All of round n + 1 came after its first pull; what was there before is of rounds to n."""
-        below = self.up_floor.get(effect.last_round + 1, self.inbox.up_seq) + 1
-        for n in [n for n in self.up_floor if n <= effect.last_round]:
-            del self.up_floor[n]
-        self.tasks.create_task(self.outbox.purge_up(below))
 
     async def _append(self, effect: Append) -> None:
         seq = await self.tape.append(effect.record)

@@ -11,14 +11,9 @@ from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import (
-    Event as EventRecord,
-)
-from diloco_shared.protocol.messages import (
-    PublicationManifest,
-    RunStatus,
-    TensorSpec,
-)
+from diloco_shared.protocol.messages import PublicationManifest, TensorSpec
+from diloco_shared.protocol.records import Event as EventRecord
+from diloco_shared.protocol.records import RunStatus
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.events import (
     Publish,
