@@ -159,6 +159,9 @@ async def test_runs_come_page_by_page(world: Any) -> None:
         assert ([r["name"] for r in page["runs"]], page["next"]) == (["a", "b"], "b")
         rest = await desk.get("/v1/runs?limit=2&after=b")
         assert ([r["name"] for r in rest["runs"]], rest["next"]) == (["c"], None)
+        brief = (await desk.get("/v1/runs?brief=true"))["runs"]
+        assert [r["state"] for r in brief] == ["queued"] * 3
+        assert all("spec" not in r and "status" not in r for r in brief)
 
 
 async def test_rounds_show_who_was_left_out_and_why(

@@ -144,12 +144,20 @@ class Runs:
             return run in self.registry.runs
         return False
 
-    async def index(self, limit: Limit = 100, after: str = "") -> dict[str, Any]:
-        """Runs in order of their names; `next` is the cursor of the following page."""
+    async def index(
+        self, limit: Limit = 100, after: str = "", brief: bool = False
+    ) -> dict[str, Any]:
+        """Runs in order of their names; `next` is the cursor of the following page.
+
+        `brief` leaves out what is long: `spec` and `status`.
+        """
         names = sorted(n for n in self.registry.runs if n > after)
         page = names[:limit]
+        views = [self.view(self.registry.runs[n]) for n in page]
+        if brief:
+            views = [{k: v for k, v in r.items() if k not in ("spec", "status")} for r in views]
         return {
-            "runs": [self.view(self.registry.runs[n]) for n in page],
+            "runs": views,
             "next": page[-1] if len(names) > limit else None,
         }
 

@@ -32,11 +32,11 @@ const look = () => (looking = looking.catch(() => {}).then(lookOnce));
 
 async function lookOnce() {
   seen.access ??= await get("/v1/access");
-  const [runs, { members }] = await Promise.all([get("/v1/runs?limit=1000"), get("/v1/members")]);
+  const [runs, { members }] = await Promise.all([get("/v1/runs?brief=true&limit=1000"), get("/v1/members")]);
   chooseRun(runs.runs);
   showLearners(members, may(), ask);
   showServices(members, may(), ask);
-  const run = runs.runs.find((r) => r.name === seen.run);
+  const run = seen.run ? await get(runPath(seen.run)) : null;
   $("empty").hidden = Boolean(run);
   $("overview").hidden = !run;
   await lookForEvents();
