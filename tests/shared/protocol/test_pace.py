@@ -1,4 +1,4 @@
-"""The window opens on fast links, stays small on slow ones, and never times out by its own queue."""
+"""The window opens on fast links, stays small on slow ones, and never causes its own time-out."""
 
 import heapq
 

@@ -1,0 +1,222 @@
+"""The exchange beside training: pause, donation, evaluation, reports, epochs, the end."""
+
+import math
+
+from learner.desk import SPEC, Desk, anchor, beat, donate, last_progress, only, pull, stamp
+
+from diloco_learner.events import (
+    Adopt,
+    Checkpoint,
+    Contribute,
+    Evaluate,
+    GiveState,
+    Leave,
+    SendProgress,
+    Stepped,
+    Tell,
+    TimePassed,
+)
+from diloco_learner.exchange import FINISH_S_MAX, PROGRESS_S_MIN
+from diloco_learner.giving import SILENCE_S
+from diloco_shared.protocol.messages import Progress
+
+# --- pause, donation, evaluation, checkpoints ----------------------------------------------------
+
+
+def test_a_paused_learner_holds_adopts_answers_and_reports() -> None:
+    desk = Desk()
+    desk.step(2)
+    desk.tell(pull(0))
+    effects = desk.tell(beat(state="paused"))
+    assert not desk.exchange.may_step
+    assert [c.step_to for c in only(effects, Contribute)] == [2]
+    assert last_progress(effects).state == "paused"
+    assert only(desk.tell(anchor(1, 1)), Adopt) == [Adopt(0, 1, 1)]
+    assert last_progress(desk.pass_time(1.0)).state == "paused"
+    assert last_progress(desk.tell(beat())).state == "stepping"
+    assert desk.exchange.may_step
+
+
+def test_state_is_given_once_per_nonce_when_the_donor_is_there() -> None:
+    desk = Desk()
+    assert not only(desk.tell(donate(versions=(0, 1, 0))), GiveState)
+    assert not only(desk.step(), GiveState)
+    desk.tell(anchor(1, 1), donate(versions=(0, 1, 0)))
+    (given,) = only(desk.step(), GiveState)
+    assert (given.donate.nonce, given.versions, given.step) == ("n1", (0, 1, 0), 2)
+    desk.tell(donate(versions=(0, 1, 0)))
+    assert not only(desk.step(), GiveState)
+
+
+def test_only_the_granted_incarnation_of_a_trained_learner_gives_state() -> None:
+    desk = Desk()
+    desk.tell(beat(state="paused"), donate())
+    assert not only(desk.tell(donate()), GiveState)  # no step since it began
+    desk.tell(beat(), donate("x", donor="b"), donate("y", donor_incarnation=1))
+    desk.tell(donate("z", newcomer="a"))
+    given = only(desk.step(), GiveState)
+    assert [g.donate.nonce for g in given] == ["n1"]
+
+
+def test_a_request_of_another_epoch_is_not_served() -> None:
+    desk = Desk()
+    desk.step()
+    desk.tell(donate(epoch=1, versions=(-1, -1, -1)))
+    assert not only(desk.step(), GiveState)
+
+
+def test_a_request_that_is_no_longer_repeated_is_settled() -> None:
+    desk = Desk()
+    desk.step()
+    desk.tell(donate(versions=(0, 0, 1)))
+    desk.now += SILENCE_S + 1
+    desk.tell(anchor(2, 1))
+    assert not only(desk.step(), GiveState)
+
+
+def test_the_evaluator_evaluates_version_0_and_every_crossing() -> None:
+    desk = Desk()
+    desk.tell(beat(evaluator="a"))
+    assert only(desk.step(4), Evaluate) == [Evaluate(stamp(), (0, 0, 0), final=False)]
+    desk.tell(anchor(0, 1, round_=0))
+    assert not only(desk.step(), Evaluate)
+    desk.tell(anchor(1, 1, round_=1))
+    assert only(desk.step(), Evaluate) == [Evaluate(stamp(1), (1, 1, 0), final=False)]
+
+
+def test_a_successor_evaluates_what_comes_and_repeats_nothing() -> None:
+    desk = Desk()
+    assert not only(desk.step(), Evaluate)
+    desk.tell(beat(evaluator="b"))
+    assert not only(desk.step(), Evaluate)
+    desk.tell(beat(evaluator="a"))
+    assert not only(desk.step(), Evaluate)
+    desk.tell(anchor(0, 1, round_=1))
+    assert len(only(desk.step(), Evaluate)) == 1
+
+
+def test_a_checkpoint_every_so_many_own_steps() -> None:
+    desk = Desk()
+    assert only(desk.step(25), Checkpoint) == [
+        Checkpoint(10, (0, 0, 0), final=False),
+        Checkpoint(20, (0, 0, 0), final=False),
+    ]
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+def test_progress_follows_steps_but_not_faster_than_50_a_second() -> None:
+    desk = Desk()
+    sent = 0
+    for _ in range(1000):
+        desk.now += 0.005
+        sent += len(only(desk.tell(Stepped(64, 2.0, 0.005, 0.0, None)), SendProgress))
+    assert 200 <= sent <= 5 / PROGRESS_S_MIN + 1
+
+
+def test_a_heartbeat_is_due_however_long_a_step_takes() -> None:
+    desk = Desk()
+    first = last_progress(desk.tell(TimePassed()))
+    assert (first.state, first.step) == ("stepping", 0) and math.isnan(first.loss)
+    assert desk.exchange.deadline == desk.now + SPEC.membership.heartbeat_s
+    assert not desk.pass_time(0.5)
+    assert only(desk.pass_time(0.5), SendProgress)
+
+
+def test_the_first_step_compiles_and_does_not_count_for_the_average() -> None:
+    desk = Desk()
+    for seconds in (30.0, 1.0, 1.0):
+        desk.now += seconds
+        effects = desk.tell(Stepped(64, 2.0, seconds, 0.25, None))
+    p = last_progress(effects)
+    assert (p.step_s, p.wait_s, p.loss, p.tokens) == (1.0, 0.25, 2.0, 192)
+    assert p == Progress.model_validate(p.model_dump())
+
+
+# --- epochs, the end -----------------------------------------------------------------------------
+
+
+def test_a_new_epoch_voids_what_was_adopted_until_its_keyframes_are_here() -> None:
+    desk = Desk()
+    desk.step(6)
+    desk.tell(anchor(0, 9), pull(1), beat(stamp=stamp(5)))
+    effects = desk.tell(beat(epoch=1, term=2, versions=(3, 3, 2), stamp=stamp(0)))
+    assert only(effects, Tell)[0].kind == "epoch-entered"
+    p = last_progress(effects)
+    assert (p.state, p.epoch, p.adopted, p.c_steps) == ("recovering", 1, (-1,) * 3, (0,) * 3)
+    assert not desk.exchange.may_step and desk.exchange.position()[0] == 4.0
+    assert not only(desk.tell(anchor(0, 10)), Adopt)
+    effects = desk.tell(*(anchor(q, 3, epoch=1) for q in range(3)), pull(1))
+    assert only(effects, Adopt) == [Adopt(1, q, 3) for q in range(3)]
+    assert not only(effects, Contribute)
+    assert desk.exchange.may_step
+    desk.tell(pull(1, term=2, epoch=1))
+    (answer,) = only(desk.step(), Contribute)
+    assert (answer.epoch, answer.base, answer.step_from, answer.step_to) == (1, 3, 6, 7)
+
+
+def test_at_the_end_it_adopts_everything_evaluates_checkpoints_and_leaves() -> None:
+    desk = Desk()
+    desk.step(2)
+    end = beat(state="finished", versions=(1, 1, 0), evaluator="a", stamp=stamp(1))
+    assert not only(desk.tell(end), Leave)
+    assert not desk.exchange.may_step
+    assert last_progress(desk.pass_time(1.0)).state == "stepping"  # stays the evaluator
+    desk.tell(anchor(0, 1, round_=0))
+    effects = desk.tell(anchor(1, 1, round_=1))
+    kinds = [type(e) for e in effects]
+    assert kinds == [Adopt, Evaluate, Checkpoint, SendProgress, Leave]
+    assert effects[1] == Evaluate(stamp(1), (1, 1, 0), final=True)
+    assert effects[2] == Checkpoint(2, (1, 1, 0), final=True)
+    assert last_progress(effects).state == "finished"
+    assert only(effects, Leave)[0].outcome == "finished"
+    assert desk.tell(pull(5), TimePassed(), anchor(2, 9), end) == []
+
+
+def test_a_publication_that_never_comes_does_not_hold_it_for_ever() -> None:
+    desk = Desk()
+    desk.tell(beat(state="stopped", versions=(0, 0, 1), evaluator="a"))
+    assert not only(desk.pass_time(FINISH_S_MAX - 1), Leave)
+    desk.tell(beat(state="stopped", versions=(0, 0, 1), evaluator="a"))  # no new patience
+    assert desk.exchange.deadline <= desk.now + 1
+    effects = desk.pass_time(1.0)
+    assert only(effects, Tell)[0].kind == "left-behind"
+    assert not only(effects, Evaluate)
+    assert only(effects, Leave)[0].outcome == "stopped"
+
+
+def test_versions_of_another_epoch_do_not_complete_the_end() -> None:
+    desk = Desk()
+    desk.tell(beat(state="finished", versions=(1, 1, 1)))
+    effects = desk.tell(*(anchor(q, 1, epoch=1) for q in range(3)))
+    assert len(only(effects, Adopt)) == 3 and not only(effects, Leave)
+    effects = desk.tell(beat(epoch=1, state="finished", versions=(1, 1, 1)))
+    assert only(effects, Leave)
+
+
+def test_a_newer_incarnation_supersedes_at_once() -> None:
+    """I10: two processes never act as one learner."""
+    desk = Desk()
+    desk.step()
+    desk.tell(pull(0), beat(incarnations={"a": 2, "b": 5}))
+    assert desk.exchange.may_step
+    effects = desk.tell(beat(term=0, incarnations={"a": 3}))
+    assert effects == [Leave("superseded", "incarnation 3 of a has joined")]
+    assert desk.tell(Stepped(64, 2.0, 1.0, 0.0, None)) == []
+
+
+def test_beats_that_were_overtaken_or_belong_to_others_change_nothing() -> None:
+    """I11."""
+    desk = Desk()
+    desk.tell(beat(term=2, versions=(2, 1, 1)))
+    for late in (
+        beat(term=1, state="paused", versions=(3, 3, 3)),
+        beat(term=2, state="paused", versions=(1, 1, 1)),
+        beat(term=2, state="paused", versions=(2, 1)),
+    ):
+        desk.tell(late)
+        assert desk.exchange.may_step
+    assert desk.exchange.ignored.total() == 3
+    desk.tell(beat(term=2, state="finished", versions=(2, 1, 1)), beat(term=2, versions=(2, 1, 1)))
+    assert not desk.exchange.may_step
