@@ -196,7 +196,7 @@ def test_initial_fragments_must_have_the_layouts_sizes() -> None:
 def test_a_snapshot_laid_out_otherwise_is_refused() -> None:
     store = store_of()
     meta = {**store.meta(), "layout": "0" * 32}
-    with pytest.raises(ValueError, match="stored layout 0+ is not this program's"):
+    with pytest.raises(ValueError, match=r"stored layout 0+ is not this program's"):
         FragmentStore.restore(meta, store.state_arrays(), store.algorithm)
 
 

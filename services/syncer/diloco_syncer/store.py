@@ -1,8 +1,9 @@
 """The syncer's numbers: master, published anchor and outer state of every fragment.
 
 Memory per fragment of F values: master, anchor, previous anchor and momentum (4 * 4 * F bytes).
-A round of M contributions holds their M payloads as they came. While it is staged, about 24 * F
-bytes more, whatever M is: contributions are decoded block by block as the merge reads them.
+A round of M contributions holds their M payloads as they came. While it is staged, about 28 * F
+bytes more (measured; half of them are the outcome), whatever M is: contributions are decoded
+block by block as the merge reads them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -27,9 +27,12 @@ def optimizer(algorithm: Algorithm) -> optax.GradientTransformation:
         momentum = algorithm.outer_momentum or None
         return optax.sgd(rate, momentum=momentum, nesterov=momentum is not None)
     factory = getattr(optax, name, None)
-    if not inspect.isfunction(factory):
+    if not callable(factory) or inspect.isclass(factory):
         raise ValueError(_refusal(name, "optax has no such function"))
-    parameters = inspect.signature(factory).parameters
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError) as error:  # a type that can be called, such as a generic alias
+        raise ValueError(_refusal(name, "it has no signature")) from error
     if "learning_rate" not in parameters:
         raise ValueError(_refusal(name, "it takes no learning_rate"))
     settings = {"momentum": algorithm.outer_momentum} if "momentum" in parameters else {}
@@ -65,10 +68,12 @@ class Outer:
         """
         theta_F = delta_F = np.ones(4, dtype=np.float32)
         try:
-            new_F, leaves = self.apply(theta_F, self.init(theta_F), delta_F)
+            new_F, leaves = theta_F, self.init(theta_F)
+            for _ in range(2):  # some only look on in their first step
+                new_F, leaves = self.apply(new_F, leaves, delta_F)
             kept = all(np.asarray(leaf).dtype.kind in "fiub" for leaf in leaves)
         except Exception as error:  # whatever optax raises: it is not ours to enumerate
-            raise ValueError(_refusal(name, f"one step of it fails ({error})"[:200])) from error
+            raise ValueError(_refusal(name, f"a step of it fails ({error})"[:200])) from error
         if not kept:
             raise ValueError(_refusal(name, "its state is not made of plain numbers"))
         if not (new_F < theta_F).all():
