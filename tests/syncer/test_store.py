@@ -195,9 +195,11 @@ def test_initial_fragments_must_have_the_layouts_sizes() -> None:
 
 def test_a_snapshot_laid_out_otherwise_is_refused() -> None:
     store = store_of()
-    meta = {**store.meta(), "layout": "0" * 32}
-    with pytest.raises(ValueError, match=r"stored layout 0+ is not this program's"):
-        FragmentStore.restore(meta, store.state_arrays(), store.algorithm)
+    other = {**store.meta(), "layout": "0" * 32}
+    unnamed = {k: v for k, v in store.meta().items() if k != "layout"}
+    for meta, named in ((other, "0" * 32), (unnamed, r"\(unnamed\)")):
+        with pytest.raises(ValueError, match=f"stored layout {named} is not this program's"):
+            FragmentStore.restore(meta, store.state_arrays(), store.algorithm)
 
 
 @pytest.mark.parametrize("optimizer", ["nesterov", "adam"])

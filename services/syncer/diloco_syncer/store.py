@@ -189,9 +189,10 @@ class FragmentStore:
             for t in meta["tensors"]
         ]
         layout = Layout.build(tensors, len(meta["versions"]))
-        if meta["layout"] != layout.digest():
+        stored = meta.get("layout", "(unnamed)")
+        if stored != layout.digest():
             raise ValueError(
-                f"the stored layout {meta['layout']} is not this program's {layout.digest()}: "
+                f"the stored layout {stored} is not this program's {layout.digest()}: "
                 "restore with the version that wrote it"
             )
         fragments = [
