@@ -1,4 +1,4 @@
-"""The syncer's promises, one test each, by events in and effects out."""
+"""The syncer's promises (I2, I3, I10, I11 …), one test each, by events in and effects out."""
 
 import itertools
 from typing import Any

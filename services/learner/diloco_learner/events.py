@@ -75,7 +75,7 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The deadline was reached."""
+    """The deadline was reached, or all that arrived during the last step has been handed over."""
 
 
 ExchangeEvent = AnchorReady | BeatSeen | PullSeen | DonateSeen | Stepped | TimePassed

@@ -2,10 +2,11 @@
 
     step ──► Stepped ──► adopt what is ready ──► answer pulls ──► give state, evaluate, checkpoint
 
-Everything else that arrives only changes what the next step boundary will do, so that the
-parameters change, and are copied, nowhere else. While the learner holds (paused, finishing, or
-without anchors of a new epoch) it stands at a boundary, and acts on each event at once: call
-`handle` only between inner steps. Pure: no clock, no arrays, nothing that waits (I8).
+Call `handle` only between inner steps: Stepped first, then all that arrived during the step, then
+TimePassed, which acts on it at the same boundary. What arrives changes only what that will do: so
+everything complete is adopted before a pull is answered, and no step is spent on waiting for the
+next boundary. While the learner holds (paused, finishing, or without anchors of a new epoch) it
+acts on each event at once. Pure: no clock, no arrays, nothing that waits (I8).
 """
 
 import math
@@ -96,7 +97,8 @@ class Exchange:
         if self.left:
             return []
         effects = self._take(event, now)
-        if not self.left and (isinstance(event, Stepped) or not self.may_step):
+        acts = isinstance(event, Stepped | TimePassed)
+        if not self.left and (acts or not self.may_step):
             effects += self._boundary(now, stepped=isinstance(event, Stepped))
         self.place = position(
             self.stamp,

@@ -170,6 +170,8 @@ class TrainLoop:
                 self._handle(r)
             else:
                 self._handle(item)
+        if arrived:
+            self._handle(TimePassed())
 
     def _step(self) -> None:
         """theta <- AdamW(theta, grad); counters; effects of the boundary that follows."""

@@ -27,7 +27,8 @@ class Admission:
 
     def join(self, join: Join, now: float) -> list[Effect]:
         cached = self.grants.get(join.nonce)
-        if cached is not None and cached.learner == join.learner:
+        asked = (join.learner, join.incarnation)
+        if cached is not None and (cached.learner, cached.incarnation) == asked:
             return [SendGrant(cached)]
         why = self._refuses(join)
         if why:

@@ -266,7 +266,7 @@ class Work:
             self.learner,
             self.incarnation,
             has_checkpoint=self.checkpoints.newest is not None,
-            nonce_seed=self.boot,
+            nonce_seed=f"{self.boot}-{self.incarnation}",
         )
 
     # --- training ------------------------------------------------------------------------------
