@@ -8,6 +8,7 @@ from diloco_learner.events import (
     Contribute,
     Merged,
     PullSeen,
+    TimePassed,
 )
 from diloco_learner.pulls import ANSWERED_MAX, PENDING_MAX
 from diloco_shared.protocol.messages import Cursor, Pull
@@ -49,6 +50,18 @@ def test_adoption_comes_before_the_answer_and_resets_only_its_fragment() -> None
     p = last_progress(effects)
     assert (p.c_steps, p.c_tokens) == ((0, 5, 5), (0, 320, 320))
     assert (p.adopted, p.adopted_at) == ((1, 0, 0), (5, 0, 0))
+
+
+def test_what_came_during_a_step_is_acted_on_at_its_end() -> None:
+    """Not a step later: that step's work would be overwritten unmerged."""
+    desk = Desk()
+    desk.step(4)
+    # In whatever order it came: everything complete is adopted first.
+    assert not only(desk.tell(pull(1), anchor(0, 1, round_=0)), Adopt | Contribute)
+    adopt, answer = only(desk.tell(TimePassed()), Adopt | Contribute)
+    assert adopt == Adopt(0, 0, 1)
+    assert (answer.fragment, answer.step_from, answer.step_to) == (1, 0, 4)
+    assert not only(desk.tell(TimePassed()) + desk.step(), Adopt | Contribute)
 
 
 def test_a_fragment_adopted_just_now_is_contributed_after_a_step_of_its_own() -> None:

@@ -184,7 +184,7 @@ class ExchangePromises(RuleBasedStateMachine):
                     self.on_progress(effect.progress)
                 case Leave():
                     self.on_leave(effect, event)
-        if stepping and self.exchange.may_step and not isinstance(event, Stepped):
+        if stepping and self.exchange.may_step and not isinstance(event, Stepped | TimePassed):
             acts = [e for e in effects if isinstance(e, Adopt | Contribute | GiveState)]
             assert not acts, "parameters are touched at step boundaries only"
 
