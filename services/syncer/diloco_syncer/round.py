@@ -50,6 +50,7 @@ class Round:
     deadline: float = 0.0
     resend_at: float = 0.0
     closed_at: float = 0.0
+    quorum: int = 0  # K when it closed: a change by the user counts for rounds to come
     # learner -> incarnation, of those pulled.
     participants: dict[str, int] = field(default_factory=dict)
     kept: dict[str, Kept] = field(default_factory=dict)

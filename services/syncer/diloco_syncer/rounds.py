@@ -229,20 +229,24 @@ class Rounds:
         )
 
     def _stragglers_until(self, r: Round, now: float) -> float:
-        """The rest have what Eq. 3 leaves, and no less than two mean transfers.
+        """The rest have what Eq. 3 leaves, and no less than an answer takes.
 
-        Without the second part a transfer slower than tau steps would discard the work of every
+        Learners answer at a step boundary, then transfer: a step and a mean transfer, or two of
+        those. Without this part a small tau or a slow link would discard the work of every
         healthy learner but the first K; with it one hung learner still costs only that little.
         """
+        step_s, transfer_s = self.roster.step_s(now), self.timings.transfer.or_zero
         slack_s = stragglers_s(
             factor=self.algorithm.grace_factor,
             overlap_steps=self.algorithm.overlap_steps,
-            step_s=self.roster.step_s(now),
+            step_s=step_s,
             timings=self.timings,
         )
-        return max(r.opened_at + slack_s, r.pulled_at + 2 * self.timings.transfer.or_zero)
+        answer_s = max(step_s, transfer_s) + transfer_s
+        return max(r.opened_at + slack_s, r.pulled_at + answer_s)
 
     def _close(self, r: Round, now: float) -> list[Effect]:
+        r.quorum = self.history.quorum
         for learner in r.unanswered:
             r.leave_out(
                 learner,
@@ -292,6 +296,7 @@ class Rounds:
 
     def _skip(self, r: Round, now: float, reason: str) -> list[Effect]:
         r.phase, r.closed_at, r.skip_reason = Phase.READY, now, reason
+        r.quorum = self.history.quorum
         drops: list[Effect] = [Drop(k.manifest.blob.subject) for k in r.kept.values()]
         for k in list(r.kept.values()):
             r.refuse(k.manifest, f"skipped: {reason}", norm=k.norm)
@@ -330,7 +335,7 @@ class Rounds:
                 outcome="committed" if committed else "skipped",
                 reason=r.skip_reason or f"merged {len(r.kept)} contributions",
                 quorum_reason=r.quorum_reason,
-                quorum=h.quorum,
+                quorum=r.quorum,
                 version=h.versions[r.fragment] + (1 if committed else 0),
                 verdicts=tuple(v for _, v in sorted(r.verdicts.items())),
                 keyframe=committed and self._keyframe(r),
