@@ -28,9 +28,10 @@ class Admission:
     def join(self, join: Join, now: float) -> list[Effect]:
         cached = self.grants.get(join.nonce)
         asked = (join.learner, join.incarnation)
-        if cached is not None and (cached.learner, cached.incarnation) == asked:
-            return [SendGrant(cached)]
         why = self._refuses(join)
+        # Not to one that a newer incarnation has replaced since.
+        if not why and cached and (cached.learner, cached.incarnation) == asked:
+            return [SendGrant(cached)]
         if why:
             return [
                 SendGrant(self._grant(join, "", accepted=False, reason=why[:500])),

@@ -203,10 +203,10 @@ class Machine:
                     for p, version in enumerate(h.versions)
                     if self.published[p] < version
                 ]
-                return [
-                    *effects,
-                    Tell("term", f"{record.leader} leads, term {record.term}"),
-                ]
+                effects.append(Tell("term", f"{record.leader} leads, term {record.term}"))
+                for p, version in enumerate(self.published):
+                    effects += self._lost(p, version, "DN", event.at)
+                return effects
             case TapeInit():
                 return [
                     InstallInit(record.layout, record.subjects),
@@ -278,18 +278,22 @@ class Machine:
             effects.append(
                 Tell("learner-seen", f"{progress.learner} incarnation {progress.incarnation}")
             )
-        if self.leading and progress.epoch == h.epoch and h.initialised:
-            ahead = [p for p, v in enumerate(progress.adopted) if v > h.versions[p]]
-            pending = any(isinstance(r, TapeEpoch) for r in (self.appending, *self.to_append))
-            if ahead and not pending:
-                reason = (
-                    f"{progress.learner} holds version {progress.adopted[ahead[0]]} of fragment "
-                    f"{ahead[0]}, the tape ends at {h.versions[ahead[0]]}: records were lost"
-                )
-                effects += self._push(
-                    TapeEpoch(epoch=h.epoch + 1, term=h.term, reason=reason, at=self._wall(now))
-                )
+        if self.leading and progress.epoch == h.epoch:
+            for p, version in enumerate(progress.adopted):
+                effects += self._lost(p, version, progress.learner, self._wall(now))
         return effects
+
+    def _lost(self, p: int, version: int, whose: str, at: float) -> list[Effect]:
+        """A version above the tape's head was published: its record is lost, history restarts."""
+        h = self.history
+        pending = any(isinstance(r, TapeEpoch) for r in (self.appending, *self.to_append))
+        if not h.initialised or pending or version <= h.versions[p]:
+            return []
+        reason = (
+            f"{whose} holds version {version} of fragment {p}, the tape ends at {h.versions[p]}: "
+            "records were lost"
+        )
+        return self._push(TapeEpoch(epoch=h.epoch + 1, term=h.term, reason=reason, at=at))
 
     def _init(self, event: InitSeen, now: float) -> list[Effect]:
         h = self.history

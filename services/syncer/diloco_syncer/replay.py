@@ -3,11 +3,17 @@
 Used by a restart, by the simulator and by `diloco replay`. Pure: payloads are handed in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout
-from diloco_shared.protocol.messages import TapeInit, TapeRecord, TapeRound, Verdict
+from diloco_shared.protocol.messages import (
+    PublicationManifest,
+    TapeInit,
+    TapeRecord,
+    TapeRound,
+    Verdict,
+)
 from diloco_syncer.events import Chosen
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.store import Contribution, FragmentStore, Staged
@@ -67,6 +73,23 @@ def replay(
             pass
     history.apply(record, seq)
     return store
+
+
+def newest_published(history: History, manifests: Iterable[PublicationManifest]) -> tuple[int, ...]:
+    """Newest version per fragment on DN in this epoch, -1 for none.
+
+    A head counts if it is the anchor of the tape. A version above the head counts in any case:
+    the tape has lost the record of it, and the leader must not make another one of that number.
+    """
+    newest = [-1] * history.fragments
+    for m in manifests:
+        p = m.fragment
+        if m.epoch != history.epoch or p >= len(newest):
+            continue
+        lost = m.version > history.versions[p]
+        if lost or m.anchor_digest == history.anchor_digests[p]:
+            newest[p] = max(newest[p], m.version)
+    return tuple(newest)
 
 
 def build_store(

@@ -18,7 +18,7 @@ from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.history import History, TapeFault
-from diloco_syncer.replay import payloads_needed, replay
+from diloco_syncer.replay import newest_published, payloads_needed, replay
 from diloco_syncer.store import FragmentStore
 
 # Time to read one contribution back, in seconds; it lies on the hub's own disk.
@@ -75,16 +75,13 @@ async def _payloads(run: str, data: Bus, record: TapeRecord) -> dict[str, bytes]
 
 
 async def _published(run: str, data: Bus, history: History) -> tuple[int, ...]:
-    """Newest version of each fragment whose manifest is on DN in this epoch; -1 none."""
-    newest = [-1] * history.fragments
+    """Newest version of each fragment on DN in this epoch; -1 none."""
+    manifests = []
     for stored in await data.fetch(
         subjects.dn_stream(run), f"dn.{run}.{history.epoch}.*.*.*.m", start_seq=1
     ):
         try:
-            manifest = decode(stored.payload, PublicationManifest)
+            manifests.append(decode(stored.payload, PublicationManifest))
         except WireError:
             continue  # not ours to judge: it is simply not a publication
-        p = manifest.fragment
-        if p < len(newest) and manifest.anchor_digest == history.anchor_digests[p]:
-            newest[p] = max(newest[p], manifest.version)
-    return tuple(newest)
+    return newest_published(history, manifests)
