@@ -16,6 +16,11 @@ from diloco_simulator.scenario import Verdict, play
 _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused")
 
 
+def again(seed: int) -> str:
+    """The command that plays one seed."""
+    return f"python -m diloco_simulator.check --seeds 1 --from {seed} --workers 1"
+
+
 def totals(verdicts: Iterable[Verdict]) -> dict[str, Any]:
     """Sums over all seeds; the named counters, and `counts` with everything that happened."""
     counts: Counter[str] = Counter()
@@ -53,8 +58,7 @@ def main() -> None:
             for violation in v.violations:
                 print(f"seed {v.seed:>6}  {violation}", flush=True)
             if v.violations:
-                again = f"python -m diloco_simulator.check --seeds 1 --from {v.seed} --workers 1"
-                print(f"             again: {again}", flush=True)
+                print(f"             again: {again(v.seed)}", flush=True)
     result = totals(verdicts)
     figures = "  ".join(f"{name} {result[name]}" for name in ("seeds", "violations", *_SHOWN))
     print(f"{figures}  ({time.monotonic() - began:.0f} s)")

@@ -1,11 +1,21 @@
-"""What the bus keeps: the run's streams, the tape, incarnations, and who listens."""
+"""What the bus keeps: the run's streams, the tape, incarnations, wishes, and who listens."""
 
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import TapeRecord
 from diloco_simulator.world import Log, World
+
+
+@dataclass(frozen=True, slots=True)
+class Ear:
+    """One process that hears what is sent to its name."""
+
+    alive: Callable[[], bool]
+    receive: Callable[[Any], None]
 
 
 class Hub:
@@ -19,7 +29,8 @@ class Hub:
         self.state = Log(world, "STATE")
         self.tape: list[TapeRecord] = []  # sequence n is at index n - 1
         self.incarnations: dict[str, int] = {}
-        self.listeners: dict[str, Callable[[Any], None]] = {}  # process -> receive
+        # Several processes may have one name: one that hung, and the one that replaced it.
+        self.ears: defaultdict[str, list[Ear]] = defaultdict(list)
         self.on_record: Callable[[int, TapeRecord], None] = lambda seq, record: None
 
     def append(self, record: TapeRecord, expect_last: int) -> int:
@@ -36,12 +47,15 @@ class Hub:
         self.incarnations[learner] = number
         return number
 
+    def listen(self, name: str, alive: Callable[[], bool], receive: Callable[[Any], None]) -> None:
+        self.ears[name] = [*(e for e in self.ears[name] if e.alive()), Ear(alive, receive)]
+
     def send(self, source: str, target: str, message: Any) -> None:
         """A core message to whoever lives at `target` when it arrives."""
 
         def deliver() -> None:
-            receive = self.listeners.get(target)
-            if receive is not None:
-                receive(message)
+            for ear in self.ears[target]:
+                if ear.alive():
+                    ear.receive(message)
 
         self.world.core(source, target, deliver)

@@ -1,79 +1,20 @@
-"""A simulated learner: the product's recovery, exchange and anchor book around a trainer.
+"""A simulated machine for a learner: its disk, and its processes one after another.
 
-A node outlives its process: it keeps the checkpoint on its disk and starts new lives.
+A process that stands still may be replaced by a second one, and then go on: two processes of one
+learner, of which only the newer may count (I10).
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from diloco_learner.anchors import AnchorBook
-from diloco_learner.events import (
-    Adopt,
-    BeatSeen,
-    Begin,
-    Checkpoint,
-    Contribute,
-    DonateSeen,
-    Evaluate,
-    GiveState,
-    GrantSeen,
-    Leave,
-    LoadState,
-    PullSeen,
-    SendInit,
-    SendJoin,
-    SendProgress,
-    StateSeen,
-    Stepped,
-    TimePassed,
-)
-from diloco_learner.exchange import Exchange
-from diloco_learner.recovery import Recovery
-from diloco_learner.reports import before_training
-from diloco_shared.config import config_hash
-from diloco_shared.numerics.digest import digest_array
-from diloco_shared.numerics.schedule import inner_rate
-from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import describe
-from diloco_shared.protocol.messages import (
-    Beat,
-    ContributionManifest,
-    Cursor,
-    Donate,
-    Grant,
-    InitManifest,
-    PublicationManifest,
-    Pull,
-    StateManifest,
-)
+from diloco_learner.events import Evaluate
+from diloco_shared.protocol.messages import ContributionManifest
 from diloco_simulator.hub import Hub
+from diloco_simulator.learner_life import Computation, LearnerLife
 from diloco_simulator.watch import Watch
-from diloco_simulator.world import Item, Reader
-
-Values = NDArray[np.float32]
-SYNCER = "syncer"
-
-
-class Computation(Protocol):
-    """What a simulated learner needs of a trainer."""
-
-    layout: Any
-
-    def initial_fragments(self) -> list[Values]: ...
-    def step(self, rate: float) -> tuple[int, float]: ...
-    @property
-    def cursor(self) -> Cursor | None: ...
-    def adopt(self, p: int, anchor_F: Values) -> None: ...
-    def contribution(self, p: int) -> bytes: ...
-    def inner_state(self) -> bytes: ...
-    def load_inner_state(self, data: bytes) -> None: ...
 
 
 class LearnerNode:
-    """A machine that runs one learner process at a time."""
+    """Keeps the checkpoint on its disk; starts processes until one leaves for good."""
 
     def __init__(
         self,
@@ -91,299 +32,48 @@ class LearnerNode:
         self.watch = watch
         self.step_s = step_s
         self.checkpoint: bytes | None = None
-        self.life: LearnerLife | None = None
+        self.life: LearnerLife | None = None  # the newest, if it lives
+        self.lives: list[LearnerLife] = []
         self.left = ""
         self.on_evaluate: Callable[[LearnerLife, Evaluate], None] = lambda life, effect: None
+        self.tamper: Callable[[ContributionManifest, bytes], tuple[ContributionManifest, bytes]] = (
+            lambda manifest, payload: (manifest, payload)
+        )
 
     def start(self) -> None:
         """A new process, if none lives."""
         if self.life is None and not self.left:
-            self.life = LearnerLife(self)
+            self.life = life = LearnerLife(self)
+            self.lives.append(life)
+            life.begin()
+
+    def gone(self, life: LearnerLife, restart_s: float | None) -> None:
+        """A process is over; if it was the newest, the supervisor starts another one."""
+        life.alive = False
+        self.watch.members.silent(self.name, life.incarnation, self.world.now)
+        if self.life is life:
+            self.life = None
+            if restart_s is not None:
+                self.world.after(restart_s, self.start)
 
     def crash(self, restart_s: float) -> None:
         """The process is gone with all it had in memory; another one starts later."""
-        if self.life is None:
-            return
-        self.world.counts["learner crashes"] += 1
-        self.watch.stopped(self.name, self.life.incarnation, self.world.now)
-        self.life.alive = False
-        self.life = None
-        self.world.after(restart_s, self.start)
-
-    def hang(self, seconds: float) -> None:
-        """The process stands still and then goes on as if nothing had happened."""
         if self.life is not None:
-            self.world.counts["learner hangs"] += 1
-            self.life.frozen_until = self.world.now + seconds
+            self.world.counts["learner crashes"] += 1
+            self.gone(self.life, restart_s)
 
+    def hang(self, seconds: float, *, replaced_after_s: float | None = None) -> None:
+        """The process stands still and then goes on as if nothing had happened.
 
-class LearnerLife:
-    """One process."""
-
-    def __init__(self, node: LearnerNode) -> None:
-        self.node = node
-        self.hub, self.world, self.name = node.hub, node.world, node.name
-        self.spec = node.hub.spec
-        self.alive = True
-        self.frozen_until = 0.0
-        self.incarnation = self.hub.next_incarnation(self.name)
-        self.hash = config_hash(self.spec)
-        self.trainer = node.make()
-        self.book = AnchorBook(self.trainer.layout.sizes)
-        self.anchors: dict[tuple[int, int, int], Values] = {}
-        self.states: dict[str, bytes] = {}
-        self.recovery = Recovery(
-            self.spec,
-            self.name,
-            self.incarnation,
-            has_checkpoint=node.checkpoint is not None,
-            nonce_seed=f"{self.name}-{self.incarnation}",
-        )
-        self.exchange: Exchange | None = None
-        self.inbox: list[Any] = []
-        self.in_step = False
-        self.armed = float("inf")
-        self.hub.listeners[self.name] = self.receive
-        self._event(TimePassed())
-        Reader(self.hub.dn, self.name, lambda: self.alive, self._publication)
-        Reader(self.hub.state, self.name, lambda: self.alive, self._state)
-        self._heartbeat()
-
-    def _enter(self, action: Callable[[], None]) -> None:
-        """Run `action` in this process: later if it stands still, never if it is gone."""
-        if not self.alive:
+        `replaced_after_s`: when another process takes its place, perhaps before it goes on.
+        """
+        life = self.life
+        if life is None:
             return
-        if self.world.now < self.frozen_until:
-            self.world.at(self.frozen_until, lambda: self._enter(action))
-        else:
-            action()
-
-    # --- what arrives --------------------------------------------------------------------------
-
-    def receive(self, message: Any) -> None:
-        kinds: dict[type, Callable[[Any], Any]] = {
-            Beat: BeatSeen,
-            Pull: PullSeen,
-            Grant: GrantSeen,
-            Donate: DonateSeen,
-        }
-        event = kinds[type(message)](message)
-        self._enter(lambda: self._event(event))
-
-    def _publication(self, item: Item) -> None:
-        self._enter(lambda: self._offer(item))
-
-    def _offer(self, item: Item) -> None:
-        manifest = item.message
-        assert isinstance(manifest, PublicationManifest)
-        ready = self.book.offer(manifest, item.payload)
-        if ready is not None:
-            key = (ready.epoch, ready.fragment, ready.version)
-            self.anchors[key] = self.book.take(*key)
-            self._event(ready)
-
-    def _state(self, item: Item) -> None:
-        m = item.message
-        mine = m.newcomer == self.name and m.newcomer_incarnation == self.incarnation
-        if mine:
-            self.states[m.nonce] = item.payload
-            self._enter(lambda: self._event(StateSeen(m.donor, m.nonce)))
-
-    def _event(self, event: Any) -> None:
-        if self.exchange is None:
-            if isinstance(event, PullSeen | DonateSeen):
-                return
-            for effect in self.recovery.handle(event, self.world.now):
-                self._perform(effect)
-                if not self.alive:
-                    return
-            if self.exchange is None:
-                self._arm(self.recovery.deadline)
-        elif self.in_step:
-            self.inbox.append(event)
-        else:
-            self._handle(event)
-            self._boundary()
-
-    def _arm(self, deadline: float | None) -> None:
-        if deadline is None or deadline >= self.armed > self.world.now:
-            return
-        self.armed = deadline
-
-        def ring() -> None:
-            if self.armed == deadline:
-                self.armed = float("inf")
-                self._event(TimePassed())
-
-        self.world.at(deadline + 1e-6, lambda: self._enter(ring))
-
-    def _heartbeat(self) -> None:
-        def beat() -> None:
-            if self.exchange is None:
-                report = before_training(
-                    self.name, self.incarnation, self.book.epoch, self.book.versions
-                )
-                self.hub.send(self.name, SYNCER, report)
-                self._heartbeat()
-
-        self.world.after(self.spec.membership.heartbeat_s, lambda: self._enter(beat))
-
-    # --- training ------------------------------------------------------------------------------
-
-    def _boundary(self) -> None:
-        """Take in what came during the step, then begin the next one."""
-        if self.exchange is None or self.in_step:
-            return
-        arrived, self.inbox = self.inbox, []
-        for event in arrived:
-            self._handle(event)
-            if not self.alive:
-                return
-        if not self.exchange.may_step:
-            self._arm(self.exchange.deadline)
-            return
-        self.in_step = True
-        jitter = self.world.rng.uniform(0.95, 1.05) if self.world.faulty else 1.0
-        self.world.after(self.node.step_s * jitter, lambda: self._enter(self._stepped))
-
-    def _stepped(self) -> None:
-        assert self.exchange is not None
-        self.in_step = False
-        rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
-        tokens, loss = self.trainer.step(rate)
-        self._handle(Stepped(tokens, loss, self.node.step_s, 0.0, self.trainer.cursor))
-        if self.alive:
-            self._boundary()
-
-    def _handle(self, event: Any) -> None:
-        assert self.exchange is not None
-        for effect in self.exchange.handle(event, self.world.now):
-            if self.world.chance(self.world.options.learner_crash, "crash points"):
-                self.node.crash(self.world.rng.uniform(0.5, 8.0))
-                return
-            self._perform(effect)
-
-    # --- effects -------------------------------------------------------------------------------
-
-    def _perform(self, effect: Any) -> None:
-        match effect:
-            case SendJoin():
-                self.hub.send(self.name, SYNCER, effect.join)
-            case SendInit():
-                self._send_init()
-            case LoadState():
-                self._load_state(effect)
-            case Begin():
-                self._begin(effect)
-            case Adopt():
-                self._adopt((effect.epoch, effect.fragment, effect.version))
-            case Contribute():
-                self._contribute(effect)
-            case SendProgress():
-                self.hub.send(self.name, SYNCER, effect.progress)
-            case GiveState():
-                self._give_state(effect)
-            case Evaluate():
-                self.node.on_evaluate(self, effect)
-            case Checkpoint():
-                self.node.checkpoint = self.trainer.inner_state()
-            case Leave():
-                self.alive = False
-                self.node.life, self.node.left = None, effect.outcome
-                self.node.watch.stopped(self.name, self.incarnation, self.world.now)
-                if effect.outcome == "superseded":
-                    self.node.left = ""
-                    self.world.after(1.0, self.node.start)
-
-    def _begin(self, begin: Begin) -> None:
-        versions = self.book.versions
-        for p, version in enumerate(versions):
-            self._adopt((self.book.epoch, p, version))
-        self.exchange = Exchange(
-            self.spec,
-            self.name,
-            self.incarnation,
-            self.book.epoch,
-            versions,
-            begin.stamp,
-            self.world.now,
-        )
-        self.world.counts["recoveries"] += 1
-        self.armed = float("inf")
-        self._boundary()
-
-    def _adopt(self, key: tuple[int, int, int]) -> None:
-        anchor_F = self.anchors[key]
-        self.trainer.adopt(key[1], anchor_F)
-        self.node.watch.adopted(self.name, self.incarnation, *key, digest_array(anchor_F))
-        for other in [o for o in self.anchors if o[1] == key[1] and o <= key]:
-            del self.anchors[other]
-
-    def _load_state(self, effect: LoadState) -> None:
-        if effect.source == "donor":
-            self.trainer.load_inner_state(self.states[effect.nonce])
-        elif effect.source == "checkpoint" and self.node.checkpoint is not None:
-            self.trainer.load_inner_state(self.node.checkpoint)
-        self.node.watch.recovered(self.name, self.incarnation, effect.source)
-
-    def _send_init(self) -> None:
-        for p, values_F in enumerate(self.trainer.initial_fragments()):
-            subject = subjects.initial(self.spec.name, self.name, self.incarnation, p)
-            payload = values_F.tobytes()
-            manifest = InitManifest(
-                run=self.spec.name,
-                learner=self.name,
-                incarnation=self.incarnation,
-                config_hash=self.hash,
-                layout=self.trainer.layout.tensors,
-                fragment=p,
-                blob=describe(subject, payload),
-            )
-            self.hub.up.put(self.name, subject, manifest, payload, until=self.world.now + 60)
-
-    def _contribute(self, e: Contribute) -> None:
-        if self.world.chance(self.world.options.nan, "nan"):
-            vars(self.trainer)["poisoned"] = True
-        payload = self.trainer.contribution(e.fragment)
-        subject = subjects.contribution(
-            self.spec.name, self.name, e.epoch, e.fragment, e.round, e.term
-        )
-        manifest = ContributionManifest(
-            run=self.spec.name,
-            learner=self.name,
-            incarnation=self.incarnation,
-            epoch=e.epoch,
-            term=e.term,
-            round=e.round,
-            fragment=e.fragment,
-            base=e.base,
-            step_from=e.step_from,
-            step_to=e.step_to,
-            tokens_from=e.tokens_from,
-            tokens_to=e.tokens_to,
-            cursor=e.cursor,
-            codec=self.spec.algorithm.codec_up,
-            values=self.trainer.layout.sizes[e.fragment],
-            config_hash=self.hash,
-            blob=describe(subject, payload),
-        )
-        manifest = self.node.watch.tampered(manifest, self.world)
-        self.hub.up.put(self.name, subject, manifest, payload, until=e.deadline)
-
-    def _give_state(self, effect: GiveState) -> None:
-        d, payload = effect.donate, self.trainer.inner_state()
-        subject = subjects.state(self.spec.name, self.name, d.newcomer, d.nonce)
-        manifest = StateManifest(
-            run=self.spec.name,
-            donor=self.name,
-            donor_incarnation=self.incarnation,
-            newcomer=d.newcomer,
-            newcomer_incarnation=d.newcomer_incarnation,
-            nonce=d.nonce,
-            epoch=d.epoch,
-            versions=effect.versions,
-            donor_step=effect.step,
-            config_hash=self.hash,
-            blob=describe(subject, payload),
-        )
-        self.hub.state.put(self.name, subject, manifest, payload, until=self.world.now + 60)
+        self.world.counts["learner hangs"] += 1
+        life.frozen_until = self.world.now + seconds
+        self.watch.members.silent(self.name, life.incarnation, self.world.now)
+        if replaced_after_s is not None:
+            self.world.counts["doubles"] += 1
+            self.life = None
+            self.world.after(replaced_after_s, self.start)

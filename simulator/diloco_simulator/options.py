@@ -20,11 +20,14 @@ class Options:
     unknown: float = 0.0  # of an append's answer
     syncer_crash: float = 0.0  # between any two effects
     learner_crash: float = 0.0
-    syncer_hangs: int = 0
-    learner_hangs: int = 0
+    syncer_hangs: int = 0  # half of them with a failover meanwhile
+    learner_hangs: int = 0  # some of them with a second process of the learner meanwhile
     partitions: int = 0
+    wishes: int = 0  # pauses and changes of the quorum by the user
+    power_cuts: int = 0  # the tape loses records that it had acknowledged
     nan: float = 0.0  # of a contribution being poisoned
-    garbage: float = 0.0  # of a bad message beside a good one
+    garbage: float = 0.0  # of a contribution that lies, and per second of a stranger
+    jitter: float = 0.1  # of every step's time: without it, learners could stay in step for ever
     speeds: tuple[float, ...] = (1.0,)
     snapshot_every_rounds: int = 5
     keyframe_every: int = 3
@@ -58,6 +61,8 @@ class Options:
             syncer_hangs=rng.choice([0, 0, 1]),
             learner_hangs=rng.choice([0, 0, 1, 2]),
             partitions=rng.choice([0, 0, 1, 3]),
+            wishes=rng.choice([0, 0, 0, 1, 2]),
+            power_cuts=rng.choice([0, 0, 0, 1]),
             nan=sometimes(0.1),
             garbage=sometimes(0.1),
             speeds=tuple(rng.choice([1.0, 1.0, 0.8, 0.5]) for _ in range(learners)),

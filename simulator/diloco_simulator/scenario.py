@@ -1,19 +1,26 @@
 """One seeded world from start to verdict: safety while anything may go wrong, then liveness."""
 
+import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_shared.config import RunSpec
 from diloco_simulator.hub import Hub
 from diloco_simulator.learner_node import LearnerNode
+from diloco_simulator.mischief import Mischief
 from diloco_simulator.options import Options
-from diloco_simulator.syncer_node import NAME, SyncerNode
+from diloco_simulator.syncer_life import NAME
+from diloco_simulator.syncer_node import SyncerNode
 from diloco_simulator.tiny import TinyTrainer
 from diloco_simulator.watch import Watch
 from diloco_simulator.world import World
+from diloco_syncer.events import Wanted
 
 # Once healed, a run of a few dozen steps of a second must be over well within this time.
 LIVENESS_S = 1200.0
+# Whoever stood still at the end goes on within this time, and must see that it is over.
+AFTER_S = 60.0
 
 
 @dataclass(slots=True)
@@ -64,7 +71,8 @@ class Scenario:
         self.world = World(seed, options)
         self.spec = spec_of(options, seed)
         self.hub = Hub(self.world, self.spec)
-        self.watch = Watch(self.world, options.quorum)
+        self.watch = Watch(self.world, self.spec)
+        self.mischief = Mischief(self.hub, self.watch)
         self.hub.on_record = self.watch.record
         names = [f"l{m}" for m in range(options.learners)]
         self.syncer = SyncerNode(self.hub, self.watch, names)
@@ -76,34 +84,24 @@ class Scenario:
             return TinyTrainer(o.fragments, m, self.seed, self.spec.tokens_per_step)
 
         speeds = self.options.speeds
-        return LearnerNode(self.hub, name, make, self.watch, step_s=1.0 / speeds[m % len(speeds)])
+        node = LearnerNode(self.hub, name, make, self.watch, step_s=1.0 / speeds[m % len(speeds)])
+        node.tamper = self.mischief.tamper
+        return node
 
     def run(self) -> Verdict:
         """Safety phase, heal, liveness phase."""
-        world, rng, o = self.world, self.world.rng, self.options
+        world = self.world
         self.syncer.start()
         for node in self.learners:
-            world.after(rng.uniform(0.0, 2.0), node.start)
-        for _ in range(o.syncer_hangs):
-            replaced = rng.random() < 0.5
-            seconds = rng.uniform(2.0, 15.0)
-            world.at(
-                rng.uniform(5.0, o.safety_s),
-                lambda s=seconds, r=replaced: self.syncer.hang(s, replaced=r),  # type: ignore[misc]
-            )
-        for _ in range(o.learner_hangs):
-            node = rng.choice(self.learners)
-            seconds = rng.uniform(1.0, 12.0)
-            world.at(rng.uniform(5.0, o.safety_s), lambda n=node, s=seconds: n.hang(s))  # type: ignore[misc]
-        for _ in range(o.partitions):
-            self._partition(rng.choice([NAME, *(n.name for n in self.learners)]))
-        world.run(o.safety_s)
+            world.after(world.rng.uniform(0.0, 2.0), node.start)
+        self._plan()
+        world.run(self.options.safety_s)
         world.heal()
+        self.syncer.wish(Wanted(paused=False, stopping=False, quorum=self.options.quorum))
         healed_at = world.now
-        before = dict(self.watch.merged_at)
-        over = self._over
-        world.run(healed_at + LIVENESS_S, over)
-        self._check_liveness(before, healed_at)
+        world.run(healed_at + LIVENESS_S, self._over)
+        world.run(world.now + AFTER_S)
+        self._check_liveness(healed_at)
         return Verdict(
             self.seed,
             list(self.watch.violations),
@@ -111,6 +109,57 @@ class Scenario:
             self.watch.rounds,
             world.now,
         )
+
+    # --- what goes wrong -----------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Draw the faults that have a time; those of single effects and messages come by chance."""
+        rng, o = self.world.rng, self.options
+        for _ in range(o.syncer_hangs):
+            self._at(self._syncer_hangs)
+        for _ in range(o.learner_hangs):
+            self._at(self._learner_hangs)
+        for _ in range(o.partitions):
+            self._partition(rng.choice([NAME, *(n.name for n in self.learners)]))
+        for _ in range(o.wishes):
+            self._at(self._wish)
+        for _ in range(o.power_cuts):
+            self._at(self._power_cut)
+        self.mischief.plague()
+
+    def _at(self, strike: Callable[[], None]) -> None:
+        self.world.at(self.world.rng.uniform(5.0, self.options.safety_s), strike)
+
+    def _syncer_hangs(self) -> None:
+        rng = self.world.rng
+        self.syncer.hang(rng.uniform(2.0, 15.0), replaced=rng.random() < 0.5)
+
+    def _learner_hangs(self) -> None:
+        rng = self.world.rng
+        after = rng.uniform(0.5, 8.0) if rng.random() < 0.4 else None
+        rng.choice(self.learners).hang(rng.uniform(1.0, 12.0), replaced_after_s=after)
+
+    def _wish(self) -> None:
+        """Pause, another quorum, and after a while what it was before."""
+        rng = self.world.rng
+        quorum = rng.randint(1, self.options.learners)
+        self.world.counts["wishes"] += 1
+        self.syncer.wish(Wanted(paused=rng.random() < 0.5, stopping=False, quorum=quorum))
+
+    def _power_cut(self) -> None:
+        """The hub loses records that it had acknowledged, none of which a snapshot covers.
+
+        The init record is kept: without it there is no run to go on with.
+        """
+        covered = max((meta["history"]["seq"] for meta, _ in self.syncer.disk), default=2)
+        lost = min(self.world.rng.randint(1, 3), len(self.hub.tape) - covered)
+        if lost > 0 and not self.watch.ended:
+            self.world.counts["power cuts"] += 1
+            del self.hub.tape[-lost:]
+            self.watch.lost(self.hub.tape)
+            # Its connections are gone as well. A second leader that slept through all of it could
+            # find its place on the tape again by chance: one such disaster at a time.
+            self.syncer.crash_all(self.world.rng.uniform(0.5, 3.0))
 
     def _over(self) -> bool:
         return bool(self.watch.ended) and all(n.left for n in self.learners)
@@ -131,20 +180,22 @@ class Scenario:
         self.world.at(begin, lambda: cut(False))
         self.world.at(begin + seconds, lambda: cut(True))
 
-    def _check_liveness(self, before: dict[str, float], healed_at: float) -> None:
+    def _check_liveness(self, healed_at: float) -> None:
         """The run ends, everybody leaves, and everybody was merged again if there was time."""
         w = self.watch
         if not w.ended:
-            w.violations.append(
-                f"liveness: no end {LIVENESS_S:.0f} s after the heal ({self.why()})"
-            )
-        stuck = [n.name for n in self.learners if not n.left]
-        if w.ended and stuck:
-            w.violations.append(f"liveness: {', '.join(stuck)} never left ({self.why()})")
-        long_enough = self.world.now - healed_at > 60 * max(n.step_s for n in self.learners)
+            w.broken("liveness", f"no end {LIVENESS_S:.0f} s after the heal ({self.why()})")
+            return
         for node in self.learners:
-            if long_enough and w.merged_at.get(node.name, -1.0) <= before.get(node.name, -1.0):
-                w.violations.append(f"I10: {node.name} was never merged again after the heal")
+            # One that was restarted after the end is told so.
+            if node.left not in (w.ended, "refused"):
+                w.broken("liveness", f"{node.name} ends as {node.left!r} ({self.why()})")
+            if any(life.alive for life in node.lives):
+                w.broken("I10", f"an old process of {node.name} goes on for ever")
+            # Within a minute of its own steps after the heal, whatever happened before.
+            time_enough = w.round_at - healed_at > 60 * node.step_s
+            if time_enough and w.members.merged_at.get(node.name, -1.0) < healed_at:
+                w.broken("I10", f"{node.name} was never merged again after the heal")
 
     def why(self) -> str:
         """State and reason, as the syncer gives them."""
@@ -161,8 +212,6 @@ def play(seed: int, options: Options | None = None) -> Verdict:
     try:
         return scenario.run()
     except Exception as error:
-        import traceback
-
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"crash: {error!r} at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
         found: list[str] = [*scenario.watch.violations, text]

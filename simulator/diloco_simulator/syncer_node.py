@@ -1,71 +1,21 @@
-"""A simulated syncer: the product's machine, store, history and replay around the hub.
+"""A simulated machine for syncers: its disk, and its processes one after another.
 
-The node keeps the snapshots on its disk; a process is rebuilt from them and the tape.
+A process that stands still may be replaced by a second one, and then go on: two leaders.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
-from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import describe
-from diloco_shared.protocol.messages import (
-    ContributionManifest,
-    InitManifest,
-    Join,
-    Progress,
-    PublicationManifest,
-    TapeRecord,
-)
 from diloco_simulator.hub import Hub
+from diloco_simulator.syncer_life import NAME, SyncerLife
 from diloco_simulator.watch import Watch
-from diloco_simulator.world import Item, Reader
-from diloco_syncer.events import (
-    Append,
-    Appended,
-    BusBack,
-    ContributionSeen,
-    Drop,
-    Effect,
-    Ended,
-    Event,
-    InitSeen,
-    Install,
-    InstallInit,
-    JoinSeen,
-    Led,
-    ProgressSeen,
-    Publish,
-    Published,
-    PurgeDown,
-    PurgeUp,
-    SendBeat,
-    SendDonate,
-    SendGrant,
-    SendPull,
-    Snapshot,
-    SnapshotDone,
-    Stage,
-    Staged,
-    Tell,
-    TimePassed,
-)
-from diloco_syncer.history import History
-from diloco_syncer.machine import Machine
-from diloco_syncer.norms import inspect
-from diloco_syncer.replay import build_store, payloads_needed, replay, stage_chosen
-from diloco_syncer.round import Phase
-from diloco_syncer.store import FragmentStore
-from diloco_syncer.store import Staged as StagedArrays
+from diloco_syncer.events import Wanted
 
-NAME = "syncer"
-# Wall time at virtual time 0, in seconds since 1970.
-WALL = 1_700_000_000.0
+# Snapshots kept on the disk, as the product keeps them.
+SNAPSHOTS = 2
 
 
 class SyncerNode:
-    """A machine that runs one syncer process at a time; a hung one may come back as a second."""
+    """Keeps the snapshots; a process is rebuilt from them and the tape."""
 
     def __init__(self, hub: Hub, watch: Watch, learners: list[str]) -> None:
         self.hub = hub
@@ -73,20 +23,32 @@ class SyncerNode:
         self.watch = watch
         self.learners = learners
         self.disk: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self.lives = 0
-        self.life: SyncerLife | None = None
+        self.lives: list[SyncerLife] = []
+        self.life: SyncerLife | None = None  # the newest, if it lives
+        self.wanted: Wanted | None = None
 
     def start(self) -> None:
-        self.lives += 1
-        SyncerLife(self, f"syncer-{self.lives}")
+        self.life = life = SyncerLife(self, f"{NAME}-{len(self.lives)}")
+        self.lives.append(life)
+        life.begin()
+
+    def gone(self, life: SyncerLife, restart_s: float) -> None:
+        """A process is over, by a crash or because it was deposed; the supervisor restarts it."""
+        life.alive = False
+        if self.life is life:
+            self.life = None
+            self.world.after(restart_s, self._restart)
 
     def crash(self, restart_s: float) -> None:
-        if self.life is None:
-            return
-        self.world.counts["syncer crashes"] += 1
-        self.life.alive = False
-        self.life = None
-        self.world.after(restart_s, self._restart)
+        if self.life is not None:
+            self.world.counts["syncer crashes"] += 1
+            self.gone(self.life, restart_s)
+
+    def crash_all(self, restart_s: float) -> None:
+        """Also those that stand still."""
+        self.crash(restart_s)
+        for life in self.lives:
+            life.alive = False
 
     def _restart(self) -> None:
         if self.life is None:
@@ -102,296 +64,13 @@ class SyncerNode:
             self.world.counts["failovers"] += 1
             self.start()
 
+    def keep(self, meta: dict[str, Any], arrays: dict[str, Any]) -> None:
+        """A snapshot is on the disk."""
+        self.disk = [*self.disk, (meta, arrays)][-SNAPSHOTS:]
 
-class SyncerLife:
-    """One process and its term."""
-
-    def __init__(self, node: SyncerNode, leader: str) -> None:
-        self.node = node
-        node.life = self  # from now on this is who crashes
-        self.hub, self.world, self.watch = node.hub, node.world, node.watch
-        self.spec = node.hub.spec
-        self.alive = True
-        self.frozen_until = 0.0
-        self.payloads: dict[str, bytes] = {}
-        self.staged: dict[int, StagedArrays] = {}
-        self.installed: dict[int, StagedArrays] = {}
-        self.inits: dict[tuple[str, int], dict[int, InitManifest]] = {}
-        self.armed = float("inf")
-        self.ended = False
-        history, self.store = self._recover()
-        self.tape_end = len(self.hub.tape)
-        self.machine = Machine(self.spec, history)
-        self.hub.listeners[NAME] = self.receive
-        self._give(Led(leader, WALL + self.world.now, self._published()))
-        after = self.hub.up.seq if history.initialised else 0
-        Reader(self.hub.up, NAME, lambda: self.alive, self._arrived, after_seq=after)
-
-    def _recover(self) -> tuple[History, FragmentStore | None]:
-        """The product's own replay, over what the hub and the disk still have."""
-        history, store = History(self.spec), None
-        if self.node.disk:
-            meta, arrays = self.node.disk[-1]
-            history = History.restore(self.spec, meta["history"])
-            store = FragmentStore.restore(meta["store"], arrays, self.spec.algorithm)
-        for index in range(history.seq, len(self.hub.tape)):
-            record = self.hub.tape[index]
-            payloads = {s: self._kept(s) for s in payloads_needed(record)}
-            store = replay(history, store, record, index + 1, payloads)
-        return history, store
-
-    def _kept(self, subject: str) -> bytes:
-        item = self.hub.up.by_subject.get(subject)
-        if item is None:
-            self.watch.violations.append(f"I6: {subject} is on the tape and no longer in UP")
-            return b""
-        return item.payload
-
-    def _published(self) -> tuple[int, ...]:
-        newest = [-1] * self.spec.algorithm.fragments
-        for item in self.hub.dn.items:
-            m = item.message
-            if m.epoch == self.machine.history.epoch:
-                newest[m.fragment] = max(newest[m.fragment], m.version)
-        return tuple(newest)
-
-    def _enter(self, action: Callable[[], None]) -> None:
-        """Run `action` in this process: later if it stands still, never if it is gone."""
-        if not self.alive:
-            return
-        if self.world.now < self.frozen_until:
-            self.world.at(self.frozen_until, lambda: self._enter(action))
-            return
-        if self.frozen_until:
-            # The edge sees the gap in its own clock: silence in it says nothing.
-            self.frozen_until = 0.0
-            self.watch.forgiven_at = self.world.now
-            self._give(BusBack())
-        if self.alive:
-            action()
-
-    # --- what arrives --------------------------------------------------------------------------
-
-    def receive(self, message: Any) -> None:
-        event: Event
-        if isinstance(message, Progress):
-            event = ProgressSeen(message)
-        else:
-            assert isinstance(message, Join)
-            event = JoinSeen(message)
-        self._enter(lambda: self._give(event))
-
-    def _arrived(self, item: Item) -> None:
-        if isinstance(item.message, InitManifest):
-            self._enter(lambda: self._initial(item.message))
-        else:
-            self._enter(lambda: self._contribution(item.message, item.payload))
-
-    def _initial(self, m: InitManifest) -> None:
-        parts = self.inits.setdefault((m.learner, m.incarnation), {})
-        parts[m.fragment] = m
-        if len(parts) < self.spec.algorithm.fragments or self.machine.history.initialised:
-            return
-        ordered = [parts[p] for p in sorted(parts)]
-        digests = []
-        for part in ordered:
-            payload = self.hub.up.by_subject[part.blob.subject].payload
-            self.payloads[part.blob.subject] = payload
-            digests.append(digest_array(codec.decode("fp32", payload, len(payload) // 4)))
-        self._give(
-            InitSeen(
-                m.learner,
-                m.incarnation,
-                m.config_hash,
-                m.layout,
-                tuple(part.blob.subject for part in ordered),
-                tuple(digests),
-                True,
-            )
-        )
-
-    def _contribution(self, m: ContributionManifest, payload: bytes) -> None:
-        if not any(
-            r.n == m.round and r.phase is Phase.PULLING and m.learner in r.unanswered
-            for r in self.machine.rounds.open
-        ):
-            self._give(ContributionSeen(m, finite=True, norm=0.0))
-            return
-        try:
-            finite, norm = inspect(payload, m.codec, m.values)
-        except ValueError:
-            finite, norm = True, 0.0  # sizes that do not fit: the gate sees them too
-        self.payloads[m.blob.subject] = payload
-        self._give(ContributionSeen(m, finite, norm))
-
-    def _give(self, event: Event) -> None:
-        for effect in self.machine.handle(event, self.world.now):
-            if self.world.chance(self.world.options.syncer_crash, "crash points"):
-                self.node.crash(self.world.rng.uniform(0.5, 6.0))
-                return
-            self._perform(effect)
-            if not self.alive:
-                return
-        self._arm()
-
-    def _arm(self) -> None:
-        deadline = self.machine.deadline
-        if deadline is None or deadline >= self.armed > self.world.now:
-            return
-        self.armed = deadline
-
-        def ring() -> None:
-            if self.armed == deadline:
-                self.armed = float("inf")
-                if not self.ended:
-                    self._give(TimePassed())
-
-        self.world.at(deadline + 1e-6, lambda: self._enter(ring))
-
-    # --- effects -------------------------------------------------------------------------------
-
-    def _perform(self, effect: Effect) -> None:
-        match effect:
-            case SendPull():
-                r = next(r for r in self.machine.rounds.open if r.n == effect.pull.round)
-                self.watch.pulled(effect.pull, r.participants, self.spec.membership.lease_s)
-                self._broadcast(effect.pull)
-            case SendBeat():
-                self._broadcast(effect.beat)
-            case SendGrant():
-                self.hub.send(NAME, effect.grant.learner, effect.grant)
-            case SendDonate():
-                self.hub.send(NAME, effect.donate.donor, effect.donate)
-            case Append():
-                self._append(effect.record)
-            case Stage():
-                self._stage(effect)
-            case Install():
-                assert self.store is not None
-                self.installed[effect.round] = self.staged.pop(effect.round)
-                self.store.install(effect.fragment, self.installed[effect.round])
-            case InstallInit():
-                payloads = {s: self.payloads.pop(s) for s in effect.subjects}
-                self.store = build_store(self.machine.history, effect.subjects, payloads)
-            case Publish():
-                self._publish(effect)
-            case Drop():
-                self.payloads.pop(effect.key, None)
-            case Snapshot():
-                self._snapshot(effect)
-            case PurgeUp():
-                self._purge_up(effect.last_round)
-            case PurgeDown():
-                self._purge_down(effect)
-            case Tell():
-                pass
-            case Ended():
-                self.ended = True
-
-    def _broadcast(self, message: Any) -> None:
-        for learner in self.node.learners:
-            self.hub.send(NAME, learner, message)
-
-    def _append(self, record: TapeRecord) -> None:
-        """As the tape's edge does: an unknown outcome is settled by reading the tail."""
-        expected = self.tape_end
-
-        def act() -> int:
-            return self.hub.append(record, expected)
-
-        def answer(result: int | None) -> None:
-            self._enter(lambda: self._appended(record, result))
-
-        self.world.request(NAME, act, answer)
-
-    def _appended(self, record: TapeRecord, result: int | None) -> None:
-        seq = result if result is not None and result > 0 else 0
-        if not seq and len(self.hub.tape) > self.tape_end:
-            if self.hub.tape[self.tape_end] is not record:
-                self.world.counts["deposed"] += 1
-                self.alive = False
-                if self.node.life is self:
-                    self.node.life = None
-                    self.world.after(1.0, self.node._restart)
-                return
-            seq = self.tape_end + 1
-        if not seq:
-            self._append(record)
-            return
-        self.tape_end = seq
-        self._give(Appended(seq, WALL + self.world.now))
-
-    def _stage(self, effect: Stage) -> None:
-        assert self.store is not None
-        payloads = {c.key: self.payloads[c.key] for c in effect.contributions}
-        staged = stage_chosen(
-            self.store, effect.fragment, effect.contributions, payloads, keyframe=effect.keyframe
-        )
-        self.staged[effect.round] = staged
-        done = Staged(
-            effect.round, staged.anchor_digest, staged.master_digest, staged.payload_digest
-        )
-        self.world.after(0.01, lambda: self._enter(lambda: self._give(done)))
-
-    def _publish(self, e: Publish) -> None:
-        assert self.store is not None
-        algorithm, p = self.spec.algorithm, e.fragment
-        staged = self.installed.pop(e.round, None)
-        payload = self.store.current_keyframe(p) if staged is None else staged.payload
-        name = algorithm.keyframe_codec if e.prev_version < 0 else algorithm.codec_down
-        digest = self.store.anchor_digest(p)
-        self.watch.anchor(e.epoch, p, e.version, digest, NAME)
-        subject = subjects.publication(self.spec.name, e.epoch, p, e.version, e.term)
-        manifest = PublicationManifest(
-            run=self.spec.name,
-            epoch=e.epoch,
-            term=e.term,
-            round=e.round,
-            fragment=p,
-            version=e.version,
-            prev_version=e.prev_version,
-            codec="fp32" if staged is None else name,
-            values=self.store.layout.sizes[p],
-            anchor_digest=digest,
-            participants=e.participants,
-            last_merged=e.last_merged,
-            stamp=e.stamp,
-            blob=describe(subject, payload),
-        )
-
-        def answer(result: Any) -> None:
-            if result is None:
-                self.world.request(NAME, act, lambda r: self._enter(lambda: answer(r)))
-            else:
-                self._give(Published(p, e.version))
-
-        def act() -> Item:
-            return self.hub.dn.store(subject, manifest, payload)
-
-        self.world.request(NAME, act, lambda r: self._enter(lambda: answer(r)))
-
-    def _snapshot(self, effect: Snapshot) -> None:
-        assert self.store is not None
-        meta = {"history": self.machine.history.meta(), "store": self.store.meta()}
-        arrays = dict(self.store.state_arrays())
-
-        def written() -> None:
-            self.node.disk.append((meta, arrays))
-            self._give(SnapshotDone(effect.covers, effect.round, "disk"))
-
-        self.world.after(self.world.rng.uniform(0.1, 2.0), lambda: self._enter(written))
-
-    def _purge_up(self, last_round: int) -> None:
-        def covered(item: Item) -> bool:
-            m = item.message
-            return isinstance(m, InitManifest) or m.round <= last_round
-
-        self.world.request(NAME, lambda: self.hub.up.purge(covered), lambda result: None)
-
-    def _purge_down(self, e: PurgeDown) -> None:
-        def replaced(item: Item) -> bool:
-            m = item.message
-            older = (m.epoch, m.version) < (e.epoch, e.below_version)
-            return bool(m.fragment == e.fragment and older)
-
-        self.world.request(NAME, lambda: self.hub.dn.purge(replaced), lambda result: None)
+    def wish(self, wanted: Wanted) -> None:
+        """What the user wants, told to whoever lives and to every process to come."""
+        self.wanted = wanted
+        for life in self.lives:
+            if life.alive:
+                self.world.request(NAME, lambda: None, lambda _, who=life: who.wish())  # type: ignore[misc]

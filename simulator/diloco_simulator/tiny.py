@@ -34,7 +34,6 @@ class TinyTrainer:
         self.moments = 0  # stands for inner moments: steps they have seen
         self.tokens = tokens
         self.consumed = 0
-        self.poisoned = False
         self.noise = random.Random(f"{seed}/{learner}")
 
     def initial_fragments(self) -> list[Values]:
@@ -57,11 +56,7 @@ class TinyTrainer:
         self.theta[p] = anchor_F.copy()
 
     def contribution(self, p: int) -> bytes:
-        delta_F = self.anchors[p] - self.theta[p]
-        if self.poisoned:
-            self.poisoned = False
-            delta_F = delta_F * np.float32(np.nan)
-        return codec.encode("bf16", delta_F)
+        return codec.encode("bf16", self.anchors[p] - self.theta[p])
 
     def inner_state(self) -> bytes:
         return self.moments.to_bytes(8, "little")

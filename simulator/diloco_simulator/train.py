@@ -27,7 +27,8 @@ from diloco_learner.trainer import (
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Cursor
 from diloco_simulator.hub import Hub
-from diloco_simulator.learner_node import LearnerLife, LearnerNode
+from diloco_simulator.learner_life import LearnerLife
+from diloco_simulator.learner_node import LearnerNode
 from diloco_simulator.options import Options
 from diloco_simulator.syncer_node import SyncerNode
 from diloco_simulator.watch import Watch
@@ -95,11 +96,12 @@ class Fleet:
         self.setting = setting
         self.told = told
         self.world = World(
-            spec.seed, Options.calm(learners=setting.learners, delay_s=setting.one_way_s)
+            spec.seed,
+            Options.calm(learners=setting.learners, delay_s=setting.one_way_s, jitter=0.0),
         )
         self.world.heal()
         self.hub = Hub(self.world, spec)
-        self.watch = Watch(self.world, spec.algorithm.quorum)
+        self.watch = Watch(self.world, spec)
         self.hub.on_record = self.watch.record
         self.program = Program.build(spec)
         corpus = load(spec.data)

@@ -1,0 +1,260 @@
+"""The promises every world is checked against, kept apart from the product's own code.
+
+Each checker takes observations and compares them with what it has seen before. None reads or
+touches the product's state; `Watch` hands the observations out.
+"""
+
+import math
+from collections.abc import Callable
+
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import (
+    Pull,
+    TapeEnd,
+    TapeInit,
+    TapeRecord,
+    TapeRound,
+    TapeSetting,
+    TapeTerm,
+    Verdict,
+)
+
+# (invariant, what was seen)
+Report = Callable[[str, str], None]
+
+
+class Anchors:
+    """I1: within an epoch, versions only grow, at every observer. I4: all copies are equal."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.digests: dict[tuple[int, int, int], tuple[str, str]] = {}
+        self.by_life: dict[tuple[str, int, int], int] = {}
+        self.announced: dict[tuple[str, int], tuple[int, ...]] = {}
+
+    def held(self, epoch: int, p: int, version: int, digest: str, whose: str) -> None:
+        """Somebody holds, publishes or has rebuilt an anchor."""
+        known, first = self.digests.setdefault((epoch, p, version), (digest, whose))
+        if known != digest:
+            self.report(
+                "I4",
+                f"epoch {epoch}, fragment {p}, version {version}: {whose} has {digest}, "
+                f"{first} had {known}",
+            )
+
+    def adopted(self, life: str, epoch: int, p: int, version: int, digest: str) -> None:
+        """One process of a learner adopts an anchor."""
+        before = self.by_life.get((life, epoch, p), -1)
+        if version <= before:
+            self.report("I1", f"{life} adopts version {version} of fragment {p} after {before}")
+        self.by_life[(life, epoch, p)] = version
+        self.held(epoch, p, version, digest, life)
+
+    def heads(self, leader: str, epoch: int, versions_P: tuple[int, ...]) -> None:
+        """A leader announces its heads."""
+        before = self.announced.get((leader, epoch), versions_P)
+        if any(v < b for v, b in zip(versions_P, before, strict=True)):
+            self.report("I1", f"{leader} announces {versions_P} after {before}")
+        self.announced[(leader, epoch)] = versions_P
+
+
+class Merges:
+    """I2: nothing is merged twice. I3: no round commits below K. I7: one leader commits.
+
+    Also I1 of the tape: each round's version follows from the one before.
+    """
+
+    def __init__(self, report: Report, spec: RunSpec) -> None:
+        self.report = report
+        self.fragments = spec.algorithm.fragments
+        self.begin(spec.algorithm.quorum)
+
+    def begin(self, quorum: int) -> None:
+        """From an empty tape."""
+        # K in force, and before it was last changed: rounds that had closed then may follow.
+        self.quorums = [quorum]
+        self.initialised = False
+        self.term = 0
+        self.next_round = 0
+        self.versions = [-1] * self.fragments
+        self.blobs: set[tuple[str, str]] = set()
+        # (learner, incarnation, fragment) -> the step up to which its work is merged.
+        self.steps: dict[tuple[str, int, int], int] = {}
+        self.ended = ""
+
+    def record(self, record: TapeRecord) -> None:
+        """A record as it is committed."""
+        if self.ended:
+            self.report("I6", f"a record of kind {record.kind} behind the end of the run")
+        match record:
+            case TapeInit():
+                if self.initialised:
+                    self.report("I1", "a second init record")
+                self.initialised, self.versions = True, [0] * self.fragments
+            case TapeTerm():
+                if record.term <= self.term:
+                    self.report("I7", f"term {record.term} begins after {self.term}")
+                self.term = record.term
+            case TapeRound():
+                self._round(record)
+            case TapeSetting(name="quorum"):
+                self.quorums = [record.value, self.quorums[0]]
+            case TapeEnd():
+                self.ended = record.outcome
+            case _:
+                pass
+
+    def _round(self, r: TapeRound) -> None:
+        if r.term != self.term:
+            self.report("I7", f"round {r.round} of term {r.term} is committed in {self.term}")
+        if r.round != self.next_round:
+            self.report("I1", f"round {r.round} where {self.next_round} was due")
+        self.next_round = r.round + 1
+        merged = [v for v in r.verdicts if v.outcome == "merged"]
+        committed = r.outcome == "committed"
+        if r.version != self.versions[r.fragment] + committed:
+            self.report(
+                "I1",
+                f"{r.outcome} round {r.round}: version {r.version} of fragment {r.fragment} "
+                f"after {self.versions[r.fragment]}",
+            )
+        self.versions[r.fragment] = r.version
+        if r.quorum not in self.quorums:
+            self.report("I3", f"round {r.round} counts to {r.quorum}, K is {self.quorums[0]}")
+        if committed and len(merged) < max(r.quorum, 1):
+            self.report("I3", f"round {r.round} commits with {len(merged)} of {r.quorum}")
+        if merged and not committed:
+            self.report("I3", f"round {r.round} is skipped and merges {len(merged)}")
+        for v in merged:
+            self._merged(r, v)
+
+    def _merged(self, r: TapeRound, v: Verdict) -> None:
+        if (v.subject, v.digest) in self.blobs:
+            self.report("I2", f"round {r.round} merges {v.subject} again")
+        self.blobs.add((v.subject, v.digest))
+        key = (v.learner, v.incarnation, r.fragment)
+        if v.step_to <= self.steps.get(key, -1):
+            self.report(
+                "I2",
+                f"round {r.round} merges {v.learner} up to step {v.step_to} of fragment "
+                f"{r.fragment} again",
+            )
+        self.steps[key] = v.step_to
+
+
+class Members:
+    """I10: the stopped are not asked, the returned are merged, two processes never act as one."""
+
+    def __init__(self, report: Report, spec: RunSpec) -> None:
+        self.report = report
+        self.lease_s = spec.membership.lease_s
+        self.algorithm = spec.algorithm
+        self.silent_since: dict[tuple[str, int], float] = {}
+        self.forgiven_at = 0.0
+        self.asked: set[tuple[int, int]] = set()
+        self.newest_merged: dict[str, int] = {}
+        self.admitted: dict[tuple[str, str], int] = {}  # (leader, learner) -> incarnation
+        # (learner, incarnation) that trains -> rounds until it must have been merged.
+        self.waiting: dict[tuple[str, int], int] = {}
+        self.patience: dict[tuple[str, int], int] = {}
+        self.merged_at: dict[str, float] = {}
+
+    def silent(self, learner: str, incarnation: int, at: float) -> None:
+        """A process is gone, or stands still."""
+        self.silent_since[(learner, incarnation)] = at
+        self.waiting.pop((learner, incarnation), None)
+
+    def back(self, learner: str, incarnation: int) -> None:
+        """It stood still and goes on."""
+        self.silent_since.pop((learner, incarnation), None)
+        if (learner, incarnation) in self.patience:
+            self.waiting[(learner, incarnation)] = self.patience[(learner, incarnation)]
+
+    def trains(self, learner: str, incarnation: int, step_s: float) -> None:
+        """A process has recovered and steps, each `step_s` (the fastest learner's: 1).
+
+        It is to be merged within H rounds of its own speed; those in flight began without it.
+        """
+        rounds = math.ceil(self.algorithm.sync_every_steps * max(step_s, 1.0))
+        self.patience[(learner, incarnation)] = rounds + self.algorithm.rounds_in_flight_max
+        self.back(learner, incarnation)
+
+    def grant(self, leader: str, learner: str, incarnation: int) -> None:
+        key = (leader, learner)
+        if incarnation < self.admitted.get(key, -1):
+            self.report("I10", f"{leader} admits {learner} {incarnation} after a newer one")
+        self.admitted[key] = max(incarnation, self.admitted.get(key, -1))
+
+    def pull(
+        self, leader: str, pull: Pull, participants: dict[str, int], now: float, late_s: float
+    ) -> None:
+        """A round is pulled for the first time: nobody is asked who is silent for a lease.
+
+        `late_s`: how long last words may be under way. A pull that is only sent again was
+        decided earlier.
+        """
+        if (pull.term, pull.round) in self.asked:
+            return
+        self.asked.add((pull.term, pull.round))
+        for learner, incarnation in participants.items():
+            if incarnation < self.admitted.get((leader, learner), -1):
+                self.report("I10", f"round {pull.round} asks {learner} {incarnation}, superseded")
+            since = self.silent_since.get((learner, incarnation), math.inf)
+            if now > max(since, self.forgiven_at) + self.lease_s + late_s:
+                self.report("I10", f"round {pull.round} asks {learner}, silent since {since:.2f} s")
+
+    def round(self, r: TapeRound, now: float, *, faulty: bool) -> None:
+        """A round is on the tape. How soon somebody is merged is only judged without faults."""
+        for v in r.verdicts:
+            if v.outcome != "merged":
+                continue
+            newest = self.newest_merged.get(v.learner, -1)
+            if v.incarnation < newest:
+                self.report(
+                    "I10",
+                    f"round {r.round} merges {v.learner} {v.incarnation} after {newest}",
+                )
+            self.newest_merged[v.learner] = max(v.incarnation, newest)
+            self.merged_at[v.learner] = now
+        merged = {(v.learner, v.incarnation) for v in r.verdicts if v.outcome == "merged"}
+        for life, left in self.waiting.items():
+            self.waiting[life] = self.patience[life] if faulty or life in merged else left - 1
+            if self.waiting[life] == -1:
+                self.report(
+                    "I10", f"{life[0]} trains and was not merged in {self.patience[life]} rounds"
+                )
+
+
+class Refusals:
+    """I11: what is bad changes no state, is counted, and is never merged."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.bad: dict[int, object] = {}  # by id; the reference keeps the id its own
+        self.blobs: set[tuple[str, str, int]] = set()
+
+    def mark(self, message: object, learner: str = "", subject: str = "", life: int = 0) -> None:
+        """The world is about to hand this to the product."""
+        self.bad[id(message)] = message
+        if subject:
+            self.blobs.add((subject, learner, life))
+
+    def is_bad(self, message: object) -> bool:
+        return id(message) in self.bad
+
+    def handled(self, what: str, before: object, after: object, counted: int) -> None:
+        """A bad message was handled: durable state before and after, and how many more counts."""
+        if before != after:
+            self.report("I11", f"{what} changed the history")
+        if counted < 1:
+            self.report("I11", f"{what} was not counted")
+
+    def round(self, r: TapeRound) -> None:
+        for v in r.verdicts:
+            if v.outcome == "refused" and not v.reason:
+                self.report("I11", f"round {r.round} refuses {v.learner} without a reason")
+            if v.outcome != "merged":
+                continue
+            bad = (v.subject, v.learner, v.incarnation) in self.blobs
+            if bad or v.step_to <= v.step_from or not v.weight > 0:
+                self.report("I11", f"round {r.round} merges a bad contribution of {v.learner}")
