@@ -168,19 +168,19 @@ def test_a_contribution_is_anchor_minus_parameters_at_the_boundary(rig: Rig) -> 
     loop.run()
     (sent,) = outgoing(box, Contribute)
     assert isinstance(sent.effect, Contribute)
-    assert (sent.effect.step_from, sent.effect.step_to, sent.effect.tokens_to) == (0, 4, 64)
+    assert (sent.effect.step_from, sent.effect.step_to, sent.effect.tokens_to) == (0, 3, 48)
     delta_F = np.frombuffer(contribution_bytes(sent.handle), np.float32)
-    np.testing.assert_array_equal(delta_F, anchors[1] - copies[3])
+    np.testing.assert_array_equal(delta_F, anchors[1] - copies[2])
 
 
 def test_an_anchor_overwrites_its_fragment_and_no_other(rig: Rig) -> None:
     loop, box, _ = rig()
     new_F = np.full(loop.trainer.program.layout.sizes[2], 0.25, np.float32)
-    box.at = {2: [anchor(2, 1, new_F)], 3: [beat("stopped", (0, 0, 1))]}
+    box.at = {2: [anchor(2, 1, new_F), beat("stopped", (0, 0, 1))]}
     before = loop.trainer.initial_fragments()
     loop.run()
     after = loop.trainer.initial_fragments()
-    # Taken in after the second step, adopted after the third, and nothing stepped since.
+    # Taken in and adopted after the second step.
     np.testing.assert_array_equal(after[2], new_F)
     assert not np.array_equal(after[0], before[0])
     assert loop.exchange.counters.adopted_P == [0, 0, 1]
@@ -245,7 +245,7 @@ def test_a_donors_state_is_what_it_was_at_the_boundary(rig: Rig) -> None:
     loop.trainer.step = remembering  # type: ignore[method-assign]
     loop.run()
     (sent,) = outgoing(box, GiveState)
-    assert state_bytes(sent.handle) == moments[2]
+    assert state_bytes(sent.handle) == moments[1]
     other, _, _ = rig()
     other.trainer.load_inner_state(moments[2])
     assert state_bytes(other.trainer.inner_state()) == moments[2]
