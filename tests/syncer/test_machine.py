@@ -131,9 +131,6 @@ def test_a_lost_pull_is_sent_again(running: Any) -> None:
     ("over", "kind"),
     [
         ({"config_hash": "f" * 32}, "config"),
-        ({"epoch": 1}, "epoch"),
-        ({"term": 7}, "term"),
-        ({"incarnation": 5}, "incarnation"),
         ({"fragment": 1}, "malformed"),
         ({"values": 3}, "malformed"),
         ({"codec": "fp32"}, "malformed"),
@@ -163,6 +160,25 @@ def test_bad_contributions_change_nothing_and_are_counted_i11(
     assert running.machine.history.refused[kind] == 1
 
 
+@pytest.mark.parametrize(
+    ("over", "kind"),
+    [({"epoch": 1}, "epoch"), ({"term": 7}, "term"), ({"incarnation": 5}, "incarnation")],
+)
+def test_what_answers_another_leader_or_comes_of_another_life_takes_no_place_i11(
+    running: Any, over: dict[str, int], kind: str
+) -> None:
+    """An answer to a deposed leader may arrive just before the one to its successor."""
+    running.step("a", 4)
+    running.step("b", 4)
+    pull = running.pulls[0]
+    assert of(running.answer(pull, "a", **over), Drop)
+    assert running.machine.refused[kind] == 1
+    running.answer(pull, "a")
+    running.answer(pull, "b")
+    (record,) = running.rounds
+    assert {v.learner: v.outcome for v in record.verdicts} == {"a": "merged", "b": "merged"}
+
+
 def test_malformed_messages_are_counted_and_told_ever_more_rarely(running: Any) -> None:
     told = [of(running.give(Malformed("wire", "x", "junk")), Tell) for _ in range(8)]
     assert running.machine.refused["wire"] == 8
@@ -187,6 +203,9 @@ def test_a_contribution_that_comes_twice_counts_once_i2(running: Any) -> None:
     pull = running.pulls[0]
     running.answer(pull, "a")
     assert running.answer(pull, "a") == []
+    other = running.manifest(pull, "a").blob.model_copy(update={"subject": "up.r.a.elsewhere"})
+    assert of(running.answer(pull, "a", blob=other), Drop)
+    assert running.machine.refused["second"] == 1
     running.answer(pull, "b")
     (record,) = running.rounds
     assert [v.learner for v in record.verdicts] == ["a", "b"]

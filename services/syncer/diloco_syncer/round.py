@@ -67,6 +67,12 @@ class Round:
             sorted(p for p in self.participants if p not in self.kept and p not in self.verdicts)
         )
 
+    def answer(self, learner: str) -> str:
+        """Subject of what was kept or refused of a participant; "" while nothing was."""
+        if learner in self.kept:
+            return self.kept[learner].manifest.blob.subject
+        return self.verdicts[learner].subject if learner in self.verdicts else ""
+
     def refuse(self, manifest: ContributionManifest, reason: str, norm: float = 0.0) -> None:
         """A participant's contribution is not merged; `reason` is `kind: text`."""
         self.kept.pop(manifest.learner, None)

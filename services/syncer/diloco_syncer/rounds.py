@@ -28,6 +28,9 @@ from diloco_syncer.round import Kept, Phase, Round, contribution_verdict
 
 # A lost pull is resent this often, in seconds: well above a LAN round trip, far below a timeout.
 RESEND_S = 0.5
+# Faults of what answers somebody else's pull, or comes of another life: refused, and the learner's
+# own answer is still awaited.
+NO_ANSWERS = frozenset({"epoch", "term", "incarnation"})
 
 
 class Rounds:
@@ -99,15 +102,10 @@ class Rounds:
     def quorum(self, r: Round, now: float) -> tuple[Answer, str]:
         """Whether `r` has its quorum at `now`, and why."""
         live = self.readiness(r, now)
-        answer = quorum(live, needed=self.history.quorum, steps_needed=self.steps_needed)
-        why = explain(
-            live,
-            answer,
-            needed=self.history.quorum,
-            steps_needed=self.steps_needed,
-            suspect_s=self.roster.lease_s / 2,
-        )
-        return answer, why
+        needed, steps = self.history.quorum, self.steps_needed
+        answer = quorum(live, needed=needed, steps_needed=steps)
+        suspect_s = self.roster.lease_s / 2
+        return answer, explain(live, answer, needed=needed, steps_needed=steps, suspect_s=suspect_s)
 
     # --- phases --------------------------------------------------------------------------------
 
@@ -198,12 +196,14 @@ class Rounds:
             return "late", [Drop(key)]
         if m.learner not in r.participants:
             return "uninvited", [Drop(key)]
-        if m.learner in r.kept or m.learner in r.verdicts:
-            kept = r.kept.get(m.learner)
-            again = kept is not None and kept.manifest.blob.subject == key
-            return "", [] if again else [Drop(key)]
-        self.timings.transfer.update(now - r.pulled_at)
         refusal = judge(m, self._expected(r, m.learner), finite=event.finite, norm=event.norm)
+        known = r.answer(m.learner)
+        drop: list[Effect] = [] if m.learner in r.kept and known == key else [Drop(key)]
+        if refusal is not None and refusal.kind in NO_ANSWERS:
+            return refusal.kind, drop
+        if known:
+            return "" if known == key else "second", drop
+        self.timings.transfer.update(now - r.pulled_at)
         if refusal is not None:
             r.refuse(m, f"{refusal.kind}: {refusal.reason}")
             return "", [Drop(key), *self._move(r, now)]
