@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import TapeInit, TapeTerm
 from diloco_simulator.hub import Hub
 from diloco_simulator.learner_node import LearnerNode
 from diloco_simulator.mischief import Mischief
@@ -42,7 +43,8 @@ def spec_of(options: Options, seed: int) -> RunSpec:
             "seed": seed,
             "algorithm": {
                 "fragments": options.fragments,
-                "sync_every_steps": 3 * options.fragments,
+                # Divisible by every number of fragments, and several steps of a slow learner.
+                "sync_every_steps": 6,
                 "overlap_steps": options.overlap_steps,
                 "quorum": options.quorum,
                 "keyframe_every": options.keyframe_every,
@@ -149,9 +151,12 @@ class Scenario:
     def _power_cut(self) -> None:
         """The hub loses records that it had acknowledged, none of which a snapshot covers.
 
-        The init record is kept: without it there is no run to go on with.
+        The init record and terms are kept: what made sense of everything later, and what
+        learners have seen of leaders, is not to be had again from anywhere else.
         """
-        covered = max((meta["history"]["seq"] for meta, _ in self.syncer.disk), default=2)
+        covered = max((meta["history"]["seq"] for meta, _ in self.syncer.disk), default=0)
+        kept = [n for n, r in enumerate(self.hub.tape, 1) if isinstance(r, TapeInit | TapeTerm)]
+        covered = max([covered, *kept])
         lost = min(self.world.rng.randint(1, 3), len(self.hub.tape) - covered)
         if lost > 0 and not self.watch.ended:
             self.world.counts["power cuts"] += 1
