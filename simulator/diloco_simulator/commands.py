@@ -53,7 +53,8 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Train with the real machines and real numerics, deterministically."""
-    from diloco_shared.config import PRESETS, load_toml
+    from diloco_shared.checking import load
+    from diloco_shared.config import PRESETS
 
     if preset not in PRESETS:
         raise typer.BadParameter(f"choose one of {', '.join(PRESETS)}", param_hint="--preset")
@@ -64,7 +65,10 @@ def train(
             typer.echo(f"step {step:>6}  loss {loss:.4f}")
 
     if file is not None:
-        spec = load_toml(file.read_text(encoding="utf-8"))
+        try:
+            spec = load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise typer.BadParameter(f"{file}: {error}", param_hint="--spec") from None
     else:
         spec = spec_of(preset, steps, seed, inner_rate)
     if data_parallel:

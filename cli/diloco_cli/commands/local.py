@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.console import Console
 
 from diloco_cli.cluster import HERE, Where, connect, endpoint_of
@@ -127,7 +126,7 @@ def config(
 ) -> None:
     """Check a run.toml and print it with every default, or explain every setting."""
     from diloco_cli.explain import explain
-    from diloco_shared.config import load_toml
+    from diloco_shared.checking import Invalid, load
 
     if file is None and not explained:
         raise typer.BadParameter("give a run.toml, or --explain")
@@ -136,9 +135,9 @@ def config(
     if file is None:
         return
     try:
-        spec = load_toml(file.read_text(encoding="utf-8"))
-    except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        spec = load(file.read_text(encoding="utf-8"))
+    except Invalid as error:
+        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
         count = f"{len(lines)} fault{'s' if len(lines) > 1 else ''}"
         raise CliError("\n".join([f"{file} has {count}", *lines]), INVALID) from None
     except (OSError, ValueError) as error:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_shared.config import Algorithm
+from diloco_shared.config import OPTIMIZERS, Algorithm
 from diloco_shared.numerics.outer import Outer
 
 f32 = np.float32
@@ -59,7 +59,7 @@ def test_arguments_are_not_written_to() -> None:
         np.testing.assert_array_equal(array, np.full(4, before, f32))
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd", "nadam", "rprop", "lion"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optax_optimizer_goes_on_from_restored_leaves(name: str) -> None:
     """A fresh Outer with the leaves of another computes the same bits: what a restart does."""
     settings = algorithm(outer_optimizer=name, outer_rate=0.1)
@@ -68,27 +68,10 @@ def test_any_optax_optimizer_goes_on_from_restored_leaves(name: str) -> None:
     theta, leaves = one.apply(theta, one.init(theta), delta)
     by_one, leaves_one = one.apply(theta, leaves, delta)
     by_two, leaves_two = two.apply(theta, leaves, delta)
-    assert by_one.tobytes() == by_two.tobytes() != theta.tobytes()
+    assert by_one.tobytes() == by_two.tobytes()
+    assert (by_one < theta).all()
     for a, b in zip(leaves_one, leaves_two, strict=True):
         assert a.tobytes() == b.tobytes()
-
-
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("no_such_thing", "no such function"),
-        ("GradientTransformation", "no such function"),
-        ("Schedule", "has no signature"),
-        ("chain", "takes no learning_rate"),
-        ("apply_updates", "takes no learning_rate"),
-        ("lbfgs", "a step of it fails"),  # needs the loss itself
-        ("noisy_sgd", "a step of it fails"),  # needs a random key
-        ("scale_by_rprop", "does not step against the gradient"),
-    ],
-)
-def test_what_cannot_be_an_outer_optimizer_is_refused_at_once(name: str, why: str) -> None:
-    with pytest.raises(ValueError, match=f"algorithm.outer_optimizer '{name}'.*{why}"):
-        Outer(algorithm(outer_optimizer=name))
 
 
 def test_numbers_too_small_to_be_normal_are_kept() -> None:

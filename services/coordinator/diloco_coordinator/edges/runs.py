@@ -11,12 +11,12 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from diloco_coordinator.access import digest
-from diloco_coordinator.checking import Invalid, check
 from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import REPEATS, Registry
 from diloco_coordinator.edges.sse import Streams
 from diloco_coordinator.views import over_view, round_views, run_view
+from diloco_shared.checking import Invalid, check
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Conflict, Refused, Stored, Unavailable
 from diloco_shared.protocol import subjects

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_coordinator.checking import FAULTS_MAX, Invalid, check
+from diloco_shared.checking import FAULTS_MAX, Invalid, check
 
 GOOD: dict[str, Any] = {"name": "r", "budget": {"steps": 8}}
 

@@ -6,6 +6,7 @@ is wrong is set aside and the rest is looked at again, until nothing new is foun
 
 import copy
 import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,11 +33,11 @@ class SpecFault:
     message: str
 
 
-class Invalid(Exception):
-    """A specification with `faults`, at least one."""
+class Invalid(ValueError):
+    """A specification with `faults`, at least one; the text has a line for each."""
 
     def __init__(self, faults: Sequence[SpecFault]) -> None:
-        super().__init__(", ".join(f.path for f in faults))
+        super().__init__("\n".join(f"{f.path}: {f.message}" for f in faults))
         self.faults = tuple(faults)
 
 
@@ -68,6 +69,11 @@ def check(body: dict[str, Any]) -> RunSpec:
             return spec
         break
     raise Invalid(list(found.values())[:FAULTS_MAX])
+
+
+def load(text: str) -> RunSpec:
+    """The specification in the text of a run.toml; raises ValueError (Invalid, if it is TOML)."""
+    return check(tomllib.loads(text))
 
 
 def _place(location: tuple[int | str, ...]) -> Path:
