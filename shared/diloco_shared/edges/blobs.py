@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from diloco_shared.edges.bus import Bus, BusError, Stored, StreamFull, Unavailable
+from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
 from diloco_shared.protocol.chunks import (
     CHUNK_BYTES,
-    Assembler,
+    Buffer,
     ChunkError,
+    Incoming,
+    Outgoing,
     cut,
-    describe,
-    parse_chunk,
 )
 from diloco_shared.protocol.messages import Blob
 from diloco_shared.protocol.pace import Pace
@@ -53,7 +53,7 @@ def manifest_subject(subject: str) -> str:
 async def put_blob(
     bus: Bus,
     subject: str,
-    payload: bytes | memoryview,
+    payload: Buffer,
     *,
     window: int = 16,
     chunk_bytes: int = CHUNK_BYTES,
@@ -70,10 +70,9 @@ async def put_blob(
     server's two-minute memory of message ids is stored twice, which readers do not notice. Raises
     Refused when the server will never take it.
     """
-    blob = await _off_loop(
-        len(payload), lambda: describe(subject, payload, chunk_bytes=chunk_bytes)
-    )
-    sending = _Sending(bus, blob, payload, Pace(window, chunk_timeout_s))
+    outgoing = await _off_loop(len(payload), lambda: cut(subject, payload, chunk_bytes=chunk_bytes))
+    blob = outgoing.blob
+    sending = _Sending(bus, outgoing, Pace(window, chunk_timeout_s))
     try:
         async with asyncio.timeout(deadline_s):
             async with asyncio.TaskGroup() as group:
@@ -93,14 +92,13 @@ async def put_blob(
 class _Sending:
     """One blob on its way: several `send_chunks` share its indices and its pace."""
 
-    def __init__(self, bus: Bus, blob: Blob, payload: bytes | memoryview, pace: Pace) -> None:
+    def __init__(self, bus: Bus, outgoing: Outgoing, pace: Pace) -> None:
         self.stored = 0
         self.trouble = ""
         self._bus = bus
-        self._blob = blob
-        self._payload = payload
+        self._outgoing = outgoing
         self._pace = pace
-        self._indices = iter(range(blob.chunks))
+        self._indices = iter(range(outgoing.blob.chunks))
         self._flying = 0
         self._landed = asyncio.Event()
 
@@ -117,16 +115,15 @@ class _Sending:
         while self._flying >= self._pace.window:
             self._landed.clear()
             await self._landed.wait()
-        chunk = cut(self._blob, self._payload, index)
         timeout_s = self._pace.timeout_s
         self._flying += 1
         began = time.monotonic()
         try:
             await self._bus.append(
-                self._blob.subject,
-                bytes(chunk.data),
-                headers=chunk.headers,
-                msg_id=f"{self._blob.subject}/{self._blob.digest}/{index}",
+                self._outgoing.blob.subject,
+                bytes(self._outgoing.data(index)),
+                headers=self._outgoing.headers(index),
+                msg_id=self._outgoing.message_id(index),
                 timeout_s=timeout_s,
             )
         except (Unavailable, StreamFull) as error:
@@ -143,31 +140,32 @@ class _Sending:
             self._landed.set()
 
 
-async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> bytes:
+async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> bytearray:
     """Fetch and verify the payload of `blob` from `stream`.
 
     Tries again while the bus is unavailable or chunks are missing, until `timeout_s` seconds have
     passed; then raises BlobIncomplete (which says what is missing) or Unavailable.
     """
-    assembler = Assembler(bytes_max=max(1, blob.bytes), open_max=1)
-    fault = assembler.add_blob(blob)
-    if fault:
-        raise BlobIncomplete(f"impossible manifest: {fault}")
+    try:
+        incoming = Incoming(blob)
+    except ChunkError as error:
+        raise BlobIncomplete(f"{blob.subject}: impossible manifest: {error}") from None
     trouble: BusError = BlobIncomplete(f"{blob.subject}: nothing received in {timeout_s:g} s")
     tries = 0
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    faults = await _collect(bus, stream, blob, assembler)
+                    await _collect(bus, stream, incoming)
                 except Unavailable as error:
                     trouble = error
                 else:
-                    if assembler.complete(blob):
-                        return await _off_loop(blob.bytes, lambda: assembler.take(blob))
+                    if incoming.complete:
+                        return incoming.finish()
+                    fault = f" ({incoming.fault})" if incoming.fault else ""
                     trouble = BlobIncomplete(
-                        f"{blob.subject}: no good chunks {assembler.missing(blob)} of "
-                        f"{blob.chunks} in {stream}{faults}"
+                        f"{blob.subject}: no good chunks {incoming.missing()} of "
+                        f"{blob.chunks} in {stream}{fault}"
                     )
                 await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
                 tries += 1
@@ -177,31 +175,19 @@ async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> by
         raise BlobIncomplete(str(error)) from None
 
 
-async def _collect(bus: Bus, stream: str, blob: Blob, assembler: Assembler) -> str:
-    """One pass over the chunks' subject; returns the last fault met."""
-    fault, start_seq, limit = "", 1, 2
-    while not assembler.complete(blob):
+async def _collect(bus: Bus, stream: str, incoming: Incoming) -> None:
+    """One pass over the chunks' subject."""
+    start_seq, limit = 1, 2
+    while not incoming.complete:
         began = time.monotonic()
-        batch = await bus.fetch(stream, blob.subject, start_seq=start_seq, limit=limit)
+        batch = await bus.fetch(stream, incoming.blob.subject, start_seq=start_seq, limit=limit)
         if not batch:
             break
         slow = time.monotonic() - began > FETCH_S
         limit = max(1, limit // 2) if slow else min(FETCH_CHUNKS_MAX, limit * 2)
         for message in batch:
-            fault = _take(message, blob, assembler) or fault
+            incoming.take(message.headers, message.payload)
         start_seq = batch[-1].seq + 1
-    return f" ({fault})" if fault else ""
-
-
-def _take(message: Stored, blob: Blob, assembler: Assembler) -> str:
-    try:
-        chunk = parse_chunk(message.headers, message.payload)
-    except ChunkError as error:
-        return str(error)
-    # Another attempt's chunk, of other content, on the same subject.
-    if chunk.digest != blob.digest:
-        return ""
-    return assembler.add_chunk(blob.subject, chunk)
 
 
 async def _off_loop(size: int, work: Callable[[], _T]) -> _T:

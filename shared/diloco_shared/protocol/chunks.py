@@ -1,17 +1,19 @@
-"""Large payloads as small messages: splitting, and an idempotent, bounded reassembler.
+"""Large payloads as small messages: cutting them, and putting them together in place.
 
-    payload --split--> chunks (index, crc) + Blob ----wire----> Assembler --take--> payload
+    payload --cut--> Outgoing (Blob, a check per chunk) ----wire----> Incoming --finish--> payload
 
 A chunk belongs to (subject, digest of the whole payload): two attempts on one subject with
-different content never mix. Chunks may come twice, in any order, before or after the manifest's
-Blob; a payload is complete only when the Blob is there, every chunk has the right length and
-checksum, and the digest of the whole is right.
+different content never mix. Chunks may come twice and in any order; a payload is complete only
+when every chunk has the right length and check, and the checks together are the digest announced.
+
+The digest of a payload is XXH3-128 over the XXH3-128 digests of its chunks in order: every byte is
+hashed once on either side, and a chunk can be judged when it arrives.
 """
 
-import hashlib
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import xxhash
 
 from diloco_shared.protocol.messages import Blob
 
@@ -21,10 +23,13 @@ CHUNK_BYTES = 512 * 1024
 CHUNKS_MAX = 1 << 22
 
 HEADER_INDEX = "Diloco-Chunk"
-HEADER_CRC = "Diloco-Crc"
+HEADER_CHECK = "Diloco-Check"
 HEADER_DIGEST = "Diloco-Digest"
 
 Buffer = bytes | bytearray | memoryview
+
+_CHECK_BYTES = 16
+_ABSENT, _UNDER_WAY, _HERE = 0, 1, 2
 
 
 class ChunkError(ValueError):
@@ -32,205 +37,182 @@ class ChunkError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """One part of a payload; `data` is a view into the payload where it was split."""
+class Outgoing:
+    """A payload cut into chunks. Holds the payload, copies nothing."""
 
-    digest: str
-    index: int
-    crc: int
-    data: Buffer
+    blob: Blob
+    payload: memoryview
+    checks: bytes
 
-    @property
-    def headers(self) -> dict[str, str]:
+    def data(self, index: int) -> memoryview:
+        """Chunk `index`, a view."""
+        start = index * self.blob.chunk_bytes
+        return self.payload[start : start + self.blob.chunk_bytes]
+
+    def headers(self, index: int) -> dict[str, str]:
+        """What travels with chunk `index`."""
+        check = self.checks[index * _CHECK_BYTES : (index + 1) * _CHECK_BYTES]
         return {
-            HEADER_INDEX: str(self.index),
-            HEADER_CRC: f"{self.crc:08x}",
-            HEADER_DIGEST: self.digest,
+            HEADER_INDEX: str(index),
+            HEADER_CHECK: check.hex(),
+            HEADER_DIGEST: self.blob.digest,
         }
 
+    def message_id(self, index: int) -> str:
+        """The same for every attempt at the same chunk of the same payload."""
+        return f"{self.blob.subject}/{self.blob.digest}/{index}"
 
-def digest_of(payload: Buffer) -> str:
-    """BLAKE2b of 16 bytes, in hex."""
-    return hashlib.blake2b(payload, digest_size=16).hexdigest()
+
+def cut(subject: str, payload: Buffer, *, chunk_bytes: int = CHUNK_BYTES) -> Outgoing:
+    """Cut `payload` and hash it (0.1 s per GB); raises ChunkError for a bad chunk size."""
+    if chunk_bytes < 1:
+        raise ChunkError(f"chunk_bytes must be at least 1, not {chunk_bytes}")
+    view = memoryview(payload).cast("B")
+    chunks = _count(len(view), chunk_bytes)
+    if chunks > CHUNKS_MAX:
+        raise ChunkError(f"{len(view)} bytes make {chunks} chunks; the limit is {CHUNKS_MAX}")
+    checks = b"".join(
+        xxhash.xxh3_128_digest(view[start : start + chunk_bytes])
+        for start in range(0, len(view), chunk_bytes)
+    )
+    blob = Blob(
+        subject=subject,
+        bytes=len(view),
+        chunk_bytes=chunk_bytes,
+        chunks=chunks,
+        digest=xxhash.xxh3_128_hexdigest(checks),
+    )
+    return Outgoing(blob, view, checks)
 
 
 def describe(subject: str, payload: Buffer, *, chunk_bytes: int = CHUNK_BYTES) -> Blob:
-    """The Blob that a manifest carries for `payload`; raises ChunkError for a bad chunk size."""
-    if chunk_bytes < 1:
-        raise ChunkError(f"chunk_bytes must be at least 1, not {chunk_bytes}")
-    chunks = _count(len(payload), chunk_bytes)
-    if chunks > CHUNKS_MAX:
-        raise ChunkError(f"{len(payload)} bytes make {chunks} chunks; the limit is {CHUNKS_MAX}")
-    return Blob(
-        subject=subject,
-        bytes=len(payload),
-        chunk_bytes=chunk_bytes,
-        chunks=chunks,
-        digest=digest_of(payload),
-    )
+    """The Blob that a manifest carries for `payload`, as `cut` makes it."""
+    return cut(subject, payload, chunk_bytes=chunk_bytes).blob
 
 
-def cut(blob: Blob, payload: Buffer, index: int) -> Chunk:
-    """Chunk `index` of `payload`, without copying it."""
-    start = index * blob.chunk_bytes
-    data = memoryview(payload)[start : start + blob.chunk_bytes]
-    return Chunk(blob.digest, index, zlib.crc32(data), data)
+class Incoming:
+    """One payload being received straight into its buffer of `blob.bytes` bytes.
 
+    Per message: `claim` says where its bytes go, then `settle` judges them. A chunk that is here,
+    or that somebody else is receiving, cannot be claimed: nothing overwrites what was judged good.
+    `refused` counts chunks that were not what they claimed. Not locked: callers in several threads
+    share a lock, which the filling in between does not need.
+    """
 
-def split(blob: Blob, payload: Buffer) -> Iterator[Chunk]:
-    """All chunks of `payload` in order."""
-    return (cut(blob, payload, index) for index in range(blob.chunks))
+    def __init__(self, blob: Blob) -> None:
+        """Reserve the buffer. Raises ChunkError for a blob that cannot be, or be held."""
+        if blob.chunk_bytes < 1 or blob.chunks > CHUNKS_MAX:
+            raise ChunkError(
+                f"{blob.chunks} chunks of {blob.chunk_bytes} bytes are out of range: "
+                f"at most {CHUNKS_MAX}"
+            )
+        if blob.chunks != _count(blob.bytes, blob.chunk_bytes):
+            raise ChunkError(
+                f"{blob.bytes} bytes are not {blob.chunks} chunks of {blob.chunk_bytes}"
+            )
+        try:
+            self.buffer = bytearray(blob.bytes)
+        except (MemoryError, OverflowError):
+            raise ChunkError(f"{blob.bytes} bytes do not fit into memory") from None
+        self.blob = blob
+        self.received = 0
+        self.refused = 0
+        self.fault = ""  # the last one met
+        self._view = memoryview(self.buffer)
+        self._states = bytearray(blob.chunks)
+        self._checks = bytearray(blob.chunks * _CHECK_BYTES)
 
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is here and good by itself."""
+        return self.received == self.blob.chunks
 
-def parse_chunk(headers: Mapping[str, str], data: bytes) -> Chunk:
-    """A chunk from a message; raises ChunkError when headers are missing or malformed."""
-    try:
-        index, crc = int(headers[HEADER_INDEX]), int(headers[HEADER_CRC], 16)
-        digest = headers[HEADER_DIGEST]
-    except KeyError as error:
-        raise ChunkError(f"header {error} is missing") from None
-    except ValueError as error:
-        raise ChunkError(f"malformed header: {error}") from None
-    if not 0 <= index < CHUNKS_MAX:
-        raise ChunkError(f"chunk index {index} is out of range")
-    return Chunk(digest, index, crc, data)
+    def missing(self, limit: int = 8) -> list[int]:
+        """Up to `limit` indices that are not here yet, lowest first."""
+        absent = (index for index, state in enumerate(self._states) if state != _HERE)
+        return [index for index, _ in zip(absent, range(limit), strict=False)]
+
+    def claim(self, headers: Mapping[str, str], size: int) -> int | None:
+        """The index to fill with a message of `size` bytes; None when it is not wanted.
+
+        Not wanted are repeats, chunks of another attempt, and what is malformed (counted).
+        """
+        try:
+            index, check = int(headers[HEADER_INDEX]), bytes.fromhex(headers[HEADER_CHECK])
+            digest = headers[HEADER_DIGEST]
+        except KeyError as error:
+            self._refuse(f"header {error} is missing")
+            return None
+        except ValueError as error:
+            self._refuse(f"malformed header: {error}")
+            return None
+        if digest != self.blob.digest:
+            return None
+        if not 0 <= index < self.blob.chunks:
+            self._refuse(f"chunk {index} of {self.blob.chunks}")
+            return None
+        want = min(self.blob.chunk_bytes, self.blob.bytes - index * self.blob.chunk_bytes)
+        if size != want:
+            self._refuse(f"chunk {index} has {size} bytes instead of {want}")
+            return None
+        if len(check) != _CHECK_BYTES:
+            self._refuse(f"chunk {index}: a check of {len(check)} bytes")
+            return None
+        if self._states[index] != _ABSENT:
+            return None
+        self._states[index] = _UNDER_WAY
+        self._checks[index * _CHECK_BYTES : (index + 1) * _CHECK_BYTES] = check
+        return index
+
+    def place(self, index: int) -> memoryview:
+        """Where the bytes of a claimed chunk go."""
+        start = index * self.blob.chunk_bytes
+        return self._view[start : start + self.blob.chunk_bytes]
+
+    def check(self, index: int) -> bool:
+        """Whether the bytes in place are what the chunk's check says. Changes nothing."""
+        wanted = self._checks[index * _CHECK_BYTES : (index + 1) * _CHECK_BYTES]
+        return xxhash.xxh3_128_digest(self.place(index)) == wanted
+
+    def settle(self, index: int, good: bool) -> None:
+        """A claimed chunk is filled: `good` says what `check` said."""
+        assert self._states[index] == _UNDER_WAY
+        if good:
+            self._states[index] = _HERE
+            self.received += 1
+        else:
+            self._states[index] = _ABSENT
+            self._refuse(f"chunk {index} has a wrong checksum")
+
+    def release(self, index: int) -> None:
+        """A claimed chunk will not be filled: somebody else may claim it."""
+        assert self._states[index] == _UNDER_WAY
+        self._states[index] = _ABSENT
+
+    def take(self, headers: Mapping[str, str], data: Buffer) -> bool:
+        """Claim, copy and settle a whole message at once; whether it was a good new chunk."""
+        index = self.claim(headers, len(data))
+        if index is None:
+            return False
+        self.place(index)[:] = data
+        good = self.check(index)
+        self.settle(index, good)
+        return good
+
+    def finish(self) -> bytearray:
+        """The complete payload; ChunkError if it is not the one that was announced."""
+        if not self.complete:
+            raise ChunkError(f"{self.blob.subject} is not complete: missing {self.missing()}")
+        if xxhash.xxh3_128_hexdigest(self._checks) != self.blob.digest:
+            raise ChunkError(
+                f"{self.blob.subject}: the chunks are not the payload that was announced"
+            )
+        return self.buffer
+
+    def _refuse(self, reason: str) -> None:
+        self.refused += 1
+        self.fault = reason
 
 
 def _count(size: int, chunk_bytes: int) -> int:
     return -(-size // chunk_bytes)
-
-
-def _fault_of_blob(blob: Blob) -> str:
-    if blob.chunk_bytes < 1 or blob.chunks > CHUNKS_MAX:
-        return f"{blob.chunks} chunks of {blob.chunk_bytes} bytes are out of range"
-    if blob.chunks != _count(blob.bytes, blob.chunk_bytes):
-        return f"{blob.bytes} bytes are not {blob.chunks} chunks of {blob.chunk_bytes}"
-    return ""
-
-
-def _fault_of_chunk(blob: Blob, index: int, size: int) -> str:
-    if index >= blob.chunks:
-        return f"chunk {index} of {blob.chunks}"
-    want = min(blob.chunk_bytes, blob.bytes - index * blob.chunk_bytes)
-    if size != want:
-        return f"chunk {index} has {size} bytes instead of {want}"
-    return ""
-
-
-@dataclass(slots=True)
-class _Open:
-    """One payload under way."""
-
-    parts: dict[int, Buffer] = field(default_factory=dict)
-    bytes: int = 0
-    blob: Blob | None = None
-
-    def drop(self, index: int) -> None:
-        self.bytes -= len(self.parts.pop(index))
-
-
-class Assembler:
-    """Puts payloads together, several at a time, within fixed limits.
-
-    Limits: `bytes_max` bytes held over all unfinished payloads, and `open_max` of them. When one
-    is exceeded the payload begun first is dropped and counted: its sender repeats, or its round is
-    over. `refused` and `dropped` count what was not accepted.
-    """
-
-    def __init__(self, *, bytes_max: int, open_max: int = 64) -> None:
-        self.bytes_max = bytes_max
-        self.open_max = open_max
-        self.bytes = 0
-        self.refused = 0
-        self.dropped = 0
-        # Insertion order is age.
-        self._open: dict[tuple[str, str], _Open] = {}
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def add_chunk(self, subject: str, chunk: Chunk) -> str:
-        """Take one chunk; returns "" or why it was refused. A repeat changes nothing."""
-        size = len(chunk.data)
-        if zlib.crc32(chunk.data) != chunk.crc:
-            return self._refuse(f"chunk {chunk.index} of {subject} has a wrong checksum")
-        if size > self.bytes_max:
-            return self._refuse(f"chunk {chunk.index} of {subject} exceeds {self.bytes_max} bytes")
-        if not 0 <= chunk.index < CHUNKS_MAX:
-            return self._refuse(f"chunk index {chunk.index} of {subject} is out of range")
-        key = (subject, chunk.digest)
-        entry = self._open.get(key)
-        if entry is not None and chunk.index in entry.parts:
-            return ""
-        if entry is not None and entry.blob is not None:
-            fault = _fault_of_chunk(entry.blob, chunk.index, size)
-            if fault:
-                return self._refuse(f"{subject}: {fault}")
-        entry = self._open.setdefault(key, _Open())
-        entry.parts[chunk.index] = chunk.data
-        entry.bytes += size
-        self.bytes += size
-        self._keep_limits()
-        return "" if key in self._open else f"{subject} exceeds what may be held unfinished"
-
-    def add_blob(self, blob: Blob) -> str:
-        """Take what a manifest says; returns "" or why it was refused.
-
-        Chunks that came earlier and do not fit it are thrown away.
-        """
-        fault = _fault_of_blob(blob)
-        if not fault and blob.bytes > self.bytes_max:
-            fault = f"{blob.bytes} bytes exceed the limit of {self.bytes_max}"
-        if fault:
-            return self._refuse(f"{blob.subject}: {fault}")
-        entry = self._open.setdefault((blob.subject, blob.digest), _Open())
-        if entry.blob is not None and entry.blob != blob:
-            return self._refuse(f"{blob.subject}: a second manifest contradicts the first")
-        entry.blob = blob
-        for index in [*entry.parts]:
-            if _fault_of_chunk(blob, index, len(entry.parts[index])):
-                self.bytes -= len(entry.parts[index])
-                self.refused += 1
-                entry.drop(index)
-        self._keep_limits()
-        return ""
-
-    def complete(self, blob: Blob) -> bool:
-        """Whether `take` will find everything."""
-        entry = self._open.get((blob.subject, blob.digest))
-        return entry is not None and entry.blob == blob and len(entry.parts) == blob.chunks
-
-    def missing(self, blob: Blob, limit: int = 8) -> list[int]:
-        """Up to `limit` indices that are not there yet, lowest first."""
-        entry = self._open.get((blob.subject, blob.digest), _Open())
-        absent = (index for index in range(blob.chunks) if index not in entry.parts)
-        return [index for index, _ in zip(absent, range(limit), strict=False)]
-
-    def take(self, blob: Blob) -> bytes:
-        """Remove and return a complete payload; raises ChunkError if its digest is wrong."""
-        if not self.complete(blob):
-            raise ChunkError(f"{blob.subject} is not complete: missing {self.missing(blob)}")
-        entry = self._open[blob.subject, blob.digest]
-        payload = b"".join(entry.parts[index] for index in range(blob.chunks))
-        self.forget(blob)
-        if digest_of(payload) != blob.digest:
-            self.refused += 1
-            raise ChunkError(f"{blob.subject}: the chunks are not the payload that was announced")
-        return payload
-
-    def forget(self, blob: Blob) -> None:
-        """Give up on a payload, complete or not."""
-        entry = self._open.pop((blob.subject, blob.digest), None)
-        if entry is not None:
-            self.bytes -= entry.bytes
-
-    def _refuse(self, reason: str) -> str:
-        self.refused += 1
-        return reason
-
-    def _keep_limits(self) -> None:
-        while self._open and (self.bytes > self.bytes_max or len(self._open) > self.open_max):
-            oldest = next(iter(self._open))
-            self.bytes -= self._open.pop(oldest).bytes
-            self.dropped += 1
-        assert 0 <= self.bytes <= self.bytes_max

@@ -18,7 +18,7 @@ from diloco_shared.edges.blobs import (
 from diloco_shared.edges.bus import Bus, StreamSpec
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
-from diloco_shared.protocol.chunks import cut, describe
+from diloco_shared.protocol.chunks import cut
 
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 SPEC = StreamSpec("UP", ("up.>",), 64 << 20)
@@ -50,26 +50,25 @@ async def test_two_attempts_of_other_content_do_not_mix(open_buses: Open) -> Non
     async with open_buses() as (one, two):
         await one.ensure_stream(SPEC)
         old, new = b"old" * 1000, b"new" * 1000
-        old_blob = describe("up.a", old, chunk_bytes=500)
+        before = cut("up.a", old, chunk_bytes=500)
         for index in (0, 3):
-            chunk = cut(old_blob, old, index)
-            await one.append("up.a", bytes(chunk.data), headers=chunk.headers)
+            await one.append("up.a", bytes(before.data(index)), headers=before.headers(index))
         blob = await put_blob(one, "up.a", new, chunk_bytes=500)
         assert await get_blob(two, "UP", blob, timeout_s=10) == new
         with pytest.raises(BlobIncomplete, match=r"no good chunks \[1, 2, 4, 5\] of 6"):
-            await get_blob(two, "UP", old_blob, timeout_s=0.3)
+            await get_blob(two, "UP", before.blob, timeout_s=0.3)
 
 
 async def test_corrupt_chunks_are_named_and_repaired_by_a_resend(open_buses: Open) -> None:
     payload = bytes(range(256)) * 8
     async with open_buses() as (one, two):
         await one.ensure_stream(SPEC)
-        blob = describe("up.a", payload, chunk_bytes=512)
+        outgoing = cut("up.a", payload, chunk_bytes=512)
+        blob = outgoing.blob
         for index in range(blob.chunks):
-            chunk = cut(blob, payload, index)
-            data = b"\x00" + bytes(chunk.data)[1:] if index == 2 else bytes(chunk.data)
-            await one.append("up.a", data.replace(b"\x00", b"\x01", index == 2),
-                             headers=chunk.headers)  # fmt: skip
+            data = bytes(outgoing.data(index))
+            data = b"\x01" + data[1:] if index == 2 else data
+            await one.append("up.a", data, headers=outgoing.headers(index))
         await one.append("up.a", b"no headers")
         with pytest.raises(BlobIncomplete, match=r"\[2\] of 4.*header 'Diloco-Chunk' is missing"):
             await get_blob(two, "UP", blob, timeout_s=0.3)
@@ -81,7 +80,7 @@ async def test_getting_waits_for_late_chunks(open_buses: Open) -> None:
     payload = bytes(5000)
     async with open_buses() as (one, two):
         await one.ensure_stream(SPEC)
-        blob = describe("up.a", payload, chunk_bytes=1000)
+        blob = cut("up.a", payload, chunk_bytes=1000).blob
         getting = asyncio.ensure_future(get_blob(two, "UP", blob, timeout_s=20))
         await asyncio.sleep(0)
         await put_blob(one, "up.a", payload, chunk_bytes=1000)
@@ -106,7 +105,7 @@ async def test_a_full_stream_is_waited_for(open_buses: Open) -> None:
 async def test_an_impossible_manifest_is_refused(open_buses: Open) -> None:
     async with open_buses() as (one, _):
         await one.ensure_stream(SPEC)
-        blob = describe("up.a", bytes(1000), chunk_bytes=100).model_copy(update={"chunks": 11})
+        blob = cut("up.a", bytes(1000), chunk_bytes=100).blob.model_copy(update={"chunks": 11})
         with pytest.raises(BlobIncomplete, match="impossible manifest"):
             await get_blob(one, "UP", blob, timeout_s=1)
 

@@ -202,8 +202,9 @@ class Downlink:
                     ours = (donor, self.learner, self.incarnation, nonce, self.config_hash)
                     if whose != ours:
                         raise WireError(f"inner state of {whose[0]} for {whose[1]}, not as granted")
-                    payload = await get_blob(
-                        self.data, stream, m.blob, timeout_s=patience_s(m.blob)
+                    # safetensors reads nothing but bytes.
+                    payload = bytes(
+                        await get_blob(self.data, stream, m.blob, timeout_s=patience_s(m.blob))
                     )
                     await asyncio.to_thread(self.check_state, payload)
                 except (ValueError, BusError) as error:  # a WireError is a ValueError

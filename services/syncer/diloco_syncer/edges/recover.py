@@ -59,7 +59,7 @@ async def _payloads(run: str, data: Bus, record: TapeRecord) -> dict[str, bytes]
     kind: type[InitManifest] | type[ContributionManifest] = (
         InitManifest if isinstance(record, TapeInit) else ContributionManifest
     )
-    payloads = {}
+    payloads: dict[str, bytes] = {}
     for subject in payloads_needed(record):
         stored = await data.last(subjects.up_stream(run), subject + ".m")
         if stored is None:
