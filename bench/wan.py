@@ -1,0 +1,188 @@
+"""The bus over a wide-area link that this machine emulates, and training behind a thin one.
+
+    python bench/wan.py [--part check|transfer|training|all] [--seconds 300] [--json FILE]
+
+Two links, each with the same rate, loss and delay both ways: 1 Gbit/s with 60 ms round trip and
+0.05 % loss for transfers, and 10 Mbit/s with 60 ms for training. The link is checked first: what
+it does stands beside what is wanted. Needs root, TUN devices and a C compiler (Linux); without
+them the exit status is 77.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from wan.link import CANNOT, HUB, Link, LinkMissing, Shape
+from wan.raw import Server
+from wan.training import Training
+
+from diloco_shared.edges.nats_server import NatsServer
+
+CONNECTIONS = (1, 2, 4, 8)
+# A queue of one bandwidth-delay product, the old rule for routers: 7.5 MB.
+FAST = Shape(1e9, 0.060, 0.0005, queue_bytes=7_500_000)
+# 100 ms of queue: that of a modest home or office router.
+THIN = Shape(10e6, 0.060, 0.0005, queue_bytes=125_000)
+# Beyond these a part has failed.
+CHECK_S, TRANSFER_S = 120.0, 900.0
+
+
+def main() -> None:
+    """Print tables; write the figures as JSON."""
+    args = _arguments()
+    began = time.monotonic()
+    result: dict[str, Any] = {"figures": {}}
+    try:
+        if args.part in ("check", "all"):
+            result["links"] = {"1 Gbit/s": _check(FAST, 250), "10 Mbit/s": _check(THIN, 8)}
+        if args.part in ("transfer", "all"):
+            _transfer(args, result)
+        if args.part in ("training", "all"):
+            _training(args, result)
+    except LinkMissing as error:
+        print(f"this machine cannot emulate a link: {error}", file=sys.stderr)
+        sys.exit(CANNOT)
+    result |= {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "kernel": platform.release(),
+        "tcp": _tcp(),
+        "python": platform.python_version(),
+        "command": f"python bench/wan.py {' '.join(sys.argv[1:])}".strip(),
+        "seed": FAST.seed,
+        "seconds": round(time.monotonic() - began),
+    }
+    print(json.dumps(result["figures"], indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--part", choices=("check", "transfer", "training", "all"), default="all")
+    parser.add_argument("--repeats", type=int, default=3, help="of every transfer, interleaved")
+    parser.add_argument("--megabytes", type=int, default=128, help="of one transfer")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of training")
+    parser.add_argument("--learners", type=int, default=2)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def _tcp() -> dict[str, str]:
+    settings = Path("/proc/sys/net/ipv4")
+    names = ("tcp_congestion_control", "tcp_wmem", "tcp_rmem")
+    return {name: (settings / name).read_text().strip() for name in names}
+
+
+def _at_site(link: Link, module: str, *arguments: Any, seconds: float) -> Iterator[dict[str, Any]]:
+    """What `python -m module` says on the site's side, a JSON object a line."""
+    command = link.at_site([sys.executable, "-m", module, *map(str, arguments)])
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    with subprocess.Popen(
+        ["timeout", str(seconds), *command], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield json.loads(line)
+    if process.returncode:
+        raise SystemExit(f"{module} ended with status {process.returncode}")
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+def _check(shape: Shape, megabytes: int) -> dict[str, Any]:
+    """Wanted beside measured: rates without loss, which TCP would answer by sending less."""
+    rates = _checked(replace(shape, loss=0.0), "rates", megabytes)[0]
+    seen, counts = _checked(shape, "loss")
+    # TCP and IP take 52 of 1,500 bytes.
+    payload_bits = {way: rate * 8 * 1500 / 1448 for way, rate in rates.items()}
+    counted = {way: counts[way]["lost"] / counts[way]["segments"] for way in ("up", "down")}
+    rows = [
+        ("plain TCP up, no loss, Mbit/s", shape.bits_per_s / 1e6, payload_bits["put"] / 1e6),
+        ("plain TCP down, no loss, Mbit/s", shape.bits_per_s / 1e6, payload_bits["get"] / 1e6),
+        ("round trip, ms", shape.round_trip_s * 1e3, seen["round_trip_s"] * 1e3),
+        ("loss up, % of segments", shape.loss * 100, counted["up"] * 100),
+        ("loss down, % of segments", shape.loss * 100, counted["down"] * 100),
+        ("loss there and back, % of datagrams", shape.loss * 200, seen["datagrams_lost"] * 100),
+    ]
+    print(f"\n{'the link':<36} {'wanted':>9} {'measured':>9}")
+    for what, wanted, measured in rows:
+        print(f"{what:<36} {wanted:9.3f} {measured:9.3f}", flush=True)
+    return {what: {"wanted": wanted, "measured": measured} for what, wanted, measured in rows}
+
+
+def _checked(shape: Shape, *arguments: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    """What wan.check says, and what the link counted meanwhile."""
+    with Link(shape, CHECK_S) as link:
+        link.enter_hub()
+        port = Server(HUB).port
+        (seen,) = _at_site(link, "wan.check", HUB, port, *arguments, seconds=CHECK_S)
+    return seen, link.counts
+
+
+def _transfer(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    size = args.megabytes << 20
+    rates: dict[tuple[str, str, int], list[float]] = {}
+    counts = ",".join(map(str, CONNECTIONS))
+    with tempfile.TemporaryDirectory(prefix="wan-") as folder, Link(FAST, TRANSFER_S) as link:
+        link.enter_hub()
+        server = NatsServer(Path(folder), host=HUB, dies_with_owner=True)
+        asyncio.run(server.start())
+        try:
+            port = Server(HUB).port
+            arguments = (HUB, port, server.url, size, args.repeats, counts)
+            for row in _at_site(link, "wan.transfer", *arguments, seconds=TRANSFER_S):
+                key = (row["what"], row["way"], row["connections"])
+                rates.setdefault(key, []).append(row["bytes_per_s"])
+        finally:
+            asyncio.run(server.stop())
+    median = {key: statistics.median(found) for key, found in rates.items()}
+    best = 0.0
+    print(
+        f"\nMB/s over 1 Gbit/s, 60 ms, 0.05 % loss; {args.megabytes} MiB, median of {args.repeats}"
+    )
+    print("connections   raw put   raw get   bus put   bus get  of link")
+    for count in CONNECTIONS:
+        row = [median[what, way, count] for what in ("raw", "bus") for way in ("put", "get")]
+        # As much put as fetched, one after the other.
+        fraction = 2 / (1 / row[2] + 1 / row[3]) / FAST.bytes_per_s
+        best = max(best, fraction)
+        print(f"{count:11d} " + " ".join(f"{r / 1e6:9.1f}" for r in row) + f" {fraction:8.2f}")
+        result["figures"][f"wan_link_fraction_{count}"] = fraction
+    result["figures"]["wan_link_fraction"] = best
+    result["transfer"] = {
+        f"{what} {way} {count}": [round(rate) for rate in found]
+        for (what, way, count), found in rates.items()
+    }
+
+
+def _training(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="wan-") as folder,
+        Link(THIN, args.seconds + Training.AROUND_S) as link,
+    ):
+        link.enter_hub()
+        found = Training(Path(folder), link, args.learners).run(args.seconds)
+    result["figures"] |= found.pop("figures")
+    result["training"] = found | {"link": link.counts}
+    print(f"\n{args.seconds:.0f} s of training over 10 Mbit/s, 60 ms, {args.learners} learners")
+    for what, value in found.items():
+        print(f"  {what}: {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A wide-area link on one machine, and what is measured over it."""
