@@ -31,6 +31,7 @@ from diloco_learner.exchange import Exchange
 from diloco_learner.recovery import Recovery
 from diloco_learner.reports import before_training
 from diloco_shared.config import config_hash
+from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.protocol import subjects
@@ -296,7 +297,7 @@ class LearnerLife:
     def _send_init(self) -> None:
         for p, values_F in enumerate(self.trainer.initial_fragments()):
             subject = subjects.initial(self.spec.name, self.name, self.incarnation, p)
-            payload = values_F.tobytes()
+            payload = codec.encode("fp32", values_F)
             manifest = InitManifest(
                 run=self.spec.name,
                 learner=self.name,

@@ -179,7 +179,8 @@ class SyncerLife:
         for part in ordered:
             payload = self.hub.up.by_subject[part.blob.subject].payload
             self.payloads[part.blob.subject] = payload
-            digests.append(digest_array(codec.decode("fp32", payload, len(payload) // 4)))
+            values_F = codec.decode("fp32", payload, codec.count("fp32", payload))
+            digests.append(digest_array(values_F))
         self._give(
             InitSeen(
                 m.learner,

@@ -20,7 +20,6 @@ from diloco_learner.events import Evaluate
 from diloco_learner.trainer import (
     Program,
     Trainer,
-    contribution_bytes,
     evaluate_anchors,
     state_bytes,
 )
@@ -67,7 +66,7 @@ class RealTrainer:
         self.trainer.adopt(p, anchor_F, self.alpha)
 
     def contribution(self, p: int) -> bytes:
-        return contribution_bytes(self.trainer.contribution(p))
+        return self.trainer.contribution(p).fetch()
 
     def inner_state(self) -> bytes:
         return state_bytes(self.trainer.inner_state())

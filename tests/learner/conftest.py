@@ -215,7 +215,7 @@ class ScriptedSyncer:
         for p, m in sorted(parts.items()):
             payload = await get_blob(self.bus, up, m.blob, timeout_s=5)
             self.layout = m.layout
-            await self.publish(p, np.frombuffer(payload, np.float32))
+            await self.publish(p, codec.decode("fp32", payload, codec.count("fp32", payload)))
         self.state, self.fields = "running", {}
 
     async def publish(self, p: int, anchor_F: Values, last_merged: Any = None) -> None:
@@ -223,7 +223,7 @@ class ScriptedSyncer:
         self.versions[p] += 1
         self.anchors[p] = anchor_F
         subject = subjects.publication(self.run, 0, p, self.versions[p], 1)
-        blob = await put_blob(self.bus, subject, anchor_F.tobytes())
+        blob = await put_blob(self.bus, subject, codec.encode("fp32", anchor_F))
         manifest = PublicationManifest(
             run=self.run,
             epoch=0,

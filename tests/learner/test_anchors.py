@@ -137,7 +137,7 @@ def test_what_does_not_check_changes_nothing_and_is_counted(keyframe: bool) -> N
     book, publisher = AnchorBook(SIZES_P), Publisher()
     book.offer(*publisher.publish())
     manifest, payload = publisher.publish(keyframe=keyframe)
-    bad = bytes([payload[0] ^ 1]) + payload[1:]
+    bad = payload[:-1] + bytes([payload[-1] ^ 1])
     assert book.offer(manifest, bad) is None
     assert book.refused == {"digest": 1} and "version 1" in book.last_refusal
     assert book.versions == (0, -1)
@@ -150,7 +150,7 @@ def test_what_does_not_check_changes_nothing_and_is_counted(keyframe: bool) -> N
         ({"fragment": 2}, "fragment 2 of 2"),
         ({"values": 6}, "6 values, the layout has 5"),
         ({"codec": "int3"}, "unknown codec"),
-        ({"codec": "bf16"}, "bytes of bf16"),
+        ({"codec": "bf16"}, "values of fp32 where 5 of bf16"),
         ({"version": 5, "prev_version": 3}, "version 5 cannot add to 3"),
     ],
 )

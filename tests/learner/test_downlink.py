@@ -15,6 +15,7 @@ from diloco_learner.train import Anchored
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.memory_broker import Fate, MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Blob, Join, PublicationManifest, Stamp, StateManifest
@@ -91,7 +92,7 @@ async def test_publications_there_before_and_new_ones_arrive_once(rig: Rig) -> N
 
 async def repeated(rig: Rig, p: int, anchor_F: Any) -> None:
     subject = subjects.publication("r", 0, p, 0, 2)
-    blob = await put_blob(rig.syncer.bus, subject, anchor_F.tobytes())
+    blob = await put_blob(rig.syncer.bus, subject, codec.encode("fp32", anchor_F))
     await rig.syncer.bus.append(subject + ".m", encode(manifest(p, 0, 2, anchor_F, blob)))
 
 
@@ -120,7 +121,7 @@ async def test_a_bad_publication_holds_up_nothing_else(rig: Rig) -> None:
     bus = rig.syncer.bus
     await bus.append(subjects.publication("r", 0, 0, 9, 1) + ".m", b"rubbish")
     subject = subjects.publication("r", 0, 0, 0, 1)
-    blob = await put_blob(bus, subject, values(1).tobytes())
+    blob = await put_blob(bus, subject, codec.encode("fp32", values(1)))
     elsewhere = subjects.publication("r", 0, 0, 8, 1) + ".m"
     await bus.append(elsewhere, encode(manifest(0, 0, 1, values(1), blob)))
     await rig.syncer.publish(1, values(2))
@@ -129,7 +130,7 @@ async def test_a_bad_publication_holds_up_nothing_else(rig: Rig) -> None:
     # A blob that never was.
     absent = subjects.publication("r", 0, 0, 1, 1)
     never = blob.model_copy(update={"subject": absent, "digest": "0" * 32})
-    await put_blob(bus, absent, values(9).tobytes())
+    await put_blob(bus, absent, codec.encode("fp32", values(9)))
     await bus.append(absent + ".m", encode(manifest(0, 1, 1, values(9), never)))
     await rig.syncer.publish(2, values(3))
     async with rig.running(rig.down.publications()):

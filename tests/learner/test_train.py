@@ -27,7 +27,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange import Exchange
 from diloco_learner.train import Anchored, Diverged, Injected, Outgoing, TrainLoop
-from diloco_learner.trainer import Program, Trainer, contribution_bytes, state_bytes
+from diloco_learner.trainer import Program, Trainer, state_bytes
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Beat, Donate, Pull, Stamp
 
@@ -169,7 +169,7 @@ def test_a_contribution_is_anchor_minus_parameters_at_the_boundary(rig: Rig) -> 
     (sent,) = outgoing(box, Contribute)
     assert isinstance(sent.effect, Contribute)
     assert (sent.effect.step_from, sent.effect.step_to, sent.effect.tokens_to) == (0, 3, 48)
-    delta_F = np.frombuffer(contribution_bytes(sent.handle), np.float32)
+    delta_F = np.frombuffer(sent.handle.fetch()[8:], np.float32)
     np.testing.assert_array_equal(delta_F, anchors[1] - copies[2])
 
 
@@ -317,7 +317,7 @@ def test_the_same_arrivals_give_the_same_bits(rig: Rig) -> None:
         box.at = {3: [pull(0, 1)], 12: [beat("stopped")]}
         loop.run()
         (sent,) = outgoing(box, Contribute)
-        fragments.append(contribution_bytes(sent.handle))
+        fragments.append(sent.handle.fetch())
     assert fragments[0] == fragments[1]
 
 

@@ -104,10 +104,12 @@ def test_it_survives_json() -> None:
 
 def test_inspecting_a_payload_finds_its_norm_and_what_is_not_finite() -> None:
     values = np.array([3.0, 4.0], np.float32)
-    for name in codec.CODECS:
-        assert inspect(codec.encode(name, values), name, 2) == (True, 5.0)
+    for name in codec.NAMES:
+        payload = codec.encode(name, values)
+        # e3m0 knows powers of two only.
+        assert inspect(payload, name, 2) == (True, pytest.approx(5.0, rel=0.15))
         for bad in (np.nan, np.inf):
             payload = codec.encode(name, np.array([1.0, bad], np.float32))
             assert inspect(payload, name, 2) == (False, 0.0)
-    with pytest.raises(ValueError, match="not 8"):
+    with pytest.raises(ValueError, match="shorter than a header"):
         inspect(b"abc", "fp32", 2)

@@ -52,7 +52,9 @@ class Recording:
         sizes = Layout.build(LAYOUT, 2).sizes
         fragments = [self.rng.standard_normal(n).astype(np.float32) for n in sizes]
         subjects = ("up.t.a.init.0.0", "up.t.a.init.0.1")
-        self.payloads |= {s: f.tobytes() for s, f in zip(subjects, fragments, strict=True)}
+        self.payloads |= {
+            s: codec.encode("fp32", f) for s, f in zip(subjects, fragments, strict=True)
+        }
         self.append(TapeTerm(epoch=0, term=1, leader="s", at=1.0))
         self.append(
             TapeInit(
@@ -204,7 +206,10 @@ def test_a_changed_record_is_reported(
 
 
 def test_changed_initial_parameters_are_reported(recording: Recording) -> None:
-    payloads = {**recording.payloads, "up.t.a.init.0.1": bytes(4 * 6)}
+    payloads = {
+        **recording.payloads,
+        "up.t.a.init.0.1": codec.encode("fp32", np.zeros(6, np.float32)),
+    }
     with pytest.raises(TapeFault, match="record 2: digest of the version 0 of fragment 1"):
         play(recording.tape, payloads, History(SPEC))
 

@@ -21,12 +21,27 @@ from diloco_learner.inner import Step, make_step, optimizer
 from diloco_learner.model import ModelDef, build
 from diloco_learner.model.named import from_named, tensor_specs, to_named
 from diloco_shared.config import RunSpec
+from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout, flatten, unflatten
 from diloco_shared.numerics.pseudogradient import pseudogradient
 
 Values = NDArray[np.float32]
 
 _DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Handle of an encoded fragment: what follows its header, on the device."""
+
+    codec: str
+    values: int
+    parts: tuple[jax.Array, ...]
+
+    def fetch(self) -> bytes:
+        """The payload (call it off the train thread: it waits for the device)."""
+        header = codec.header(self.codec, self.values)
+        return b"".join([header, *(np.asarray(part).tobytes() for part in self.parts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +135,12 @@ class Trainer:
         self.anchors[p] = anchor
         self.params = self.program.adopt[p](self.params, anchor, alpha)
 
-    def contribution(self, p: int) -> jax.Array:
+    def contribution(self, p: int) -> Encoded:
         """Handle of the encoded pseudo-gradient of fragment p as of now."""
         anchor = self.anchors[p]
         assert anchor is not None, f"fragment {p} was never adopted"
-        return self.program.encode[p](self.params, anchor)
+        parts = (self.program.encode[p](self.params, anchor),)
+        return Encoded(self.program.spec.algorithm.codec_up, anchor.size, parts)
 
     def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
         """Loss of the adopted anchors (not of this learner's own parameters)."""
@@ -136,7 +152,7 @@ class Trainer:
         scratch.step(np.zeros((batch, self.program.spec.model.context_tokens + 1), np.int32), 0.0)
         for p, size in enumerate(self.program.layout.sizes):
             scratch.adopt(p, np.zeros(size, np.float32), self.program.spec.algorithm.alpha)
-            scratch.contribution(p).block_until_ready()
+            scratch.contribution(p).fetch()
 
     # --- inner state ---------------------------------------------------------------------------
 
@@ -179,11 +195,6 @@ def state_bytes(state: Any) -> bytes:
     """Serialise an `inner_state` handle (fetches it: call it off the train thread)."""
     arrays = {name: np.asarray(leaf) for name, leaf in to_named(state).items()}
     return save({name: np.array(array, order="C") for name, array in arrays.items()})
-
-
-def contribution_bytes(handle: jax.Array) -> bytes:
-    """Fetch an encoded pseudo-gradient (call it off the train thread)."""
-    return np.asarray(handle).tobytes()
 
 
 def assemble(program: Program, anchors: Sequence[Values]) -> Any:

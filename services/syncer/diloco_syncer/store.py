@@ -69,7 +69,8 @@ class EncodedDelta:
 
     def __getitem__(self, where: slice, /) -> Values:
         """Values of one slice with a start and a stop, fp32."""
-        delta_B = codec.decode_part(self.codec, self.payload, where.start, where.stop)
+        values, start, stop = self.anchor.size, where.start, where.stop
+        delta_B = codec.decode_part(self.codec, self.payload, values, start, stop)
         if self.base is None:
             return delta_B
         return rebase(delta_B, self.base[where], self.anchor[where])
@@ -128,7 +129,7 @@ class FragmentStore:
 
     def _delta(self, p: int, c: Contribution) -> EncodedDelta:
         f = self.fragments[p]
-        codec.check_size(c.codec, c.payload, f.anchor.size)
+        codec.check(c.codec, c.payload, f.anchor.size)
         if c.base == f.version:
             return EncodedDelta(c.codec, c.payload, None, f.anchor)
         if c.base == f.version - 1 and f.previous is not None:

@@ -51,7 +51,7 @@ def test_bf16_of_what_is_bf16_already_is_exact(values: np.ndarray) -> None:
 @given(normals)
 def test_learners_encode_with_jax_to_the_same_bytes(values: np.ndarray) -> None:
     by_jax = np.asarray(jnp.asarray(values).astype(jnp.bfloat16)).tobytes()
-    assert codec.encode("bf16", values) == by_jax
+    assert codec.encode("bf16", values)[8:] == by_jax
 
 
 def test_ties_go_to_even() -> None:
@@ -63,11 +63,11 @@ def test_ties_go_to_even() -> None:
 
 def test_bytes_are_little_endian() -> None:
     values = np.array([1.0], np.float32)
-    assert codec.encode("fp32", values) == bytes.fromhex("0000803f")
-    assert codec.encode("bf16", values) == bytes.fromhex("803f")
+    assert codec.encode("fp32", values).hex() == "44460100010000000000803f"
+    assert codec.encode("bf16", values).hex() == "4446010101000000803f"
 
 
-@pytest.mark.parametrize("name", list(codec.CODECS))
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
 def test_what_is_not_finite_survives_so_that_the_gate_sees_it(name: str) -> None:
     values = np.array([np.nan, np.inf, -np.inf, 1.0], np.float32)
     decoded = codec.decode(name, codec.encode(name, values), 4)
@@ -81,19 +81,33 @@ def test_bf16_rounds_beyond_its_range_to_infinity() -> None:
 
 
 @quick
-@given(bits, st.sampled_from(list(codec.CODECS)), st.integers(0, 40), st.integers(0, 40))
+@given(bits, st.sampled_from(codec.NAMES), st.integers(0, 40), st.integers(0, 40))
 def test_a_part_decodes_to_the_bits_of_the_whole(
     values: np.ndarray, name: str, a: int, b: int
 ) -> None:
     start, stop = sorted((min(a, len(values)), min(b, len(values))))
     data = codec.encode(name, values)
-    part = codec.decode_part(name, data, start, stop)
+    part = codec.decode_part(name, data, len(values), start, stop)
     assert part.tobytes() == codec.decode(name, data, len(values))[start:stop].tobytes()
 
 
-def test_sizes_and_names_that_do_not_fit_are_refused() -> None:
-    assert (codec.bytes_of("fp32", 10), codec.bytes_of("bf16", 10)) == (40, 20)
-    with pytest.raises(ValueError, match="3 bytes of bf16 for 2 values, not 4"):
-        codec.decode("bf16", b"abc", 2)
-    with pytest.raises(ValueError, match=r"unknown codec 'int4'.*fp32, bf16"):
-        codec.decode("int4", b"", 0)
+def test_sizes_and_headers_that_do_not_fit_are_refused() -> None:
+    assert [codec.bytes_of(name, 257) for name in codec.NAMES] == [1036, 522, 269, 141, 141]
+    data = codec.encode("bf16", np.zeros(2, np.float32))
+    faults = {
+        data[:5]: "5 bytes: shorter than a header of 8",
+        b"PK" + data[2:]: "begins with 504b, not with 4446",
+        data[:2] + b"\x02" + data[3:]: "format version 2, this side reads 1",
+        data[:3] + b"\x00" + data[4:]: "a header of 2 values of fp32 where 2 of bf16",
+        data[:3] + b"\x09" + data[4:]: r"an unknown codec \(9\) where",
+        data[:4] + b"\x03" + data[5:]: "a header of 3 values of bf16 where 2",
+        data + b"\x00": "13 bytes of bf16 for 2 values, not 12",
+    }
+    for bad, message in faults.items():
+        with pytest.raises(ValueError, match=message):
+            codec.decode("bf16", bad, 2)
+    with pytest.raises(ValueError, match=r"unknown codec 'int3'.*fp32, bf16, int8, int4, e3m0"):
+        codec.decode("int3", data, 2)
+    with pytest.raises(ValueError, match="cut more fragments"):
+        codec.header("fp32", 2**32)
+    assert codec.count("bf16", data) == 2

@@ -26,6 +26,7 @@ from diloco_learner.recovery import Recovery
 from diloco_learner.train import Anchored, Values
 from diloco_learner.trainer import Trainer
 from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Grant
 from diloco_shared.protocol.wire import encode
@@ -135,7 +136,8 @@ class Recoverer:
         fragments = await asyncio.to_thread(self.trainer.initial_fragments)
         tensors = self.trainer.program.layout.tensors
         try:
-            await self.up.initial(tensors, [values_F.tobytes() for values_F in fragments])
+            payloads = [codec.encode("fp32", values_F) for values_F in fragments]
+            await self.up.initial(tensors, payloads)
         except BusError as error:
             log.warning("initial parameters not sent, they are asked for again", error=str(error))
 

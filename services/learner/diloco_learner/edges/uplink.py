@@ -20,7 +20,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.model.named import to_named
 from diloco_learner.train import Outgoing
-from diloco_learner.trainer import contribution_bytes, state_bytes
+from diloco_learner.trainer import Encoded, state_bytes
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import manifest_subject, put_blob
 from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
@@ -160,9 +160,9 @@ class Uplink:
         name = manifest_subject(subject)
         await self._append(self.data, name, manifest, seconds, name)
 
-    async def _contribute(self, effect: Contribute, handle: Any) -> None:
+    async def _contribute(self, effect: Contribute, handle: Encoded) -> None:
         e = effect
-        payload = await asyncio.to_thread(contribution_bytes, handle)
+        payload = await asyncio.to_thread(handle.fetch)
         left_s = e.deadline - time.monotonic()
         if left_s <= 0:
             return  # nobody waits for it any more

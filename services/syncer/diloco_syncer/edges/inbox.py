@@ -208,7 +208,7 @@ class Inbox:
                 payload = await get_blob(
                     self.data, subjects.up_stream(self.run), m.blob, timeout_s=BLOB_TIMEOUT_S
                 )
-                values_F = codec.decode("fp32", payload, len(payload) // 4)
+                values_F = codec.decode("fp32", payload, codec.count("fp32", payload))
                 finite = finite and bool(np.isfinite(values_F).all())
                 digests.append(digest_array(values_F))
                 self.payloads.put(m.blob.subject, payload)

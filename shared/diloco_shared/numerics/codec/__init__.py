@@ -1,0 +1,87 @@
+"""Wire formats of fragments: fp32 values to bytes and back.
+
+| codec | bits per value | error of x in a block whose largest magnitude is A |
+|---|---|---|
+| fp32 | 32 | none |
+| bf16 | 16 | 2^-8 * abs(x) for normal x; to nearest, ties to even |
+| int8 | 8.0625 | s (1/2 + 2^-16), s <= A / 127 * (1 + 2^-7): at most A * 0.004 |
+| int4 | 4.0625 | s (1/2 + 2^-16), s <= A / 7 * (1 + 2^-7): at most A * 0.072 |
+| e3m0 | 4.0625 | abs(x) / 3, or s 2^-7 if that is more; s <= A * (1 + 2^-8) |
+
+Blocks are 256 values; s, the scale, is A / 127, A / 7 or A rounded to the nearest bf16 (ties to
+even), so the largest value clips by at most 2^-8 of itself. int8 and int4 round to the nearest
+quantum, ties to even; e3m0 to the nearest value, ties to the larger magnitude. A block whose scale
+would be below 2^-125 (e3m0: 2^-119) is all zeros, so that no product is subnormal.
+
+Every value that was kept by bf16 or a block codec leaves a remainder x - decode(encode(x)) that
+fp32 holds exactly (as long as it is not subnormal): error feedback loses nothing.
+
+Decoding gives the same bits everywhere, whole or part by part. Values that are not finite survive,
+so that the gate refuses them: fp32 and bf16 keep them, elsewhere their whole block becomes NaN.
+bf16 rounds values above its largest finite one to infinity. layout.py pins the bytes.
+"""
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_shared.numerics.codec import kernels
+from diloco_shared.numerics.codec.layout import (
+    BF16,
+    FP32,
+    HEADER,
+    NAMES,
+    blocks_of,
+    bytes_of,
+    check,
+    count,
+    find,
+    header,
+)
+
+__all__ = [
+    "NAMES",
+    "bytes_of",
+    "check",
+    "count",
+    "decode",
+    "decode_part",
+    "encode",
+    "find",
+    "header",
+    "kernels",
+]
+
+Values = NDArray[np.float32]
+
+_BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def encode(name: str, values_F: Values) -> bytes:
+    """fp32 values of shape (F,) to bytes."""
+    assert values_F.dtype == np.float32 and values_F.ndim == 1
+    number, start = find(name), header(name, values_F.size)
+    if number == FP32:
+        return start + values_F.tobytes()
+    if number == BF16:
+        with np.errstate(over="ignore"):
+            return start + values_F.astype(_BF16).tobytes()
+    data = np.empty(bytes_of(name, values_F.size), np.uint8)
+    data[: HEADER.size] = np.frombuffer(start, np.uint8)
+    values_F = np.ascontiguousarray(values_F)
+    kernels.encode(number, values_F, 0, blocks_of(values_F.size), data)
+    return data.tobytes()
+
+
+def decode(name: str, data: bytes, values: int) -> Values:
+    """Bytes to fp32 values of shape (values,); ValueError when header or size do not fit."""
+    check(name, data, values)
+    return decode_part(name, data, values, 0, values)
+
+
+def decode_part(name: str, data: bytes, values: int, start: int, stop: int) -> Values:
+    """Values [start, stop) of `values` that were checked: the same bits as of the whole."""
+    assert 0 <= start <= stop <= values
+    out_B = np.empty(stop - start, np.float32)
+    kernels.decode(find(name), np.frombuffer(data, np.uint8), values, start, stop, out_B)
+    return out_B
