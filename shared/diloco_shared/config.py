@@ -36,10 +36,33 @@ PRESETS: dict[str, dict[str, Any]] = {
 # Optimizers of optax that need nothing but a gradient and a rate, keep plain arrays, and step
 # against the gradient; a test runs every one of them on both sides.
 OPTIMIZERS = (
-    "adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad fromage lamb lars "
-    "lion nadam nadamw novograd optimistic_adam_v2 optimistic_gradient_descent radam rmsprop sgd "
-    "sign_sgd signum sm3 yogi"
-).split()
+    "adabelief",
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamaxw",
+    "adamw",
+    "adan",
+    "amsgrad",
+    "fromage",
+    "lamb",
+    "lars",
+    "lion",
+    "nadam",
+    "nadamw",
+    "novograd",
+    "optimistic_adam_v2",
+    "optimistic_gradient_descent",
+    "radam",
+    "rmsprop",
+    "sgd",
+    "sign_sgd",
+    "signum",
+    "sm3",
+    "yogi",
+)
 
 
 def _known(name: str, *ours: str) -> str:

@@ -174,6 +174,24 @@ def test_at_the_end_it_adopts_everything_evaluates_checkpoints_and_leaves() -> N
     assert desk.tell(pull(5), TimePassed(), anchor(2, 9), end) == []
 
 
+def test_the_others_stand_by_until_the_last_evaluation_is_made() -> None:
+    """Its evaluator may die over it: then one of them is named."""
+    desk = Desk()
+    end = {"state": "finished", "versions": (0, 0, 0)}
+    assert not only(desk.tell(beat(**end, evaluator="b")), Leave)
+    effects = desk.tell(beat(**end, evaluator="a"))
+    assert only(effects, Evaluate)[0].final and only(effects, Leave)
+
+    desk = Desk()
+    desk.tell(beat(**end, evaluator="b"))
+    effects = desk.tell(beat(**end, evaluator="b", evaluated=True))
+    assert only(effects, Leave) and not only(effects, Evaluate)
+
+    desk = Desk()  # nobody says that it was made: not for ever
+    desk.tell(beat(**end, evaluator="b"))
+    assert only(desk.pass_time(FINISH_S_MAX), Leave)
+
+
 def test_a_publication_that_never_comes_does_not_hold_it_for_ever() -> None:
     desk = Desk()
     desk.tell(beat(state="stopped", versions=(0, 0, 1), evaluator="a"))

@@ -329,6 +329,27 @@ def test_rounds_are_never_closer_than_h_over_p_steps(running: Any) -> None:
     assert all(b - a >= 4 for a, b in itertools.pairwise(steps)), steps
 
 
+def test_another_makes_the_last_evaluation_when_its_evaluator_dies(running: Any) -> None:
+    finish(running)
+    announcer = running.machine.announcer
+    assert announcer.evaluator == "a"
+    for _ in range(6):  # a is silent for longer than its lease
+        running.wait(1.0)
+        running.step("b", 0)
+    assert of(running.effects, SendBeat)[-1].beat.evaluator == "b"
+    running.step("b", 0, state="finished")
+    beat = of(running.effects, SendBeat)[-1].beat
+    assert beat.evaluated and beat.evaluator == "b"
+
+
+def test_an_evaluator_that_left_without_the_last_versions_made_no_evaluation(running: Any) -> None:
+    finish(running)
+    running.step("b", 0)
+    running.step("a", 0, state="finished", adopted=(0, 0))
+    beat = of(running.effects, SendBeat)[-1].beat
+    assert not beat.evaluated and beat.evaluator == "b"
+
+
 def test_stop_without_learners_ends_at_once(running: Any) -> None:
     running.wait(6.0)
     running.give(Wanted(paused=False, stopping=True, quorum=2))
@@ -394,3 +415,23 @@ def test_pulls_name_only_learners_with_steps_on_the_fragment(running: Any) -> No
     assert not of(running.effects, SendPull), "one eligible of two needed: skipped unpulled"
     assert running.rounds[0].outcome == "skipped"
     assert "no steps" in next(v.reason for v in running.rounds[0].verdicts if v.learner == "b")
+
+
+def test_a_usual_latecomer_is_waited_for_while_that_saves_more_than_it_costs(
+    driver_of: Any,
+) -> None:
+    d = driver_of(quorum=1)
+    d.start("a", "b")
+
+    def b_answers_after(seconds: float, at_stake: int) -> str:
+        d.step("a", 4)
+        d.step("b", 4, c_steps=(at_stake, at_stake))
+        pull = d.pulls[-1]
+        d.answer(pull, "a")
+        d.wait(seconds)
+        d.answer(pull, "b")
+        return next(v.outcome for v in d.rounds[-1].verdicts if v.learner == "b")
+
+    # A step takes a second. The first time nobody knows yet how long b takes.
+    assert [b_answers_after(2.4, at_stake=4) for _ in range(3)] == ["missed", "merged", "merged"]
+    assert b_answers_after(2.4, at_stake=3) == "missed"

@@ -313,7 +313,9 @@ class Exchange:
         beat, c = self.beat, self.counters
         assert beat is not None
         complete = beat.epoch == self.epoch and c.covers(beat.versions)
-        if not complete and now < self.finish_by:
+        # Another evaluates: stand by until it has, should it die over it.
+        stands_by = beat.evaluator not in ("", self.learner) and not beat.evaluated
+        if (not complete or stands_by) and now < self.finish_by:
             return []
         self.left = True
         effects: list[ExchangeEffect] = []
@@ -321,7 +323,7 @@ class Exchange:
         if not complete:
             text = f"leaves with versions {adopted}; the run ended at {beat.versions}"
             effects.append(Tell("left-behind", text[:500], {"learner": self.learner}))
-        elif beat.evaluator == self.learner and c.complete:
+        elif beat.evaluator == self.learner and c.complete and not beat.evaluated:
             effects.append(Evaluate(self.anchor_stamp, adopted, final=True))
         effects.append(Checkpoint(c.step, adopted, final=True))
         effects.append(SendProgress(self.progress()))

@@ -23,15 +23,17 @@ class Announcer:
         self.initializer = ""
         self.initializer_since = 0.0
         self.evaluator = ""
+        self.evaluated = False
         self.beat_at = 0.0
-        self.beat_state: tuple[RunState, int, str] | None = None
+        self.beat_state: tuple[object, ...] | None = None
 
     def appoint(self, alive: tuple[str, ...], now: float) -> None:
         """Who initialises and who evaluates: whoever does stays, as long as it is live."""
         if alive != self.alive:
             self.alive, self.beat_at = alive, now
         stepping = [m.learner for m in self.roster.stepping(now)]
-        if self.evaluator not in stepping:
+        self.evaluated = self.evaluated or self._evaluation_made()
+        if self.evaluator not in stepping and not self.evaluated:
             self.evaluator = next(iter(stepping), "")
         if self.history.initialised or len(self.alive) < self.spec.membership.learners_min:
             self.initializer = ""
@@ -41,6 +43,14 @@ class Announcer:
             return
         others = [x for x in self.alive if x != self.initializer] or list(self.alive)
         self.initializer, self.initializer_since = others[0], now
+
+    def _evaluation_made(self) -> bool:
+        """Whether the evaluator left with the last versions: it evaluates before it leaves."""
+        member = self.roster.members.get(self.evaluator)
+        if not self.history.outcome or member is None or member.progress is None:
+            return False
+        p = member.progress
+        return p.state == "finished" and p.adopted == tuple(self.history.versions)
 
     def state(self, now: float) -> tuple[RunState, str]:
         """The run's state and why."""
@@ -63,7 +73,7 @@ class Announcer:
 
     def beat(self, now: float) -> list[Effect]:
         state, reason = self.state(now)
-        key = (state, self.history.seq, self.initializer)
+        key = (state, self.history.seq, self.initializer, self.evaluator, self.evaluated)
         if now < self.beat_at and self.beat_state == key:
             return []
         self.beat_at, self.beat_state = now + self.spec.membership.heartbeat_s, key
@@ -81,6 +91,7 @@ class Announcer:
                     live=self.alive,
                     initializer=self.initializer if state == "bootstrapping" else "",
                     evaluator=self.evaluator,
+                    evaluated=self.evaluated,
                     incarnations=dict(self.roster.incarnations),
                 )
             )

@@ -56,6 +56,6 @@ def stragglers_s(*, factor: float, overlap_steps: int, step_s: float, timings: T
 
 
 def pull_timeout_s(*, transfer_s: float, skips: int, least_s: float, limit_s: float) -> float:
-    """Four mean transfers, at least `least_s`, doubled for every skip in a row, up to a limit."""
+    """Four usual transfers, at least `least_s`, doubled for every skip in a row, up to a limit."""
     doublings = min(skips, 32)  # beyond this the limit has long been reached
     return float(min(max(least_s, 4 * transfer_s) * 2**doublings, limit_s))

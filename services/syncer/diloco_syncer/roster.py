@@ -7,6 +7,7 @@ baseline that is set anew when a round opens.
 from dataclasses import dataclass, field
 
 from diloco_shared.protocol.messages import Progress
+from diloco_syncer.grace import Average
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class Member:
     progress: Progress | None = None
     merged_round: int = -1
     first_merge_told: bool = False
+    answer: Average = field(default_factory=Average)  # pull to arrival, those too late included
 
     def round_opened(self, steps_needed: int) -> None:
         """A round opens: this learner's steps count anew.

@@ -20,11 +20,12 @@ from diloco_syncer.events import (
     Staged,
 )
 from diloco_syncer.gate import Expected, judge
-from diloco_syncer.grace import Timings, grace_s, pull_timeout_s, stragglers_s
+from diloco_syncer.grace import Timings, grace_s, pull_timeout_s
 from diloco_syncer.history import History
 from diloco_syncer.quorum import Answer, Readiness, explain, quorum
 from diloco_syncer.roster import Member, Roster
 from diloco_syncer.round import Kept, Phase, Round, contribution_verdict
+from diloco_syncer.stragglers import Stragglers
 
 # A lost pull is resent this often, in seconds: well above a LAN round trip, far below a timeout.
 RESEND_S = 0.5
@@ -41,6 +42,7 @@ class Rounds:
         self.roster = roster
         self.algorithm = history.spec.algorithm
         self.timings = Timings()
+        self.stragglers = Stragglers(self.algorithm, roster, self.timings)
         self.open: list[Round] = []
         self.last_quorum_reason = ""
         self.last_grace_s = 0.0
@@ -144,6 +146,7 @@ class Rounds:
 
     def _pull(self, r: Round, now: float) -> list[Effect]:
         r.phase, r.pulled_at = Phase.PULLING, now
+        self.stragglers.pulled(r.n, now)
         for m in self.roster.live(now):
             why = self._ineligible(m, r.fragment)
             if why:
@@ -155,7 +158,7 @@ class Rounds:
                 r, now, f"{len(r.participants)} eligible of {self.history.quorum} needed"
             )
         r.deadline = now + pull_timeout_s(
-            transfer_s=self.timings.transfer.or_zero,
+            transfer_s=self.stragglers.slowest_s(r),
             skips=self.history.skips_in_a_row,
             least_s=self.algorithm.pull_timeout_s_min,
             limit_s=self.algorithm.pull_timeout_s_max,
@@ -193,6 +196,7 @@ class Rounds:
         if r is None:
             if any(c.key == key for r in self.open for c in r.chosen):
                 return "", []  # a repeat of what is being merged
+            self.stragglers.answered(m, now)
             return "late", [Drop(key)]
         if m.learner not in r.participants:
             return "uninvited", [Drop(key)]
@@ -204,13 +208,14 @@ class Rounds:
         if known:
             return "" if known == key else "second", drop
         self.timings.transfer.update(now - r.pulled_at)
+        self.stragglers.answered(m, now)
         if refusal is not None:
             r.refuse(m, f"{refusal.kind}: {refusal.reason}")
             return "", [Drop(key), *self._move(r, now)]
         w = weight(m.tokens_to - m.tokens_from, m.step_to - m.step_from)
         r.kept[m.learner] = Kept(m, event.norm, w)
         if len(r.kept) >= self.history.quorum:
-            r.deadline = min(r.deadline, max(now, self._stragglers_until(r, now)))
+            r.deadline = min(r.deadline, max(now, self.stragglers.until(r, now)))
         return "", self._move(r, now)
 
     def _expected(self, r: Round, learner: str) -> Expected:
@@ -227,23 +232,6 @@ class Rounds:
             codec=self.algorithm.codec_up,
             tokens_per_step=h.spec.tokens_per_step,
         )
-
-    def _stragglers_until(self, r: Round, now: float) -> float:
-        """The rest have what Eq. 3 leaves, and no less than an answer takes.
-
-        Learners answer at a step boundary, then transfer: a step and a mean transfer, or two of
-        those. Without this part a small tau or a slow link would discard the work of every
-        healthy learner but the first K; with it one hung learner still costs only that little.
-        """
-        step_s, transfer_s = self.roster.step_s(now), self.timings.transfer.or_zero
-        slack_s = stragglers_s(
-            factor=self.algorithm.grace_factor,
-            overlap_steps=self.algorithm.overlap_steps,
-            step_s=step_s,
-            timings=self.timings,
-        )
-        answer_s = max(step_s, transfer_s) + transfer_s
-        return max(r.opened_at + slack_s, r.pulled_at + answer_s)
 
     def _close(self, r: Round, now: float) -> list[Effect]:
         r.quorum = self.history.quorum

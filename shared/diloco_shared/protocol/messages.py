@@ -15,7 +15,7 @@ Index = Annotated[int, Field(ge=0, le=2**31)]
 Version = Annotated[int, Field(ge=-1, le=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # blake2b, 16 bytes, in hex
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # 16 bytes, in hex
 Reason = Annotated[str, Field(max_length=500)]
 
 
@@ -187,6 +187,7 @@ class Beat(Message):
     live: tuple[Id, ...]
     initializer: str = ""  # while bootstrapping: who shall send the initial parameters
     evaluator: str = ""  # who evaluates the published parameters
+    evaluated: bool = False  # at the end: the evaluator is done, nobody need stand by for it
     incarnations: dict[str, int] = Field(default_factory=dict)  # newest known per learner
 
 

@@ -63,8 +63,9 @@ log = structlog.get_logger()
 
 # Status for people, in seconds between two writes.
 STATUS_S = 0.5
-# After the end, learners that do not say they are finished are waited for this long.
-LINGER_S = 30.0
+# After the end, live learners that do not say they are finished are waited for this long: the
+# last evaluation and checkpoint of a large model. Those that died are not waited for.
+LINGER_S = 600.0
 # A gap this long between two looks at the queue was ours (stopped, swapped out): the learners'
 # silence in it says nothing about them.
 OWN_GAP_S = 1.0
