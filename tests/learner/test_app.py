@@ -297,3 +297,25 @@ async def _joined(syncer: Any, name: str) -> Any:
             if join.learner == name:
                 return join
         await asyncio.sleep(0.005)
+
+
+async def test_what_a_learner_is_unfit_for_is_told_and_tried_again(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus that is not there yet: no crash, a reason, and work once it is."""
+    monkeypatch.setattr("diloco_learner.app.UNFIT_RETRY_S", 0.05)
+    missing = tmp_path / "later"
+    data = syncer.spec.data.model_copy(update={"source": str(missing)})
+    corpus, syncer.spec = (
+        Path(syncer.spec.data.source),
+        syncer.spec.model_copy(update={"data": data}),
+    )
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a"):
+        while not (told := await syncer.events("unfit")):
+            await asyncio.sleep(0.005)
+        assert "a cannot work for r: " in told[0].text and str(missing) in told[0].text
+        missing.symlink_to(corpus)
+        while not syncer.joins:
+            await asyncio.sleep(0.005)

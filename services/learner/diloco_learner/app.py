@@ -1,6 +1,7 @@
 """The learner process: registers, waits for a run, works for it, waits for the next."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,8 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from diloco_learner.edges.work import WITHDRAW_S, Work
+from diloco_learner.edges.work import WITHDRAW_S, Unfit, Work
+from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
@@ -17,13 +19,16 @@ from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.wire import decode
+from diloco_shared.protocol.records import Event, RunRecord
+from diloco_shared.protocol.wire import decode, encode
 
 log = structlog.get_logger()
 
 # Between two attempts at a server that does not answer, in seconds.
 RETRY_S = 0.3
+# Between two attempts at a run that this process is unfit for, in seconds: a missing folder may be
+# mounted meanwhile, and nobody needs to read more often that it is not.
+UNFIT_RETRY_S = 30.0
 
 
 class Learner:
@@ -137,6 +142,19 @@ class Learner:
         self.faults.run = run
         self.membership.update(run=run, state="working")
         await self.membership.refresh()
+        leave: Leave | None = None
+        try:
+            while leave is None:
+                leave = await self._attempt(spec)
+        finally:
+            self.work = None
+            self.faults.run = ""
+            self.membership.update(run="", state="idle")
+        log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
+        await self.membership.refresh()
+
+    async def _attempt(self, spec: RunSpec) -> Leave | None:
+        """Work for the run once; None, after a while, if this process is unfit for it."""
         self.work = Work(
             spec,
             self.settings.id,
@@ -147,13 +165,29 @@ class Learner:
             self.faults,
         )
         try:
-            leave = await self.work.run()
-        finally:
+            return await self.work.run()
+        except Unfit as unfit:
             self.work = None
-            self.faults.run = ""
-            self.membership.update(run="", state="idle")
-        log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
-        await self.membership.refresh()
+            await self._tell_unfit(spec.name, str(unfit))
+            await asyncio.sleep(UNFIT_RETRY_S)
+            return None
+
+    async def _tell_unfit(self, run: str, why: str) -> None:
+        me = self.settings.id
+        text = f"{me} cannot work for {run}: {why}; it tries again every {UNFIT_RETRY_S:.0f} s"
+        log.error("unfit", run=run, reason=why)
+        event = Event(
+            run=run,
+            kind="unfit",
+            source=me,
+            text=text[:500],
+            data={"learner": me},
+            at=time.time(),
+        )
+        try:
+            await self.control.append(subjects.event(run, event.kind), encode(event))
+        except BusError as error:
+            log.warning("event not written", error=str(error))
 
     async def _spec(self, run: str) -> RunSpec | None:
         while True:

@@ -10,17 +10,18 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.wire import decode
+from diloco_shared.protocol.records import Event, RunRecord
+from diloco_shared.protocol.wire import decode, encode
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.edges.tape import Deposed
+from diloco_syncer.history import TapeFault
 from diloco_syncer.settings import Settings
 
 log = structlog.get_logger()
@@ -121,12 +122,30 @@ class Syncer:
         try:
             outcome = await self.leader.run()
             log.info("run over", run=run, outcome=outcome)
-        except* Deposed as deposed:
-            log.error("deposed", reason=str(deposed.exceptions[0]))
+        except* (Deposed, TapeFault, ValueError, OSError) as fault:
+            await self._tell_failed(run, fault)
             raise
         finally:
             self.leader = None
             self.membership.update(state="idle")
+
+    async def _tell_failed(self, run: str, fault: BaseException) -> None:
+        """Why it stops leading, for people: the process ends with it."""
+        while isinstance(fault, BaseExceptionGroup):
+            fault = fault.exceptions[0]
+        log.error("stops leading", run=run, reason=str(fault))
+        event = Event(
+            run=run,
+            kind="lead-failed",
+            source=self.settings.id,
+            text=f"{self.settings.id} stops leading: {type(fault).__name__}: {fault}"[:500],
+            data={},
+            at=time.time(),
+        )
+        try:
+            await self.control.append(subjects.event(run, event.kind), encode(event))
+        except BusError as error:
+            log.warning("event not written", error=str(error))
 
 
 async def serve(settings: Settings) -> None:

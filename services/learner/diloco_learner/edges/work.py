@@ -48,6 +48,10 @@ EVENTS_MAX = 4096
 WITHDRAW_S = 3.0
 
 
+class Unfit(Exception):
+    """Model or data of the run cannot be had in this process as it is; the text says why."""
+
+
 class Work:
     """From assignment to leave."""
 
@@ -115,14 +119,21 @@ class Work:
     # --- the whole of it -----------------------------------------------------------------------
 
     async def run(self) -> Leave:
-        """Work until the run is over or refuses this learner; raises what the train loop raised."""
+        """Work until the run is over or refuses this learner.
+
+        Raises Unfit before anything is joined, later what the train loop raised.
+        """
         self.ended = asyncio.get_running_loop().create_future()
         self.incarnation = await take_incarnation(
             self.control, self.spec.name, self.learner, self.boot
         )
         log.info("works", run=self.spec.name, incarnation=self.incarnation)
-        await asyncio.gather(self._streams(), asyncio.to_thread(self._build))
+        try:
+            await asyncio.to_thread(self._build)
+        except Exception as error:  # a model or data of the user's own may raise anything
+            raise Unfit(f"{type(error).__name__}: {error}"[:400]) from error
         log.debug("built")
+        await self._streams()
         self._connect()
         try:
             async with asyncio.TaskGroup() as self.tasks:
