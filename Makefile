@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
+# Pure tests take what cores there are; live ones start many processes and run one by one.
+PURE = $(BIN)/pytest -q -m "not live" -n auto
 
 .PHONY: install format check pure test demo sim quality compose-smoke clean
 
@@ -23,17 +25,18 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q -m "not live"
+	$(PURE)
 
 pure: install
-	$(BIN)/pytest -q -m "not live"
+	$(PURE)
 
 test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q
+	$(PURE)
+	$(BIN)/pytest -q -m live
 
 demo: install
 	$(BIN)/diloco demo

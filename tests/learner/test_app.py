@@ -18,7 +18,7 @@ from diloco_shared.edges.membership import DataFolder
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Incarnation, MemberRecord, ShardLease
+from diloco_shared.protocol.records import Event, Incarnation, MemberRecord, ShardLease
 from diloco_shared.protocol.wire import decode
 
 
@@ -313,9 +313,9 @@ async def test_what_a_learner_is_unfit_for_is_told_and_tried_again(
     await syncer.prepare()
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a"):
-        while not (told := await syncer.events("unfit")):
-            await asyncio.sleep(0.005)
-        assert "a cannot work for r: " in told[0].text and str(missing) in told[0].text
+        unfit = subjects.event("r", "unfit")
+        async with syncer.bus.read(subjects.EVENTS_STREAM, unfit) as events:
+            told = decode((await anext(aiter(events))).payload, Event)
+        assert "a cannot work for r: " in told.text and str(missing) in told.text
         missing.symlink_to(corpus)
-        while not syncer.joins:
-            await asyncio.sleep(0.005)
+        await until(lambda: bool(syncer.joins))
