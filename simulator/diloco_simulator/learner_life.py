@@ -93,6 +93,7 @@ class LearnerLife:
             self.incarnation,
             has_checkpoint=node.checkpoint is not None,
             nonce_seed=f"{self.name}-{self.incarnation}",
+            layout=self.trainer.layout.digest(),
         )
         self.exchange: Exchange | None = None
         self.inbox: list[Any] = []

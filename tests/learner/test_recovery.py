@@ -64,7 +64,9 @@ class Desk:
 
     def __init__(self, *, has_checkpoint: bool = False) -> None:
         self.now = 50.0
-        self.recovery = Recovery(SPEC, "a", 2, has_checkpoint=has_checkpoint, nonce_seed="boot")
+        self.recovery = Recovery(
+            SPEC, "a", 2, has_checkpoint=has_checkpoint, nonce_seed="boot", layout="d"
+        )
 
     def tell(self, *events: RecoveryEvent) -> list[RecoveryEffect]:
         return [e for event in events for e in self.recovery.handle(event, self.now)]
@@ -98,7 +100,7 @@ def only(effects: list[RecoveryEffect], kind: type[E]) -> list[E]:
 def test_a_join_is_repeated_under_one_nonce_until_granted() -> None:
     desk = Desk()
     (first,) = only(desk.tell(TimePassed()), SendJoin)
-    assert first.join.config == shared_keys(SPEC) and first.join.incarnation == 2
+    assert first.join.config == shared_keys(SPEC) | {"layout": "d"} and first.join.incarnation == 2
     assert desk.recovery.deadline == desk.now + JOIN_S
     assert not desk.pass_time(JOIN_S / 2)
     assert desk.pass_time(JOIN_S / 2) == [first]

@@ -41,7 +41,7 @@ class RecoveryPromises(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 10.0
-        self.recovery = Recovery(SPEC, "a", 1, has_checkpoint=False, nonce_seed="boot")
+        self.recovery = Recovery(SPEC, "a", 1, has_checkpoint=False, nonce_seed="boot", layout="d")
         self.epoch, self.term, self.versions = 0, 0, [-1] * P
         self.joins: list[Join] = []
         self.granted: dict[str, Grant] = {}  # by nonce, as delivered while it was current

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from diloco_shared.config import RunSpec, config_hash, shared_keys
+from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -111,6 +112,11 @@ class Driver:
         self.now = until
         return seen
 
+    @property
+    def config(self) -> dict[str, str]:
+        layout = Layout.build(LAYOUT, self.spec.algorithm.fragments)
+        return shared_keys(self.spec) | {"layout": layout.digest()}
+
     def join(self, learner: str, incarnation: int = 0, **changed: str) -> list[Effect]:
         self.steps.setdefault(learner, 0)
         self.adopted_at.setdefault(learner, [0, 0])
@@ -120,7 +126,7 @@ class Driver:
                     learner=learner,
                     incarnation=incarnation,
                     nonce=f"{learner}-{incarnation}",
-                    config={**shared_keys(self.spec), **changed},
+                    config=self.config | changed,
                 )
             )
         )

@@ -171,6 +171,9 @@ def test_a_snapshot_of_another_configuration_is_refused() -> None:
         (round_(2, version=1), "version 1 of 0 after 1"),
         (round_(2, outcome="skipped"), "version 2 of 0 after 1"),
         (round_(2, fragment=2), "fragment 2"),
+        (round_(2, epoch=1), "round 2 of epoch 1, term 1 in epoch 0, term 1"),
+        (round_(2, term=0), "round 2 of epoch 0, term 0 in epoch 0, term 1"),
+        (TapeEpoch(epoch=0, term=1, reason="", at=1.0), "epoch 0 after 0"),
     ],
 )
 def test_a_record_that_cannot_follow_is_refused_and_changes_nothing(

@@ -252,7 +252,6 @@ def test_a_newcomer_gets_a_healthy_donor_which_is_asked_until_it_trains(running:
 
 def test_a_donor_that_failed_is_not_named_again_and_none_is_said_so(running: Any) -> None:
     running.step("a", 4)
-    from diloco_shared.config import shared_keys
     from diloco_shared.protocol.messages import Join
     from diloco_syncer.events import JoinSeen
 
@@ -261,7 +260,7 @@ def test_a_donor_that_failed_is_not_named_again_and_none_is_said_so(running: Any
             learner="c",
             incarnation=0,
             nonce=nonce,
-            config=shared_keys(running.spec),
+            config=running.config,
             failed_donors=failed,
         )
         return of(running.give(JoinSeen(join)), SendGrant)[0].grant
@@ -269,6 +268,19 @@ def test_a_donor_that_failed_is_not_named_again_and_none_is_said_so(running: Any
     assert ask("n1").donor == "a", "b has taken no step yet"
     grant = ask("n2", "a")
     assert grant.accepted and grant.donor == "" and grant.reason == "no healthy donor"
+
+
+def test_another_layout_is_refused(running: Any) -> None:
+    """A model of another shape under the same name, on a learner whose code differs."""
+    grant = of(running.join("c", layout="f" * 32), SendGrant)[0].grant
+    assert not grant.accepted and "layout: here " in grant.reason
+
+
+def test_before_there_are_parameters_the_first_to_join_sets_the_layout(driver: Any) -> None:
+    driver.lead()
+    driver.join("a", layout="e" * 32)
+    assert not of(driver.join("b"), SendGrant)[0].grant.accepted
+    assert of(driver.join("c", layout="e" * 32), SendGrant)[0].grant.accepted
 
 
 def test_another_configuration_is_refused_naming_the_differing_keys(running: Any) -> None:

@@ -78,13 +78,18 @@ class Recovery:
         *,
         has_checkpoint: bool,
         nonce_seed: str,
+        layout: str,
     ) -> None:
-        """`nonce_seed`: unique per process start, one subject token; attempts are numbered."""
+        """`nonce_seed`: unique per process start, one subject token; attempts are numbered.
+
+        `layout`: digest of how this learner cuts its model into fragments.
+        """
         self.spec = spec
         self.learner = learner
         self.incarnation = incarnation
         self.has_checkpoint = has_checkpoint
         self.nonce_seed = nonce_seed
+        self.config = shared_keys(spec) | {"layout": layout}
         self.state = State.JOINING
         self.attempt = 0
         self.failed_donors: tuple[str, ...] = ()
@@ -164,7 +169,7 @@ class Recovery:
             learner=self.learner,
             incarnation=self.incarnation,
             nonce=f"{self.nonce_seed}-{self.attempt}",
-            config=shared_keys(self.spec),
+            config=self.config,
             failed_donors=self.failed_donors,
         )
 

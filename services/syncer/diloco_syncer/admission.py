@@ -1,6 +1,7 @@
 """Who may work for the run, and from whom a newcomer gets its inner state (paper section 4)."""
 
 from diloco_shared.config import RunSpec, differing_keys, shared_keys
+from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.messages import Donate, Grant, Join
 from diloco_syncer.donations import Donations, choose_donor
 from diloco_syncer.events import Effect, SendDonate, SendGrant, Tell
@@ -20,6 +21,8 @@ class Admission:
         self.roster = roster
         self.donations = Donations()
         self.grants: dict[str, Grant] = {}
+        self.layout = ""  # digest, of the first who joined or of the initial parameters
+        self.layout_final = False
 
     def due(self, now: float) -> list[Effect]:
         """Requests to donors that are to be sent (again) now."""
@@ -74,10 +77,18 @@ class Admission:
         known = self.roster.incarnations.get(join.learner, -1)
         if join.incarnation < known:
             return f"incarnation {join.incarnation} is superseded by {known}"
-        differing = differing_keys(shared_keys(self.spec), join.config)
+        differing = differing_keys(self._config(join.config.get("layout", "")), join.config)
         if differing:
             return "the configuration differs: " + "; ".join(differing[:5])
         return ""
+
+    def _config(self, layout: str) -> dict[str, str]:
+        """What all must share; before there are parameters, the first to join sets the layout."""
+        h = self.history
+        if h.initialised and not self.layout_final:
+            self.layout, self.layout_final = Layout.build(h.layout, h.fragments).digest(), True
+        self.layout = self.layout or layout
+        return shared_keys(self.spec) | {"layout": self.layout}
 
     def _grant(self, join: Join, donor: str, *, accepted: bool, reason: str) -> Grant:
         h = self.history

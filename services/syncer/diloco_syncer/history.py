@@ -138,6 +138,8 @@ class History:
                     raise TapeFault(f"record {seq}: term {record.term} after {self.term}")
                 self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
             case TapeEpoch():
+                if record.epoch <= self.epoch:
+                    raise TapeFault(f"record {seq}: epoch {record.epoch} after {self.epoch}")
                 self.epoch = record.epoch
                 self.last_merged = [{} for _ in self.versions]
             case TapeRound():
@@ -163,6 +165,11 @@ class History:
     def _apply_round(self, record: TapeRound) -> None:
         if record.round != self.next_round:
             raise TapeFault(f"round {record.round} where {self.next_round} was due")
+        if (record.epoch, record.term) != (self.epoch, self.term):
+            raise TapeFault(
+                f"round {record.round} of epoch {record.epoch}, term {record.term} in epoch "
+                f"{self.epoch}, term {self.term}"
+            )
         p, committed = record.fragment, record.outcome == "committed"
         if not (self.initialised and p < self.fragments):
             raise TapeFault(f"a round of fragment {p}, which there is not")

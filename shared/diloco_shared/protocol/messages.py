@@ -121,7 +121,7 @@ class Join(Message):
     learner: Id
     incarnation: Count
     nonce: str  # of this attempt: the grant echoes it
-    config: dict[str, str]  # config.shared_keys
+    config: dict[str, str]  # config.shared_keys, and `layout`: a digest of the fragments
     # Donors that did not deliver in earlier attempts of this incarnation.
     failed_donors: tuple[Id, ...] = ()
 

@@ -278,6 +278,7 @@ class Work:
             self.incarnation,
             has_checkpoint=self.checkpoints.newest is not None,
             nonce_seed=f"{self.boot}-{self.incarnation}",
+            layout=self.program.layout.digest(),
         )
 
     # --- training ------------------------------------------------------------------------------
