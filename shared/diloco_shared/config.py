@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from diloco_shared.ids import Id
 
-Codec = Literal["fp32", "bf16"]
+Codec = Literal["fp32", "bf16", "int8", "int4", "e3m0"]
 
 # What trades against each other is fixed together. `long`: with RDA and outer momentum the best
 # inner rate is about half of data-parallel's. `short`: few rounds, where momentum over-drives.
@@ -106,12 +106,21 @@ class Algorithm(Spec):
     alpha: float = Field(
         0.0, ge=0, lt=1, description="Share of own parameters kept on adoption; 0 overwrites."
     )
-    codec_up: Codec = Field("bf16", description="Wire format of contributions: bf16 costs +0.09%.")
-    codec_down: Codec = Field("bf16", description="Wire format of publication deltas.")
+    codec_up: Codec = Field(
+        "bf16",
+        description="Wire format of contributions; below 16 bits with error feedback, which costs "
+        "a learner 4 bytes of device memory per parameter.",
+    )
+    codec_down: Codec = Field(
+        "bf16", description="Wire format of publication deltas; the next one makes up its error."
+    )
     keyframe_every: int = Field(
         16, ge=1, description="Versions between keyframes: bounds what a joiner must read."
     )
-    keyframe_codec: Codec = Field("fp32", description="Wire format of keyframes.")
+    keyframe_codec: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="Wire format of keyframes: whole parameters, which fewer bits would spoil.",
+    )
     staleness_max: int = Field(1, ge=0, le=1, description="Versions a base may be behind.")
     outlier_z_max: float = Field(
         6.0, gt=0, description="One-sided robust z-score above which a norm is an outlier."

@@ -19,6 +19,7 @@ from diloco_learner.events import (
     GrantSeen,
     Leave,
     LoadState,
+    Merged,
     PullSeen,
     SendInit,
     SendJoin,
@@ -26,6 +27,7 @@ from diloco_learner.events import (
     StateSeen,
     Stepped,
     TimePassed,
+    Unmerged,
 )
 from diloco_learner.exchange import Exchange
 from diloco_learner.recovery import Recovery
@@ -66,7 +68,8 @@ class Computation(Protocol):
     @property
     def cursor(self) -> Cursor | None: ...
     def adopt(self, p: int, anchor_F: Values) -> None: ...
-    def contribution(self, p: int) -> bytes: ...
+    def contribution(self, p: int, round_: int) -> bytes: ...
+    def decided(self, p: int, round_: int, *, merged: bool) -> None: ...
     def inner_state(self) -> bytes: ...
     def load_inner_state(self, data: bytes) -> None: ...
 
@@ -252,6 +255,9 @@ class LearnerLife:
                 self.node.on_evaluate(self, effect)
             case Checkpoint():
                 self.node.checkpoint = self.trainer.inner_state()
+            case Merged() | Unmerged():
+                merged = isinstance(effect, Merged)
+                self.trainer.decided(effect.fragment, effect.round, merged=merged)
             case Leave():
                 self._leave(effect.outcome)
 
@@ -311,7 +317,7 @@ class LearnerLife:
             self.hub.up.put(self.name, subject, manifest, payload, until=self.world.now + 60)
 
     def _contribute(self, e: Contribute) -> None:
-        payload = self.trainer.contribution(e.fragment)
+        payload = self.trainer.contribution(e.fragment, e.round)
         subject = subjects.contribution(
             self.spec.name, self.name, e.epoch, e.fragment, e.round, e.term
         )

@@ -31,6 +31,8 @@ class Options:
     speeds: tuple[float, ...] = (1.0,)
     snapshot_every_rounds: int = 5
     keyframe_every: int = 3
+    codec_up: str = "bf16"
+    codec_down: str = "bf16"
 
     @classmethod
     def calm(cls, **changes: object) -> "Options":
@@ -68,4 +70,6 @@ class Options:
             speeds=tuple(rng.choice([1.0, 1.0, 0.8, 0.5]) for _ in range(learners)),
             snapshot_every_rounds=rng.choice([3, 5, 1000]),
             keyframe_every=rng.choice([2, 4]),
+            codec_up=rng.choice(["bf16", "int8", "int4", "e3m0"]),  # fp32 is what liars claim
+            codec_down=rng.choice(["fp32", "bf16", "int8", "int4", "e3m0"]),
         )

@@ -48,6 +48,8 @@ def spec_of(options: Options, seed: int) -> RunSpec:
                 "overlap_steps": options.overlap_steps,
                 "quorum": options.quorum,
                 "keyframe_every": options.keyframe_every,
+                "codec_up": options.codec_up,
+                "codec_down": options.codec_down,
                 "pull_timeout_s_min": 3.0,
             },
             "membership": {
@@ -83,7 +85,8 @@ class Scenario:
     def _learner(self, m: int, name: str) -> LearnerNode:
         def make() -> TinyTrainer:
             o = self.options
-            return TinyTrainer(o.fragments, m, self.seed, self.spec.tokens_per_step)
+            tokens = self.spec.tokens_per_step
+            return TinyTrainer(o.fragments, m, self.seed, tokens, o.codec_up)
 
         speeds = self.options.speeds
         node = LearnerNode(self.hub, name, make, self.watch, step_s=1.0 / speeds[m % len(speeds)])

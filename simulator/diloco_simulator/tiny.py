@@ -8,6 +8,8 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
+from diloco_learner.encoding import feeds_back
+from diloco_learner.feedback import Feedback
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.messages import Cursor, TensorSpec
@@ -24,8 +26,10 @@ TENSORS = (
 class TinyTrainer:
     """Parameters are one fp32 vector per fragment."""
 
-    def __init__(self, fragments: int, learner: int, seed: int, tokens: int) -> None:
+    def __init__(self, fragments: int, learner: int, seed: int, tokens: int, codec_up: str) -> None:
         self.layout = Layout.build(TENSORS, fragments)
+        self.codec = codec_up
+        self.feedback = [Feedback(np.zeros(n, np.float32)) for n in self.layout.sizes]
         rng = np.random.default_rng([seed, 7])
         self.theta = [rng.normal(size=n).astype(np.float32) for n in self.layout.sizes]
         own = np.random.default_rng([seed, learner])
@@ -55,8 +59,17 @@ class TinyTrainer:
         self.anchors[p] = anchor_F
         self.theta[p] = anchor_F.copy()
 
-    def contribution(self, p: int) -> bytes:
-        return codec.encode("bf16", self.anchors[p] - self.theta[p])
+    def contribution(self, p: int, round_: int) -> bytes:
+        feedback = self.feedback[p]
+        values_F = self.anchors[p] - self.theta[p]
+        if feeds_back(self.codec):
+            values_F = values_F + feedback.residual
+        payload = codec.encode(self.codec, values_F)
+        feedback.sent(round_, values_F - codec.decode(self.codec, payload, values_F.size))
+        return payload
+
+    def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        self.feedback[p].decided(round_, merged)
 
     def inner_state(self) -> bytes:
         return self.moments.to_bytes(8, "little")

@@ -65,8 +65,11 @@ class RealTrainer:
     def adopt(self, p: int, anchor_F: Values) -> None:
         self.trainer.adopt(p, anchor_F, self.alpha)
 
-    def contribution(self, p: int) -> bytes:
-        return self.trainer.contribution(p).fetch()
+    def contribution(self, p: int, round_: int) -> bytes:
+        return self.trainer.contribution(p, round_).fetch()
+
+    def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        self.trainer.decided(p, round_, merged=merged)
 
     def inner_state(self) -> bytes:
         return state_bytes(self.trainer.inner_state())

@@ -9,6 +9,7 @@ from diloco_learner.events import (
     Merged,
     PullSeen,
     TimePassed,
+    Unmerged,
 )
 from diloco_learner.pulls import ANSWERED_MAX, PENDING_MAX
 from diloco_shared.protocol.messages import Cursor, Pull
@@ -141,7 +142,7 @@ def test_a_merge_is_told_once_with_the_cursor_of_its_contribution() -> None:
     desk.step(4)
     desk.tell(pull(0))
     desk.step()
-    assert not only(desk.tell(anchor(0, 1, round_=0, merged=(1, 0))), Merged)
+    assert not only(desk.tell(anchor(0, 1, merged=(1, 0))), Merged | Unmerged)
     merged = Merged(0, 0, Cursor(shard=7, sequences=5))
     assert only(desk.tell(anchor(0, 2, round_=3, merged=(2, 0))), Merged) == [merged]
     assert not only(desk.tell(anchor(0, 3, round_=6, merged=(2, 0))), Merged)
@@ -153,9 +154,29 @@ def test_a_later_merge_decides_earlier_contributions() -> None:
     for round_ in (0, 3):
         desk.tell(pull(round_))
         desk.step()
-    (merged,) = only(desk.tell(anchor(0, 2, round_=3, merged=(2, 3))), Merged)
-    assert merged.round == 3
-    assert not only(desk.tell(anchor(0, 3, round_=6, merged=(2, 0))), Merged)
+    decided = only(desk.tell(anchor(0, 2, round_=3, merged=(2, 3))), Merged | Unmerged)
+    assert decided == [Unmerged(0, 0), Merged(0, 3, Cursor(shard=7, sequences=3))]
+    assert not only(desk.tell(anchor(0, 3, round_=6, merged=(2, 0))), Merged | Unmerged)
+
+
+def test_a_publication_at_or_past_the_round_decides_even_if_it_names_another() -> None:
+    desk = Desk()
+    desk.step()
+    desk.tell(pull(3))
+    desk.step()
+    assert not only(desk.tell(anchor(0, 1, round_=0, merged=(2, 0))), Merged | Unmerged)
+    assert only(desk.tell(anchor(0, 2, round_=3, merged=(2, 0))), Unmerged) == [Unmerged(0, 3)]
+
+
+def test_the_first_publication_of_an_epoch_decides_what_was_sent_in_older_ones() -> None:
+    desk = Desk()
+    desk.step()
+    for round_ in (0, 3):
+        desk.tell(pull(round_))
+        desk.step()
+    # A keyframe that no round made: round 0 is in it, round 3 died with the epoch.
+    decided = only(desk.tell(anchor(0, 1, epoch=1, merged=(2, 0))), Merged | Unmerged)
+    assert decided == [Merged(0, 0, Cursor(shard=7, sequences=2)), Unmerged(0, 3)]
 
 
 # --- the schedule --------------------------------------------------------------------------------

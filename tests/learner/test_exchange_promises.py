@@ -274,7 +274,7 @@ class ExchangePromises(RuleBasedStateMachine):
         x = self.exchange
         assert len(x.pulls.pending) <= 8 and len(x.pulls.answered) <= 64
         assert len(x.ready) <= P and len(x.giving.requests) <= 8
-        assert all(len(rounds) <= 16 for rounds in x.undecided.cursors.values())
+        assert all(len(rounds) <= 16 for rounds in x.undecided.sent.values())
 
 
 TestExchangePromises = ExchangePromises.TestCase

@@ -98,7 +98,7 @@ def test_adopting_overwrites_exactly_its_fragment_and_keeps_moments(
         expected = anchor_F if q == p else before[q]
         assert after[q].tobytes() == expected.tobytes(), f"fragment {q}"
     assert bits(trainer.opt_state) == moments
-    assert not any(np.asarray(part).any() for part in trainer.contribution(p).parts)
+    assert not any(np.asarray(part).any() for part in trainer.contribution(p, 0).parts)
 
 
 def test_alpha_keeps_that_share_of_ones_own(program: Program, trainer: Trainer) -> None:
@@ -108,7 +108,7 @@ def test_alpha_keeps_that_share_of_ones_own(program: Program, trainer: Trainer) 
         trainer.initial_fragments()[1], 0.25 * own + 0.75 * anchor_F, rtol=1e-5, atol=1e-6
     )
     # The base of contributions is what was published, not the mixture.
-    delta = codec.decode("bf16", trainer.contribution(1).fetch(), len(own))
+    delta = codec.decode("bf16", trainer.contribution(1, 0).fetch(), len(own))
     np.testing.assert_allclose(delta, 0.25 * (anchor_F - own), rtol=0.02, atol=1e-6)
 
 
@@ -126,22 +126,22 @@ def test_a_contribution_is_anchor_minus_theta_in_bf16(
 ) -> None:
     theta, anchor = trainer.initial_fragments()[p], np.asarray(trainer.anchors[p])
     assert not np.array_equal(theta, anchor)
-    payload = trainer.contribution(p).fetch()
+    payload = trainer.contribution(p, 0).fetch()
     assert payload[8:] == (anchor - theta).astype(ml_dtypes.bfloat16).tobytes()
     assert payload == codec.encode("bf16", anchor - theta)
     assert len(payload) == codec.bytes_of("bf16", program.layout.sizes[p])
 
 
 def test_a_contribution_is_a_handle_that_later_steps_do_not_change(trainer: Trainer) -> None:
-    handle = trainer.contribution(0)
-    before = trainer.contribution(0).fetch()
+    handle = trainer.contribution(0, 0)
+    before = trainer.contribution(0, 0).fetch()
     trainer.step(batch(9), 0.1)
-    assert handle.fetch() == before != trainer.contribution(0).fetch()
+    assert handle.fetch() == before != trainer.contribution(0, 0).fetch()
 
 
 def test_a_fragment_never_adopted_has_no_contribution(program: Program) -> None:
     with pytest.raises(AssertionError, match="fragment 0 was never adopted"):
-        Trainer(program).contribution(0)
+        Trainer(program).contribution(0, 0)
 
 
 def test_inner_state_is_handed_on_to_the_bit(program: Program, trainer: Trainer) -> None:

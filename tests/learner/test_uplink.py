@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,17 +15,20 @@ from diloco_learner.edges.batches import Batches
 from diloco_learner.edges.checkpoint import Checkpoints
 from diloco_learner.edges.shards import Leases
 from diloco_learner.edges.uplink import Uplink
+from diloco_learner.encoding import Encoded
 from diloco_learner.events import Checkpoint, Contribute, Evaluate, Tell
 from diloco_learner.train import Outgoing
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import get_blob
 from diloco_shared.edges.memory_broker import Fate, MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Stamp
 from diloco_shared.protocol.wire import decode
 
 DELTA_F = np.arange(4, dtype=np.float32)
+SENT = Encoded("fp32", 4, (jnp.asarray(DELTA_F),))
 
 
 def contribute(seconds: float = 30.0) -> Contribute:
@@ -62,14 +66,14 @@ async def uploaded(syncer: Any) -> list[ContributionManifest]:
 
 async def test_a_contribution_is_a_blob_and_then_its_manifest(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
-    await up.send(Outgoing(contribute(), DELTA_F))
+    await up.send(Outgoing(contribute(), SENT))
     (m,) = await uploaded(syncer)
     assert m.blob.subject == "up.r.a.0.2.5.1"
     assert (m.learner, m.incarnation, m.round, m.fragment, m.base) == ("a", 1, 5, 2, 3)
     assert (m.step_from, m.step_to, m.tokens_from, m.tokens_to) == (10, 14, 160, 224)
     assert (m.values, m.config_hash) == (4, syncer.hash)
     payload = await get_blob(syncer.bus, subjects.up_stream("r"), m.blob, timeout_s=5)
-    np.testing.assert_array_equal(np.frombuffer(payload, np.float32), DELTA_F)
+    assert payload == codec.encode("fp32", DELTA_F)
 
 
 async def test_lost_messages_and_answers_leave_one_manifest(
@@ -83,14 +87,14 @@ async def test_lost_messages_and_answers_leave_one_manifest(
         return fates.pop(0) if client == "a" and operation == "append" and fates else "deliver"
 
     broker.fault = fault
-    await up.send(Outgoing(contribute(), DELTA_F))
+    await up.send(Outgoing(contribute(), SENT))
     assert len(await uploaded(syncer)) == 1
     assert not fates
 
 
 async def test_what_is_too_late_is_not_sent(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
-    await up.send(Outgoing(contribute(seconds=-1.0), DELTA_F))
+    await up.send(Outgoing(contribute(seconds=-1.0), SENT))
     assert await uploaded(syncer) == []
 
 
@@ -104,7 +108,7 @@ async def test_an_upload_that_cannot_be_is_given_up_and_told(
         return "lose_request" if subject.startswith("up.") else "deliver"
 
     broker.fault = fault
-    await up.send(Outgoing(contribute(seconds=0.5), DELTA_F))
+    await up.send(Outgoing(contribute(seconds=0.5), SENT))
     broker.fault = None
     assert await uploaded(syncer) == []
     (event,) = await syncer.events("upload-abandoned")

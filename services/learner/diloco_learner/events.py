@@ -180,6 +180,14 @@ class Merged:
 
 
 @dataclass(frozen=True, slots=True)
+class Unmerged:
+    """A contribution of this learner that no publication will ever contain."""
+
+    fragment: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Stop working for the run: it is over, or a newer process has taken this id."""
 
@@ -197,6 +205,15 @@ class Tell:
 
 
 ExchangeEffect = (
-    Adopt | Contribute | SendProgress | GiveState | Evaluate | Checkpoint | Merged | Leave | Tell
+    Adopt
+    | Contribute
+    | SendProgress
+    | GiveState
+    | Evaluate
+    | Checkpoint
+    | Merged
+    | Unmerged
+    | Leave
+    | Tell
 )
 RecoveryEffect = SendJoin | SendInit | LoadState | Begin | Leave | Tell

@@ -270,7 +270,7 @@ class Exchange:
             if c.c_steps(p) < 1:
                 continue  # adopted just now: the next boundary may still be in time
             self.pulls.answer(pull.round)
-            self.undecided.contributed(p, pull.round, self.cursor)
+            self.undecided.contributed(p, pull.round, pull.epoch, self.cursor)
             effects.append(
                 Contribute(
                     epoch=pull.epoch,

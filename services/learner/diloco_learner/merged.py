@@ -1,12 +1,13 @@
 """Which contributions of this learner became part of the published parameters.
 
-`last_merged` of a publication decides every contribution to its fragment up to that round: the
-one it names was merged, earlier undecided ones were lost or are covered by its later cursor.
+A publication decides every contribution to its fragment up to its round: the one that
+`last_merged` names was merged, the other undecided ones never will be (their data are lost, or
+covered by the later cursor). A new epoch's first publication decides all of the epochs before.
 """
 
 from dataclasses import dataclass, field
 
-from diloco_learner.events import AnchorReady, Merged
+from diloco_learner.events import AnchorReady, Merged, Unmerged
 from diloco_shared.protocol.messages import Cursor
 
 # Undecided contributions per fragment: rounds in flight, and skipped rounds in a row.
@@ -19,21 +20,29 @@ class Undecided:
 
     learner: str
     incarnation: int
-    cursors: dict[int, dict[int, Cursor | None]] = field(default_factory=dict)
+    # fragment -> round -> (epoch, cursor)
+    sent: dict[int, dict[int, tuple[int, Cursor | None]]] = field(default_factory=dict)
 
-    def contributed(self, fragment: int, round_: int, cursor: Cursor | None) -> None:
+    def contributed(self, fragment: int, round_: int, epoch: int, cursor: Cursor | None) -> None:
         """A contribution was handed out; a later term's to the same round replaces it."""
-        rounds = self.cursors.setdefault(fragment, {})
-        rounds[round_] = cursor
+        rounds = self.sent.setdefault(fragment, {})
+        rounds[round_] = (epoch, cursor)
         if len(rounds) > UNDECIDED_MAX:
             del rounds[min(rounds)]
 
-    def decide(self, anchor: AnchorReady) -> list[Merged]:
-        """What the publication tells about this incarnation's contributions."""
-        incarnation, round_ = anchor.last_merged.get(self.learner, (-1, -1))
-        rounds = self.cursors.get(anchor.fragment)
-        if not rounds or incarnation != self.incarnation:
-            return []
-        merged = [Merged(anchor.fragment, round_, rounds[round_])] if round_ in rounds else []
-        self.cursors[anchor.fragment] = {n: c for n, c in rounds.items() if n > round_}
-        return merged
+    def decide(self, anchor: AnchorReady) -> list[Merged | Unmerged]:
+        """What the publication tells about this incarnation's contributions, oldest first."""
+        incarnation, named = anchor.last_merged.get(self.learner, (-1, -1))
+        if incarnation != self.incarnation:
+            named = -1
+        until = max(named, anchor.round)
+        p, decided = anchor.fragment, list[Merged | Unmerged]()
+        for n, (epoch, cursor) in sorted(self.sent.get(p, {}).items()):
+            if n == named:
+                decided.append(Merged(p, n, cursor))
+            elif n <= until or epoch < anchor.epoch:
+                decided.append(Unmerged(p, n))
+            else:
+                continue
+            del self.sent[p][n]
+        return decided

@@ -27,6 +27,7 @@ from diloco_learner.events import (
     Stepped,
     Tell,
     TimePassed,
+    Unmerged,
 )
 from diloco_learner.exchange import Exchange
 from diloco_learner.trainer import Trainer, evaluate_anchors
@@ -245,7 +246,8 @@ class TrainLoop:
             case Adopt():
                 self._adopt(effect)
             case Contribute():
-                self._send(Outgoing(effect, self.trainer.contribution(effect.fragment)))
+                handle = self.trainer.contribution(effect.fragment, effect.round)
+                self._send(Outgoing(effect, handle))
             case GiveState():
                 self._send(Outgoing(effect, self.trainer.inner_state()))
             case Checkpoint():
@@ -260,7 +262,12 @@ class TrainLoop:
             case Leave():
                 self.left = effect
                 self._send(Outgoing(effect))
-            case Merged() | Tell():
+            case Merged():
+                self.trainer.decided(effect.fragment, effect.round, merged=True)
+                self._send(Outgoing(effect))
+            case Unmerged():
+                self.trainer.decided(effect.fragment, effect.round, merged=False)
+            case Tell():
                 self._send(Outgoing(effect))
 
     def _adopt(self, effect: Adopt) -> None:

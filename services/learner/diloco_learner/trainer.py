@@ -16,32 +16,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from diloco_learner.encoding import Encoded, Parts, encode, feeds_back
 from diloco_learner.evaluate import make_evaluate
+from diloco_learner.feedback import Feedback
 from diloco_learner.inner import Step, make_step, optimizer
 from diloco_learner.model import ModelDef, build
 from diloco_learner.model.named import from_named, tensor_specs, to_named
 from diloco_shared.config import RunSpec
-from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout, flatten, unflatten
 from diloco_shared.numerics.pseudogradient import pseudogradient
 
 Values = NDArray[np.float32]
-
-_DTYPES = {"fp32": jnp.float32, "bf16": jnp.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Handle of an encoded fragment: what follows its header, on the device."""
-
-    codec: str
-    values: int
-    parts: tuple[jax.Array, ...]
-
-    def fetch(self) -> bytes:
-        """The payload (call it off the train thread: it waits for the device)."""
-        header = codec.header(self.codec, self.values)
-        return b"".join([header, *(np.asarray(part).tobytes() for part in self.parts)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +42,10 @@ class Program:
     step: Step
     evaluate: Callable[[Any, NDArray[np.int32]], float]
     # Per fragment, jitted: (params) -> values_F; (params, anchor_F, alpha) -> params;
-    # (params, anchor_F) -> encoded pseudo-gradient.
+    # (params, anchor_F, residual_F or None) -> (encoded pseudo-gradient, its error or None).
     read: tuple[Callable[[Any], jax.Array], ...]
     adopt: tuple[Callable[[Any, Any, float], Any], ...]
-    encode: tuple[Callable[[Any, Any], jax.Array], ...]
+    encode: tuple[Callable[[Any, Any, Any], tuple[Parts, jax.Array | None]], ...]
 
     @classmethod
     def build(cls, spec: RunSpec) -> "Program":
@@ -69,7 +54,7 @@ class Program:
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         layout = Layout.build(tensor_specs(shapes, model.is_embedding), spec.algorithm.fragments)
         fragments = range(spec.algorithm.fragments)
-        dtype = _DTYPES[spec.algorithm.codec_up]
+        name = spec.algorithm.codec_up
         return cls(
             spec,
             model,
@@ -79,7 +64,7 @@ class Program:
             tuple(jax.jit(partial(_read, layout, p)) for p in fragments),
             # Donated: the old parameters are not needed, and untouched leaves are not copied.
             tuple(jax.jit(partial(_adopt, layout, p), donate_argnums=(0,)) for p in fragments),
-            tuple(jax.jit(partial(_encode, layout, p, dtype)) for p in fragments),
+            tuple(jax.jit(partial(_encode, layout, p, name)) for p in fragments),
         )
 
     def initial(self) -> Any:
@@ -104,19 +89,32 @@ def _adopt(layout: Layout, p: int, params: Any, anchor_F: jax.Array, alpha: floa
     return from_named(params, named)
 
 
-def _encode(layout: Layout, p: int, dtype: Any, params: Any, anchor_F: jax.Array) -> jax.Array:
+def _encode(
+    layout: Layout, p: int, name: str, params: Any, anchor_F: jax.Array, residual_F: Any
+) -> tuple[Parts, jax.Array | None]:
     delta_F: jax.Array = pseudogradient(anchor_F, _read(layout, p, params))
-    return delta_F.astype(dtype)
+    if residual_F is None:
+        return encode(name, delta_F)[0], None
+    return encode(name, delta_F + residual_F)
 
 
 class Trainer:
-    """Parameters, inner optimizer state and adopted anchors of one learner."""
+    """Parameters, inner optimizer state, adopted anchors and residuals of one learner.
+
+    Residuals exist for codecs below 16 bits only: 4 bytes per parameter on the device, and 8 more
+    per value of a contribution that is pending.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.params = program.initial()
         self.opt_state = jax.jit(optimizer(program.spec.inner).init)(self.params)
         self.anchors: list[jax.Array | None] = [None] * len(program.layout.fragments)
+        with_error = feeds_back(program.spec.algorithm.codec_up)
+        self.feedback = [
+            Feedback(jnp.zeros(size, jnp.float32)) if with_error else None
+            for size in program.layout.sizes
+        ]
 
     def initial_fragments(self) -> list[Values]:
         """Every fragment of the parameters as they are, fp32 of shape (F,)."""
@@ -135,12 +133,24 @@ class Trainer:
         self.anchors[p] = anchor
         self.params = self.program.adopt[p](self.params, anchor, alpha)
 
-    def contribution(self, p: int) -> Encoded:
-        """Handle of the encoded pseudo-gradient of fragment p as of now."""
-        anchor = self.anchors[p]
+    def contribution(self, p: int, round_: int) -> Encoded:
+        """Handle of the encoded pseudo-gradient of fragment p as of now, for that round.
+
+        It includes the residual; its own error is pending until `decided`.
+        """
+        anchor, feedback = self.anchors[p], self.feedback[p]
         assert anchor is not None, f"fragment {p} was never adopted"
-        parts = (self.program.encode[p](self.params, anchor),)
+        residual = None if feedback is None else feedback.residual
+        parts, error = self.program.encode[p](self.params, anchor, residual)
+        if feedback is not None and error is not None:
+            feedback.sent(round_, error)
         return Encoded(self.program.spec.algorithm.codec_up, anchor.size, parts)
+
+    def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        """A publication told what became of the contribution of fragment p to that round."""
+        feedback = self.feedback[p]
+        if feedback is not None:
+            feedback.decided(round_, merged)
 
     def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
         """Loss of the adopted anchors (not of this learner's own parameters)."""
@@ -152,7 +162,7 @@ class Trainer:
         scratch.step(np.zeros((batch, self.program.spec.model.context_tokens + 1), np.int32), 0.0)
         for p, size in enumerate(self.program.layout.sizes):
             scratch.adopt(p, np.zeros(size, np.float32), self.program.spec.algorithm.alpha)
-            scratch.contribution(p).fetch()
+            scratch.contribution(p, 0).fetch()
 
     # --- inner state ---------------------------------------------------------------------------
 

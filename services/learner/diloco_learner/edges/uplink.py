@@ -9,6 +9,7 @@ import structlog
 
 from diloco_learner.edges.checkpoint import Checkpoints
 from diloco_learner.edges.shards import Leases
+from diloco_learner.encoding import Encoded
 from diloco_learner.events import (
     Checkpoint,
     Contribute,
@@ -20,7 +21,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.model.named import to_named
 from diloco_learner.train import Outgoing
-from diloco_learner.trainer import Encoded, state_bytes
+from diloco_learner.trainer import state_bytes
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import manifest_subject, put_blob
 from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable

@@ -1,7 +1,8 @@
-"""Block codecs and their decoding, compiled: what merges decode inside their own loops.
+"""Block codecs and all decoding, compiled: merges decode inside their own loops.
 
-`data` is a whole payload as uint8 (header included, checked before), F its number of values. No
-kernel checks bounds.
+`data` is a whole payload as uint8, its header checked before, and `values` how many it holds. No
+kernel checks bounds. Whole blocks go through loops of fixed length, which compile to vectors; N
+counts blocks, K = 256 values and H = 128 bytes belong to one.
 """
 
 import numpy as np
@@ -12,23 +13,28 @@ from diloco_shared.numerics.compiled import kernel
 
 Bytes = NDArray[np.uint8]
 Values = NDArray[np.float32]
+Bits = NDArray[np.int32]
+Scales = NDArray[np.uint16]  # bf16 patterns
 
 START = HEADER.size
+HALF = BLOCK // 2
 
-# Bits of fp32.
+# Bits of fp32. Shifts and masks are int32: wider literals would halve the vectors.
 INF = np.int32(0x7F800000)
 MAGNITUDE = np.int32(0x7FFFFFFF)
-ROUND = np.float32(
-    1.5 * 2**23
-)  # adding it leaves the nearest integer in the low bits, ties to even
+ZERO, ONE, FOUR, SEVEN, EIGHT = (np.int32(x) for x in (0, 1, 4, 7, 8))
+NIBBLE, MANTISSA, HALVES, TO_TOP = (np.int32(x) for x in (15, 23, 16, 28))
+POWER_ZERO = np.int32(127 - 7)  # exponent of 2^(m - 7) at m = 0
+# Adding it leaves the nearest integer in the low bits, ties to even.
+ROUND = np.float32(1.5 * 2**23)
+# One over the largest quantum.
 SHARE_INT8, SHARE_INT4, SHARE_E3M0 = np.float32(1 / 127), np.float32(1 / 7), np.float32(1)
-# bf16 patterns of scales.
+# bf16 patterns of scales. Below the least a scale is zero: then every product, and every midpoint
+# between two, is normal, and devices that flush subnormal numbers agree with those that do not.
 SCALE_NAN = 0x7FC0
 SCALE_MAX = 0x7F7F  # the largest finite one
-# Below these a scale is zero: then every product, and every midpoint between two, is a normal
-# number, so that devices that flush subnormal numbers agree with those that do not.
-INT_SCALE_MIN = 0x0100  # 2^-125
-E3M0_SCALE_MIN = 0x0400  # 2^-119
+SCALE_MIN_INT = 0x0100  # 2^-125
+SCALE_MIN_E3M0 = 0x0400  # 2^-119
 
 
 @kernel
@@ -43,6 +49,12 @@ def as_bits(value: np.float32) -> np.int32:
     return np.float32(value).view(np.int32)
 
 
+@kernel
+def widen(half: int | np.uint16) -> np.float32:
+    """The number of a bf16 pattern."""
+    return as_float(np.int32(np.int32(half) << HALVES))
+
+
 # --- decoding ----------------------------------------------------------------------------------
 
 
@@ -50,74 +62,102 @@ def as_bits(value: np.float32) -> np.int32:
 def decode(codec: int, data: Bytes, values: int, start: int, stop: int, out_B: Values) -> None:
     """Values [start, stop) into the first stop - start of `out_B`: the same bits as of the whole.
 
-    Scales and quanta that no encoder writes (-8, a scale that is infinite) decode to their
-    product too; a NaN scale makes its whole block NaN.
+    What no encoder writes decodes to its product too (a quantum of -8, an infinite scale); a NaN
+    scale makes its whole block NaN.
     """
     if codec == FP32:
         words = data[START : START + 4 * values].view(np.float32)
         out_B[: stop - start] = words[start:stop]
     elif codec == BF16:
-        halves = data[START : START + 2 * values].view(np.uint16)
-        for i in range(start, stop):
-            out_B[i - start] = as_float(np.int32(halves[i]) << 16)
+        part_B = data[START : START + 2 * values].view(np.uint16)[start:stop]
+        for i in range(stop - start):
+            out_B[i] = widen(part_B[i])
     else:
-        scales = data[START : START + 2 * ((values + BLOCK - 1) // BLOCK)].view(np.uint16)
-        quanta = data[START + 2 * scales.size :]
-        at = start
-        while at < stop:
-            block = at // BLOCK
-            end = min(stop, (block + 1) * BLOCK)
-            scale = as_float(np.int32(scales[block]) << 16)
-            part_B = out_B[at - start : end - start]
-            if codec == INT8:
-                _decode_int8(quanta[at:end], scale, part_B)
+        _decode_blocks(codec, data, values, start, stop, out_B)
+
+
+@kernel
+def _decode_blocks(
+    codec: int, data: Bytes, values: int, start: int, stop: int, out_B: Values
+) -> None:
+    """A first part of a block and a last one value by value, what is between as whole blocks."""
+    scales = data[START : START + 2 * ((values + BLOCK - 1) // BLOCK)].view(np.uint16)
+    quanta = data[START + 2 * scales.size :]
+    first = (start + BLOCK - 1) // BLOCK
+    last = max(first, stop // BLOCK)
+    begin, end = min(first * BLOCK, stop), max(min(last * BLOCK, stop), start)
+    for i in range(start, begin):
+        out_B[i - start] = _value(codec, quanta, i) * widen(scales[i // BLOCK])
+    if end > begin:
+        out_NxK = out_B[begin - start : end - start].reshape((last - first, BLOCK))
+        if codec == INT8:
+            quanta_NxK = quanta[begin:end].reshape((last - first, BLOCK))
+            _decode_int8(quanta_NxK, scales[first:last], out_NxK)
+        else:
+            bytes_NxH = quanta[begin // 2 : end // 2].reshape((last - first, HALF))
+            if codec == INT4:
+                _decode_int4(bytes_NxH, scales[first:last], out_NxK)
             else:
-                _decode_nibbles(codec, quanta, at, scale, part_B)
-            at = end
+                _decode_e3m0(bytes_NxH, scales[first:last], out_NxK)
+    for i in range(max(end, begin), stop):
+        out_B[i - start] = _value(codec, quanta, i) * widen(scales[i // BLOCK])
 
 
 @kernel
-def _decode_int8(quanta_B: Bytes, scale: np.float32, out_B: Values) -> None:
-    for i in range(out_B.size):
-        out_B[i] = np.float32(np.int8(quanta_B[i])) * scale
-
-
-@kernel
-def _decode_nibbles(codec: int, quanta: Bytes, at: int, scale: np.float32, out_B: Values) -> None:
-    """Values from number `at` on: a first odd one, pairs, a last even one."""
-    head = min(at & 1, out_B.size)
-    if head:
-        out_B[0] = _nibble(codec, np.int32(quanta[at >> 1] >> 4), scale)
-    pairs = (out_B.size - head) >> 1
-    bytes_B = quanta[(at + head) >> 1 :]
-    pairs_B = out_B[head : head + 2 * pairs]
+def _value(codec: int, quanta: Bytes, i: int) -> np.float32:
+    """Quantum number i."""
+    if codec == INT8:
+        return np.float32(np.int8(quanta[i]))
+    both = np.int32(quanta[i >> 1])
     if codec == INT4:
-        for i in range(pairs):
-            both = np.int32(bytes_B[i])
-            pairs_B[2 * i] = np.float32(np.int32(both << 28) >> 28) * scale
-            pairs_B[2 * i + 1] = np.float32(np.int32(both << 24) >> 28) * scale
-    else:
-        for i in range(pairs):
-            both = np.int32(bytes_B[i])
-            pairs_B[2 * i] = _power(both & 15) * scale
-            pairs_B[2 * i + 1] = _power(both >> 4) * scale
-    if head + 2 * pairs < out_B.size:
-        out_B[out_B.size - 1] = _nibble(codec, np.int32(bytes_B[pairs] & 15), scale)
+        return _high(both) if i & 1 else _low(both)
+    return _power(both >> FOUR if i & 1 else both & NIBBLE)
 
 
 @kernel
-def _nibble(codec: int, nibble: np.int32, scale: np.float32) -> np.float32:
-    if codec == INT4:
-        return np.float32(np.int32(nibble << 28) >> 28) * scale
-    return _power(nibble) * scale
+def _low(both: np.int32) -> np.float32:
+    return np.float32(np.int32(both << TO_TOP) >> TO_TOP)
+
+
+@kernel
+def _high(both: np.int32) -> np.float32:
+    return np.float32(np.int32(np.int32(both >> FOUR) << TO_TOP) >> TO_TOP)
 
 
 @kernel
 def _power(nibble: np.int32) -> np.float32:
-    """0 or a signed power of two, by its bits: exponent m - 7."""
-    m = np.int32(nibble & 7)
-    bits = np.int32(((m + 120) << 23) | ((nibble & 8) << 28))
-    return as_float(bits if m > 0 else np.int32(0))
+    """0 or a signed power of two, by its bits."""
+    m = np.int32(nibble & SEVEN)
+    bits = np.int32((m + POWER_ZERO) << MANTISSA) | np.int32((nibble & EIGHT) << TO_TOP)
+    return as_float(bits if m > ZERO else ZERO)
+
+
+@kernel
+def _decode_int8(quanta_NxK: Bytes, scales_N: Scales, out_NxK: Values) -> None:
+    for n in range(out_NxK.shape[0]):
+        scale = widen(scales_N[n])
+        for i in range(BLOCK):
+            out_NxK[n, i] = np.float32(np.int8(quanta_NxK[n, i])) * scale
+
+
+@kernel
+def _decode_int4(bytes_NxH: Bytes, scales_N: Scales, out_NxK: Values) -> None:
+    for n in range(out_NxK.shape[0]):
+        scale = widen(scales_N[n])
+        for i in range(HALF):
+            both = np.int32(bytes_NxH[n, i])
+            out_NxK[n, 2 * i] = _low(both) * scale
+            out_NxK[n, 2 * i + 1] = _high(both) * scale
+
+
+@kernel
+def _decode_e3m0(bytes_NxH: Bytes, scales_N: Scales, out_NxK: Values) -> None:
+    for n in range(out_NxK.shape[0]):
+        scale = widen(scales_N[n])
+        for i in range(HALF):
+            both = np.int32(bytes_NxH[n, i])
+            out_NxK[n, 2 * i] = _power(both & NIBBLE) * scale
+            out_NxK[n, 2 * i + 1] = _power(both >> FOUR) * scale
 
 
 # --- encoding ----------------------------------------------------------------------------------
@@ -127,49 +167,58 @@ def _power(nibble: np.int32) -> np.float32:
 def encode(codec: int, values_F: Values, first: int, last: int, data: Bytes) -> None:
     """Scales and quanta of blocks [first, last) of a block codec into a payload.
 
-    Blocks may be encoded by several threads at once: none shares a byte with another.
+    Threads may encode different blocks at once: no two share a byte.
     """
     blocks = (values_F.size + BLOCK - 1) // BLOCK
     scales = data[START : START + 2 * blocks].view(np.uint16)
     quanta = data[START + 2 * blocks :]
-    bits_F = values_F.view(np.int32)
-    for block in range(first, last):
-        at = block * BLOCK
-        end = min(values_F.size, at + BLOCK)
-        scale = block_scale(codec, bits_F[at:end])
-        scales[block] = scale
-        width = end - at if codec == INT8 else (end - at + 1) // 2
-        offset = at if codec == INT8 else at // 2
-        part_B = quanta[offset : offset + width]
-        if scale == 0 or scale == SCALE_NAN:
-            part_B[:] = 0
-        elif codec == E3M0:
-            _encode_e3m0(bits_F[at:end], scale, part_B)
-        else:
-            inverse = np.float32(1) / as_float(np.int32(scale << 16))
-            if codec == INT8:
-                _encode_int8(values_F[at:end], inverse, part_B)
-            else:
-                _encode_int4(values_F[at:end], inverse, part_B)
+    width = BLOCK if codec == INT8 else HALF  # bytes of a block
+    whole = min(last, values_F.size // BLOCK)
+    if whole > first:
+        part_NxK = values_F[first * BLOCK : whole * BLOCK].reshape((whole - first, BLOCK))
+        out_NxW = quanta[first * width : whole * width].reshape((whole - first, width))
+        _encode_blocks(codec, part_NxK, scales[first:whole], out_NxW)
+    if last > whole:  # the last block is not full: zeros fill it, and are not sent
+        padded_1xK = np.zeros((1, BLOCK), np.float32)
+        padded_1xK[0, : values_F.size - whole * BLOCK] = values_F[whole * BLOCK :]
+        out_1xW = np.empty((1, width), np.uint8)
+        _encode_blocks(codec, padded_1xK, scales[whole:], out_1xW)
+        rest = quanta[whole * width :]
+        rest[:] = out_1xW[0, : rest.size]
 
 
 @kernel
-def block_scale(codec: int, bits_B: NDArray[np.int32]) -> int:
-    """bf16 pattern of the scale of one block: max |x| / 127, / 7 or / 1, to nearest, ties to even.
+def _encode_blocks(codec: int, values_NxK: Values, scales_N: Scales, out_NxW: Bytes) -> None:
+    bits_NxK = values_NxK.view(np.int32)
+    for n in range(values_NxK.shape[0]):
+        scale = block_scale(codec, bits_NxK[n])
+        scales_N[n] = scale
+        if scale in (0, SCALE_NAN):
+            out_NxW[n, :] = 0
+        elif codec == E3M0:
+            _encode_e3m0(bits_NxK[n], scale, out_NxW[n])
+        elif codec == INT8:
+            _encode_int8(values_NxK[n], np.float32(1) / widen(scale), out_NxW[n])
+        else:
+            _encode_int4(values_NxK[n], np.float32(1) / widen(scale), out_NxW[n])
 
-    NaN when a value is not finite; 0 when it would be too small.
+
+@kernel
+def block_scale(codec: int, bits_K: Bits) -> int:
+    """bf16 pattern of a block's scale: max |x| / 127, / 7 or / 1, to nearest, ties to even.
+
+    NaN when a value is not finite; 0 when the scale would be too small.
     """
-    top = np.int32(0)
-    for i in range(bits_B.size):
-        top = max(top, np.int32(bits_B[i] & MAGNITUDE))  # magnitudes order like their bits
+    top = ZERO
+    for i in range(BLOCK):
+        top = max(top, np.int32(bits_K[i] & MAGNITUDE))  # magnitudes order like their bits
     if top >= INF:
         return SCALE_NAN
-    # One over the largest quantum.
     share = SHARE_INT8 if codec == INT8 else SHARE_INT4 if codec == INT4 else SHARE_E3M0
-    wide = np.int64(as_bits(as_float(top) * share))
-    nearest = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16
+    bits = np.int64(as_bits(as_float(top) * share))
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     scale = SCALE_MAX if nearest > SCALE_MAX else int(nearest)
-    return 0 if scale < (E3M0_SCALE_MIN if codec == E3M0 else INT_SCALE_MIN) else scale
+    return 0 if scale < (SCALE_MIN_E3M0 if codec == E3M0 else SCALE_MIN_INT) else scale
 
 
 @kernel
@@ -179,44 +228,36 @@ def _quantum(value: np.float32, inverse: np.float32) -> np.int32:
 
 
 @kernel
-def _encode_int8(values_B: Values, inverse: np.float32, out_B: Bytes) -> None:
-    for i in range(values_B.size):
-        out_B[i] = np.uint8(_quantum(values_B[i], inverse) & 0xFF)
+def _encode_int8(values_K: Values, inverse: np.float32, out_K: Bytes) -> None:
+    for i in range(BLOCK):
+        out_K[i] = np.uint8(_quantum(values_K[i], inverse))
 
 
 @kernel
-def _encode_int4(values_B: Values, inverse: np.float32, out_B: Bytes) -> None:
-    pairs = values_B.size >> 1
-    for i in range(pairs):
-        low = _quantum(values_B[2 * i], inverse) & 15
-        high = _quantum(values_B[2 * i + 1], inverse) & 15
-        out_B[i] = np.uint8(low | (high << 4))
-    if values_B.size & 1:
-        out_B[pairs] = np.uint8(_quantum(values_B[2 * pairs], inverse) & 15)
+def _encode_int4(values_K: Values, inverse: np.float32, out_H: Bytes) -> None:
+    for i in range(HALF):
+        low = np.int32(_quantum(values_K[2 * i], inverse) & NIBBLE)
+        high = np.int32(_quantum(values_K[2 * i + 1], inverse) << FOUR)
+        out_H[i] = np.uint8(low | high)
 
 
 @kernel
-def _encode_e3m0(bits_B: NDArray[np.int32], scale: int, out_B: Bytes) -> None:
-    base = np.int32(np.int32(scale) << 16)
-    middle = as_bits(np.float32(0.75) * as_float(base))
-    least = np.int32(base - (7 << 23))  # half of the smallest power
-    pairs = bits_B.size >> 1
-    for i in range(pairs):
-        low = _power_nearest(bits_B[2 * i], middle, least)
-        high = _power_nearest(bits_B[2 * i + 1], middle, least)
-        out_B[i] = np.uint8(low | (high << 4))
-    if bits_B.size & 1:
-        out_B[pairs] = np.uint8(_power_nearest(bits_B[2 * pairs], middle, least))
+def _encode_e3m0(bits_K: Bits, scale: int, out_H: Bytes) -> None:
+    """Each to the nearest power of two times the scale; a tie goes to the larger magnitude."""
+    middle = as_bits(np.float32(0.75) * widen(scale))  # between the two largest
+    least = as_bits(np.float32(2**-7) * widen(scale))  # between the smallest and zero
+    for i in range(HALF):
+        low = _power_nearest(bits_K[2 * i], middle, least)
+        high = _power_nearest(bits_K[2 * i + 1], middle, least)
+        out_H[i] = np.uint8(low | np.int32(high << FOUR))
 
 
 @kernel
 def _power_nearest(bits: np.int32, middle: np.int32, least: np.int32) -> np.int32:
-    """Nibble of the nearest power of two times the scale; a tie goes to the larger magnitude.
-
-    `middle` = 3/4 of the scale lies halfway between the two largest; the others are it divided
-    by powers of two, so the exponent of the distance counts them.
-    """
+    """Nibble of a value. All midpoints but the least are `middle` divided by powers of two, so
+    that the exponent of the distance in bits counts them."""
     size = np.int32(bits & MAGNITUDE)
-    m = np.int32(((size - middle) >> 23) + 7)
-    m = max(min(m, np.int32(7)), np.int32(1))
-    return np.int32(m | ((bits >> 28) & 8)) if size >= least else np.int32(0)
+    m = np.int32(np.int32((size - middle) >> MANTISSA) + SEVEN)
+    m = max(min(m, SEVEN), ONE)
+    nibble = np.int32(m | np.int32(np.int32(bits >> TO_TOP) & EIGHT))
+    return nibble if size >= least else ZERO

@@ -1,0 +1,123 @@
+"""Contributions encoded where they arise: the bytes of numerics/codec, by jitted array code.
+
+Only what is sent leaves the device. Every operation is an integer one or a multiplication rounded
+once, so a CPU and a GPU give the same bytes as the compiled encoder (tested): no division, whose
+rounding differs between devices, and no number below the normal ones, which some flush to zero.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.codec import kernels
+from diloco_shared.numerics.codec.layout import BLOCK, blocks_of
+
+# 1 / (1 + k / 128) for the 7 stored bits k of a bf16 significand, as bits of fp32.
+_INVERSE = (np.float32(1) / (1 + np.arange(128, dtype=np.float32) / 128)).view(np.int32)
+
+Parts = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Handle of an encoded fragment: what follows its header, on the device."""
+
+    codec: str
+    values: int
+    parts: Parts
+
+    def fetch(self) -> bytes:
+        """The payload (call it off the train thread: it waits for the device)."""
+        header = codec.header(self.codec, self.values)
+        return b"".join([header, *(np.asarray(part).tobytes() for part in self.parts)])
+
+
+def feeds_back(name: str) -> bool:
+    """Whether the error of the codec is worth carrying into the next contribution."""
+    return name in _BLOCK_CODECS
+
+
+def encode(name: str, values_F: jax.Array) -> tuple[Parts, jax.Array]:
+    """(what follows the header, the error values - decoded); traceable, shapes are static.
+
+    The error is exact in fp32, but for numbers below the normal ones.
+    """
+    if name == "fp32":
+        return (values_F,), jnp.zeros_like(values_F)
+    if name == "bf16":
+        rounded_F = values_F.astype(jnp.bfloat16)
+        return (rounded_F,), values_F - rounded_F.astype(jnp.float32)
+    F = values_F.size
+    values_NxK = jnp.pad(values_F, (0, blocks_of(F) * BLOCK - F)).reshape(-1, BLOCK)
+    scales_N, quanta_NxK, decoded_NxK = _BLOCK_CODECS[name](values_NxK)
+    error_F = (values_NxK - decoded_NxK).reshape(-1)[:F]
+    quanta = quanta_NxK.reshape(-1)
+    if name == "int8":
+        return (scales_N.astype(jnp.uint16), quanta[:F].astype(jnp.int8)), error_F
+    pairs = quanta.reshape(-1, 2)[: (F + 1) // 2] & 15
+    packed = (pairs[:, 0] | (pairs[:, 1] << 4)).astype(jnp.uint8)
+    return (scales_N.astype(jnp.uint16), packed), error_F
+
+
+def _bits(values: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(values, jnp.int32)
+
+
+def _float(bits: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _scales(values_NxK: jax.Array, share: np.float32, least: int) -> jax.Array:
+    """bf16 patterns of the blocks' scales, int32, as `kernels.block_scale`."""
+    top_N = jnp.max(_bits(values_NxK) & kernels.MAGNITUDE, axis=1)
+    bits_N = _bits(_float(top_N) * share)
+    nearest_N = (bits_N + 0x7FFF + ((bits_N >> 16) & 1)) >> 16
+    scales_N = jnp.minimum(nearest_N, kernels.SCALE_MAX)
+    scales_N = jnp.where(scales_N < least, 0, scales_N)
+    return jnp.where(top_N >= kernels.INF, kernels.SCALE_NAN, scales_N)
+
+
+def _usable(scales_N: jax.Array) -> jax.Array:
+    return ((scales_N != 0) & (scales_N != kernels.SCALE_NAN))[:, None]
+
+
+def _integers(share: np.float32) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+    """int8 or int4: (scales_N, quanta_NxK as int32, decoded_NxK)."""
+
+    def quantise(values_NxK: jax.Array) -> tuple[jax.Array, ...]:
+        scales_N = _scales(values_NxK, share, kernels.SCALE_MIN_INT)
+        # A reciprocal by table and exponent: rounded as a division that rounds once.
+        table = jnp.asarray(_INVERSE)[scales_N & 127]
+        inverse_N = _float(table + ((127 - (scales_N >> 7)) << 23))
+        near_NxK = jnp.round(values_NxK * inverse_N[:, None])
+        quanta_NxK = jnp.where(_usable(scales_N), near_NxK, 0).astype(jnp.int32)
+        return scales_N, quanta_NxK, quanta_NxK * _float(scales_N << 16)[:, None]
+
+    return quantise
+
+
+def _powers(values_NxK: jax.Array) -> tuple[jax.Array, ...]:
+    """e3m0: (scales_N, nibbles_NxK as int32, decoded_NxK), as `kernels._power_nearest`."""
+    scales_N = _scales(values_NxK, kernels.SHARE_E3M0, kernels.SCALE_MIN_E3M0)
+    scale_Nx1 = _float(scales_N << 16)[:, None]
+    bits_NxK = _bits(values_NxK)
+    size_NxK = bits_NxK & kernels.MAGNITUDE
+    middle_Nx1, least_Nx1 = _bits(scale_Nx1 * 0.75), _bits(scale_Nx1 * 2.0**-7)
+    m_NxK = jnp.clip(((size_NxK - middle_Nx1) >> 23) + 7, 1, 7)
+    m_NxK = jnp.where((size_NxK >= least_Nx1) & _usable(scales_N), m_NxK, 0)
+    sign_NxK = jnp.where(m_NxK > 0, (bits_NxK >> 28) & 8, 0)
+    power_NxK = _float(jnp.where(m_NxK > 0, ((m_NxK + 120) << 23) | (sign_NxK << 28), 0))
+    return scales_N, m_NxK | sign_NxK, power_NxK * scale_Nx1
+
+
+_BLOCK_CODECS: dict[str, Callable[[jax.Array], tuple[Any, ...]]] = {
+    "int8": _integers(kernels.SHARE_INT8),
+    "int4": _integers(kernels.SHARE_INT4),
+    "e3m0": _powers,
+}
