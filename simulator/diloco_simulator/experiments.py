@@ -1,0 +1,119 @@
+"""Training experiments in bulk: side by side, remembered on disk, resumable.
+
+A result is kept under a key of everything it depends on: the specification, the fleet, the source
+code that computes, and the versions of what it computes with. One process an experiment at a time
+per core, one thread a process, so that figures do not depend on what else the machine does.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from diloco_shared.config import RunSpec
+
+SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+# Packages whose pure code makes the numbers; edges/ and tests cannot change them.
+COMPUTING = ("diloco_shared", "diloco_learner", "diloco_syncer", "diloco_simulator")
+LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "ml_dtypes")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One training run on a virtual clock; `speeds` are repeated over the learners."""
+
+    spec: RunSpec
+    learners: int
+    method: Literal["decoupled", "data-parallel"] = "decoupled"
+    speeds: tuple[float, ...] = (1.0,)
+
+    def key(self) -> str:
+        """Names the result: 32 hex digits."""
+        text = json.dumps([self.described(), sources()], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def described(self) -> dict[str, Any]:
+        """What is run, JSON-ready."""
+        return {
+            "method": self.method,
+            "learners": self.learners,
+            "speeds": list(self.speeds),
+            "spec": self.spec.model_dump(mode="json"),
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Train; what `diloco sim train --json` prints."""
+        if self.method == "data-parallel":
+            from diloco_learner.data_parallel import train_data_parallel
+
+            return train_data_parallel(self.spec, self.learners, rate=self.spec.inner_rate)
+        from diloco_simulator.train import Fleet, Setting
+
+        return Fleet(self.spec, Setting(self.learners, speeds=self.speeds)).run()
+
+
+def results(
+    experiments: Sequence[Experiment], folder: Path, *, workers: int
+) -> Iterator[tuple[Experiment, dict[str, Any]]]:
+    """Every experiment with its result, those that are known first, the others as they finish.
+
+    Each new one is in `folder` before it is yielded: what is interrupted goes on where it was.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = []
+    for key, experiment in {e.key(): e for e in experiments}.items():
+        file = folder / f"{key}.json"
+        if file.exists():
+            yield experiment, json.loads(file.read_text(encoding="utf-8"))["result"]
+        else:
+            missing.append((experiment, file))
+    if not missing:
+        return
+    os.environ["XLA_FLAGS"] = SINGLE_THREAD
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        running = {pool.submit(_run, e): (e, file) for e, file in missing}
+        try:
+            for done in as_completed(running):
+                experiment, file = running[done]
+                result = done.result()
+                _keep(file, experiment, result)
+                yield experiment, result
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _run(experiment: Experiment) -> dict[str, Any]:
+    return experiment.run()
+
+
+def _keep(file: Path, experiment: Experiment, result: dict[str, Any]) -> None:
+    """Whole or not at all: it is written aside and renamed."""
+    body = experiment.described() | {"result": result}
+    aside = file.with_suffix(f".{os.getpid()}")
+    aside.write_text(json.dumps(body, indent=1), encoding="utf-8")
+    aside.rename(file)
+
+
+@cache
+def sources() -> str:
+    """Digest of the code and the library versions that results depend on."""
+    digest = hashlib.blake2b(digest_size=16)
+    for package in COMPUTING:
+        found = find_spec(package)
+        assert found is not None and found.origin is not None
+        root = Path(found.origin).parent
+        for file in sorted(root.rglob("*.py")):
+            if "edges" not in file.parts:
+                digest.update(f"{package}/{file.relative_to(root)}".encode())
+                digest.update(file.read_bytes())
+    digest.update(json.dumps({name: version(name) for name in LIBRARIES}).encode())
+    return digest.hexdigest()
