@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
+from diloco_shared.edges.buffers import Buffers
+from diloco_shared.edges.bus import Bus, BusError, Progress, StreamFull, Unavailable
 from diloco_shared.protocol.chunks import (
     CHUNK_BYTES,
     Buffer,
@@ -33,6 +34,9 @@ BACKOFF_S = (0.2, 0.4, 0.8, 1.6, 2.0)
 # Below this, hashing is cheaper than handing it to a thread (about 1 ms).
 _HASH_INLINE_BYTES = 1 << 20
 
+
+# One for the process: whoever fetches next uses it.
+_buffers = Buffers()
 
 _T = TypeVar("_T")
 
@@ -72,29 +76,40 @@ async def put_blob(
     """
     outgoing = await _off_loop(len(payload), lambda: cut(subject, payload, chunk_bytes=chunk_bytes))
     blob = outgoing.blob
-    sending = _Sending(bus, outgoing, Pace(window, chunk_timeout_s))
+    progress = Progress()
     try:
         async with asyncio.timeout(deadline_s):
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(window, blob.chunks)):
-                    group.create_task(sending.send_chunks())
+            if bus.lanes is not None:
+                await bus.lanes.send(
+                    outgoing, progress, window=window, chunk_timeout_s=chunk_timeout_s
+                )
+            else:
+                await _append(bus, outgoing, progress, Pace(window, chunk_timeout_s))
     except TimeoutError:
         raise GaveUp(
-            f"{subject}: {sending.stored} of {blob.chunks} chunks stored within {deadline_s:g} s"
-            f"; last trouble: {sending.trouble or 'none, the link is too slow'}"
+            f"{subject}: {progress.stored} of {blob.chunks} chunks stored within {deadline_s:g} s"
+            f"; last trouble: {progress.trouble or 'none, the link is too slow'}"
         ) from None
+    return blob
+
+
+async def _append(bus: Bus, outgoing: Outgoing, progress: Progress, pace: Pace) -> None:
+    """Store every chunk by `bus.append`."""
+    sending = _Sending(bus, outgoing, progress, pace)
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(pace.window_max, outgoing.blob.chunks)):
+                group.create_task(sending.send_chunks())
     except ExceptionGroup as group_error:
         # Every sender that fails, fails for the same reason: the first speaks for all.
         raise group_error.exceptions[0] from None
-    return blob
 
 
 class _Sending:
     """One blob on its way: several `send_chunks` share its indices and its pace."""
 
-    def __init__(self, bus: Bus, outgoing: Outgoing, pace: Pace) -> None:
-        self.stored = 0
-        self.trouble = ""
+    def __init__(self, bus: Bus, outgoing: Outgoing, progress: Progress, pace: Pace) -> None:
+        self._progress = progress
         self._bus = bus
         self._outgoing = outgoing
         self._pace = pace
@@ -108,7 +123,7 @@ class _Sending:
             while not await self._send(index):
                 await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
                 tries += 1
-            self.stored += 1
+            self._progress.stored += 1
 
     async def _send(self, index: int) -> bool:
         """Send one chunk when the window has room for it; whether it was stored."""
@@ -127,7 +142,7 @@ class _Sending:
                 timeout_s=timeout_s,
             )
         except (Unavailable, StreamFull) as error:
-            self.trouble = str(error)
+            self._progress.trouble = str(error)
             # Only silence says something about the link; a refusal came quickly.
             if time.monotonic() - began >= timeout_s:
                 self._pace.timed_out()
@@ -140,23 +155,29 @@ class _Sending:
             self._landed.set()
 
 
-async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> bytearray:
-    """Fetch and verify the payload of `blob` from `stream`.
+async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> memoryview:
+    """Fetch and verify the payload of `blob` from `stream`: `blob.bytes` bytes, not copied.
+
+    The memory is used for another payload once nothing refers to what is returned, nor to an array
+    or a slice of it; so keep no raw address of it.
 
     Tries again while the bus is unavailable or chunks are missing, until `timeout_s` seconds have
     passed; then raises BlobIncomplete (which says what is missing) or Unavailable.
     """
     try:
-        incoming = Incoming(blob)
+        incoming = Incoming(blob, _buffers.take)
     except ChunkError as error:
         raise BlobIncomplete(f"{blob.subject}: impossible manifest: {error}") from None
     trouble: BusError = BlobIncomplete(f"{blob.subject}: nothing received in {timeout_s:g} s")
-    tries = 0
+    progress, tries = Progress(), 0
     try:
         async with asyncio.timeout(timeout_s):
             while True:
                 try:
-                    await _collect(bus, stream, incoming)
+                    if bus.lanes is not None:
+                        await bus.lanes.receive(stream, incoming, progress)
+                    else:
+                        await _fetch(bus, stream, incoming)
                 except Unavailable as error:
                     trouble = error
                 else:
@@ -175,8 +196,8 @@ async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> by
         raise BlobIncomplete(str(error)) from None
 
 
-async def _collect(bus: Bus, stream: str, incoming: Incoming) -> None:
-    """One pass over the chunks' subject."""
+async def _fetch(bus: Bus, stream: str, incoming: Incoming) -> None:
+    """One pass over the chunks' subject by `bus.fetch`."""
     start_seq, limit = 1, 2
     while not incoming.complete:
         began = time.monotonic()

@@ -5,10 +5,13 @@ sequences, conditional append. Key-value buckets: compare-and-set, per-key lifet
 Implementations: `nats_bus.NatsBus`, `memory_bus.MemoryBus`.
 """
 
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
+
+from diloco_shared.protocol.chunks import Incoming, Outgoing
 
 
 class BusError(Exception):
@@ -82,14 +85,63 @@ class Entry:
 
 @dataclass(slots=True)
 class Traffic:
-    """Payload bytes and messages that crossed this connection."""
+    """What crossed this bus. Counted by several threads: through the methods only."""
 
+    # Payloads: what the users of the bus sent and were given.
     bytes_out: int = 0
     bytes_in: int = 0
     messages_out: int = 0
     messages_in: int = 0
+    # At the socket, NATS' own lines and repeats included; below TLS. None without a socket.
+    socket_bytes_out: int = 0
+    socket_bytes_in: int = 0
     # Deliveries dropped because a subscriber was slower than its limit, by subject filter.
     dropped: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    def sent(self, size: int) -> None:
+        """One message with `size` bytes of payload was handed over."""
+        with self._lock:
+            self.messages_out += 1
+            self.bytes_out += size
+
+    def received(self, size: int) -> None:
+        """One message with `size` bytes of payload came."""
+        with self._lock:
+            self.messages_in += 1
+            self.bytes_in += size
+
+    def crossed_socket(self, *, out: int = 0, into: int = 0) -> None:
+        """Bytes that a socket took and gave."""
+        with self._lock:
+            self.socket_bytes_out += out
+            self.socket_bytes_in += into
+
+    def count_dropped(self, subject: str) -> None:
+        """A delivery for the subscriber of `subject` was dropped."""
+        with self._lock:
+            self.dropped[subject] = self.dropped.get(subject, 0) + 1
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a payload got; written by whoever carries it, read by whoever gives up on it."""
+
+    stored: int = 0  # chunks
+    trouble: str = ""  # the last one
+    next_seq: int = 1  # everything of the payload below this stream sequence was seen
+
+
+class Lanes(Protocol):
+    """A leaner way for chunks than one message after the other. See `lanes.NatsLanes`."""
+
+    async def send(
+        self, outgoing: Outgoing, progress: Progress, *, window: int, chunk_timeout_s: float
+    ) -> None:
+        """Store every chunk, repeating what gets no answer until cancelled. Raises Refused."""
+
+    async def receive(self, stream: str, incoming: Incoming, progress: Progress) -> None:
+        """One pass over what the stream holds from `progress.next_seq` on. Raises Unavailable."""
 
 
 Handler = Callable[[Delivery], Awaitable[bytes]]
@@ -99,6 +151,8 @@ class Bus(Protocol):
     """See the module's docstring. Every call raises `Unavailable` rather than wait for ever."""
 
     traffic: Traffic
+    # None: chunks go by `append` and `fetch`.
+    lanes: Lanes | None
 
     @property
     def connected(self) -> bool: ...

@@ -16,10 +16,6 @@ SERVE_LIMIT = 64
 _log = structlog.get_logger(__name__)
 
 
-def count_dropped(traffic: Traffic, subject: str) -> None:
-    traffic.dropped[subject] = traffic.dropped.get(subject, 0) + 1
-
-
 class Deliveries:
     """Messages waiting for one subscriber; past `limit` the oldest is dropped and counted."""
 
@@ -32,7 +28,7 @@ class Deliveries:
 
     def put(self, delivery: Delivery) -> None:
         if len(self._waiting) == self._waiting.maxlen:
-            count_dropped(self._traffic, self._subject)
+            self._traffic.count_dropped(self._subject)
         self._waiting.append(delivery)
         self._ready.set()
 
@@ -84,7 +80,7 @@ class Answers:
 
     def start(self, request: Delivery) -> None:
         if len(self._running) >= SERVE_LIMIT:
-            count_dropped(self._traffic, self._subject)
+            self._traffic.count_dropped(self._subject)
             return
         task = asyncio.create_task(self._answer(request), name=f"answer {self._subject}")
         self._running.add(task)

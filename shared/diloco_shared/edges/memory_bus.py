@@ -38,6 +38,7 @@ class MemoryBus:
         self.broker = broker
         self.name = name
         self.traffic = Traffic()
+        self.lanes = None
         self.reconnects = 0
         self.errors = 0
         self._up = asyncio.Event()
@@ -100,12 +101,10 @@ class MemoryBus:
             raise Refused(
                 f"{len(payload)} bytes on {subject} exceed the server's limit {PAYLOAD_BYTES_MAX}"
             )
-        self.traffic.messages_out += 1
-        self.traffic.bytes_out += len(payload)
+        self.traffic.sent(len(payload))
 
     def _count_in(self, payload: bytes) -> None:
-        self.traffic.messages_in += 1
-        self.traffic.bytes_in += len(payload)
+        self.traffic.received(len(payload))
 
     # --- core ---------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from diloco_shared.edges.bus import (
     Delivery,
     Entry,
     Handler,
+    Lanes,
     Stored,
     StreamInfo,
     StreamSpec,
@@ -17,6 +18,8 @@ from diloco_shared.edges.bus import (
     Unavailable,
 )
 from diloco_shared.edges.deliveries import Answers, Deliveries
+from diloco_shared.edges.lane_socket import Address
+from diloco_shared.edges.lanes import NatsLanes
 from diloco_shared.edges.nats_link import NatsLink, Raw
 from diloco_shared.edges.nats_streams import NatsStreams
 from diloco_shared.edges.stream_kv import StreamKv
@@ -25,8 +28,10 @@ from diloco_shared.edges.stream_kv import StreamKv
 class NatsBus:
     """`bus.Bus` over one connection. Make one with `connect`; end it with `close`."""
 
-    def __init__(self, link: NatsLink) -> None:
+    def __init__(self, link: NatsLink, lanes: NatsLanes) -> None:
         self._link = link
+        self.lanes: Lanes | None = lanes
+        self._lanes = lanes
         self._streams = NatsStreams(link)
         self._kv = StreamKv(self._streams)
         self.traffic: Traffic = link.traffic
@@ -42,10 +47,15 @@ class NatsBus:
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
         timeout_s: float = 10.0,
+        connections: int = 1,
+        uplink_bytes_per_s: float = 0.0,
+        downlink_bytes_per_s: float = 0.0,
     ) -> "NatsBus":
         """Connect within `timeout_s`, else Unavailable. Reconnects by itself ever after.
 
-        `name` is what the server's monitoring shows for this connection.
+        `name` is what the server's monitoring shows for this connection. Payloads of `put_blob`
+        and `get_blob` go over `connections` further ones each (lanes, opened when first needed),
+        within the byte budgets (0: no limit); everything else is small and is not held back.
         """
         link = await NatsLink.connect(
             url,
@@ -56,7 +66,14 @@ class NatsBus:
             tls=tls,
             timeout_s=timeout_s,
         )
-        return cls(link)
+        lanes = NatsLanes(
+            link,
+            Address(url, token, user, password, tls),
+            connections=connections,
+            uplink_bytes_per_s=uplink_bytes_per_s,
+            downlink_bytes_per_s=downlink_bytes_per_s,
+        )
+        return cls(link, lanes)
 
     @property
     def connected(self) -> bool:
@@ -73,6 +90,7 @@ class NatsBus:
         return self._link.errors
 
     async def close(self) -> None:
+        self._lanes.close()
         await self._link.close()
 
     # --- core ---------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class Raw:
 
 
 class _Client(Client):
-    """nats-py's client with two repairs of its behaviour on a broken connection."""
+    """nats-py's client with three repairs of its behaviour on a broken connection."""
 
     # A refused permission does not end a connection; all else reconnects instead of closing.
     async def _process_err(self, err_msg: str) -> None:
@@ -75,6 +75,11 @@ class _Client(Client):
             if not waiting.done():
                 waiting.set_exception(nats.errors.StaleConnectionError())
         await super()._attempt_reconnect()
+
+    # The library forgets the socket of a handshake that failed: one more open for every attempt.
+    async def _select_next_server(self) -> None:
+        self.drop_socket()
+        await super()._select_next_server()
 
     # nats-py counts pongs only; on a slow link one may be queued behind seconds of our own data.
     def heard(self) -> None:
@@ -174,8 +179,7 @@ class NatsLink:
             await self._client.publish(subject, payload, reply=reply, headers=headers)
         except (OSError, nats.errors.Error) as error:
             raise Unavailable(f"cannot publish on {subject}: {error!r}") from None
-        self.traffic.messages_out += 1
-        self.traffic.bytes_out += len(payload)
+        self.traffic.sent(len(payload))
 
     async def request(
         self,
@@ -193,8 +197,7 @@ class NatsLink:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wait_sendable(subject, payload)
-                self.traffic.messages_out += 1
-                self.traffic.bytes_out += len(payload)
+                self.traffic.sent(len(payload))
                 try:
                     msg = await self._client.request(
                         subject, payload, timeout=timeout_s, headers=headers
@@ -293,8 +296,7 @@ class NatsLink:
 
     def _received(self, msg: Msg) -> Raw:
         self._client.heard()
-        self.traffic.messages_in += 1
-        self.traffic.bytes_in += len(msg.data)
+        self.traffic.received(len(msg.data))
         headers: dict[str, Any] = msg.headers or {}
         return Raw(msg.subject, msg.data, msg.reply, dict(headers))
 
@@ -315,8 +317,7 @@ class NatsLink:
         self.errors += 1
         text = str(error) or repr(error)
         if isinstance(error, nats.errors.SlowConsumerError):
-            dropped = self.traffic.dropped
-            dropped[error.subject] = dropped.get(error.subject, 0) + 1
+            self.traffic.count_dropped(error.subject)
         self._repeats = self._repeats + 1 if text == self._last_error else 0
         self._last_error = text
         if self._repeats % _LOG_EVERY == 0:

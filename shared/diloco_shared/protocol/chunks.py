@@ -10,7 +10,7 @@ The digest of a payload is XXH3-128 over the XXH3-128 digests of its chunks in o
 hashed once on either side, and a chunk can be judged when it arrives.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import xxhash
@@ -91,7 +91,7 @@ def describe(subject: str, payload: Buffer, *, chunk_bytes: int = CHUNK_BYTES) -
 
 
 class Incoming:
-    """One payload being received straight into its buffer of `blob.bytes` bytes.
+    """One payload being received straight into the memory that `reserve(blob.bytes)` gives.
 
     Per message: `claim` says where its bytes go, then `settle` judges them. A chunk that is here,
     or that somebody else is receiving, cannot be claimed: nothing overwrites what was judged good.
@@ -99,8 +99,8 @@ class Incoming:
     share a lock, which the filling in between does not need.
     """
 
-    def __init__(self, blob: Blob) -> None:
-        """Reserve the buffer. Raises ChunkError for a blob that cannot be, or be held."""
+    def __init__(self, blob: Blob, reserve: Callable[[int], memoryview]) -> None:
+        """Raises ChunkError for a blob that cannot be, or be held."""
         if blob.chunk_bytes < 1 or blob.chunks > CHUNKS_MAX:
             raise ChunkError(
                 f"{blob.chunks} chunks of {blob.chunk_bytes} bytes are out of range: "
@@ -111,14 +111,13 @@ class Incoming:
                 f"{blob.bytes} bytes are not {blob.chunks} chunks of {blob.chunk_bytes}"
             )
         try:
-            self.buffer = bytearray(blob.bytes)
-        except (MemoryError, OverflowError):
+            self._view = reserve(blob.bytes)
+        except (MemoryError, OverflowError, ValueError):
             raise ChunkError(f"{blob.bytes} bytes do not fit into memory") from None
         self.blob = blob
         self.received = 0
         self.refused = 0
         self.fault = ""  # the last one met
-        self._view = memoryview(self.buffer)
         self._states = bytearray(blob.chunks)
         self._checks = bytearray(blob.chunks * _CHECK_BYTES)
 
@@ -199,7 +198,7 @@ class Incoming:
         self.settle(index, good)
         return good
 
-    def finish(self) -> bytearray:
+    def finish(self) -> memoryview:
         """The complete payload; ChunkError if it is not the one that was announced."""
         if not self.complete:
             raise ChunkError(f"{self.blob.subject} is not complete: missing {self.missing()}")
@@ -207,7 +206,7 @@ class Incoming:
             raise ChunkError(
                 f"{self.blob.subject}: the chunks are not the payload that was announced"
             )
-        return self.buffer
+        return self._view
 
     def _refuse(self, reason: str) -> None:
         self.refused += 1

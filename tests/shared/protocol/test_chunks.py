@@ -17,6 +17,12 @@ from diloco_shared.protocol.chunks import (
     Incoming,
     cut,
 )
+from diloco_shared.protocol.messages import Blob
+
+
+def receive(blob: Blob) -> Incoming:
+    return Incoming(blob, lambda size: memoryview(bytearray(size)))
+
 
 payloads = st.binary(max_size=200)
 sizes = st.integers(1, 64)
@@ -51,7 +57,7 @@ def test_any_order_with_repeats_gives_the_payload(
     outgoing = cut("s", payload, chunk_bytes=chunk_bytes)
     indices = [*range(outgoing.blob.chunks)] * 2
     order.shuffle(indices)
-    incoming = Incoming(outgoing.blob)
+    incoming = receive(outgoing.blob)
     news = [incoming.take(outgoing.headers(i), outgoing.data(i)) for i in indices]
     assert sum(news) == outgoing.blob.chunks
     assert (incoming.complete, incoming.refused) == (True, 0)
@@ -61,7 +67,7 @@ def test_any_order_with_repeats_gives_the_payload(
 def test_what_is_missing_is_named_in_order() -> None:
     payload = bytes(100)
     outgoing = cut("s", payload, chunk_bytes=10)
-    incoming = Incoming(outgoing.blob)
+    incoming = receive(outgoing.blob)
     for index in (7, 0, 2):
         incoming.take(outgoing.headers(index), outgoing.data(index))
     assert incoming.missing(4) == [1, 3, 4, 5]
@@ -86,7 +92,7 @@ def test_a_chunk_that_does_not_fit_is_refused(
     change: dict[str, str], size: int, reason: str
 ) -> None:
     outgoing = cut("s", bytes(25), chunk_bytes=10)
-    incoming = Incoming(outgoing.blob)
+    incoming = receive(outgoing.blob)
     assert incoming.claim(outgoing.headers(0) | change, size) is None
     assert reason in incoming.fault
     assert incoming.refused == 1
@@ -95,7 +101,7 @@ def test_a_chunk_that_does_not_fit_is_refused(
 @pytest.mark.parametrize("absent", [HEADER_INDEX, HEADER_CHECK, HEADER_DIGEST])
 def test_a_chunk_without_a_header_is_refused(absent: str) -> None:
     outgoing = cut("s", bytes(25), chunk_bytes=10)
-    incoming = Incoming(outgoing.blob)
+    incoming = receive(outgoing.blob)
     headers = outgoing.headers(0)
     del headers[absent]
     assert incoming.claim(headers, 10) is None
@@ -104,14 +110,14 @@ def test_a_chunk_without_a_header_is_refused(absent: str) -> None:
 
 def test_a_chunk_of_another_attempt_is_no_fault() -> None:
     other = cut("s", bytes(range(25)), chunk_bytes=10)
-    incoming = Incoming(cut("s", bytes(25), chunk_bytes=10).blob)
+    incoming = receive(cut("s", bytes(25), chunk_bytes=10).blob)
     assert not incoming.take(other.headers(0), other.data(0))
     assert (incoming.refused, incoming.fault) == (0, "")
 
 
 def test_a_flipped_bit_is_refused_and_a_resend_repairs_it() -> None:
     outgoing = cut("s", b"hello", chunk_bytes=10)
-    incoming = Incoming(outgoing.blob)
+    incoming = receive(outgoing.blob)
     assert not incoming.take(outgoing.headers(0), b"hellp")
     assert incoming.fault == "chunk 0 has a wrong checksum"
     assert incoming.take(outgoing.headers(0), b"hello")
@@ -120,7 +126,7 @@ def test_a_flipped_bit_is_refused_and_a_resend_repairs_it() -> None:
 
 def test_nothing_overwrites_what_is_judged_good_or_being_received() -> None:
     outgoing = cut("s", b"hello", chunk_bytes=10)
-    incoming = Incoming(outgoing.blob)
+    incoming = receive(outgoing.blob)
     index = incoming.claim(outgoing.headers(0), 5)
     assert index == 0
     assert incoming.claim(outgoing.headers(0), 5) is None
@@ -132,7 +138,7 @@ def test_nothing_overwrites_what_is_judged_good_or_being_received() -> None:
 
 def test_good_checksums_of_another_payload_fail_the_digest() -> None:
     blob, lie = cut("s", b"truth").blob, cut("s", b"liars")
-    incoming = Incoming(blob)
+    incoming = receive(blob)
     assert incoming.take(lie.headers(0) | {HEADER_DIGEST: blob.digest}, b"liars")
     with pytest.raises(ChunkError, match="not the payload that was announced"):
         incoming.finish()
@@ -150,7 +156,7 @@ def test_good_checksums_of_another_payload_fail_the_digest() -> None:
 def test_an_impossible_manifest_is_refused(change: dict[str, int], reason: str) -> None:
     blob = cut("s", bytes(25), chunk_bytes=10).blob.model_copy(update=change)
     with pytest.raises(ChunkError, match=reason):
-        Incoming(blob)
+        receive(blob)
 
 
 def test_a_chunk_size_below_one_is_refused() -> None:
@@ -164,7 +170,7 @@ class HostileSenders(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.sent = [cut("s", random.Random(n).randbytes(40), chunk_bytes=8) for n in range(2)]
-        self.incoming = Incoming(self.sent[0].blob)
+        self.incoming = receive(self.sent[0].blob)
         self.open: set[int] = set()
 
     @rule(n=st.integers(0, 1), index=st.integers(0, 4), mangle=st.sampled_from(["", "flip", "cut"]))

@@ -1,0 +1,208 @@
+"""Data lanes: connections of their own for chunks, each served by a thread.
+
+nats-py copies a payload four or five times; here it goes from and to the caller's buffer. One
+payload at a time uses a connection, so several payloads under way are several connections, and
+`connections` of them may carry one payload together: over a long link one TCP connection is
+bounded by its buffers and by loss. A connection that fails is replaced, and what it left unanswered
+is repeated. Small messages stay on the bus's nats-py connection.
+"""
+
+import asyncio
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+from diloco_shared.edges.bus import BusError, Progress, Unavailable
+from diloco_shared.edges.lane_get import Receiving
+from diloco_shared.edges.lane_put import Sending
+from diloco_shared.edges.lane_socket import Address, LaneSocket
+from diloco_shared.edges.nats_api import NS_PER_S, STREAM_NOT_FOUND, ApiRefused, api_call
+from diloco_shared.edges.nats_link import NatsLink
+from diloco_shared.protocol.budget import TokenBucket
+from diloco_shared.protocol.chunks import Incoming, Outgoing
+
+# Payloads under way at once over one bus; more wait their turn. Above what a syncer fetches (8)
+# with its publications beside it; bounds threads and sockets.
+TRANSFERS_MAX = 12
+# A connection unused for this long is not used again: something on the way may have forgotten it,
+# and the server drops one that answers no pings after four minutes.
+IDLE_S = 60.0
+# The server forgets the consumer of a receiver that vanished.
+_INACTIVE_S = 60
+
+
+class Budget:
+    """A token bucket that several threads share."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bucket = TokenBucket(bytes_per_s)
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> float:
+        """Seconds to wait before asking again; 0.0: `size` bytes may go."""
+        with self._lock:
+            return self._bucket.take(size, time.monotonic())
+
+
+class NatsLanes:
+    """The lanes beside one `NatsLink`; `bus.Lanes`."""
+
+    def __init__(
+        self,
+        link: NatsLink,
+        address: Address,
+        *,
+        connections: int = 1,
+        uplink_bytes_per_s: float = 0.0,
+        downlink_bytes_per_s: float = 0.0,
+    ) -> None:
+        self._link = link
+        self._address = address
+        self._connections = connections
+        self._up = Budget(uplink_bytes_per_s)
+        self._down = Budget(downlink_bytes_per_s)
+        self._turns = asyncio.Semaphore(TRANSFERS_MAX)
+        self._threads = ThreadPoolExecutor(TRANSFERS_MAX * connections, f"lane {link.name}")
+        self._lock = threading.Lock()
+        # Newest last, with the time each was put back.
+        self._idle: deque[tuple[float, LaneSocket]] = deque()
+        self._jobs: set[Sending | Receiving] = set()
+        self._closed = False
+
+    async def send(
+        self, outgoing: Outgoing, progress: Progress, *, window: int, chunk_timeout_s: float
+    ) -> None:
+        connections = max(1, min(self._connections, outgoing.blob.chunks, window))
+        sending = Sending(
+            outgoing,
+            progress,
+            self._up,
+            self._link.traffic,
+            self.socket,
+            window=-(-window // connections),
+            timeout_s_min=chunk_timeout_s,
+        )
+        await self._run(sending, connections)
+
+    async def receive(self, stream: str, incoming: Incoming, progress: Progress) -> None:
+        if incoming.complete:
+            return
+        name, there = await self._consumer(stream, incoming.blob.subject, progress.next_seq)
+        try:
+            if there:
+                receiving = Receiving(
+                    incoming,
+                    progress,
+                    f"{stream}.{name}",
+                    self._down,
+                    self._link.traffic,
+                    self.socket,
+                )
+                await self._run(receiving, min(self._connections, there))
+        finally:
+            with suppress(BusError):
+                await self._link.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"")
+
+    async def _consumer(self, stream: str, subject: str, start_seq: int) -> tuple[str, int]:
+        """A pull consumer in the server's memory: its name, and how many messages it will give.
+
+        Several connections may pull on it: each message goes to one of them.
+        """
+        name = "b" + secrets.token_hex(8)
+        config = {
+            "name": name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": start_seq,
+            "ack_policy": "none",
+            "filter_subject": subject,
+            "inactive_threshold": _INACTIVE_S * NS_PER_S,
+            "mem_storage": True,
+            "num_replicas": 1,
+        }
+        try:
+            answer = await api_call(
+                self._link,
+                f"CONSUMER.CREATE.{stream}.{name}",
+                {"stream_name": stream, "config": config},
+                what=f"reading {subject} from {stream}",
+            )
+        except ApiRefused as error:
+            if error.code == STREAM_NOT_FOUND:
+                raise Unavailable(str(error)) from None
+            raise
+        return name, int(answer.get("num_pending", 0))
+
+    async def _run(self, job: Sending | Receiving, connections: int) -> None:
+        """Work on `job` with that many threads; when cancelled they end by themselves."""
+        await self._turns.acquire()
+        if self._closed:
+            self._turns.release()
+            raise Unavailable(f"the connection {self._link.name} is closed")
+        self._jobs.add(job)
+        loop = asyncio.get_running_loop()
+        works = [loop.run_in_executor(self._threads, job.work) for _ in range(connections)]
+        ended = asyncio.gather(*works, return_exceptions=True)
+        ended.add_done_callback(lambda _: self._ended(job))
+        try:
+            await asyncio.shield(ended)
+        finally:
+            # The threads look at it several times a second.
+            job.stopped = True
+        if self._closed:
+            raise Unavailable(f"the connection {self._link.name} is closed")
+        if job.failure is not None:
+            raise job.failure
+        for outcome in ended.result():
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _ended(self, job: Sending | Receiving) -> None:
+        self._jobs.discard(job)
+        self._turns.release()
+
+    # --- connections --------------------------------------------------------------------------
+
+    @contextmanager
+    def socket(self) -> Iterator[LaneSocket]:
+        """A connection for one thread; kept for the next one unless the use of it failed."""
+        lane = self._take() or LaneSocket.open(self._address, f"{self._link.name}-lane",
+                                               self._link.traffic)  # fmt: skip
+        try:
+            yield lane
+        except BaseException:
+            lane.abort()
+            raise
+        self._give_back(lane)
+
+    def _take(self) -> LaneSocket | None:
+        with self._lock:
+            while self._idle:
+                since, lane = self._idle.pop()
+                if time.monotonic() - since < IDLE_S and lane.alive():
+                    return lane
+                lane.abort()
+        return None
+
+    def _give_back(self, lane: LaneSocket) -> None:
+        with self._lock:
+            if not (self._closed or lane.broken or lane.backlog):
+                self._idle.append((time.monotonic(), lane))
+                while time.monotonic() - self._idle[0][0] > IDLE_S:
+                    self._idle.popleft()[1].abort()
+                return
+        lane.abort()
+
+    def close(self) -> None:
+        """End what is under way, with Unavailable, and close every connection."""
+        self._closed = True
+        for job in self._jobs:
+            job.stopped = True
+        # Threads end within moments, or when the connection they are making is made or not.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            while self._idle:
+                self._idle.pop()[1].abort()

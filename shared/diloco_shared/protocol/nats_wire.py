@@ -1,0 +1,261 @@
+"""The client side of the NATS protocol, as much of it as moving chunks needs.
+
+Bytes are received straight to where they stay: `Parser.room` gives the places, `Parser.took` tells
+how many bytes came and returns what they mean. Only control lines and headers pass a small staging
+buffer. Pure: whoever owns the socket fills the places.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+# Longest control line together with headers: INFO of a cluster with a hundred addresses.
+HEAD_BYTES_MAX = 64 * 1024
+# Longest payload; the server's own limit is at most this.
+PAYLOAD_BYTES_MAX = 64 << 20
+# Received behind a payload in one system call: what follows it, and little of the payload after.
+_AHEAD_BYTES = 4096
+
+_VERSION = b"NATS/1.0"
+
+
+class WireFault(ValueError):
+    """The peer does not speak the protocol; the connection is useless."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message, without its payload. `size` is the payload's length in bytes."""
+
+    subject: str
+    reply: str
+    headers: dict[str, str]
+    size: int
+
+    @property
+    def status(self) -> int:
+        """The inline status code, 0 when there is none."""
+        return int(self.headers.get("Status", "0"))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message whose payload is complete: where `Place` wanted it, and so in `payload`."""
+
+    message: Message
+    payload: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What the server says of itself."""
+
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Must be answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """Answers our ping."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`-ERR`: the server says what it did not like."""
+
+    text: str
+
+
+Event = Arrived | Info | Ping | Pong | Fault
+# Where the payload of a message of that size goes; None when nobody needs to keep it.
+Place = Callable[[Message], memoryview | None]
+
+
+def connect_line(options: dict[str, Any]) -> bytes:
+    return b"CONNECT " + json.dumps(options).encode() + b"\r\n"
+
+
+def sub_line(subject: str, sid: int) -> bytes:
+    return f"SUB {subject} {sid}\r\n".encode()
+
+
+def unsub_line(sid: int) -> bytes:
+    return f"UNSUB {sid}\r\n".encode()
+
+
+def publish_line(subject: str, reply: str, payload: bytes) -> bytes:
+    """A whole small message."""
+    return f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n"
+
+
+def publish_head(subject: str, reply: str, headers: dict[str, str], size: int) -> bytes:
+    """What goes before a payload of `size` bytes; CRLF goes behind it."""
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    block = _VERSION + b"\r\n" + lines.encode() + b"\r\n"
+    line = f"HPUB {subject} {reply} {len(block)} {len(block) + size}\r\n"
+    return line.encode() + block
+
+
+class Parser:
+    """Incremental. After a WireFault it must not be used any more."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._stage = bytearray(HEAD_BYTES_MAX)
+        self._view = memoryview(self._stage)
+        self._start = self._end = 0
+        self._message: Message | None = None
+        self._body = memoryview(b"")
+        self._filled = 0
+
+    def room(self) -> list[memoryview]:
+        """Where the next bytes go, in order; never empty of space."""
+        left = self._body[self._filled :]
+        ahead = self._view[self._end : self._end + _AHEAD_BYTES]
+        return [left, ahead] if len(left) else [ahead]
+
+    @property
+    def certain(self) -> int:
+        """Bytes that will come whatever else does: at least 1."""
+        left = len(self._body) - self._filled
+        return left + 2 if left else 1
+
+    def took(self, count: int) -> list[Event]:
+        """`count` bytes were put into `room`: what they complete. Raises WireFault."""
+        body = min(count, len(self._body) - self._filled)
+        self._filled += body
+        self._end += count - body
+        events = []
+        while (event := self._next()) is not None:
+            events.append(event)
+        if self._start == self._end:
+            self._start = self._end = 0
+        elif len(self._stage) - self._end < _AHEAD_BYTES:
+            self._make_room()
+        return events
+
+    def _make_room(self) -> None:
+        held = self._end - self._start
+        if held > HEAD_BYTES_MAX - _AHEAD_BYTES:
+            raise WireFault(f"a control line of more than {held} bytes")
+        self._stage[:held] = self._stage[self._start : self._end]
+        self._start, self._end = 0, held
+
+    def _next(self) -> Event | None:
+        """The next complete event of what was received; None when it takes more bytes."""
+        while True:
+            if self._message is not None:
+                return self._finish(self._message)
+            stop = self._stage.find(b"\r\n", self._start, self._end)
+            if stop < 0:
+                return None
+            line = bytes(self._stage[self._start : stop])
+            verb, _, rest = line.partition(b" ")
+            verb = verb.upper()
+            if verb in (b"MSG", b"HMSG"):
+                if not self._begin(verb == b"HMSG", rest, stop + 2):
+                    return None
+                continue
+            self._start = stop + 2
+            event = _control(verb, rest)
+            if event is not None:
+                return event
+
+    def _begin(self, with_headers: bool, rest: bytes, start: int) -> bool:
+        """A message's line is there; whether its headers are too."""
+        subject, reply, head, total = _message_line(rest, with_headers)
+        if head > HEAD_BYTES_MAX - 2 * _AHEAD_BYTES or total - head > PAYLOAD_BYTES_MAX:
+            raise WireFault(f"a message of {head} bytes of headers and {total} in all")
+        if self._end - start < head:
+            return False
+        headers = parse_headers(bytes(self._stage[start : start + head])) if head else {}
+        self._start = start + head
+        size = total - head
+        self._message = Message(subject, reply, headers, size)
+        place = self._place(self._message)
+        self._body = memoryview(bytearray(size)) if place is None else place
+        assert len(self._body) == size, "a place of another size than the payload"
+        self._filled = min(size, self._end - self._start)
+        self._body[: self._filled] = self._view[self._start : self._start + self._filled]
+        self._start += self._filled
+        return True
+
+    def _finish(self, message: Message) -> Event | None:
+        if self._filled < len(self._body) or self._end - self._start < 2:
+            return None
+        if self._stage[self._start : self._start + 2] != b"\r\n":
+            raise WireFault(f"no end after the {message.size} bytes of a message")
+        self._start += 2
+        arrived = Arrived(message, self._body)
+        self._message, self._body, self._filled = None, memoryview(b""), 0
+        return arrived
+
+
+def _message_line(rest: bytes, with_headers: bool) -> tuple[str, str, int, int]:
+    """subject, reply, bytes of headers, bytes in all."""
+    parts = rest.decode("utf-8", "replace").split()
+    numbers = 2 if with_headers else 1
+    if len(parts) not in (numbers + 2, numbers + 3):
+        raise WireFault(f"a message line of {len(parts)} parts: {rest[:80]!r}")
+    reply = parts[2] if len(parts) == numbers + 3 else ""
+    try:
+        sizes = [_size(part) for part in parts[-numbers:]]
+    except ValueError:
+        raise WireFault(f"no sizes in a message line: {rest[:80]!r}") from None
+    head, total = sizes if with_headers else (0, sizes[0])
+    if head > total or (with_headers and head < len(_VERSION) + 4):
+        raise WireFault(f"{head} bytes of headers in a message of {total}")
+    return parts[0], reply, head, total
+
+
+def _size(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 12):
+        raise ValueError
+    return int(text)
+
+
+def _control(verb: bytes, rest: bytes) -> Event | None:
+    match verb:
+        case b"PING":
+            return Ping()
+        case b"PONG":
+            return Pong()
+        case b"+OK":
+            return None
+        case b"-ERR":
+            return Fault(rest.decode("utf-8", "replace").strip(" '"))
+        case b"INFO":
+            try:
+                body = json.loads(rest)
+            except (ValueError, RecursionError):
+                body = None
+            if not isinstance(body, dict):
+                raise WireFault(f"malformed INFO: {rest[:80]!r}")
+            return Info(body)
+    raise WireFault(f"unknown control line {verb[:20]!r}")
+
+
+def parse_headers(block: bytes) -> dict[str, str]:
+    """Headers of `NATS/1.0[ status text]\\r\\nName: value\\r\\n...\\r\\n`."""
+    lines = block.decode("utf-8", "replace").split("\r\n")
+    if not lines[0].startswith(_VERSION.decode()):
+        raise WireFault(f"headers of another version: {block[:20]!r}")
+    headers = {}
+    status = lines[0].split(maxsplit=2)[1:]
+    if status:
+        if not (status[0].isascii() and status[0].isdigit() and len(status[0]) == 3):
+            raise WireFault(f"malformed status: {block[:40]!r}")
+        headers["Status"] = status[0]
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if colon:
+            headers[name.strip()] = value.strip()
+    # A header of that name is not the status.
+    if not status:
+        headers.pop("Status", None)
+    return headers
