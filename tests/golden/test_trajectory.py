@@ -31,6 +31,8 @@ TENSORS = [
 SETTINGS: dict[str, dict[str, Any]] = {
     "long": {"fragments": 3},
     "short": {"fragments": 3, "preset": "short"},
+    "int4": {"fragments": 3, "codec_up": "int4", "codec_down": "int4"},
+    "mixed": {"fragments": 3, "codec_up": "e3m0", "codec_down": "int8", "preset": "short"},
     "fp32": {"fragments": 3, "codec_up": "fp32", "codec_down": "fp32", "keyframe_codec": "bf16"},
 }
 

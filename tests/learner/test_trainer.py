@@ -1,5 +1,6 @@
 """A learner's state: adoption exact, contributions exact, moments kept and handed on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,45 @@ def test_a_contribution_is_anchor_minus_theta_in_bf16(
     assert payload[8:] == (anchor - theta).astype(ml_dtypes.bfloat16).tobytes()
     assert payload == codec.encode("bf16", anchor - theta)
     assert len(payload) == codec.bytes_of("bf16", program.layout.sizes[p])
+
+
+@pytest.fixture
+def four_bits(program: Program) -> Trainer:
+    """A learner that contributes in int4: the shared program but for its encoders."""
+    algorithm = program.spec.algorithm.model_copy(update={"codec_up": "int4"})
+    other = Program.build(program.spec.model_copy(update={"algorithm": algorithm}))
+    return Trainer(replace(other, read=program.read, adopt=program.adopt, step=program.step))
+
+
+def test_what_int4_withheld_goes_into_the_contribution_after_a_merged_one(
+    four_bits: Trainer,
+) -> None:
+    """A new incarnation owes nothing: the first contribution is the pseudo-gradient alone."""
+    p, rng = 1, np.random.default_rng(0)
+    theta = four_bits.initial_fragments()[p]
+    residual = np.zeros_like(theta)
+    fates = {0: True, 3: False, 6: True, 9: True}
+    for round_, merged in fates.items():
+        anchor = theta + rng.normal(size=theta.size).astype(np.float32)
+        four_bits.anchors[p] = jnp.asarray(anchor)
+        total = (anchor - theta) + residual
+        payload = four_bits.contribution(p, round_).fetch()
+        assert payload == codec.encode("int4", total), "the syncer's encoder, to the byte"
+        four_bits.decided(p, round_, merged=merged)
+        if merged:
+            residual = total - codec.decode("int4", payload, len(total))
+        feedback = four_bits.feedback[p]
+        assert feedback is not None and not feedback.pending
+        np.testing.assert_array_equal(np.asarray(feedback.residual), residual)
+    assert residual.any()
+    (compiled,) = {four_bits.program.encode[p]._cache_size()}  # type: ignore[attr-defined]
+    assert compiled == 1, "no round compiles anew"
+
+
+def test_codecs_of_16_bits_and_more_keep_no_residual(trainer: Trainer) -> None:
+    trainer.contribution(0, 5)
+    trainer.decided(0, 5, merged=True)
+    assert trainer.feedback == [None] * FRAGMENTS
 
 
 def test_a_contribution_is_a_handle_that_later_steps_do_not_change(trainer: Trainer) -> None:

@@ -80,17 +80,6 @@ def test_bf16_rounds_beyond_its_range_to_infinity() -> None:
     assert np.isinf(codec.decode("bf16", codec.encode("bf16", values), 1))[0]
 
 
-@quick
-@given(bits, st.sampled_from(codec.NAMES), st.integers(0, 40), st.integers(0, 40))
-def test_a_part_decodes_to_the_bits_of_the_whole(
-    values: np.ndarray, name: str, a: int, b: int
-) -> None:
-    start, stop = sorted((min(a, len(values)), min(b, len(values))))
-    data = codec.encode(name, values)
-    part = codec.decode_part(name, data, len(values), start, stop)
-    assert part.tobytes() == codec.decode(name, data, len(values))[start:stop].tobytes()
-
-
 def test_sizes_and_headers_that_do_not_fit_are_refused() -> None:
     assert [codec.bytes_of(name, 257) for name in codec.NAMES] == [1036, 522, 269, 141, 141]
     data = codec.encode("bf16", np.zeros(2, np.float32))
