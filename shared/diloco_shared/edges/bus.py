@@ -92,7 +92,7 @@ class Traffic:
     bytes_in: int = 0
     messages_out: int = 0
     messages_in: int = 0
-    # At the socket, NATS' own lines and repeats included; below TLS. None without a socket.
+    # At the sockets, lanes included: NATS' own lines, repeats and pings too. Before encryption.
     socket_bytes_out: int = 0
     socket_bytes_in: int = 0
     # Deliveries dropped because a subscriber was slower than its limit, by subject filter.

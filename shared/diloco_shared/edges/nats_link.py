@@ -54,8 +54,50 @@ class Raw:
         return int(self.headers.get("Status", "0"))
 
 
+class _Counted:
+    """nats-py's transport, with what it carries counted."""
+
+    def __init__(self, inner: Any, traffic: Traffic) -> None:
+        self._inner = inner
+        self._traffic = traffic
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
+    def write(self, data: bytes) -> None:
+        self._traffic.crossed_socket(out=len(data))
+        self._inner.write(data)
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self._traffic.crossed_socket(out=sum(map(len, parts)))
+        self._inner.writelines(parts)
+
+    async def read(self, size: int) -> bytes:
+        return self._came(await self._inner.read(size))
+
+    async def readline(self) -> bytes:
+        return self._came(await self._inner.readline())
+
+    def _came(self, data: bytes) -> bytes:
+        self._traffic.crossed_socket(into=len(data))
+        return data
+
+
 class _Client(Client):
-    """nats-py's client with three repairs of its behaviour on a broken connection."""
+    """nats-py's client, counted, with three repairs of its behaviour on a broken connection."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self._traffic = traffic
+
+    # Every connection, the first and each further one, begins with this.
+    async def _process_connect_init(self) -> None:
+        if not isinstance(self._transport, _Counted):  # kept over reconnects
+            self._transport: Any = _Counted(self._transport, self._traffic)
+        await super()._process_connect_init()
 
     # A refused permission does not end a connection; all else reconnects instead of closing.
     async def _process_err(self, err_msg: str) -> None:
@@ -104,7 +146,7 @@ class NatsLink:
         self.errors = 0
         self.reconnects = 0
         self.closed = False
-        self._client = _Client()
+        self._client = _Client(self.traffic)
         self._up = asyncio.Event()
         self._on_reconnect: set[Callable[[], None]] = set()
         self._on_close: set[Callable[[], None]] = set()
