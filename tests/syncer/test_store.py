@@ -11,8 +11,7 @@ from diloco_shared.config import Algorithm
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array, digest_bytes
 from diloco_shared.numerics.fragments import Layout
-from diloco_shared.numerics.merge import merge
-from diloco_shared.numerics.pseudogradient import rebase
+from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_syncer.store import Contribution, FragmentStore, Staged
 
@@ -171,8 +170,12 @@ def test_decoding_on_demand_gives_the_bits_of_decoding_first() -> None:
     f, size = store.fragments[0], LAYOUT.sizes[0]
     assert f.previous is not None
     decoded = [codec.decode(c.codec, c.payload, size) for c in (late, timely)]
-    deltas = [rebase(decoded[0], f.previous, f.anchor), decoded[1]]
-    merged = merge(deltas, [late.weight, timely.weight], LAYOUT.fragments[0], "rda")
+    deltas = [decoded[0] + (f.anchor - f.previous), decoded[1]]
+    whole = [
+        Delta(c.weight, "fp32", codec.encode("fp32", d))
+        for c, d in zip((late, timely), deltas, strict=True)
+    ]
+    merged = merge(whole, LAYOUT.fragments[0], "rda")
     master, _ = store.outer.apply(f.master, list(f.outer), merged)
     staged = store.stage(0, [late, timely], keyframe=False)
     assert staged.fragment.master.tobytes() == master.tobytes()

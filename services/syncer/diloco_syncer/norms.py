@@ -8,8 +8,8 @@ from typing import Self
 
 import numpy as np
 
-from diloco_shared.numerics import codec
-from diloco_shared.numerics.sums import norm
+from diloco_shared.numerics.fragments import Piece
+from diloco_shared.numerics.merge import norms
 
 # Norms remembered per fragment: drift over a run must not look like an outlier.
 HISTORY = 256
@@ -21,7 +21,8 @@ SPREAD_MIN = 0.05
 
 def inspect(payload: bytes, codec_name: str, values: int) -> tuple[bool, float]:
     """(all values finite, Euclidean norm) of an encoded contribution; norm 0 if not finite."""
-    length = norm(codec.decode(codec_name, payload, values))
+    whole = Piece("", (values,), False, 0, values, 0, values)
+    length = float(norms(codec_name, payload, [whole])[0])
     if not math.isfinite(length):
         return False, 0.0
     return True, length

@@ -1,9 +1,10 @@
 """The syncer's numbers: master, published anchor and outer state of every fragment.
 
 Memory per fragment of F values: master, anchor, previous anchor and momentum (4 * 4 * F bytes).
-A round of M contributions holds their M payloads as they came. While it is staged, about 28 * F
-bytes more (measured; half of them are the outcome), whatever M is: contributions are decoded
-block by block as the merge reads them.
+A round of M contributions holds their M payloads as they came. While it is staged, its outcome
+comes to that: master, anchor and momentum (3 * 4 * F bytes) and the payload of the publication,
+whatever M is, for contributions are decoded as the merge reads them. Only an outer optimizer of
+optax takes copies of its own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,15 @@ from diloco_shared.config import Algorithm
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array, digest_bytes
 from diloco_shared.numerics.fragments import Layout
-from diloco_shared.numerics.merge import merge
+from diloco_shared.numerics.merge import Delta, Publishing, merge, merge_and_step, publish
 from diloco_shared.numerics.outer import Outer
-from diloco_shared.numerics.pseudogradient import rebase
+from diloco_shared.numerics.passes import Outcome, State
+from diloco_shared.numerics.spread import cores
 from diloco_shared.protocol.messages import TensorSpec
 
 Values = NDArray[np.float32]
+
+EMPTY = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +62,6 @@ class Staged:
     payload_digest: str
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedDelta:
-    """A contribution as a pseudo-gradient against the present anchor, decoded where it is read."""
-
-    codec: str
-    payload: bytes
-    base: Values | None  # what it is measured against, if that is not the present anchor
-    anchor: Values
-
-    def __getitem__(self, where: slice, /) -> Values:
-        """Values of one slice with a start and a stop, fp32."""
-        values, start, stop = self.anchor.size, where.start, where.stop
-        delta_B = codec.decode_part(self.codec, self.payload, values, start, stop)
-        if self.base is None:
-            return delta_B
-        return rebase(delta_B, self.base[where], self.anchor[where])
-
-
 class FragmentStore:
     """All fragments of one shard. `stage` computes, `install` puts in force."""
 
@@ -84,6 +70,7 @@ class FragmentStore:
         self.algorithm = algorithm
         self.outer = Outer(algorithm)
         self.fragments = fragments
+        self.threads = cores()  # they change nothing but the time a merge takes
 
     @classmethod
     def init(cls, layout: Layout, algorithm: Algorithm, fragments: Sequence[Values]) -> Self:
@@ -106,35 +93,48 @@ class FragmentStore:
         """
         ordered = sorted(contributions, key=lambda c: c.learner)
         f, a = self.fragments[p], self.algorithm
-        delta_F = merge(
-            [self._delta(p, c) for c in ordered],
-            [c.weight for c in ordered],
-            self.layout.fragments[p],
-            a.merge,
-        )
-        master_F, outer = self.outer.apply(f.master, list(f.outer), delta_F)
-        if keyframe:
-            payload = codec.encode(a.keyframe_codec, master_F)
-            anchor_F = codec.decode(a.keyframe_codec, payload, master_F.size)
-        else:
-            payload = codec.encode(a.codec_down, master_F - f.anchor)
-            anchor_F = f.anchor + codec.decode(a.codec_down, payload, master_F.size)
+        publishing = Publishing(a.keyframe_codec if keyframe else a.codec_down, keyframe)
+        outcome, outer = self._step(p, [self._delta(p, c) for c in ordered], publishing)
+        payload = outcome.payload.data
         return Staged(
-            Fragment(f.version + 1, master_F, anchor_F, f.anchor, tuple(outer)),
+            Fragment(f.version + 1, outcome.master_F, outcome.anchor_F, f.anchor, outer),
             payload,
-            digest_array(anchor_F),
-            digest_array(master_F),
+            digest_array(outcome.anchor_F),
+            digest_array(outcome.master_F),
             digest_bytes(payload),
         )
 
-    def _delta(self, p: int, c: Contribution) -> EncodedDelta:
+    def _step(
+        self, p: int, deltas: Sequence[Delta], publishing: Publishing
+    ) -> tuple[Outcome, tuple[Any, ...]]:
+        """What follows from merging `deltas`, and the new state of the outer optimizer."""
+        f, pieces, rule = self.fragments[p], self.layout.fragments[p], self.algorithm.merge
+        previous_F = EMPTY if f.previous is None else f.previous
+        if (nesterov := self.outer.nesterov) is not None:
+            state = State(f.master, f.outer[0] if f.outer else EMPTY, f.anchor)
+            outcome = merge_and_step(
+                deltas,
+                pieces,
+                rule,
+                nesterov,
+                publishing,
+                state,
+                previous_F=previous_F,
+                threads=self.threads,
+            )
+            return outcome, (outcome.momentum_F,) if f.outer else ()
+        delta_F = merge(
+            deltas, pieces, rule, anchor_F=f.anchor, previous_F=previous_F, threads=self.threads
+        )
+        master_F, outer = self.outer.apply(f.master, list(f.outer), delta_F)
+        return publish(master_F, f.anchor, publishing, threads=self.threads), tuple(outer)
+
+    def _delta(self, p: int, c: Contribution) -> Delta:
         f = self.fragments[p]
-        codec.check(c.codec, c.payload, f.anchor.size)
-        if c.base == f.version:
-            return EncodedDelta(c.codec, c.payload, None, f.anchor)
-        if c.base == f.version - 1 and f.previous is not None:
-            return EncodedDelta(c.codec, c.payload, f.previous, f.anchor)
-        raise ValueError(f"base {c.base} of {c.learner} where the head is {f.version}")
+        behind = c.base == f.version - 1 and f.previous is not None
+        if c.base != f.version and not behind:
+            raise ValueError(f"base {c.base} of {c.learner} where the head is {f.version}")
+        return Delta(c.weight, c.codec, c.payload, behind)
 
     def install(self, p: int, staged: Staged) -> None:
         """The round is committed."""

@@ -6,99 +6,292 @@ with phi(x) = x / |x|, phi(0) = 0, per tensor; embeddings use the weighted mean.
 shrink as M grows, so one outer rate serves all M. Where directions cancel, the mean stands in. Of
 a tensor cut by rows each piece is merged by itself: its rows lie in fragments of other rounds.
 
-Every operation is one numpy call in a fixed order of learners: the same inputs, the same bits.
-Scalars are summed by fsum, which rounds once: sum() of floats differs between Python versions.
-Work goes block by block, so that contributions may be decoded as they are read: beside the result
-a merge holds one piece in double precision (8 bytes per value) and a few blocks, whatever M is.
+The same inputs give the same bits on any number of threads and any processor: contributions are
+added in double precision in a fixed order of learners, norms in fixed segments (sums.py), and
+scalars by fsum, which rounds once; sum() of floats differs between Python versions. A direction
+is rounded to fp32 before its length is taken and before it is scaled. Contributions are decoded
+where they are used: twice under RDA, or once when their norms are known. Beside its outcome a
+merge holds nothing of the fragment's size.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from diloco_shared.numerics import codec, passes
 from diloco_shared.numerics.fragments import Piece
-from diloco_shared.numerics.sums import blocks, norm_in
+from diloco_shared.numerics.passes import Outcome, Reading, Rule, State, Step
+from diloco_shared.numerics.spread import spread
+from diloco_shared.numerics.sums import Cut, Doubles, Values, by_piece, cut
 
-Values = NDArray[np.float32]
+Flags = NDArray[np.bool_]
 
 # A mean direction shorter than this has no direction: contributions cancel to rounding error.
 DIRECTION_MIN = 1e-6
 
+EMPTY = np.empty(0, np.float32)
 
-class Delta(Protocol):
-    """A pseudo-gradient of a fragment, read by slice: an fp32 array, or what decodes on demand.
 
-    Every value is read once, or twice under RDA.
-    """
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """One encoded pseudo-gradient of a fragment of P pieces."""
 
-    def __getitem__(self, where: slice, /) -> Values: ...
+    weight: float
+    codec: str
+    payload: bytes
+    behind: bool = False  # measured against the previous anchor
+    norms_P: Doubles | None = None  # as `norms` gives them, if they are known already
+
+
+@dataclass(frozen=True, slots=True)
+class Publishing:
+    """Q(master - anchor) for a delta, Q(master) for a keyframe."""
+
+    codec: str
+    keyframe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """Nesterov SGD (paper section 3.6); without momentum plain SGD."""
+
+    rate: float
+    momentum: float
 
 
 def merge(
     deltas: Sequence[Delta],
-    weights: Sequence[float],
     pieces: Sequence[Piece],
     rule: Literal["rda", "mean"],
+    *,
+    anchor_F: Values = EMPTY,
+    previous_F: Values = EMPTY,
+    threads: int = 1,
 ) -> Values:
     """Merge M pseudo-gradients of one fragment to fp32 of shape (F,), piece by piece.
 
     The caller sorts contributions by learner; weights are non-negative with a positive sum. What
-    weighs nothing is not read.
+    weighs nothing is not read. A delta that is `behind` becomes delta + (anchor - previous).
+    ValueError when a payload is not of its codec and of the fragment's size.
     """
-    assert len(deltas) == len(weights) and math.fsum(weights) > 0
-    able = [m for m, w in enumerate(weights) if w > 0]
-    deltas, weights = [deltas[m] for m in able], [weights[m] for m in able]
-    merged_F = np.empty(sum(p.size for p in pieces), dtype=np.float32)
-    for piece in pieces:
-        average = weighted_mean if piece.embedding or rule == "mean" else rda
-        average(deltas, weights, blocks(piece.size, piece.offset), merged_F)
-    return merged_F
+    state = State(EMPTY, EMPTY, anchor_F)
+    out = Outcome(np.empty(_size(pieces), np.float32), EMPTY, EMPTY, _payload(0))
+    _run(deltas, pieces, rule, None, None, state, previous_F, out, threads)
+    return out.master_F
 
 
-def weighted_mean(
-    deltas: Sequence[Delta], weights: Sequence[float], where: Sequence[slice], out_F: Values
+def merge_and_step(
+    deltas: Sequence[Delta],
+    pieces: Sequence[Piece],
+    rule: Literal["rda", "mean"],
+    outer: Nesterov,
+    publishing: Publishing,
+    state: State,
+    *,
+    previous_F: Values = EMPTY,
+    threads: int = 1,
+) -> Outcome:
+    """The same, the outer step, the publication and the anchor it makes, in the same passes."""
+    F = _size(pieces)
+    out = Outcome(
+        np.empty(F, np.float32),
+        np.empty(F if outer.momentum else 0, np.float32),
+        np.empty(F, np.float32),
+        _payload(codec.bytes_of(publishing.codec, F)),
+    )
+    _run(deltas, pieces, rule, outer, publishing, state, previous_F, out, threads)
+    return _headed(out, publishing.codec, F)
+
+
+def publish(
+    master_F: Values, anchor_F: Values, publishing: Publishing, *, threads: int = 1
+) -> Outcome:
+    """Publication of a master and the anchor it makes."""
+    F = master_F.size
+    master_F = np.require(master_F, np.float32, ["C", "A", "W"])  # jax gives out what is read-only
+    whole = (Piece("", (F,), False, 0, F, 0, F),)
+    out = Outcome(
+        master_F, EMPTY, np.empty(F, np.float32), _payload(codec.bytes_of(publishing.codec, F))
+    )
+    rule = Rule(np.zeros(1, np.bool_), np.ones(1), np.empty(0))
+    _finish(
+        _reading((), F, anchor_F, EMPTY),
+        cut(whole),
+        rule,
+        _step(None, publishing),
+        State(EMPTY, EMPTY, anchor_F),
+        out,
+        threads,
+    )
+    return _headed(out, publishing.codec, F)
+
+
+def norms(codec_name: str, payload: bytes, pieces: Sequence[Piece], threads: int = 1) -> Doubles:
+    """Euclidean norm of every piece of one encoded fragment; inf or nan when a value is.
+
+    ValueError when the payload is not of that codec and size.
+    """
+    codec.check(codec_name, payload, _size(pieces))
+    reading = _reading((Delta(1.0, codec_name, payload),), _size(pieces), EMPTY, EMPTY)
+    everywhere = np.ones(len(pieces), np.bool_)
+    found: Doubles = _norms(reading, cut(pieces), everywhere, 1, threads)[:, 0]
+    return found
+
+
+def _run(
+    deltas: Sequence[Delta],
+    pieces: Sequence[Piece],
+    rule: Literal["rda", "mean"],
+    outer: Nesterov | None,
+    publishing: Publishing | None,
+    state: State,
+    previous_F: Values,
+    out: Outcome,
+    threads: int,
 ) -> None:
-    """sum w_m delta_m / sum w_m, accumulated in double, into the slices `where` of `out_F`."""
-    shares = _shares(weights)
-    for block in where:
-        out_F[block] = _combine(deltas, shares, block)
+    able = [d for d in deltas if d.weight > 0]
+    assert able, "nothing has weight"
+    for d in able:
+        codec.check(d.codec, d.payload, out.master_F.size)
+    reading = _reading(able, out.master_F.size, state.anchor_F, previous_F)
+    segments = cut(pieces)
+    # A single contribution is its own average: it is taken as it is.
+    radial = rule == "rda" and len(able) > 1
+    radial_P = np.array([radial and not p.embedding for p in pieces], np.bool_)
+    how = _directions(able, reading, segments, radial_P, out.master_F, threads)
+    _finish(reading, segments, how, _step(outer, publishing), state, out, threads)
 
 
-def rda(
-    deltas: Sequence[Delta], weights: Sequence[float], where: Sequence[slice], out_F: Values
+def _directions(
+    deltas: Sequence[Delta],
+    reading: Reading,
+    segments: Cut,
+    radial_P: Flags,
+    out_F: Values,
+    threads: int,
+) -> Rule:
+    """How every piece is averaged; what RDA scales comes into `out_F` at once."""
+    weights = [d.weight for d in deltas]
+    total = math.fsum(weights)
+    share_M = np.array([w / total for w in weights])
+    scale_P = np.ones(radial_P.size)
+    if not radial_P.any():
+        return Rule(radial_P, scale_P, share_M)
+    norms_PxM = _known_norms(deltas, reading, segments, radial_P, threads)
+    # phi(0) = 0: what has no length has no direction.
+    factor_PxM = np.zeros_like(norms_PxM)
+    np.divide(share_M, norms_PxM, out=factor_PxM, where=norms_PxM > 0)
+    squares_S = np.zeros(segments.piece_S.size)
+
+    def work(first: int, last: int) -> None:
+        passes.direct(reading, segments, radial_P, factor_PxM, first, last, out_F, squares_S)
+
+    spread(work, segments.ranges, threads)
+    length_P = np.sqrt(by_piece(squares_S, segments.piece_S, radial_P.size))
+    radial_P = radial_P & ~(length_P < DIRECTION_MIN)
+    for p in np.flatnonzero(radial_P):
+        radius = math.fsum(w * n for w, n in zip(weights, norms_PxM[p], strict=True)) / total
+        scale_P[p] = radius / length_P[p]
+    return Rule(radial_P, scale_P, share_M)
+
+
+def _known_norms(
+    deltas: Sequence[Delta], reading: Reading, segments: Cut, radial_P: Flags, threads: int
+) -> Doubles:
+    """Norms of radial pieces, shape (P, M): those that came along, the others computed."""
+    norms_PxM = np.zeros((radial_P.size, len(deltas)))
+    # The norm of what is measured again is another.
+    unknown = [m for m, d in enumerate(deltas) if d.behind or d.norms_P is None]
+    for m, d in enumerate(deltas):
+        if m not in unknown:
+            norms_PxM[:, m] = d.norms_P
+    if unknown:
+        some = reading._replace(
+            codec_M=reading.codec_M[unknown],
+            address_M=reading.address_M[unknown],
+            bytes_M=reading.bytes_M[unknown],
+            behind_M=reading.behind_M[unknown],
+        )
+        norms_PxM[:, unknown] = _norms(some, segments, radial_P, len(unknown), threads)
+    return norms_PxM
+
+
+def _norms(
+    reading: Reading, segments: Cut, radial_P: Flags, learners: int, threads: int
+) -> Doubles:
+    squares_SxM = np.zeros((segments.piece_S.size, learners))
+
+    def work(first: int, last: int) -> None:
+        passes.squares(reading, segments, radial_P, first, last, squares_SxM)
+
+    spread(work, segments.ranges, threads)
+    columns = [by_piece(squares_S, segments.piece_S, radial_P.size) for squares_S in squares_SxM.T]
+    return np.sqrt(np.stack(columns, axis=1))
+
+
+def _finish(
+    reading: Reading,
+    segments: Cut,
+    how: Rule,
+    step: Step,
+    state: State,
+    out: Outcome,
+    threads: int,
 ) -> None:
-    """Radial-directional average of one piece into the slices `where` of `out_F`."""
-    if len(deltas) == 1:
-        for block in where:
-            out_F[block] = deltas[0][block]
-        return
-    norms = [norm_in(delta[block] for block in where) for delta in deltas]
-    able = [m for m, n in enumerate(norms) if n > 0]  # phi(0) = 0: the others have no direction
-    shares = [share / n for share, n in zip(_shares(weights), norms, strict=True) if n > 0]
-    direction = [_combine([deltas[m] for m in able], shares, block) for block in where]
-    length = norm_in(part_B.astype(np.float32) for part_B in direction)
-    if length < DIRECTION_MIN:
-        weighted_mean(deltas, weights, where, out_F)
-        return
-    total = math.fsum(weights)
-    radius = math.fsum(w * n for w, n in zip(weights, norms, strict=True)) / total
-    for block, part_B in zip(where, direction, strict=True):
-        out_F[block] = part_B * (radius / length)
+    state = State(*(_still(array_F) for array_F in state))
+
+    def work(first: int, last: int) -> None:
+        passes.finish(reading, segments, how, step, state, first, last, out)
+
+    spread(work, segments.ranges, threads)
 
 
-def _shares(weights: Sequence[float]) -> list[float]:
-    total = math.fsum(weights)
-    return [w / total for w in weights]
+def _step(outer: Nesterov | None, publishing: Publishing | None) -> Step:
+    return Step(
+        outer is not None,
+        publishing is not None,
+        np.float32(-outer.rate if outer else 0),
+        np.float32(outer.momentum if outer else 0),
+        codec.find(publishing.codec) if publishing else 0,
+        publishing is not None and publishing.keyframe,
+    )
 
 
-def _combine(
-    deltas: Sequence[Delta], factors: Sequence[float], block: slice
-) -> NDArray[np.float64]:
-    """sum factor_m delta_m over one block, in double and in the given order."""
-    sum_B = np.zeros(block.stop - block.start, dtype=np.float64)
-    for delta, factor in zip(deltas, factors, strict=True):
-        sum_B += delta[block].astype(np.float64) * factor
-    return sum_B
+def _reading(deltas: Sequence[Delta], values: int, anchor_F: Values, previous_F: Values) -> Reading:
+    payloads = [np.frombuffer(d.payload, np.uint8) for d in deltas]
+    behind = np.array([d.behind for d in deltas], np.bool_)
+    assert not behind.any() or previous_F.size == anchor_F.size == values
+    return Reading(
+        np.array([codec.find(d.codec) for d in deltas], np.int64),
+        np.array([data.ctypes.data for data in payloads], np.uint64),
+        np.array([data.size for data in payloads], np.int64),
+        behind,
+        _still(previous_F),
+        _still(anchor_F),
+        values,
+    )
+
+
+def _still(array_F: Values) -> Values:
+    """A view of one kind, whoever made the array: one kernel is compiled for all."""
+    view_F = np.require(array_F, np.float32, ["C", "A"]).view()
+    view_F.flags.writeable = False
+    return view_F
+
+
+def _size(pieces: Sequence[Piece]) -> int:
+    return sum(p.size for p in pieces)
+
+
+def _payload(size: int) -> NDArray[np.uint8]:
+    return np.empty(size, np.uint8)
+
+
+def _headed(out: Outcome, codec_name: str, values: int) -> Outcome:
+    head = codec.header(codec_name, values)
+    out.payload[: len(head)] = np.frombuffer(head, np.uint8)
+    return out

@@ -1,9 +1,9 @@
 """The outer optimizer (paper section 3.6): Nesterov SGD by default, any optax optimizer by name.
 
-Run eagerly, one operation at a time on the CPU, so that a Nesterov step is the formula's own
-roundings and the same inputs give the same bits on every machine. Of the others optax compiles
-parts, and some (`lamb`, `lars`, `adafactor`) reduce over the fragment: those repeat to the bit on
-one kind of machine and one version of jax.
+Nesterov SGD is part of the merge's own passes (passes.py), with the roundings that optax has when
+it runs eagerly, one operation at a time; so do the others. Of those optax compiles parts, and some
+(`lamb`, `lars`, `adafactor`) reduce over the fragment: they repeat to the bit on one kind of
+machine and one version of jax.
 """
 
 import inspect
@@ -16,6 +16,7 @@ import optax
 from numpy.typing import NDArray
 
 from diloco_shared.config import Algorithm
+from diloco_shared.numerics.merge import Nesterov
 
 Values = NDArray[np.float32]
 
@@ -43,6 +44,10 @@ class Outer:
         self.transform = optimizer(algorithm)
         self.device = jax.devices("cpu")[0]
         self.structure: Any = None
+        # What the merge's passes need in order to step themselves; None: `apply` must.
+        self.nesterov: Nesterov | None = None
+        if algorithm.outer_optimizer == "nesterov":
+            self.nesterov = Nesterov(algorithm.outer_rate, algorithm.outer_momentum)
 
     def init(self, theta_F: Values) -> list[Any]:
         """State leaves for parameters of shape (F,)."""

@@ -1,51 +1,80 @@
-"""Sums with one order on every machine: the same inputs give the same bits.
+"""Sums of squares with one order on every machine: the same values give the same bits.
 
-numpy's own sum over contiguous values depends on the width of the processor's vectors. Here rows
-of fixed width are added one after another, element by element, then halves are added to halves.
+A fragment is cut at multiples of RANGE and at the ends of its pieces. Within such a segment,
+squares go to WIDTH lanes by their place in the fragment, one after another, in double precision;
+then halves of the lanes are added to halves. The sums of segments are added by fsum, which rounds
+once. So threads may take ranges in any order, and vectors may have any width.
 """
 
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-WIDTH = 4096  # a power of two; a row of doubles is 32 KB and stays in the first-level cache
-BLOCK = 1 << 16  # values worked on at once, whole rows: in doubles they fill half a megabyte
+from diloco_shared.numerics.compiled import kernel
+from diloco_shared.numerics.fragments import Piece
+
+STRIDE = 1024  # values worked on at once: four of them and a sum in double take 24 KB
+WIDTH = 512  # lanes, 4 KB; a power of two that divides STRIDE
+RANGE = 1 << 16  # values one thread takes at least; a multiple of STRIDE
+
+Values = NDArray[np.float32]
+Doubles = NDArray[np.float64]
 
 
-def blocks(size: int, offset: int = 0) -> list[slice]:
-    """`size` values from `offset` on, cut into slices of BLOCK; the last may be shorter."""
-    stop = offset + size
-    return [slice(a, min(a + BLOCK, stop)) for a in range(offset, stop, BLOCK)]
+class Cut(NamedTuple):
+    """The segments of a fragment, in order: within one range and one piece each."""
+
+    start_S: NDArray[np.int64]
+    stop_S: NDArray[np.int64]
+    piece_S: NDArray[np.int64]
+    first_R: NDArray[np.int64]  # (ranges + 1,): the first segment of every range
+
+    @property
+    def ranges(self) -> int:
+        return self.first_R.size - 1
 
 
-def sum_of_squares(values_F: NDArray[np.float32]) -> float:
-    """Sum of x^2 in double precision; inf or nan when a value is."""
-    return sum_of_squares_in(values_F[where] for where in blocks(values_F.size))
+def cut(pieces: Sequence[Piece]) -> Cut:
+    """Segments of the pieces of one fragment, which lie one after another from 0 on."""
+    starts = np.array([p.offset for p in pieces], np.int64)
+    size = sum(p.size for p in pieces)
+    bounds = np.arange(0, size, RANGE, dtype=np.int64)
+    start_S = np.union1d(starts, bounds)
+    return Cut(
+        start_S,
+        np.append(start_S[1:], size),
+        np.searchsorted(starts, start_S, side="right") - 1,
+        np.append(np.searchsorted(start_S, bounds), start_S.size),
+    )
 
 
-def sum_of_squares_in(parts: Iterable[NDArray[np.float32]]) -> float:
-    """The same, to the bit, of values that come in parts cut by `blocks`."""
-    total = np.zeros(WIDTH, dtype=np.float64)
-    for part_B in parts:
-        squares = part_B.astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(squares, squares, out=squares)
-        for row in range(0, squares.size, WIDTH):
-            part = squares[row : row + WIDTH]
-            total[: part.size] += part
+@kernel
+def add_squares(values_S: Values, lanes_W: Doubles) -> None:
+    """Add the squares of STRIDE values to the lanes."""
+    for row in range(0, STRIDE, WIDTH):
+        row_W = values_S[row : row + WIDTH]
+        for i in range(WIDTH):
+            x = np.float64(row_W[i])
+            lanes_W[i] += x * x
+
+
+@kernel
+def fold(lanes_W: Doubles) -> float:
+    """Sum of the lanes, halves added to halves; they hold rubbish afterwards."""
     half = WIDTH
     while half > 1:
         half //= 2
-        total = total[:half] + total[half:]
-    return float(total[0])
+        for i in range(half):
+            lanes_W[i] += lanes_W[half + i]
+    return float(lanes_W[0])
 
 
-def norm(values_F: NDArray[np.float32]) -> float:
-    """Euclidean norm, order-fixed."""
-    return float(np.sqrt(sum_of_squares(values_F)))
-
-
-def norm_in(parts: Iterable[NDArray[np.float32]]) -> float:
-    """The same, to the bit, of values that come in parts cut by `blocks`."""
-    return float(np.sqrt(sum_of_squares_in(parts)))
+def by_piece(squares_S: Doubles, piece_S: NDArray[np.int64], pieces: int) -> Doubles:
+    """Sums of squares of every piece from those of the segments; inf or nan when a value is."""
+    ends = np.searchsorted(piece_S, np.arange(pieces + 1))
+    parts = squares_S.tolist()
+    return np.array([math.fsum(parts[a:b]) for a, b in itertools.pairwise(ends)], np.float64)

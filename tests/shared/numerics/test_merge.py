@@ -1,19 +1,26 @@
 """Radial-directional averaging: the anchors of the paper's section 3.5, and reproducibility."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared.numerics import plain
 
-from diloco_shared.numerics import sums
+from diloco_shared.config import Algorithm
+from diloco_shared.numerics import codec
+from diloco_shared.numerics import merge as merging
 from diloco_shared.numerics.fragments import Layout, Piece
-from diloco_shared.numerics.merge import merge
+from diloco_shared.numerics.merge import Delta, Nesterov, Publishing, merge_and_step, publish
+from diloco_shared.numerics.outer import Outer
+from diloco_shared.numerics.passes import State
+from diloco_shared.numerics.sums import RANGE, STRIDE
 from diloco_shared.protocol.messages import TensorSpec
+
+Rule = Literal["rda", "mean"]
+f32 = np.float32
 
 quick = settings(derandomize=True, max_examples=60, deadline=None)
 
@@ -29,6 +36,22 @@ def pieces(*shapes: int, embedding: bool = False) -> tuple[Piece, ...]:
         for n, size in enumerate(shapes)
     ]
     return Layout.build(tensors, 1).fragments[0]
+
+
+def merge(
+    deltas: Sequence[np.ndarray],
+    weights: Sequence[float],
+    parts: Sequence[Piece],
+    rule: Rule,
+    threads: int = 1,
+) -> np.ndarray:
+    return merging.merge(encoded(deltas, weights), parts, rule, threads=threads)
+
+
+def encoded(
+    deltas: Sequence[np.ndarray], weights: Sequence[float], name: str = "fp32"
+) -> list[Delta]:
+    return [Delta(w, name, codec.encode(name, d)) for d, w in zip(deltas, weights, strict=True)]
 
 
 def rda(deltas: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
@@ -50,10 +73,10 @@ def test_identical_deltas_give_that_delta(seed: int, size: int, weights: list[fl
 @quick
 @given(seeds, sizes, st.floats(2.0**-10, 2.0**30), st.sampled_from(["rda", "mean"]))
 def test_a_single_contributor_is_taken_as_it_is(
-    seed: int, size: int, weight: float, rule: str
+    seed: int, size: int, weight: float, rule: Rule
 ) -> None:
-    delta = normal(seed, size)
-    merged = merge([delta], [weight], pieces(size), rule)  # type: ignore[arg-type]
+    delta = np.append(normal(seed, size), f32(-0.0))
+    merged = merge([delta], [weight], pieces(size + 1), rule)
     assert merged.tobytes() == delta.tobytes()
 
 
@@ -140,65 +163,166 @@ def test_the_radius_is_each_tensors_own() -> None:
 
 
 @pytest.mark.parametrize("rule", ["rda", "mean"])
-def test_tiny_and_huge_deltas_stay_finite(rule: str) -> None:
+def test_tiny_and_huge_deltas_stay_finite(rule: Rule) -> None:
     tiny = np.full(3, 1e-44, np.float32)
     huge = np.full(3, 1e38, np.float32)
     for deltas in ([tiny, tiny], [huge, huge], [tiny, huge]):
-        merged = merge(deltas, [1.0, 1.0], pieces(3), rule)  # type: ignore[arg-type]
+        merged = merge(deltas, [1.0, 1.0], pieces(3), rule)
         assert np.isfinite(merged).all() and (merged > 0).all()
 
 
-class Reads:
-    """A delta that counts how often each value is read, and by how many at once."""
+# --- the kernels against plain numpy, bit for bit -----------------------------------------------
 
-    def __init__(self, delta: np.ndarray) -> None:
-        self.delta, self.times, self.widest = delta, np.zeros(len(delta), int), 0
+# Pieces within a stride, of many strides and ranges, at odd places; an embedding between them.
+LAYOUT = Layout.build(
+    [
+        TensorSpec(name="long", shape=(RANGE + 3 * STRIDE + 7,), embedding=False),
+        TensorSpec(name="embedding", shape=(STRIDE, 3), embedding=True),
+        TensorSpec(name="matrix", shape=(331, 3), embedding=False),
+        TensorSpec(name="bias", shape=(9,), embedding=False),
+        TensorSpec(name="scalar", shape=(), embedding=False),
+        TensorSpec(name="still", shape=(5,), embedding=False),
+    ],
+    1,
+)
+PIECES, SIZE = LAYOUT.fragments[0], LAYOUT.sizes[0]
 
-    def __getitem__(self, where: slice, /) -> np.ndarray:
-        self.times[where] += 1
-        self.widest = max(self.widest, where.stop - where.start)
-        return self.delta[where]
+
+def inputs(seed: int, learners: int) -> tuple[list[np.ndarray], list[float]]:
+    """Pseudo-gradients of several scales; nobody moved the piece `still`, some cancel out."""
+    rng = np.random.default_rng(seed)
+    deltas = [rng.standard_normal(SIZE, f32) * f32(10.0**-m) for m in range(learners)]
+    for p in PIECES:
+        where = slice(p.offset, p.offset + p.size)
+        for m, delta in enumerate(deltas):
+            if p.name == "still" or (p.name == "bias" and m > 1):
+                delta[where] = 0
+            elif p.name == "bias":
+                delta[where] = (-1) ** m
+    weights = [1.0, 1.0, *(rng.uniform(0.1, 9.0, learners) + 2.0).tolist()][:learners]
+    return deltas, weights
 
 
-@pytest.mark.parametrize(("rule", "most"), [("rda", 2), ("mean", 1)])
-def test_deltas_are_read_block_by_block(
-    monkeypatch: pytest.MonkeyPatch, rule: str, most: int
+@pytest.mark.parametrize("rule", ["rda", "mean"])
+@pytest.mark.parametrize("learners", [1, 2, 5, 8])
+def test_merging_equals_plain_numpy_to_the_bit(rule: Rule, learners: int) -> None:
+    deltas, weights = inputs(learners, learners)
+    expected = plain.merge(deltas, weights, PIECES, rule)
+    for threads in (1, 2, 7):
+        merged = merge(deltas, weights, PIECES, rule, threads)
+        assert merged.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", codec.NAMES)
+@pytest.mark.parametrize("keyframe", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_one_pass_equals_merge_step_and_publication_one_by_one(
+    name: str, keyframe: bool, momentum: float
 ) -> None:
-    """What decodes on demand need never be held decoded; the bits do not depend on blocks."""
-    parts, weights = pieces(3 * sums.WIDTH + 5, 10), [1.0, 0.0, 2.0]
-    deltas = list(normal(9, 3, 3 * sums.WIDTH + 15))
-    whole = merge(deltas, weights, parts, rule)  # type: ignore[arg-type]
-    monkeypatch.setattr(sums, "BLOCK", sums.WIDTH)
-    reads = [Reads(delta) for delta in deltas]
-    merged = merge(reads, weights, parts, rule)  # type: ignore[arg-type]
-    assert merged.tobytes() == whole.tobytes()
-    assert [set(r.times) for r in reads] == [{most}, {0}, {most}]
-    assert max(r.widest for r in reads) == sums.WIDTH
-
-
-PROGRAM = """
-import numpy as np
-from diloco_shared.numerics.digest import digest_array
-from diloco_shared.numerics.fragments import Layout
-from diloco_shared.numerics.merge import merge
-from diloco_shared.protocol.messages import (TensorSpec)
-shapes = [(300, 70), (1000,), (64, 64)]
-tensors = [TensorSpec(name=f"t{n}", shape=s, embedding=n == 2) for n, s in enumerate(shapes)]
-layout = Layout.build(tensors, 1)
-deltas = list(np.random.default_rng(7).standard_normal((3, layout.sizes[0]), np.float32))
-print(digest_array(merge(deltas, [1.5, 2.25, 0.1], layout.fragments[0], "rda")))
-"""
-
-
-def test_threads_do_not_change_the_bits() -> None:
-    digests = set()
-    for threads in ("1", "4"):
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM],
-            env={**os.environ, "OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads},
-            capture_output=True,
-            text=True,
-            check=True,
+    deltas, weights = inputs(3, 3)
+    rng = np.random.default_rng(7)
+    master, trace, anchor, previous = rng.standard_normal((4, SIZE)).astype(f32)
+    sent = encoded(deltas, weights, name)
+    sent[1] = Delta(weights[1], name, sent[1].payload, behind=True)
+    read = [codec.decode(name, d.payload, SIZE) for d in sent]
+    read[1] = read[1] + (anchor - previous)
+    delta = plain.merge(read, weights, PIECES, "rda")
+    stepped, moved = plain.step(master, trace if momentum else None, delta, 0.7, momentum)
+    payload, published = plain.publish(stepped, anchor, name, keyframe=keyframe)
+    publishing = Publishing(name, keyframe)
+    for threads in (1, 3):
+        out = merge_and_step(
+            sent,
+            PIECES,
+            "rda",
+            Nesterov(0.7, momentum),
+            publishing,
+            State(master, trace if momentum else np.empty(0, f32), anchor),
+            previous_F=previous,
+            threads=threads,
         )
-        digests.add(done.stdout.strip())
-    assert len(digests) == 1 and len(digests.pop()) == 32
+        assert out.master_F.tobytes() == stepped.tobytes()
+        assert out.momentum_F.tobytes() == (b"" if moved is None else moved.tobytes())
+        assert out.payload.tobytes() == payload
+        assert out.anchor_F.tobytes() == published.tobytes()
+        apart = publish(stepped, anchor, publishing, threads=threads)
+        assert apart.payload.tobytes() == payload
+        assert apart.anchor_F.tobytes() == published.tobytes()
+
+
+@pytest.mark.parametrize("preset", ["long", "short"])
+def test_the_step_is_that_of_optax_to_the_bit(preset: str) -> None:
+    outer = Outer(Algorithm.model_validate({"preset": preset, "outer_rate": 0.3}))
+    assert outer.nesterov is not None
+    rng = np.random.default_rng(3)
+    master, delta = rng.standard_normal((2, 5000)).astype(f32)
+    anchor, leaves = master, outer.init(master)
+    parts = pieces(5000)
+    for _ in range(3):
+        trace = leaves[0] if leaves else np.empty(0, f32)
+        ours = merge_and_step(
+            encoded([delta], [1.0]),
+            parts,
+            "rda",
+            outer.nesterov,
+            Publishing("bf16", False),
+            State(master, trace, anchor),
+        )
+        master, leaves = outer.apply(master, leaves, delta)
+        assert ours.master_F.tobytes() == master.tobytes()
+        assert ours.momentum_F.tobytes() == b"".join(leaf.tobytes() for leaf in leaves)
+        delta = -delta * f32(0.7)
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16", "int4"])
+def test_norms_known_beforehand_change_nothing(name: str) -> None:
+    deltas, weights = inputs(5, 5)
+    sent = encoded(deltas, weights, name)
+    known = [
+        Delta(d.weight, name, d.payload, norms_P=merging.norms(name, d.payload, PIECES, 2))
+        for d in sent
+    ]
+    expected = merging.merge(sent, PIECES, "rda")
+    for some in (known, [known[0], *sent[1:4], known[4]]):
+        assert merging.merge(some, PIECES, "rda").tobytes() == expected.tobytes()
+
+
+@quick
+@given(st.integers(1, 3 * STRIDE), st.integers(0, 2**32 - 1))
+def test_norms_are_the_documented_sums(size: int, seed: int) -> None:
+    values = normal(seed, size)
+    parts = pieces(size, max(1, size // 3))
+    both = np.concatenate([values, values[: parts[1].size]])
+    found = merging.norms("fp32", codec.encode("fp32", both), parts)
+    expected = [plain.norm(both[p.offset : p.offset + p.size], p.offset) for p in parts]
+    np.testing.assert_array_equal(found, expected)
+    exact = [np.linalg.norm(both[p.offset : p.offset + p.size].astype(float)) for p in parts]
+    np.testing.assert_allclose(found, exact, rtol=1e-13)
+
+
+@settings(derandomize=True, max_examples=40)
+@given(st.lists(st.lists(st.integers(-1000, 1000), min_size=8, max_size=8), min_size=3, max_size=3))
+def test_what_is_behind_is_measured_against_the_newer_anchor(rows: list[list[int]]) -> None:
+    """Whole numbers: every difference of them is exact."""
+    previous, now, theta = np.array(rows, f32)
+    late = Delta(1.0, "fp32", codec.encode("fp32", previous - theta), behind=True)
+    merged = merging.merge([late], pieces(8), "rda", anchor_F=now, previous_F=previous)
+    np.testing.assert_array_equal(merged, now - theta)
+
+
+def test_payloads_may_be_views_at_odd_addresses() -> None:
+    deltas, weights = inputs(2, 2)
+    whole = encoded(deltas, weights, "bf16")
+    buffer = bytearray(len(whole[0].payload) + 1)
+    buffer[1:] = whole[0].payload
+    odd = [Delta(weights[0], "bf16", memoryview(buffer)[1:]), whole[1]]
+    merged = merging.merge(odd, PIECES, "rda")
+    assert merged.tobytes() == merging.merge(whole, PIECES, "rda").tobytes()
+
+
+def test_payloads_that_do_not_fit_are_refused() -> None:
+    short = Delta(1.0, "fp32", codec.encode("fp32", np.zeros(3, f32)))
+    with pytest.raises(ValueError, match="header of 3 values of fp32 where 4"):
+        merging.merge([short], pieces(4), "rda")
+    with pytest.raises(ValueError, match="header of 3 values"):
+        merging.norms("fp32", short.payload, pieces(4))

@@ -1,73 +1,46 @@
-"""Sums of squares: one order, so one result, however the values are cut up."""
-
-import math
+"""How a fragment is cut for sums of squares, and that they add up."""
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from diloco_shared.numerics import sums
-from diloco_shared.numerics.sums import BLOCK, WIDTH, blocks, norm, norm_in, sum_of_squares
-
-EDGES = [1, 2, WIDTH - 1, WIDTH, WIDTH + 1, 3 * WIDTH - 1, 5 * WIDTH + 17]
+from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.sums import RANGE, STRIDE, WIDTH, add_squares, by_piece, cut, fold
+from diloco_shared.protocol.messages import TensorSpec
 
 
-def values(size: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
-
-
-@pytest.mark.parametrize("size", EDGES)
-@pytest.mark.parametrize("rows", [1, 2, 3])
-def test_blocks_do_not_change_the_bits(
-    monkeypatch: pytest.MonkeyPatch, size: int, rows: int
-) -> None:
-    whole = sum_of_squares(values(size))
-    monkeypatch.setattr(sums, "BLOCK", rows * WIDTH)
-    assert sum_of_squares(values(size)) == whole
-
-
-@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK + 17])
-def test_parts_cut_by_blocks_sum_like_the_whole(size: int) -> None:
-    x = values(size + 5)
-    where = blocks(size, offset=5)
-    assert sum(part.stop - part.start for part in where) == size
-    assert norm_in(x[part] for part in where) == norm(x[5:])
-
-
-@pytest.mark.parametrize("size", EDGES)
-def test_the_sum_is_right(size: int) -> None:
-    exact = math.fsum(float(x) ** 2 for x in values(size))
-    assert sum_of_squares(values(size)) == pytest.approx(exact, rel=1e-13)
+@pytest.mark.parametrize("sizes", [[1], [RANGE], [RANGE + 1], [5, RANGE - 5, 7], [3 * RANGE, 1]])
+def test_segments_cover_the_fragment_within_one_range_and_piece_each(sizes: list[int]) -> None:
+    tensors = [
+        TensorSpec(name=f"t{n}", shape=(size,), embedding=False) for n, size in enumerate(sizes)
+    ]
+    pieces = Layout.build(tensors, 1).fragments[0]
+    segments = cut(pieces)
+    assert segments.ranges == -(-sum(sizes) // RANGE)
+    assert segments.start_S[0] == 0 and segments.stop_S[-1] == sum(sizes)
+    np.testing.assert_array_equal(segments.start_S[1:], segments.stop_S[:-1])
+    for start, stop, p in zip(segments.start_S, segments.stop_S, segments.piece_S, strict=True):
+        assert start // RANGE == (stop - 1) // RANGE
+        assert pieces[p].offset <= start < stop <= pieces[p].offset + pieces[p].size
+    for r in range(segments.ranges):
+        assert segments.start_S[segments.first_R[r]] == r * RANGE
+    assert segments.first_R[-1] == segments.start_S.size
 
 
 def test_the_order_is_the_documented_one() -> None:
     """Rows added one after another, then halves to halves: spelled out in plain Python."""
-    x = values(2 * WIDTH + 5)
+    x = np.random.default_rng(0).standard_normal(STRIDE).astype(np.float32)
     rows = [0.0] * WIDTH
     for i, value in enumerate(x):
         rows[i % WIDTH] += float(value) * float(value)
     while len(rows) > 1:
         half = len(rows) // 2
         rows = [rows[i] + rows[half + i] for i in range(half)]
-    assert sum_of_squares(x) == rows[0]
+    lanes = np.zeros(WIDTH)
+    add_squares(x, lanes)
+    assert fold(lanes) == rows[0]
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
-@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=30))
-def test_a_strided_view_sums_like_a_copy(numbers: list[float]) -> None:
-    x = np.array([[n, 0.0] for n in numbers], np.float32).reshape(-1, 2)[:, 0]
-    assert sum_of_squares(x) == sum_of_squares(x.copy())
-
-
-def test_norms_by_hand() -> None:
-    assert norm(np.array([3.0, 4.0], np.float32)) == 5.0
-    assert norm(np.zeros(3, np.float32)) == 0.0
-    # Squares that fp32 could not hold.
-    assert norm(np.full(4, 1e38, np.float32)) == pytest.approx(2e38)
-    assert norm(np.full(4, 1e-40, np.float32)) == pytest.approx(2e-40, rel=1e-4)
-
-
-def test_what_is_not_finite_shows() -> None:
-    assert math.isinf(norm(np.array([1.0, np.inf], np.float32)))
-    assert math.isnan(norm(np.array([1.0, np.nan], np.float32)))
+def test_sums_of_pieces_round_once_and_show_what_is_not_finite() -> None:
+    squares = np.array([1e16, 1.0, 1.0, 4.0, np.inf, 1.0, np.nan])
+    found = by_piece(squares, np.array([0, 0, 0, 1, 2, 2, 3]), 4)
+    np.testing.assert_array_equal(found, [1e16 + 2, 4.0, np.inf, np.nan])

@@ -1,0 +1,94 @@
+"""The merge, the outer step and the publication again in plain numpy, operation by operation.
+
+The reference that compiled kernels must equal bit for bit: one rounding per operation, learners in
+order, squares in lanes, everything decoded first.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.fragments import Piece
+
+f32, f64 = np.float32, np.float64
+Values = NDArray[np.float32]
+
+WIDTH, RANGE = 512, 1 << 16
+
+
+def norm(values_N: Values, offset: int) -> float:
+    """Norm of values that begin at place `offset` of their fragment."""
+    sums, stop = [], offset + values_N.size
+    for start in sorted({offset, *range(offset // RANGE * RANGE + RANGE, stop, RANGE)}):
+        lanes = np.zeros(WIDTH, f64)
+        x = np.zeros(RANGE, f64)
+        end = min(start // RANGE * RANGE + RANGE, stop)
+        x[start % RANGE : (end - 1) % RANGE + 1] = values_N[start - offset : end - offset]
+        for row in (x * x).reshape(-1, WIDTH):
+            lanes += row
+        half = WIDTH
+        while half > 1:
+            half //= 2
+            lanes = lanes[:half] + lanes[half:]
+        sums.append(float(lanes[0]))
+    return float(np.sqrt(math.fsum(sums)))
+
+
+def combine(deltas: Sequence[Values], factors: Sequence[float]) -> NDArray[np.float64]:
+    """Sum of factor times delta in double precision, in order."""
+    total = np.full(deltas[0].shape, -0.0)
+    for delta, factor in zip(deltas, factors, strict=True):
+        if factor != 0:
+            total += delta.astype(f64) * factor
+    return total
+
+
+def rda(deltas: Sequence[Values], weights: Sequence[float], offset: int) -> Values:
+    """Radial-directional average of one piece, with its fallbacks."""
+    total = math.fsum(weights)
+    shares = [w / total for w in weights]
+    norms = [norm(d, offset) for d in deltas]
+    factors = [s / n if n > 0 else 0.0 for s, n in zip(shares, norms, strict=True)]
+    direction = combine(deltas, factors).astype(f32)
+    length = norm(direction, offset)
+    if len(deltas) == 1 or length < 1e-6:
+        return combine(deltas, shares).astype(f32)
+    radius = math.fsum(w * n for w, n in zip(weights, norms, strict=True)) / total
+    return (direction.astype(f64) * (radius / length)).astype(f32)
+
+
+def merge(
+    deltas: Sequence[Values], weights: Sequence[float], pieces: Sequence[Piece], rule: str
+) -> Values:
+    """The merged pseudo-gradient of a fragment."""
+    able = [m for m, w in enumerate(weights) if w > 0]
+    weights = [weights[m] for m in able]
+    shares = [w / math.fsum(weights) for w in weights]
+    merged = []
+    for p in pieces:
+        parts = [deltas[m][p.offset : p.offset + p.size] for m in able]
+        if p.embedding or rule == "mean":
+            merged.append(combine(parts, shares).astype(f32))
+        else:
+            merged.append(rda(parts, weights, p.offset))
+    return np.concatenate(merged)
+
+
+def step(
+    master: Values, trace: Values | None, delta: Values, rate: float, momentum: float
+) -> tuple[Values, Values | None]:
+    """One Nesterov step; without a trace, plain SGD."""
+    if trace is None:
+        return master + f32(-rate) * delta, None
+    trace = delta + f32(momentum) * trace
+    return master + f32(-rate) * (delta + f32(momentum) * trace), trace
+
+
+def publish(master: Values, anchor: Values, name: str, *, keyframe: bool) -> tuple[bytes, Values]:
+    """The payload of a publication and the new anchor."""
+    payload = codec.encode(name, master if keyframe else master - anchor)
+    decoded = codec.decode(name, payload, master.size)
+    return payload, decoded if keyframe else anchor + decoded
