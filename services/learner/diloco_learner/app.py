@@ -17,6 +17,7 @@ from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.faults import Abilities, FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
+from diloco_shared.edges.metrics import traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event, RunRecord
@@ -71,13 +72,7 @@ class Learner:
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read when asked for."""
-        traffic = CounterMetricFamily(
-            "diloco_bus_bytes", "Payload bytes at this process's bus", labels=["plane", "way"]
-        )
-        for plane, bus in (("control", self.control), ("data", self.data)):
-            traffic.add_metric([plane, "out"], bus.traffic.bytes_out)
-            traffic.add_metric([plane, "in"], bus.traffic.bytes_in)
-        yield traffic
+        yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
         progress = self.work.last_progress if self.work is not None else None
         if progress is None:
             return
@@ -207,7 +202,14 @@ async def serve(settings: Settings) -> None:
     folder = DataFolder(settings.data, settings.id)
     token = settings.nats_token or None
     control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
-    data = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-data", token=token)
+    data = await NatsBus.connect(
+        settings.nats_url,
+        name=f"{settings.id}-data",
+        token=token,
+        connections=settings.connections,
+        uplink_bytes_per_s=settings.uplink_bytes_per_s,
+        downlink_bytes_per_s=settings.downlink_bytes_per_s,
+    )
     learner = Learner(settings, control, data, folder)
     health = HealthServer(learner.health, learner.registry)
     try:

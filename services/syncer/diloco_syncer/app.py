@@ -14,6 +14,7 @@ from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
+from diloco_shared.edges.metrics import traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event, RunRecord
@@ -56,13 +57,7 @@ class Syncer:
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read off the machine when asked for."""
-        traffic = CounterMetricFamily(
-            "diloco_bus_bytes", "Payload bytes at this process's bus", labels=["plane", "way"]
-        )
-        for plane, bus in (("control", self.control), ("data", self.data)):
-            traffic.add_metric([plane, "out"], bus.traffic.bytes_out)
-            traffic.add_metric([plane, "in"], bus.traffic.bytes_in)
-        yield traffic
+        yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
         if self.leader is None:
             return
         h = self.leader.machine.history
@@ -153,7 +148,14 @@ async def serve(settings: Settings) -> None:
     folder = DataFolder(settings.data, settings.id)
     token = settings.nats_token or None
     control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
-    data = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-data", token=token)
+    data = await NatsBus.connect(
+        settings.nats_url,
+        name=f"{settings.id}-data",
+        token=token,
+        connections=settings.connections,
+        uplink_bytes_per_s=settings.uplink_bytes_per_s,
+        downlink_bytes_per_s=settings.downlink_bytes_per_s,
+    )
     syncer = Syncer(settings, control, data, folder)
     health = HealthServer(syncer.health, syncer.registry)
     try:
