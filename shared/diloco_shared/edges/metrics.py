@@ -1,0 +1,26 @@
+"""Prometheus metrics that every process has."""
+
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from diloco_shared.edges.bus import Traffic
+
+
+def traffic_metrics(planes: Mapping[str, Traffic]) -> Iterator[Metric]:
+    """Bytes per plane and way: payloads, and all that crossed the sockets."""
+    payload = CounterMetricFamily(
+        "diloco_bus_bytes", "Payload bytes at this process's bus", labels=["plane", "way"]
+    )
+    socket = CounterMetricFamily(
+        "diloco_socket_bytes",
+        "Bytes at this process's sockets to the bus: payloads, protocol, repeats",
+        labels=["plane", "way"],
+    )
+    for plane, traffic in planes.items():
+        payload.add_metric([plane, "out"], traffic.bytes_out)
+        payload.add_metric([plane, "in"], traffic.bytes_in)
+        socket.add_metric([plane, "out"], traffic.socket_bytes_out)
+        socket.add_metric([plane, "in"], traffic.socket_bytes_in)
+    yield payload
+    yield socket
