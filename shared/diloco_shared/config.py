@@ -108,8 +108,12 @@ class Algorithm(Spec):
     )
     codec_up: Codec = Field(
         "bf16",
-        description="Wire format of contributions; below 16 bits with error feedback, which costs "
-        "a learner 4 bytes of device memory per parameter.",
+        description="Wire format of contributions. Below 16 bits see error_feedback.",
+    )
+    error_feedback: bool = Field(
+        True,
+        description="Give with the next contribution what a codec below 16 bits withheld from "
+        "the last merged one; costs a learner 4 bytes of device memory per parameter.",
     )
     codec_down: Codec = Field(
         "bf16", description="Wire format of publication deltas; the next one makes up its error."

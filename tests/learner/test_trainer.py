@@ -172,6 +172,13 @@ def test_codecs_of_16_bits_and_more_keep_no_residual(trainer: Trainer) -> None:
     assert trainer.feedback == [None] * FRAGMENTS
 
 
+def test_feedback_may_be_left_out(four_bits: Trainer) -> None:
+    spec = four_bits.program.spec
+    algorithm = spec.algorithm.model_copy(update={"error_feedback": False})
+    program = replace(four_bits.program, spec=spec.model_copy(update={"algorithm": algorithm}))
+    assert Trainer(program).feedback == [None] * FRAGMENTS
+
+
 def test_a_contribution_is_a_handle_that_later_steps_do_not_change(trainer: Trainer) -> None:
     handle = trainer.contribution(0, 0)
     before = trainer.contribution(0, 0).fetch()

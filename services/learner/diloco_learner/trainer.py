@@ -110,7 +110,8 @@ class Trainer:
         self.params = program.initial()
         self.opt_state = jax.jit(optimizer(program.spec.inner).init)(self.params)
         self.anchors: list[jax.Array | None] = [None] * len(program.layout.fragments)
-        with_error = feeds_back(program.spec.algorithm.codec_up)
+        algorithm = program.spec.algorithm
+        with_error = algorithm.error_feedback and feeds_back(algorithm.codec_up)
         self.feedback = [
             Feedback(jnp.zeros(size, jnp.float32)) if with_error else None
             for size in program.layout.sizes
