@@ -1,4 +1,4 @@
-"""`diloco sim …`: experiments on a virtual clock."""
+"""`diloco sim train`: train on a virtual clock."""
 
 import json
 import time
@@ -7,12 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Experiments on a virtual clock.")
-
-
-@app.callback()
-def _sim() -> None:
-    """Experiments on a virtual clock."""
+app = typer.Typer()
 
 
 def spec_of(

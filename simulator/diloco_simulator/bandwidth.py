@@ -1,0 +1,162 @@
+"""The bandwidth that each method needs between data centers: a closed link model, no packets.
+
+Data-parallel, DiLoCo and Streaming DiLoCo follow the model of their author's simulator: a step of T
+seconds is a third forward and two thirds backward; 128 buckets of gradients become ready evenly
+through the backward pass and leave by one FIFO link per data center; an all-reduce over M carries
+2 (1 - 1/M) times the bits. What is late at its deadline stalls the step, and the bandwidth needed
+is the least at which compute / (compute + stall) reaches the utilisation asked for.
+
+A Decoupled learner never stalls, so there is no utilisation to choose. Its need has two readings,
+and both are reported:
+
+- *transfer window*: one fragment within the overlap of tau steps, per direction. The published
+  1.7, 0.43 and 0.84 Gbit/s follow it (16 bits; 4.125 bits; 4.125 bits, both directions).
+- *shared link*: where tau exceeds H/P, windows of several fragments overlap on the one link there
+  is; it must carry a fragment every H/P steps, which is the larger figure and the one to provision.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+Method = Literal["dp", "diloco", "streaming", "decoupled"]
+METHODS: tuple[str, ...] = get_args(Method)
+BUCKETS = 128  # gradient buckets of a backward pass, in the author's simulator
+FORWARD = 1 / 3  # share of a step before the first gradient
+# Bursts simulated, the second half of them measured: what queues behind a deadline of tau steps
+# settles within tau bursts, so 64 beyond twice those in flight are ample.
+BURSTS = 64
+GBIT = 1e9
+# No link between data centers is outside of it; the search is over its logarithm.
+SEARCH_GBIT_PER_S = (1e-6, 1e9)
+# Bits per value on the wire: a block of 256 4-bit values carries one 16-bit scale and its header.
+CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125, "int4": 4.125, "e3m0": 4.125}
+
+
+class BadSetting(ValueError):
+    """A setting out of range: which one, and what it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What is trained and how often it is exchanged; `utilisation` is a share of 1."""
+
+    method: Method
+    params: float = 5e9  # N
+    learners: int = 2  # M data centers
+    step_s: float = 1.0  # T
+    sync_every_steps: int = 24  # H
+    fragments: int = 24  # P
+    overlap_steps: int = 2  # tau
+    utilisation: float = 0.95
+    up_bits: float = 16.0  # per value; all-reduces use it both ways
+    down_bits: float = 16.0
+
+    def __post_init__(self) -> None:
+        _within("method", self.method in METHODS, f"one of {', '.join(METHODS)}")
+        for name in ("params", "step_s", "up_bits", "down_bits"):
+            _within(name, 0 < getattr(self, name) < float("inf"), "a positive number")
+        for name in ("learners", "sync_every_steps", "fragments"):
+            _within(name, getattr(self, name) >= 1, "at least 1")
+        _within("overlap_steps", self.overlap_steps >= 0, "at least 0")
+        _within("utilisation", 0 < self.utilisation <= 1, "above 0 and at most 1")
+        if self.method == "decoupled":
+            fits = self.sync_every_steps % self.fragments == 0
+            _within("sync_every_steps", fits, f"a multiple of fragments ({self.fragments})")
+
+    @property
+    def steps_per_fragment(self) -> float:
+        """H / P: steps between two fragments that are due."""
+        return self.sync_every_steps / self.fragments
+
+
+def _within(name: str, good: bool, wanted: str) -> None:
+    if not good:
+        raise BadSetting(f"{name} must be {wanted}")
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """`bits` every `period` steps, ready through one backward pass, due `overlap` steps later."""
+
+    bits: float
+    period: float
+    overlap: int
+    step_s: float
+
+    def utilisation(self, bits_per_s: float) -> float:
+        """Compute / (compute + stall) once the queue on the link has settled."""
+        ready_s = self.step_s * (FORWARD + (1 - FORWARD) / BUCKETS)  # the first bucket
+        sent_s = self.bits / bits_per_s
+        count = BURSTS + 2 * (int(self.overlap / self.period) + 1)
+        arrived: list[float] = []
+        free = stall = settled = 0.0
+        judged = 0  # bursts whose deadline has passed; they are judged in order, as they are sent
+        for burst in range(count):
+            step = burst * self.period
+            while (due := judged * self.period + self.overlap + 1) <= step:
+                stall += max(0.0, arrived[judged] - (due * self.step_s + stall))
+                judged += 1
+            if burst == count // 2:
+                settled = stall
+            start = step * self.step_s + stall
+            # Buckets are equal and evenly spaced: either the first or the last one holds it up.
+            free = max(max(free, start + ready_s) + sent_s, start + self.step_s + sent_s / BUCKETS)
+            arrived.append(free)
+        compute = (count - 1 - count // 2) * self.period * self.step_s
+        return compute / (compute + stall - settled)
+
+    def needed(self, utilisation: float) -> float:
+        """Least bits per second that reach `utilisation`; raises BadSetting where none does."""
+        low, high = (GBIT * limit for limit in SEARCH_GBIT_PER_S)
+        if self.utilisation(high) < utilisation:
+            raise BadSetting(
+                f"utilisation must be lower: no link up to {SEARCH_GBIT_PER_S[1]:.0e} Gbit/s "
+                f"reaches {utilisation}"
+            )
+        while high / low > 1.0001:
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if self.utilisation(middle) >= utilisation else (middle, high)
+        return high
+
+
+def required(link: Link) -> dict[str, Any]:
+    """Gbit/s per data center, each figure under the name of its reading."""
+    return _decoupled(link) if link.method == "decoupled" else _all_reduced(link)
+
+
+def _all_reduced(link: Link) -> dict[str, Any]:
+    streaming = link.method == "streaming"
+    period = {"dp": 1.0, "diloco": float(link.sync_every_steps)}
+    bits = 2 * (1 - 1 / link.learners) * link.params * link.up_bits
+    bursts = Bursts(
+        bits / link.fragments if streaming else bits,
+        period.get(link.method, link.steps_per_fragment),
+        link.overlap_steps if streaming else 0,
+        link.step_s,
+    )
+    gbit = bursts.needed(link.utilisation) / GBIT if bits else 0.0
+    return {
+        "gbit_per_s": gbit,
+        "gbit_per_s_shared_link": gbit,
+        "reading": f"one FIFO link per data center, at {link.utilisation:.0%} compute utilisation",
+    }
+
+
+def _decoupled(link: Link) -> dict[str, Any]:
+    # With no overlap allowed, what is handed out at a step boundary is due one step later.
+    window_s = max(1, link.overlap_steps) * link.step_s
+    every_s = link.steps_per_fragment * link.step_s
+    values = link.params / link.fragments / GBIT
+    up, down = values * link.up_bits, values * link.down_bits
+    shared_s = min(window_s, every_s)
+    return {
+        "gbit_per_s": max(up, down) / window_s,
+        "gbit_per_s_up": up / window_s,
+        "gbit_per_s_down": down / window_s,
+        "gbit_per_s_both_directions": (up + down) / window_s,
+        "gbit_per_s_shared_link": max(up, down) / shared_s,
+        "gbit_per_s_shared_link_both_directions": (up + down) / shared_s,
+        "gbit_per_s_hub": link.learners * max(up, down) / shared_s,
+        "reading": "gbit_per_s: one fragment in tau steps, per direction (transfer window); "
+        "gbit_per_s_shared_link: all fragments due, one link; hub: M of those links",
+    }

@@ -1,0 +1,45 @@
+"""`diloco sim bandwidth`: what a method needs between data centers."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from diloco_simulator import bandwidth as model
+from diloco_simulator.commands.shown import settings_named, show
+
+app = typer.Typer()
+
+
+@app.command()
+def bandwidth(
+    method: Annotated[str, typer.Option(help=" | ".join(model.METHODS))] = "decoupled",
+    params: Annotated[float, typer.Option(help="N, for example 5e9")] = 5e9,
+    learners: Annotated[int, typer.Option(help="M, one per data center")] = 2,
+    step_seconds: Annotated[float, typer.Option(help="T")] = 1.0,
+    sync_every: Annotated[int, typer.Option(help="H, in steps")] = 24,
+    fragments: Annotated[int, typer.Option(help="P")] = 24,
+    overlap_steps: Annotated[int, typer.Option(help="tau")] = 2,
+    utilisation: Annotated[
+        float, typer.Option(help="Compute utilisation to reach; Decoupled never stalls.")
+    ] = 0.95,
+    up_bits: Annotated[float, typer.Option(help="Per value: bf16 16, int4 4.125.")] = 16.0,
+    down_bits: Annotated[float, typer.Option(help="Per value, Decoupled only.")] = 16.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Gbit/s that a method needs per data center, by the author's link model."""
+    with settings_named():
+        link = model.Link(
+            method,  # type: ignore[arg-type]  # checked by Link
+            params,
+            learners,
+            step_seconds,
+            sync_every,
+            fragments,
+            overlap_steps,
+            utilisation,
+            up_bits,
+            down_bits,
+        )
+        result = model.required(link)
+    show(result | {"settings": asdict(link)} if as_json else result, as_json)

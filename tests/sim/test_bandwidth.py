@@ -1,0 +1,99 @@
+"""Bandwidth needed, against the published points and against cases done by hand."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_simulator.bandwidth import BadSetting, Bursts, Link, Method, required
+
+
+def gbit(method: Method, **changes: float) -> float:
+    return float(required(Link(method, **changes))["gbit_per_s"])  # type: ignore[arg-type]
+
+
+def test_published_points() -> None:
+    assert gbit("dp", utilisation=0.90) == pytest.approx(104, rel=0.03)
+    assert gbit("dp", learners=8, utilisation=0.95) == pytest.approx(198, rel=0.03)
+    assert gbit("decoupled") == pytest.approx(1.7, rel=0.03)
+    int4 = required(Link("decoupled", learners=8, up_bits=4.125, down_bits=4.125))
+    assert int4["gbit_per_s"] == pytest.approx(0.43, rel=0.03)
+    assert int4["gbit_per_s_both_directions"] == pytest.approx(0.84, rel=0.03)
+
+
+def test_published_ratios() -> None:
+    ideal = gbit("dp", utilisation=0.90)
+    assert 60 < ideal / gbit("decoupled") < 64
+    assert 238 < ideal / gbit("decoupled", up_bits=4.125, down_bits=4.125) < 246
+
+
+def test_a_burst_done_by_hand() -> None:
+    # 1 Gbit through 128 buckets: all are ready by 1 s; the first at 1/3 + 2/3/128 s. At 1 Gbit/s
+    # the link is busy from then on, ends at 1.33854 s, and stalls each of the steps by 0.33854 s.
+    bursts = Bursts(bits=1e9, period=1, overlap=0, step_s=1.0)
+    assert bursts.utilisation(1e9) == pytest.approx(1 / (1 + 1 / 3 + 2 / 3 / 128))
+    # A fast link is only held up by the last bucket.
+    assert bursts.utilisation(1e12) == pytest.approx(1 / (1 + 1e-3 / 128))
+    # Spread over ten steps, the same stall counts a tenth.
+    assert Bursts(1e9, 10, 0, 1.0).utilisation(1e9) == pytest.approx(10 / (10 + 0.33854), rel=1e-4)
+    # With a step of overlap there is none left.
+    assert Bursts(1e9, 10, 1, 1.0).utilisation(1e9) == 1.0
+
+
+def test_a_link_with_less_than_is_sent_bounds_the_utilisation() -> None:
+    # 1 Gbit per step of 1 s at 0.5 Gbit/s: half, however far the overlap reaches.
+    for overlap in (0, 1, 5):
+        assert Bursts(1e9, 1, overlap, 1.0).utilisation(0.5e9) <= 0.51
+
+
+def test_the_shared_link_carries_every_fragment() -> None:
+    both = required(Link("decoupled"))
+    assert both["gbit_per_s_shared_link"] == pytest.approx(5e9 * 16 / 24 / 1e9)
+    assert both["gbit_per_s_hub"] == pytest.approx(2 * both["gbit_per_s_shared_link"])
+    # One fragment in flight at a time: both readings are the same.
+    alone = required(Link("decoupled", fragments=6))
+    assert alone["gbit_per_s_shared_link"] == alone["gbit_per_s"]
+
+
+def test_one_learner_needs_no_all_reduce() -> None:
+    assert gbit("dp", learners=1) == 0.0
+
+
+@settings(max_examples=25)
+@given(
+    st.sampled_from(["dp", "diloco", "streaming"]),
+    st.floats(1e6, 1e12),
+    st.integers(2, 16),
+    st.floats(0.05, 0.99),
+)
+def test_more_of_anything_needs_more(
+    method: Method, params: float, learners: int, utilisation: float
+) -> None:
+    needed = gbit(method, params=params, learners=learners, utilisation=utilisation)
+    slack = 1.001
+    assert gbit(method, params=2 * params, learners=learners, utilisation=utilisation) > needed
+    assert slack * gbit(method, params=params, learners=16, utilisation=utilisation) >= needed
+    assert slack * gbit(method, params=params, learners=learners, utilisation=0.991) >= needed
+    if method != "dp":
+        ideal = gbit("dp", params=params, learners=learners, utilisation=utilisation)
+        assert needed <= slack * ideal
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"params": 0}, "params"),
+        ({"params": float("nan")}, "params"),
+        ({"learners": 0}, "learners"),
+        ({"utilisation": 1.01}, "utilisation"),
+        ({"sync_every_steps": 25}, "sync_every_steps"),
+        ({"method": "ring"}, "method"),
+    ],
+)
+def test_bad_settings_are_named(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(BadSetting, match=named):
+        Link(**({"method": "decoupled"} | changes))  # type: ignore[arg-type]
+
+
+def test_what_no_link_reaches_is_said() -> None:
+    with pytest.raises(BadSetting, match="utilisation must be lower"):
+        Bursts(1e9, 1, 0, 1.0).needed(1.0)
