@@ -6,6 +6,8 @@ Definitions
   last round; it steps except while it is down, hung, joining or recovering (`lanes.py`).
 - `bytes_data_parallel_equivalent`: what a ring all-reduce of bf16 gradients at every step would
   have sent, for the steps that were taken: 2 (M - 1) / M * N * 2 bytes per learner and step.
+- `bytes_socket`: what crossed the learners' sockets in their present lives, per plane and way:
+  payloads, protocol, acknowledgements and repeats; to be compared with the same equivalent.
 - `survivor_wait_s`: the longest total that any learner but the victim's train loop spent on
   anything but its own computation.
 - A learner is down from the fault until it steps again; it contributes again when a round that
@@ -43,6 +45,7 @@ def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
         "tokens_useful": status.get("tokens_useful", 0),
         "bytes_up": status.get("bytes_up", 0),
         "bytes_down": status.get("bytes_down", 0),
+        "bytes_socket": socket_bytes(status),
         "bytes_data_parallel_equivalent": data_parallel_bytes(
             tokens / per_step if per_step else 0.0,
             len(status.get("learners", {})),
@@ -64,6 +67,15 @@ def data_parallel_bytes(learner_steps: float, learners: int, parameters: int) ->
     if learners < 2:
         return 0
     return round(2 * (learners - 1) / learners * parameters * 2 * learner_steps)
+
+
+def socket_bytes(status: dict[str, Any]) -> dict[str, int]:
+    """Sums over the learners: data_up, data_down, control_up, control_down."""
+    total: dict[str, int] = {}
+    for shown in status.get("learners", {}).values():
+        for way, count in shown.get("socket_bytes", {}).items():
+            total[way] = total.get(way, 0) + count
+    return total
 
 
 def goodput(status: dict[str, Any], spans: dict[str, list[Span]], rounds: Rows) -> float | None:

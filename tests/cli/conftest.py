@@ -109,9 +109,9 @@ def run() -> Row:
             "bytes_down": 2_500_000,
             "refused": {"late": 2},
             "learners": {
-                "a": learner(0.01),
+                "a": learner(0.01, socket_bytes={"data_up": 100, "control_down": 7}),
                 "b": learner(9.0, incarnation=1, loss=None),
-                "c": learner(0.02, alive=False, state="down"),
+                "c": learner(0.02, alive=False, state="down", socket_bytes={"data_up": 200}),
             },
         },
     }

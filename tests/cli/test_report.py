@@ -25,6 +25,7 @@ def test_figures_of_a_run_with_a_kill(run: Row, rounds: list[Row], events: list[
     # Three learners from 10 to 50; b stepped 10 to 20 and 30 to 50; 240 of 300 steps were merged.
     assert figures["goodput"] == pytest.approx((40 + 30 + 40) / (3 * 40) * 240 / 300)
     assert figures["bytes_data_parallel_equivalent"] == round(2 * 2 / 3 * 1000 * 2 * 300)
+    assert figures["bytes_socket"] == {"data_up": 300, "control_down": 7}
     assert (figures["seed"], figures["bytes_up"], figures["bytes_down"]) == (7, 1500, 2_500_000)
 
 

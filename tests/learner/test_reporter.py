@@ -14,7 +14,7 @@ from diloco_shared.config import RunSpec
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
-from diloco_shared.protocol.messages import Progress
+from diloco_shared.protocol.messages import Progress, SocketBytes
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def faults(broker: MemoryBroker) -> FaultAgent:
 @pytest.fixture
 def reports(broker: MemoryBroker, spec: RunSpec, box: Mailbox, faults: FaultAgent) -> Reporter:
     bus, book = MemoryBus(broker, "a"), AnchorBook((4, 4, 4))
-    return Reporter(spec, "a", 2, bus, box, book, faults)
+    return Reporter(spec, "a", 2, bus, box, book, faults, lambda: SocketBytes(data_up=9))
 
 
 def progress(step: int) -> Progress:
@@ -45,6 +45,7 @@ async def test_before_the_first_step_it_says_that_it_is_coming(
         beating = asyncio.create_task(reports.heartbeats())
         first = await syncer.until("a", lambda p: True)
         assert (first.state, first.incarnation, first.adopted) == ("joining", 2, (-1, -1, -1))
+        assert first.sockets == SocketBytes(data_up=9)
         beating.cancel()
 
 

@@ -66,5 +66,6 @@ def _learner(m: Member, now: float, machine: Machine, participating: bool) -> di
             "wait_s": p.wait_s,
             "tokens_per_s": machine.spec.tokens_per_step / p.step_s if p.step_s > 0 else 0.0,
             "adopted": list(p.adopted),
+            "socket_bytes": p.sockets.model_dump(),
         }
     return shown

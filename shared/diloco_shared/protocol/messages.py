@@ -92,6 +92,15 @@ class Verdict(Message):
 LearnerState = Literal["joining", "recovering", "stepping", "paused", "finished"]
 
 
+class SocketBytes(Message):
+    """What crossed a process's sockets since it began to work for a run, protocol included."""
+
+    data_up: Count = 0
+    data_down: Count = 0
+    control_up: Count = 0
+    control_down: Count = 0
+
+
 class Progress(Message):
     """After inner steps, and at least every heartbeat: where a learner stands.
 
@@ -113,6 +122,7 @@ class Progress(Message):
     step_s: Seconds  # moving average of one inner step
     wait_s: Seconds  # total the train loop spent on anything but its own computation
     cursor: Cursor | None = None
+    sockets: SocketBytes = SocketBytes()
 
 
 class Join(Message):

@@ -1,6 +1,7 @@
 """Tells the syncer where the learner stands: the newest progress, and heartbeats in between."""
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -11,7 +12,7 @@ from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Progress
+from diloco_shared.protocol.messages import Progress, SocketBytes
 from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
@@ -39,6 +40,7 @@ class Reporter:
         mailbox: Mailbox,
         book: AnchorBook,
         faults: FaultAgent,
+        sockets: Callable[[], SocketBytes],
     ) -> None:
         self.spec = spec
         self.learner = learner
@@ -47,6 +49,7 @@ class Reporter:
         self.mailbox = mailbox
         self.book = book
         self.faults = faults
+        self.sockets = sockets
         self.last: Progress | None = None
 
     async def newest(self) -> None:
@@ -87,7 +90,8 @@ class Reporter:
     async def _send(self, progress: Progress) -> None:
         try:
             await self.bus.publish(
-                subjects.progress(self.spec.name, self.learner), encode(progress)
+                subjects.progress(self.spec.name, self.learner),
+                encode(progress.model_copy(update={"sockets": self.sockets()})),
             )
         except (BusError, WireError) as error:
             log.debug("progress not sent", error=str(error))

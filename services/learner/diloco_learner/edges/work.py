@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ from diloco_learner.recovery import Recovery
 from diloco_learner.train import Injected, TrainLoop
 from diloco_learner.trainer import Program, Trainer
 from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Bus, BusError, Traffic
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Beat, Progress
+from diloco_shared.protocol.messages import Beat, Progress, SocketBytes
 
 log = structlog.get_logger()
 
@@ -50,6 +50,21 @@ WITHDRAW_S = 3.0
 
 class Unfit(Exception):
     """Model or data of the run cannot be had in this process as it is; the text says why."""
+
+
+def counting(control: Traffic, data: Traffic) -> Callable[[], SocketBytes]:
+    """Tells what crossed both planes' sockets from now on."""
+
+    def read() -> dict[str, int]:
+        return {
+            "data_up": data.socket_bytes_out,
+            "data_down": data.socket_bytes_in,
+            "control_up": control.socket_bytes_out,
+            "control_down": control.socket_bytes_in,
+        }
+
+    before = read()
+    return lambda: SocketBytes(**{name: now - before[name] for name, now in read().items()})
 
 
 class Work:
@@ -256,7 +271,14 @@ class Work:
             self.trainer.check_inner_state,
         )
         self.reporter = Reporter(
-            spec, me, self.incarnation, self.control, self.mailbox, self.book, self.faults
+            spec,
+            me,
+            self.incarnation,
+            self.control,
+            self.mailbox,
+            self.book,
+            self.faults,
+            counting(self.control.traffic, self.data.traffic),
         )
         self.built = True
 
