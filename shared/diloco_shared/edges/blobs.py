@@ -26,8 +26,11 @@ from diloco_shared.protocol.chunks import (
 from diloco_shared.protocol.messages import Blob
 from diloco_shared.protocol.pace import Pace
 
-# Chunks asked for at once by get_blob: 16 of 512 KiB are what the bus keeps on its way (8 MiB).
-# Fewer on a slow link, where much on its way would delay all else.
+# Chunks that put_blob has unanswered at most, over all connections: 32 MiB, 1 Gbit/s times a
+# quarter of a second. It uses fewer where fewer fill the link.
+WINDOW = 64
+# Chunks asked for at once by get_blob over a bus without lanes: 16 of 512 KiB are what it keeps on
+# its way (8 MiB); fewer on a slow link, where much on its way would delay all else.
 FETCH_CHUNKS_MAX = 16
 FETCH_S = 1.0
 BACKOFF_S = (0.2, 0.4, 0.8, 1.6, 2.0)
@@ -59,7 +62,7 @@ async def put_blob(
     subject: str,
     payload: Buffer,
     *,
-    window: int = 16,
+    window: int = WINDOW,
     chunk_bytes: int = CHUNK_BYTES,
     deadline_s: float | None = None,
     chunk_timeout_s: float = 5.0,

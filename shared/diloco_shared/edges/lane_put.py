@@ -191,6 +191,7 @@ class _Sender:
             self._pace.answered(latency_s)
             self._sending.stored()
         else:
+            self._pace.refused()
             self._sending.refused(index, error)
 
     def _check_patience(self) -> None:

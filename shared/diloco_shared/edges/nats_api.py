@@ -16,8 +16,9 @@ STREAM_NAME_TAKEN = 10058
 NO_MESSAGE = 10037
 _WRONG_LAST = {10071, 10164}
 _FULL = {10077, 10047, 10023}
-# Server-side states that pass: JetStream starting or out of reach, no leader, timeouts.
-_PASSING = {10008, 10009, 10039, 10076, 10118}
+# Server-side states that pass: JetStream starting or out of reach, no leader, timeouts, and more
+# waiting to be stored than the server wants.
+_PASSING = {10008, 10009, 10039, 10076, 10118, 10167}
 
 
 class ApiRefused(Refused):

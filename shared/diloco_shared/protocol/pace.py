@@ -1,8 +1,10 @@
 """How many chunks may be unanswered at a time, and how long one may take.
 
-On a fast link the window opens within a few answers. On a slow one it stays where queueing alone
-takes LATENCY_S: more would add no throughput, but delay pings and heartbeats behind it until the
-connection is taken for dead, and let chunks time out that are only waiting their turn.
+On a fast link the window opens within a few answers, and stays where queueing begins to show: more
+would add no throughput, but fill the memory of the server, which refuses what all its clients
+together have waiting above 128 MiB. On a slow one it stays where queueing alone takes LATENCY_S:
+more would delay pings behind it until the connection is taken for dead, and let chunks time out
+that are only waiting their turn.
 
 Pure: the caller measures and tells. Slow start and additive increase as in TCP, with latency as
 the sign of congestion, since the link below loses nothing.
@@ -13,6 +15,10 @@ from dataclasses import dataclass, field
 # The window grows while answers take less, and shrinks while they take more than twice this:
 # below the 10 s that two missed pings take, and above any round trip.
 LATENCY_S = 1.0
+# Queueing up to this is no sign of congestion: a server's hiccup, a garbage collection.
+HICCUP_S = 0.1
+# Nor is less than so many times the quickest answer: one flying, one being stored, one waiting.
+_QUEUED = 3.0
 # In flight at the beginning: one under way, one being stored.
 _START = 2.0
 # The time limit is at least this many times the usual latency: queues may double twice.
@@ -23,12 +29,13 @@ TIMEOUT_S_MAX = 60.0
 
 @dataclass(slots=True)
 class Pace:
-    """Mutated only through `answered` and `timed_out`."""
+    """Mutated only through `answered`, `refused` and `timed_out`."""
 
     window_max: int
     timeout_s_min: float
     _window: float = field(default=_START, init=False)
     _latency_s: float = field(default=0.0, init=False)
+    _quickest_s: float = field(default=LATENCY_S, init=False)
     _timeout_s: float = field(default=0.0, init=False)
 
     @property
@@ -46,10 +53,16 @@ class Pace:
         """A chunk was stored `latency_s` seconds after it was handed to the bus."""
         self._timeout_s = 0.0
         self._latency_s += (latency_s - self._latency_s) * (0.25 if self._latency_s else 1.0)
-        if latency_s < LATENCY_S:
+        self._quickest_s = min(self._quickest_s, latency_s)
+        enough_s = min(LATENCY_S, max(HICCUP_S, _QUEUED * self._quickest_s))
+        if latency_s < enough_s:
             self._window = min(self._window + 1, self.window_max)
-        elif latency_s > 2 * LATENCY_S:
+        elif latency_s > 2 * enough_s:
             self._window = max(1.0, self._window - 0.5)
+
+    def refused(self) -> None:
+        """The server has more waiting than it wants: less at once."""
+        self._window = max(1.0, self._window / 2)
 
     def timed_out(self) -> None:
         """A chunk got no answer in time: less at once, and more patience."""

@@ -209,6 +209,27 @@ async def test_a_closed_bus_carries_nothing_more(nats_server: NatsServer) -> Non
             await put_blob(bus, "s.a", PAYLOAD)
 
 
+class BusyServer(NatsServer):
+    """Takes only a few messages that wait to be stored, and says 429 to the others."""
+
+    def _config(self) -> str:
+        config = json.loads(super()._config())
+        config["jetstream"]["max_buffered_msgs"] = 2
+        return json.dumps(config)
+
+
+async def test_a_server_that_has_too_much_waiting_gets_less(tmp_path: Path) -> None:
+    server = BusyServer(tmp_path / "nats", name="test")
+    await server.start()
+    try:
+        async with through(server, connections=4) as (bus, _):
+            blob = await put_blob(bus, "s.a", PAYLOAD, chunk_bytes=10_000)
+            assert (await bus.stream_info("S")).messages == blob.chunks
+            assert await get_blob(bus, "S", blob, timeout_s=20) == PAYLOAD
+    finally:
+        await server.stop()
+
+
 # --- being let in ---------------------------------------------------------------------------------
 
 

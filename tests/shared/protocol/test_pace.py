@@ -70,6 +70,25 @@ def test_silence_halves_the_window_and_doubles_the_patience_up_to_a_limit() -> N
     assert (pace.window, pace.timeout_s) == (2, 5.0)
 
 
+def test_a_refusal_halves_the_window_and_leaves_the_patience() -> None:
+    pace = Pace(window_max=16, timeout_s_min=5.0)
+    for _ in range(20):
+        pace.answered(0.01)
+    pace.refused()
+    assert (pace.window, pace.timeout_s) == (8, 5.0)
+
+
+def test_the_window_ends_where_queueing_shows() -> None:
+    # 500 MB/s shared with nine others: a tenth of a second is 10 chunks.
+    pace = Pace(window_max=64, timeout_s_min=5.0)
+    Link(chunk_s=0.01, rtt_s=0.001).send(pace, 1000)
+    assert 9 <= pace.window <= 21
+    # 1 Gbit/s at 60 ms: 7.5 MB, 15 chunks, are the least; three times that is enough.
+    pace = Pace(window_max=64, timeout_s_min=5.0)
+    Link(chunk_s=0.0042, rtt_s=0.06).send(pace, 1000)
+    assert 15 <= pace.window <= 64
+
+
 def test_a_window_of_one_stays_one() -> None:
     pace = Pace(window_max=1, timeout_s_min=1.0)
     pace.answered(0.01)
