@@ -1,0 +1,80 @@
+"""`diloco sim goodput`: how much of a failing fleet's time a method uses."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from diloco_simulator.commands.shown import settings_named, show
+
+app = typer.Typer()
+
+
+@app.command()
+def goodput(
+    method: Annotated[str, typer.Option(help="dp | elastic | decoupled")] = "decoupled",
+    learners: Annotated[int, typer.Option(help="M, that share the chips")] = 8,
+    chips: Annotated[int, typer.Option(help="N, in all")] = 1_200_000,
+    mtbi_years: Annotated[
+        float, typer.Option(help="Mean time between interruptions of a chip")
+    ] = 1,
+    down_seconds: Annotated[float, typer.Option(help="To scale down")] = 11.0,
+    up_seconds: Annotated[float, typer.Option(help="To scale up")] = 20.0,
+    return_seconds: Annotated[float, typer.Option(help="Until a chip is back, in the mean")] = 72.0,
+    state_loss: Annotated[float, typer.Option(help="Share that takes all of a learner")] = 0.0,
+    recovery_seconds: Annotated[float, typer.Option(help="To fetch its state then")] = 60.0,
+    quorum: Annotated[int, typer.Option(help="K: learners that a round waits for")] = 1,
+    grace: Annotated[float, typer.Option(help="gamma, share of the slack")] = 0.8,
+    overlap_steps: Annotated[int, typer.Option(help="tau")] = 2,
+    step_seconds: Annotated[float, typer.Option(help="T")] = 1.0,
+    sync_seconds: Annotated[float, typer.Option(help="To transfer, merge and publish")] = 0.0,
+    speeds: Annotated[str, typer.Option(help="Relative, repeated: 1,0.82")] = "1",
+    jitter: Annotated[float, typer.Option(help="Spread of a step's time, as a share of it")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    seeds: Annotated[int, typer.Option(min=2, max=1024, help="Fleets simulated")] = 16,
+    table: Annotated[bool, typer.Option("--table", help="The published table's cells.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """Goodput and uptime of a fleet whose chips fail, with 95 % confidence intervals."""
+    from diloco_simulator import goodput_table
+    from diloco_simulator.goodput import Cell
+    from diloco_simulator.goodput_model import YEAR_S, Failures
+    from diloco_simulator.goodput_rounds import Coupling
+
+    with settings_named():
+        failures = Failures(
+            mtbi_s=mtbi_years * YEAR_S,
+            down_s=down_seconds,
+            up_s=up_seconds,
+            return_mean_s=return_seconds,
+            state_loss=state_loss,
+            recovery_s=recovery_seconds,
+        )
+        if table:
+            cells = goodput_table.table(failures, seed=seed, seeds=seeds)
+            if as_json:
+                print(json.dumps({"cells": cells, "failures": asdict(failures), "seed": seed}))
+            else:
+                print("\n".join(goodput_table.lines(cells)))
+            return
+        coupling = Coupling(
+            quorum=quorum,
+            step_s=step_seconds,
+            overlap_steps=overlap_steps,
+            grace_factor=grace,
+            sync_s=sync_seconds,
+            speeds=_numbers(speeds),
+            jitter=jitter,
+        )
+        cell = Cell(method, chips, learners)  # type: ignore[arg-type]  # checked by Cell
+        found = goodput_table.one(cell, failures, coupling, seed=seed, seeds=seeds)
+    settings = {"cell": asdict(cell), "failures": asdict(failures), "coupling": asdict(coupling)}
+    show(found | {"seed": seed, "settings": settings} if as_json else found, as_json)
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers: 1,0.82") from None
