@@ -201,7 +201,8 @@ class SyncerLife:
             self._take(m, ContributionSeen(m, finite=True, norm=0.0))
             return
         try:
-            finite, norm = inspect(payload, m.codec, m.values)
+            found = inspect(payload, m.codec, m.values)
+            finite, norm = found.finite, found.norm
         except ValueError:
             finite, norm = True, 0.0  # sizes that do not fit: the gate sees them too
         self.payloads[m.blob.subject] = payload

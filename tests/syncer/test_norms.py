@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
+from diloco_shared.numerics.fragments import Piece
 from diloco_syncer.norms import HISTORY, NormHistory, inspect
 
 
@@ -107,9 +108,20 @@ def test_inspecting_a_payload_finds_its_norm_and_what_is_not_finite() -> None:
     for name in codec.NAMES:
         payload = codec.encode(name, values)
         # e3m0 knows powers of two only.
-        assert inspect(payload, name, 2) == (True, pytest.approx(5.0, rel=0.15))
+        found = inspect(payload, name, 2)
+        assert (found.finite, found.norm) == (True, pytest.approx(5.0, rel=0.15))
         for bad in (np.nan, np.inf):
             payload = codec.encode(name, np.array([1.0, bad], np.float32))
-            assert inspect(payload, name, 2) == (False, 0.0)
+            found = inspect(payload, name, 2)
+            assert (found.finite, found.norm) == (False, 0.0)
     with pytest.raises(ValueError, match="shorter than a header"):
         inspect(b"abc", "fp32", 2)
+
+
+def test_norms_of_pieces_are_found_where_the_layout_fits() -> None:
+    pieces = [Piece("a", (1,), False, 0, 1, 0, 1), Piece("b", (2,), False, 0, 2, 1, 2)]
+    payload = codec.encode("fp32", np.array([12.0, 3.0, 4.0], np.float32))
+    found = inspect(payload, "fp32", 3, pieces)
+    assert (found.finite, found.norm) == (True, 13.0)
+    np.testing.assert_array_equal(found.norms_P, [12.0, 5.0])
+    np.testing.assert_array_equal(inspect(payload, "fp32", 3, pieces[:1]).norms_P, [13.0])

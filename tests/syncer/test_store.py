@@ -1,5 +1,6 @@
 """The store: staged purely, published exactly, restored to the bit."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from diloco_shared.numerics.digest import digest_array, digest_bytes
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_syncer.norms import inspect
 from diloco_syncer.store import Contribution, FragmentStore, Staged
 
 f32 = np.float32
@@ -179,6 +181,22 @@ def test_decoding_on_demand_gives_the_bits_of_decoding_first() -> None:
     master, _ = store.outer.apply(f.master, list(f.outer), merged)
     staged = store.stage(0, [late, timely], keyframe=False)
     assert staged.fragment.master.tobytes() == master.tobytes()
+
+
+def test_norms_that_came_along_change_no_bit() -> None:
+    store = store_of(merge="rda")
+    advance(store, 0, 0)
+    plain = [contribution(store, 0, 1, base=0), *(contribution(store, 0, s) for s in (2, 3))]
+    known = []
+    for c in plain:
+        found = inspect(c.payload, c.codec, LAYOUT.sizes[0], LAYOUT.fragments[0])
+        known.append(dataclasses.replace(c, norms_P=found.norms_P))
+    unfit = dataclasses.replace(plain[1], norms_P=np.ones(1))
+    digests = {
+        store.stage(0, some, keyframe=False).master_digest
+        for some in (plain, known, [plain[0], unfit, known[2]])
+    }
+    assert len(digests) == 1
 
 
 def test_a_payload_of_another_size_is_refused() -> None:

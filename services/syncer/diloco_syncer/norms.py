@@ -3,10 +3,12 @@
 import math
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diloco_shared.numerics.fragments import Piece
 from diloco_shared.numerics.merge import norms
@@ -19,13 +21,28 @@ MAD_TO_SIGMA = 1.4826
 SPREAD_MIN = 0.05
 
 
-def inspect(payload: bytes, codec_name: str, values: int) -> tuple[bool, float]:
-    """(all values finite, Euclidean norm) of an encoded contribution; norm 0 if not finite."""
-    whole = Piece("", (values,), False, 0, values, 0, values)
-    length = float(norms(codec_name, payload, [whole])[0])
-    if not math.isfinite(length):
-        return False, 0.0
-    return True, length
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """What an encoded contribution holds."""
+
+    finite: bool
+    norm: float  # Euclidean; 0 if not finite
+    norms_P: NDArray[np.float64]  # of its pieces: the merge need not read it for them again
+
+
+def inspect(
+    payload: bytes, codec_name: str, values: int, pieces: Sequence[Piece] = ()
+) -> Inspected:
+    """Look at every value once; ValueError when the payload is not of that codec and size.
+
+    `pieces` are those of the fragment, where they are known; they count if they fit `values`.
+    """
+    if sum(p.size for p in pieces) != values:
+        pieces = (Piece("", (values,), False, 0, values, 0, values),)
+    norms_P = norms(codec_name, payload, pieces)
+    length = math.sqrt(math.fsum((norms_P * norms_P).tolist()))
+    finite = math.isfinite(length)
+    return Inspected(finite, length if finite else 0.0, norms_P)
 
 
 class NormHistory:

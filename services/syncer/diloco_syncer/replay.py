@@ -5,6 +5,9 @@ Used by a restart, by the simulator and by `diloco replay`. Pure: payloads are h
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
+from numpy.typing import NDArray
+
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.messages import (
@@ -109,13 +112,18 @@ def stage_chosen(
     fragment: int,
     chosen: tuple[Chosen, ...],
     payloads: Mapping[str, bytes],
+    norms: Mapping[str, NDArray[np.float64]] | None = None,
     *,
     keyframe: bool,
 ) -> Staged:
-    """Compute the merge that a Stage effect asks for."""
+    """Compute the merge that a Stage effect asks for; `norms` of pieces save it a pass."""
+    known = norms or {}
     return store.stage(
         fragment,
-        [Contribution(c.learner, c.weight, c.base, payloads[c.key], c.codec) for c in chosen],
+        [
+            Contribution(c.learner, c.weight, c.base, payloads[c.key], c.codec, known.get(c.key))
+            for c in chosen
+        ],
         keyframe=keyframe,
     )
 

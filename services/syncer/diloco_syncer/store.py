@@ -38,6 +38,7 @@ class Contribution:
     base: int
     payload: bytes
     codec: str
+    norms_P: NDArray[np.float64] | None = None  # of its pieces, as `merge.norms` gives them
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,10 @@ class FragmentStore:
         behind = c.base == f.version - 1 and f.previous is not None
         if c.base != f.version and not behind:
             raise ValueError(f"base {c.base} of {c.learner} where the head is {f.version}")
-        return Delta(c.weight, c.codec, c.payload, behind)
+        norms_P = c.norms_P
+        if norms_P is not None and norms_P.size != len(self.layout.fragments[p]):
+            norms_P = None  # found before the layout was known
+        return Delta(c.weight, c.codec, c.payload, behind, norms_P)
 
     def install(self, p: int, staged: Staged) -> None:
         """The round is committed."""

@@ -4,7 +4,7 @@ What cannot be accepted becomes a Malformed event: counted, told, never fatal.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from diloco_shared.edges.blobs import get_blob
 from diloco_shared.edges.bus import Bus, BusError, Delivery, Stored
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
+from diloco_shared.numerics.fragments import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
@@ -54,6 +55,7 @@ class Inbox:
         payloads: Payloads,
         put: Put,
         wanted: Callable[[ContributionManifest], bool],
+        pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
     ) -> None:
         self.spec = spec
         self.run = spec.name
@@ -62,6 +64,7 @@ class Inbox:
         self.payloads = payloads
         self.put = put
         self.wanted = wanted  # whether an open round asks for it: nothing else is fetched
+        self.pieces = pieces  # of a fragment, as far as known
         self.bytes_in = 0
         self.up_seq = 0  # of the newest contribution's manifest
         self.under_way: set[str] = set()
@@ -163,18 +166,19 @@ class Inbox:
                     blob,
                     timeout_s=BLOB_TIMEOUT_S,
                 )
-                finite, norm = await asyncio.to_thread(
-                    inspect, payload, manifest.codec, manifest.values
+                pieces = self.pieces(manifest.fragment)
+                found = await asyncio.to_thread(
+                    inspect, payload, manifest.codec, manifest.values, pieces
                 )
                 if self.wanted(manifest):
-                    self.payloads.put(blob.subject, payload)
+                    self.payloads.put(blob.subject, payload, found.norms_P)
             except (BusError, PayloadsFull, ValueError) as error:
                 self.put(Malformed("malformed", manifest.learner, str(error)[:300]))
                 return
             finally:
                 self.under_way.discard(blob.subject)
         self.bytes_in += blob.bytes
-        self.put(ContributionSeen(manifest, finite, norm))
+        self.put(ContributionSeen(manifest, found.finite, found.norm))
 
     async def initial(self) -> None:
         """Initial parameters, until a complete set is handed on (again and again if refused)."""

@@ -1,5 +1,8 @@
 """Encoded contributions in memory, from arrival until the round that wanted them is closed."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 class PayloadsFull(Exception):
     """More bytes at once than this syncer may hold."""
@@ -11,6 +14,7 @@ class Payloads:
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self.held: dict[str, bytes] = {}
+        self.norms: dict[str, NDArray[np.float64]] = {}  # of the pieces of what is held
         self.bytes = 0
 
     def room_for(self, size: int) -> None:
@@ -21,14 +25,17 @@ class Payloads:
                 f"({self.bytes} held): raise DILOCO_PAYLOAD_BYTES_MAX or shard the syncer"
             )
 
-    def put(self, key: str, payload: bytes) -> None:
+    def put(self, key: str, payload: bytes, norms_P: NDArray[np.float64] | None = None) -> None:
         self.drop(key)
         self.room_for(len(payload))
         self.held[key] = payload
+        if norms_P is not None:
+            self.norms[key] = norms_P
         self.bytes += len(payload)
 
     def drop(self, key: str) -> None:
         """Forget; no error when absent."""
         payload = self.held.pop(key, None)
+        self.norms.pop(key, None)
         if payload is not None:
             self.bytes -= len(payload)
