@@ -54,15 +54,14 @@ def encode(name: str, values_F: jax.Array) -> tuple[Parts, jax.Array]:
         rounded_F = values_F.astype(jnp.bfloat16)
         return (rounded_F,), values_F - rounded_F.astype(jnp.float32)
     F = values_F.size
-    values_NxK = jnp.pad(values_F, (0, blocks_of(F) * BLOCK - F)).reshape(-1, BLOCK)
-    scales_N, quanta_NxK, decoded_NxK = _BLOCK_CODECS[name](values_NxK)
-    error_F = (values_NxK - decoded_NxK).reshape(-1)[:F]
-    quanta = quanta_NxK.reshape(-1)
-    if name == "int8":
-        return (scales_N.astype(jnp.uint16), quanta[:F].astype(jnp.int8)), error_F
-    pairs = quanta.reshape(-1, 2)[: (F + 1) // 2] & 15
-    packed = (pairs[:, 0] | (pairs[:, 1] << 4)).astype(jnp.uint8)
-    return (scales_N.astype(jnp.uint16), packed), error_F
+    padded = jnp.pad(values_F, (0, blocks_of(F) * BLOCK - F))
+    scales_N, quanta, decoded = _BLOCK_CODECS[name](padded)
+    error_F = (padded - decoded)[:F]
+    if name != "int8":
+        pairs = quanta.reshape(-1, 2) & 15
+        quanta = (pairs[:, 0] | (pairs[:, 1] << 4)).astype(jnp.uint8)
+    size = F if name == "int8" else (F + 1) // 2
+    return (scales_N.astype(jnp.uint16), quanta[:size]), error_F
 
 
 def _bits(values: jax.Array) -> jax.Array:
@@ -73,14 +72,23 @@ def _float(bits: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _scales(values_NxK: jax.Array, share: np.float32, least: int) -> jax.Array:
+def _scales(values: jax.Array, share: np.float32, least: int) -> jax.Array:
     """bf16 patterns of the blocks' scales, int32, as `kernels.block_scale`."""
-    top_N = jnp.max(_bits(values_NxK) & kernels.MAGNITUDE, axis=1)
+    size = _bits(values) & kernels.MAGNITUDE
+    # Rows of a block against each other first: that goes in vectors.
+    top_N = size.reshape(-1, 8, BLOCK // 8).max(axis=1).max(axis=1)
     bits_N = _bits(_float(top_N) * share)
     nearest_N = (bits_N + 0x7FFF + ((bits_N >> 16) & 1)) >> 16
     scales_N = jnp.minimum(nearest_N, kernels.SCALE_MAX)
     scales_N = jnp.where(scales_N < least, 0, scales_N)
-    return jnp.where(top_N >= kernels.INF, kernels.SCALE_NAN, scales_N)
+    scales_N = jnp.where(top_N >= kernels.INF, kernels.SCALE_NAN, scales_N)
+    return _once(scales_N)
+
+
+def _once(x: jax.Array) -> jax.Array:
+    """Asks XLA to keep it: fused into each of its uses it would be computed again there."""
+    kept: jax.Array = lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+    return kept
 
 
 def _usable(scales_N: jax.Array) -> jax.Array:
@@ -88,32 +96,35 @@ def _usable(scales_N: jax.Array) -> jax.Array:
 
 
 def _integers(share: np.float32) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
-    """int8 or int4: (scales_N, quanta_NxK as int32, decoded_NxK)."""
+    """int8 or int4 of whole blocks: (scales_N, quanta as int8, decoded)."""
 
-    def quantise(values_NxK: jax.Array) -> tuple[jax.Array, ...]:
-        scales_N = _scales(values_NxK, share, kernels.SCALE_MIN_INT)
+    def quantise(values: jax.Array) -> tuple[jax.Array, ...]:
+        scales_N = _scales(values, share, kernels.SCALE_MIN_INT)
         # A reciprocal by table and exponent: rounded as a division that rounds once.
         table = jnp.asarray(_INVERSE)[scales_N & 127]
         inverse_N = _float(table + ((127 - (scales_N >> 7)) << 23))
-        near_NxK = jnp.round(values_NxK * inverse_N[:, None])
-        quanta_NxK = jnp.where(_usable(scales_N), near_NxK, 0).astype(jnp.int32)
-        return scales_N, quanta_NxK, quanta_NxK * _float(scales_N << 16)[:, None]
+        near_NxK = jnp.round(values.reshape(-1, BLOCK) * inverse_N[:, None])
+        quanta_NxK = _once(jnp.where(_usable(scales_N), near_NxK, 0).astype(jnp.int8))
+        decoded_NxK = quanta_NxK.astype(jnp.float32) * _float(scales_N << 16)[:, None]
+        return scales_N, quanta_NxK.reshape(-1), decoded_NxK.reshape(-1)
 
     return quantise
 
 
-def _powers(values_NxK: jax.Array) -> tuple[jax.Array, ...]:
-    """e3m0: (scales_N, nibbles_NxK as int32, decoded_NxK), as `kernels._power_nearest`."""
-    scales_N = _scales(values_NxK, kernels.SHARE_E3M0, kernels.SCALE_MIN_E3M0)
+def _powers(values: jax.Array) -> tuple[jax.Array, ...]:
+    """e3m0 of whole blocks: (scales_N, nibbles as int8, decoded); `kernels._power_nearest`."""
+    scales_N = _scales(values, kernels.SHARE_E3M0, kernels.SCALE_MIN_E3M0)
     scale_Nx1 = _float(scales_N << 16)[:, None]
-    bits_NxK = _bits(values_NxK)
+    bits_NxK = _bits(values).reshape(-1, BLOCK)
     size_NxK = bits_NxK & kernels.MAGNITUDE
     middle_Nx1, least_Nx1 = _bits(scale_Nx1 * 0.75), _bits(scale_Nx1 * 2.0**-7)
-    m_NxK = jnp.clip(((size_NxK - middle_Nx1) >> 23) + 7, 1, 7)
-    m_NxK = jnp.where((size_NxK >= least_Nx1) & _usable(scales_N), m_NxK, 0)
-    sign_NxK = jnp.where(m_NxK > 0, (bits_NxK >> 28) & 8, 0)
-    power_NxK = _float(jnp.where(m_NxK > 0, ((m_NxK + 120) << 23) | (sign_NxK << 28), 0))
-    return scales_N, m_NxK | sign_NxK, power_NxK * scale_Nx1
+    m_NxK = jnp.clip(((size_NxK - middle_Nx1) >> 23) + 7, 1, 7) | ((bits_NxK >> 28) & 8)
+    some_NxK = (size_NxK >= least_Nx1) & _usable(scales_N)
+    nibbles_NxK = _once(jnp.where(some_NxK, m_NxK, 0).astype(jnp.int8))
+    wide_NxK = nibbles_NxK.astype(jnp.int32)
+    power_NxK = ((wide_NxK & 7) + kernels.POWER_ZERO) << 23 | ((wide_NxK & 8) << 28)
+    decoded_NxK = _float(jnp.where(wide_NxK > 0, power_NxK, 0)) * scale_Nx1
+    return scales_N, nibbles_NxK.reshape(-1), decoded_NxK.reshape(-1)
 
 
 _BLOCK_CODECS: dict[str, Callable[[jax.Array], tuple[Any, ...]]] = {
