@@ -255,6 +255,14 @@ class Membership(Spec):
     heartbeat_s: float = Field(
         1.0, gt=0, description="Progress is sent at least this often: a fifth of the lease."
     )
+    syncers: int = Field(
+        2, ge=1, le=16, description="Syncers assigned at most: a leader, and standbys."
+    )
+    leader_lease_s: float = Field(
+        3.0,
+        ge=0.5,
+        description="A leader silent for so long is replaced; two of three renewals may be lost.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

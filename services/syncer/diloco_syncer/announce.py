@@ -64,6 +64,8 @@ class Announcer:
             return "bootstrapping", f"waiting for the initial parameters of {self.initializer}"
         if h.paused:
             return "paused", "as the user asked"
+        if self.rounds.suspended:
+            return "starved", f"starved: {self.rounds.suspended}"
         stepping = len(self.roster.stepping(now))
         if stepping < needed:
             return "starved", f"starved ({stepping} of {needed})"

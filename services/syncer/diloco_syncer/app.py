@@ -1,4 +1,4 @@
-"""The syncer process: registers, waits for a run, leads it, waits for the next."""
+"""The syncer process: registers, waits for a run, leads it or stands by, waits for the next."""
 
 import asyncio
 import time
@@ -10,18 +10,20 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.metrics import traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.numerics.merge import warm
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Event, RunRecord
-from diloco_shared.protocol.wire import decode, encode
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import decode
+from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.edges.leader import Leader
+from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import until_done
-from diloco_syncer.edges.tape import Deposed
 from diloco_syncer.history import TapeFault
 from diloco_syncer.settings import Settings
 
@@ -38,10 +40,15 @@ class Syncer:
         self.folder = folder
         self.membership = Membership(control, settings.id, "syncer", folder.lock)
         self.faults = FaultAgent(control, settings.id, enabled=settings.chaos)
-        self.leader: Leader | None = None
+        self.candidate: Candidate | None = None
         self.ready = False
         self.registry = CollectorRegistry()
         self.registry.register(self)
+
+    @property
+    def leader(self) -> Leader | None:
+        """While this process leads."""
+        return None if self.candidate is None else self.candidate.leader
 
     def health(self) -> Health:
         """Alive while this answers; ready once registered and the bus is there."""
@@ -50,23 +57,28 @@ class Syncer:
             "bus": "connected" if self.control.connected else "away",
             "run": self.membership.record.run,
         }
-        if self.leader is not None:
-            state, reason = self.leader.machine.announcer.state(time.monotonic())
-            detail |= {"state": state, "reason": reason, "term": self.leader.machine.history.term}
+        detail |= {"duty": self.membership.record.state}
+        leader = self.leader
+        if leader is not None:
+            state, reason = leader.machine.announcer.state(time.monotonic())
+            detail |= {"state": state, "reason": reason, "term": leader.machine.history.term}
+        elif self.membership.record.reason:
+            detail |= {"reason": self.membership.record.reason}
         return Health(True, self.ready and self.control.connected, detail)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read off the machine when asked for."""
         yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
-        if self.leader is None:
+        leader = self.leader
+        if leader is None:
             return
-        h = self.leader.machine.history
+        h = leader.machine.history
         rounds = CounterMetricFamily("diloco_rounds", "Closed rounds", labels=["run", "outcome"])
         rounds.add_metric([h.spec.name, "committed"], h.committed)
         rounds.add_metric([h.spec.name, "skipped"], h.skipped)
         yield rounds
         refused = CounterMetricFamily("diloco_refused", "Refused input", labels=["run", "kind"])
-        for kind, count in (h.refused + self.leader.machine.refused).items():
+        for kind, count in (h.refused + leader.machine.refused).items():
             refused.add_metric([h.spec.name, kind], count)
         yield refused
 
@@ -79,12 +91,14 @@ class Syncer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
+            # Before it can lead: compiling holds up no lease and no round.
+            await asyncio.to_thread(warm)
             await self._serve(tasks)
 
     async def _serve(self, tasks: asyncio.TaskGroup) -> None:
-        """Lead what is assigned; an assignment that ends or changes ends the leading.
+        """Work for the assigned run; an assignment that ends or changes ends that.
 
-        A leader that fails ends the process: only a fresh one, rebuilt from the tape, is safe.
+        What only a fresh process can mend ends this one.
         """
         work: asyncio.Task[None] | None = None
         try:
@@ -93,54 +107,51 @@ class Syncer:
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
                 self.faults.run = run
-                self.membership.update(run=run, state="leading" if run else "idle")
+                self.membership.update(run=run, state="idle", reason="", tape_seq=0)
                 await self.membership.refresh()
-                work = tasks.create_task(self._lead(run)) if run else None
+                work = tasks.create_task(self._work(run)) if run else None
         finally:
             if work is not None:
                 work.cancel()
 
-    async def _lead(self, run: str) -> None:
+    async def _work(self, run: str) -> None:
         entry = await until_done(lambda: self.control.kv_get(subjects.RUNS, run))
         if entry is None or entry.value is None:
             log.error("assigned to a run that does not exist", run=run)
             return
         spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
-        self.leader = Leader(
+        me = self.membership.record
+        lease_s = spec.membership.leader_lease_s
+
+        def show(state: str, reason: str, tape_seq: int) -> None:
+            shown = {"state": state, "reason": reason[:500]} if state else {}
+            self.membership.update(**shown, tape_seq=tape_seq)
+
+        self.candidate = candidate = Candidate(
             spec,
-            self.settings.id,
+            LeaseKeeper(self.control, run, me.id, me.boot, me.lock, lease_s),
             self.control,
             self.data,
             self.folder.path,
+            show,
             payload_bytes_max=self.settings.payload_bytes_max,
         )
         try:
-            outcome = await self.leader.run()
+            outcome = await candidate.run()
             log.info("run over", run=run, outcome=outcome)
-        except* (Deposed, TapeFault, ValueError, OSError) as fault:
-            await self._tell_failed(run, fault)
+        except* (TapeFault, ValueError, OSError) as fault:
+            await self._tell_failed(candidate, fault)
             raise
         finally:
-            self.leader = None
-            self.membership.update(state="idle")
+            self.candidate = None
+            self.membership.update(state="idle", reason="")
 
-    async def _tell_failed(self, run: str, fault: BaseException) -> None:
+    async def _tell_failed(self, candidate: Candidate, fault: BaseException) -> None:
         """Why it stops leading, for people: the process ends with it."""
         while isinstance(fault, BaseExceptionGroup):
             fault = fault.exceptions[0]
-        log.error("stops leading", run=run, reason=str(fault))
-        event = Event(
-            run=run,
-            kind="lead-failed",
-            source=self.settings.id,
-            text=f"{self.settings.id} stops leading: {type(fault).__name__}: {fault}"[:500],
-            data={},
-            at=time.time(),
-        )
-        try:
-            await self.control.append(subjects.event(run, event.kind), encode(event))
-        except BusError as error:
-            log.warning("event not written", error=str(error))
+        text = f"{self.settings.id} stops leading: {type(fault).__name__}: {fault}"
+        await candidate.tell("lead-failed", text)
 
 
 async def serve(settings: Settings) -> None:

@@ -109,6 +109,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspended:
+    """The leader's lease could not be renewed in time: `reason`. Empty: it is renewed again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotDone:
     covers: int
     round: int
@@ -141,6 +148,7 @@ Event = (
     | Appended
     | Published
     | Wanted
+    | Suspended
     | SnapshotDone
     | SnapshotFailed
     | BusBack

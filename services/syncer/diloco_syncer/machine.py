@@ -46,6 +46,7 @@ from diloco_syncer.events import (
     SnapshotDone,
     SnapshotFailed,
     Staged,
+    Suspended,
     Tell,
     TimePassed,
     Wanted,
@@ -126,6 +127,8 @@ class Machine:
                 return self._published(event, now)
             case Wanted():
                 self.wanted = event
+            case Suspended():
+                self.rounds.suspended = event.reason
             case SnapshotDone():
                 return self._push(
                     TapeSnapshot(

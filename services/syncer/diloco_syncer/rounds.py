@@ -46,6 +46,7 @@ class Rounds:
         self.open: list[Round] = []
         self.last_quorum_reason = ""
         self.last_grace_s = 0.0
+        self.suspended = ""  # why no round may open now, though all else would let it
 
     # --- pacing --------------------------------------------------------------------------------
 
@@ -71,7 +72,7 @@ class Rounds:
         h = self.history
         n = max(h.next_round, self.open[-1].n + 1 if self.open else 0)
         fragment = n % h.fragments
-        if h.paused or h.outcome or not h.initialised:
+        if h.paused or h.outcome or self.suspended or not h.initialised:
             return False
         if len(self.open) >= self.algorithm.rounds_in_flight_max:
             return False

@@ -12,6 +12,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Membership:
 
     def __init__(self, bus: Bus, member: str, role: str, lock: str, *, address: str = "") -> None:
         self.bus = bus
+        self.changed = asyncio.Event()
         self.record = MemberRecord.model_validate(
             {
                 "id": member,
@@ -116,9 +118,12 @@ class Membership:
         return there.boot == self.record.boot or there.lock == self.record.lock
 
     async def keep(self) -> None:
-        """Refresh for ever; a key that expired meanwhile is taken again."""
+        """Refresh for ever, at once when the state changes; a key that expired is taken again."""
         while True:
-            await asyncio.sleep(REFRESH_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    await self.changed.wait()
+            self.changed.clear()
             await self.refresh()
 
     async def refresh(self) -> None:
@@ -131,6 +136,8 @@ class Membership:
 
     def update(self, **fields: Any) -> None:
         """Change what the next refresh shows (run, state, draining, address)."""
+        if fields.get("state", self.record.state) != self.record.state:
+            self.changed.set()
         self.record = self.record.model_copy(update=fields)
 
     async def leave(self) -> None:

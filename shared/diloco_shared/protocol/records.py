@@ -9,6 +9,7 @@ from pydantic import Field
 
 from diloco_shared.ids import Id
 from diloco_shared.protocol.messages import (
+    Blob,
     Count,
     Finite,
     Message,
@@ -34,6 +35,8 @@ class MemberRecord(Message):
     run: str = ""
     state: str = "idle"
     draining: bool = False
+    reason: Reason = ""  # why a syncer cannot lead
+    tape_seq: Count = 0  # newest tape record that a syncer has executed
 
 
 class Assignment(Message):
@@ -42,6 +45,42 @@ class Assignment(Message):
     member: Id
     run: str  # empty: none
     at: Seconds
+
+
+class LeaderLease(Message):
+    """Who leads a syncer shard; renewed by compare-and-set."""
+
+    holder: str  # empty: given back
+    boot: str
+    lock: str  # the holder's locked data folder
+    at: Seconds
+
+
+class SnapshotWish(Message):
+    """A standby that cannot execute the tape from where it stands wants a snapshot."""
+
+    standby: Id
+    nonce: Id
+    after: Count  # the newest record it has executed: an older snapshot is of no use
+
+
+class SnapshotReply(Message):
+    """Whether the leader sends one."""
+
+    accepted: bool
+    reason: Reason
+
+
+class SnapshotManifest(Message):
+    """A snapshot on STATE: two blobs, and the tape record it covers."""
+
+    run: Id
+    leader: Id
+    standby: Id
+    nonce: Id
+    covers: Count
+    meta: Blob
+    arrays: Blob
 
 
 class Incarnation(Message):

@@ -13,7 +13,8 @@ STATUS = "status"  # <run> -> RunStatus
 ASSIGNMENTS = "assignments"  # <member> -> Assignment
 INCARNATIONS = "incarnations"  # <run>.<learner> -> Incarnation
 SHARDS = "shards"  # <run>.<data shard> -> ShardLease
-BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS)
+LEASES = "leases"  # <run>.<syncer shard> -> LeaderLease, per-key TTL
+BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, LEASES)
 
 EVENTS_STREAM = "EVENTS"
 EVENTS_FILTER = "ev.>"
@@ -77,6 +78,16 @@ def chaos(target: str) -> str:
 
 def tape(run: str, shard: int) -> str:
     return f"tape.{run}.{shard}"
+
+
+def leader_lease(run: str, shard: int) -> str:
+    """Key in LEASES."""
+    return f"{run}.{shard}"
+
+
+def snapshot_wish(run: str) -> str:
+    """A standby asks the leader for its newest snapshot; answered at once, sent later."""
+    return f"ctl.{run}.snapshot"
 
 
 def event(run: str, kind: str) -> str:

@@ -5,24 +5,28 @@ One queue. Inbox, timer and finished effects put events in; nothing else changes
 
 import asyncio
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, assert_never
 
 import numpy as np
 import structlog
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, StreamSpec
+from diloco_shared.edges.bus import Bus
+from diloco_shared.numerics.fragments import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest
 from diloco_shared.protocol.records import RunStatus
 from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_syncer.edges.follow import Recovered
+from diloco_syncer.edges.handover import SnapshotSender
 from diloco_syncer.edges.inbox import Inbox
+from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import Outbox, until_done
 from diloco_syncer.edges.payloads import Payloads
-from diloco_syncer.edges.recover import recover
+from diloco_syncer.edges.purging import UpPurger
 from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.edges.tape import Tape
+from diloco_syncer.edges.tape import Deposed, Tape
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -47,10 +51,10 @@ from diloco_syncer.events import (
     SnapshotFailed,
     Stage,
     Staged,
+    Suspended,
     Tell,
     TimePassed,
 )
-from diloco_syncer.history import History
 from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
 from diloco_syncer.replay import build_store, stage_chosen
@@ -61,6 +65,8 @@ from diloco_syncer.store import Staged as StagedArrays
 
 log = structlog.get_logger()
 
+# Between two looks at the lease, in seconds: far below what a round takes to open.
+LEASE_LOOK_S = 0.05
 # Status for people, in seconds between two writes.
 STATUS_S = 0.5
 # After the end, live learners that do not say they are finished are waited for this long: the
@@ -74,7 +80,10 @@ QUEUE_MAX = 65536
 
 
 class Leader:
-    """One term of one run. `run` returns the outcome; raises Deposed or TapeFault."""
+    """One term of one run, from where a follower stands that has read all of the tape.
+
+    `run` returns the outcome. Raises Deposed when another leads.
+    """
 
     def __init__(
         self,
@@ -82,7 +91,11 @@ class Leader:
         leader: str,
         control: Bus,
         data: Bus,
-        folder: Path,
+        tape: Tape,
+        snapshots: SnapshotStore,
+        lease: LeaseKeeper,
+        recovered: Recovered,
+        executed: Callable[[int], None],
         *,
         payload_bytes_max: int,
     ) -> None:
@@ -90,14 +103,21 @@ class Leader:
         self.leader = leader
         self.control = control
         self.data = data
-        self.tape = Tape(control, spec.name)
-        self.snapshots = SnapshotStore(folder / spec.name)
+        self.tape = tape
+        self.snapshots = snapshots
+        self.lease = lease
+        self.recovered = recovered
+        self.executed = executed  # told the newest record
         self.payloads = Payloads(payload_bytes_max)
         self.queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_MAX)
-        self.inbox = Inbox(spec, control, data, self.payloads, self._put, self._wanted)
+        self.inbox = Inbox(
+            spec, control, data, self.payloads, self._put, self._wanted, self._pieces
+        )
         self.outbox = Outbox(spec, leader, control, data)
-        self.machine = Machine(spec, History(spec))
-        self.store: FragmentStore | None = None
+        self.purger = UpPurger(spec, leader, control, data, self.outbox)
+        self.sender = SnapshotSender(spec, leader, control, data, snapshots)
+        self.machine = Machine(spec, recovered.history)
+        self.store: FragmentStore | None = recovered.store
         self.staged: dict[int, StagedArrays] = {}  # at most D rounds
         self.installed: dict[int, StagedArrays] = {}  # committed, not yet published
         self.horizon = Horizon()
@@ -106,8 +126,11 @@ class Leader:
         self.bytes_before = (0, 0)
 
     async def run(self) -> str:
-        """Recover, lead until the run is over, linger for its learners; the outcome."""
-        await self._prepare()
+        """Lead until the run is over, linger for its learners; the outcome."""
+        for note in self.recovered.notes:
+            self.outbox.tell(Tell("recovered", note))
+        await until_done(self._earlier_bytes)
+        self._put(Led(self.leader, time.time(), self.recovered.published))
         async with asyncio.TaskGroup() as tasks:
             self.tasks = tasks
             self.inbox.up_seq = await until_done(self._up_info)
@@ -120,8 +143,11 @@ class Leader:
                     self.inbox.wishes(),
                     self.inbox.contributions(start_seq),
                     self.outbox.events_out(),
+                    self.purger.work(),
+                    self.sender.send(),
                     self._statuses(),
                     self._watch_bus(),
+                    self._watch_lease(),
                 )
             ]
             if not self.machine.history.initialised:
@@ -133,21 +159,6 @@ class Leader:
             await self.outbox.event(self.outbox.events.get_nowait())
         await until_done(self._last_status)
         return self.machine.history.outcome
-
-    async def _prepare(self) -> None:
-        limit = self.spec.keeping.stream_bytes_max
-        for name, captured in subjects.run_streams(self.spec.name).items():
-            stream = StreamSpec(name, (captured,), limit)
-            await until_done(lambda s=stream: self.control.ensure_stream(s))  # type: ignore[misc]
-        recovered = await until_done(
-            lambda: recover(self.spec, self.data, self.tape, self.snapshots)
-        )
-        for note in recovered.notes:
-            self.outbox.tell(Tell("recovered", note))
-        self.machine = Machine(self.spec, recovered.history)
-        self.store = recovered.store
-        await until_done(self._earlier_bytes)
-        self._put(Led(self.leader, time.time(), recovered.published))
 
     async def _up_info(self) -> int:
         info = await self.data.stream_info(subjects.up_stream(self.spec.name))
@@ -195,7 +206,9 @@ class Leader:
             await asyncio.sleep(0)
             return TimePassed()
         try:
-            return await asyncio.wait_for(self.queue.get(), max(wait_s, 0.001))
+            # Not wait_for: in Python 3.11 it may swallow the cancellation that deposes us.
+            async with asyncio.timeout(max(wait_s, 0.001)):
+                return await self.queue.get()
         except TimeoutError:
             return TimePassed()
 
@@ -225,9 +238,22 @@ class Leader:
                 self._put(BusBack())
             await asyncio.sleep(0.2)  # five looks a second: well within any lease
 
+    async def _watch_lease(self) -> None:
+        """Open no round while the lease is not renewed; end when another may have it for good."""
+        lapsed = False
+        while True:
+            if not self.lease.leading:
+                raise Deposed(f"the lease is not ours any more, but {self.lease.holder}'s")
+            if self.lease.lapsed != lapsed:
+                lapsed = not lapsed
+                self._put(Suspended("the leader cannot renew its lease" if lapsed else ""))
+            await asyncio.sleep(LEASE_LOOK_S)
+
     async def _statuses(self) -> None:
         while True:
-            await self.outbox.status(self._status())
+            # Whoever leads meanwhile shows where the run is: nothing older may replace that.
+            if not self.lease.lapsed:
+                await self.outbox.status(self._status())
             await asyncio.sleep(STATUS_S)
 
     def _status(self) -> RunStatus:
@@ -247,6 +273,8 @@ class Leader:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case SendPull() | SendGrant() | SendDonate() | SendBeat():
+                if self.lease.lapsed:
+                    return  # all of these are repeated by whoever leads
                 if isinstance(effect, SendPull):
                     self.horizon.pulled(effect.pull.round, self.inbox.up_seq)
                 self.tasks.create_task(self.outbox.send(effect))
@@ -269,7 +297,7 @@ class Leader:
                 self._snapshot(effect)
             case PurgeUp():
                 below = self.horizon.below(effect.last_round, self.inbox.up_seq)
-                self.tasks.create_task(self.outbox.purge_up(below))
+                self.purger.want(self.machine.history.snapshot_covers, below)
             case PurgeDown():
                 self.tasks.create_task(self.outbox.purge_down(effect))
             case Tell():
@@ -281,23 +309,31 @@ class Leader:
 
     async def _append(self, effect: Append) -> None:
         seq = await self.tape.append(effect.record)
+        self.executed(seq)
         self._put(Appended(seq, time.time()))
 
     async def _stage(self, effect: Stage) -> None:
         assert self.store is not None
         payloads = {c.key: self.payloads.held[c.key] for c in effect.contributions}
+        norms = {c.key: self.payloads.norms[c.key] for c in effect.contributions}
         staged = await asyncio.to_thread(
             stage_chosen,
             self.store,
             effect.fragment,
             effect.contributions,
             payloads,
+            norms,
             keyframe=effect.keyframe,
         )
         self.staged[effect.round] = staged
         self._put(
             Staged(effect.round, staged.anchor_digest, staged.master_digest, staged.payload_digest)
         )
+
+    def _pieces(self, fragment: int) -> Sequence[Piece]:
+        """Of what is in the store; none before it is there, or of what is not in it."""
+        fragments = () if self.store is None else self.store.layout.fragments
+        return fragments[fragment] if 0 <= fragment < len(fragments) else ()
 
     def _install_init(self, effect: InstallInit) -> None:
         payloads = {s: self.payloads.held[s] for s in effect.subjects}

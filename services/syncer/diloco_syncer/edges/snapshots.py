@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 # Two: the newest may be torn by a power cut that the file system did not survive.
 KEEP = 2
+ARRAYS, META = "arrays.safetensors", "meta.json"
 
 
 class SnapshotStore:
@@ -23,17 +25,33 @@ class SnapshotStore:
 
     def save(self, covers: int, meta: dict[str, Any], arrays: dict[str, np.ndarray]) -> Path:
         """Write and sync; returns its path. Raises OSError (disk full) and leaves no debris."""
+
+        def write(aside: Path) -> None:
+            save_file(arrays, aside / ARRAYS)
+            digest = _file_digest(aside / ARRAYS)
+            body = json.dumps({"covers": covers, "arrays": digest, "meta": meta}, allow_nan=False)
+            (aside / META).write_text(body, encoding="utf-8")
+
+        return self._keep(covers, write)
+
+    def adopt(self, covers: int, meta: bytes, arrays: bytes | memoryview) -> Path:
+        """Keep the two files of another's snapshot; raises OSError likewise."""
+
+        def write(aside: Path) -> None:
+            (aside / ARRAYS).write_bytes(arrays)
+            (aside / META).write_bytes(meta)
+
+        return self._keep(covers, write)
+
+    def _keep(self, covers: int, write: Callable[[Path], None]) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         final = self.folder / f"snapshot-{covers:012d}"
         aside = self.folder / f".writing-{covers:012d}"
         shutil.rmtree(aside, ignore_errors=True)
         try:
             aside.mkdir()
-            save_file(arrays, aside / "arrays.safetensors")
-            digest = _file_digest(aside / "arrays.safetensors")
-            body = json.dumps({"covers": covers, "arrays": digest, "meta": meta}, allow_nan=False)
-            (aside / "meta.json").write_text(body, encoding="utf-8")
-            for name in ("arrays.safetensors", "meta.json"):
+            write(aside)
+            for name in (ARRAYS, META):
                 _sync(aside / name)
             shutil.rmtree(final, ignore_errors=True)
             aside.rename(final)
@@ -50,13 +68,26 @@ class SnapshotStore:
         faults: list[str] = []
         for path in reversed(self._all()):
             try:
-                body = json.loads((path / "meta.json").read_text(encoding="utf-8"))
-                if _file_digest(path / "arrays.safetensors") != body["arrays"]:
+                body = json.loads((path / META).read_text(encoding="utf-8"))
+                if _file_digest(path / ARRAYS) != body["arrays"]:
                     raise ValueError("the arrays do not match their digest")
-                return (body["meta"], load_file(path / "arrays.safetensors")), faults
+                return (body["meta"], load_file(path / ARRAYS)), faults
             except (OSError, ValueError, KeyError, TypeError) as error:
                 faults.append(f"{path.name}: {error}")
         return None, faults
+
+    def newest_bytes(self) -> int:
+        """Size of the newest one's files; 0 when there is none."""
+        paths = self._all()
+        return sum(f.stat().st_size for f in paths[-1].iterdir()) if paths else 0
+
+    def newest_files(self) -> tuple[int, bytes, bytes]:
+        """(covers, meta, arrays) of the newest, as they lie on disk; ValueError for none."""
+        paths = self._all()
+        if not paths:
+            raise ValueError(f"no snapshot in {self.folder}")
+        covers = int(paths[-1].name.removeprefix("snapshot-"))
+        return covers, (paths[-1] / META).read_bytes(), (paths[-1] / ARRAYS).read_bytes()
 
     def _all(self) -> list[Path]:
         if not self.folder.is_dir():

@@ -24,9 +24,11 @@ class Tape:
         self.subject = subjects.tape(run, shard)
         self.end = 0  # stream sequence of the newest record of this shard
 
-    async def read(self, after: int = 0) -> list[tuple[int, TapeRecord]]:
-        """Every record with sequence > `after`; remembers where the tape ends."""
-        stored = await self.bus.fetch(self.stream, self.subject, start_seq=after + 1)
+    async def read(
+        self, after: int = 0, *, limit: int | None = None
+    ) -> list[tuple[int, TapeRecord]]:
+        """The first `limit` records with sequence > `after`; remembers where they end."""
+        stored = await self.bus.fetch(self.stream, self.subject, start_seq=after + 1, limit=limit)
         self.end = max([self.end, after, *(s.seq for s in stored)])
         return [(s.seq, decode_tape(s.payload)) for s in stored]
 

@@ -1,0 +1,261 @@
+"""Leader and standbys as real syncers on one in-memory bus: who leads, and what the others do."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.edges.blobs import put_blob
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.membership import DataFolder
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_array
+from diloco_shared.numerics.fragments import Layout
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    InitManifest,
+    TapeInit,
+    TapeRecord,
+    TapeSetting,
+    TapeSnapshot,
+    TapeTerm,
+    TensorSpec,
+)
+from diloco_shared.protocol.records import Assignment, Event, LeaderLease, MemberRecord, RunRecord
+from diloco_shared.protocol.wire import decode, decode_tape, encode
+from diloco_syncer.app import Syncer
+from diloco_syncer.settings import Settings
+
+LAYOUT = (
+    TensorSpec(name="a", shape=(8, 2), embedding=False),
+    TensorSpec(name="b", shape=(6,), embedding=True),
+)
+SPEC = RunSpec.model_validate(
+    {
+        "name": "r",
+        "algorithm": {"fragments": 2, "sync_every_steps": 8},
+        "membership": {"leader_lease_s": 0.6},
+        "budget": {"steps": 80},
+    }
+)
+
+
+class Hub:
+    """The bus and what is on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.broker = MemoryBroker()
+        self.bus = MemoryBus(self.broker, "test")
+        self.folder = folder
+
+    async def prepare(self) -> None:
+        for bucket in subjects.BUCKETS:
+            await self.bus.ensure_bucket(bucket)
+        events = (subjects.EVENTS_FILTER,)
+        await self.bus.ensure_stream(StreamSpec(subjects.EVENTS_STREAM, events, 1 << 20))
+        for name, captured in subjects.run_streams("r").items():
+            limit = SPEC.keeping.stream_bytes_max
+            await self.bus.ensure_stream(StreamSpec(name, (captured,), limit))
+        record = RunRecord(
+            name="r",
+            spec=SPEC.model_dump(mode="json"),
+            desired="running",
+            quorum=1,
+            created_at=0.0,
+        )
+        await self.bus.kv_put(subjects.RUNS, "r", encode(record))
+
+    @asynccontextmanager
+    async def syncer(self, name: str) -> AsyncIterator["asyncio.Task[None]"]:
+        """A syncer at work; stopped as by a signal at the end unless it is over."""
+        await self.bus.kv_put(
+            subjects.ASSIGNMENTS, name, encode(Assignment(member=name, run="r", at=0.0))
+        )
+        folder = DataFolder(self.folder, name)
+        control, data = MemoryBus(self.broker, f"{name}-c"), MemoryBus(self.broker, f"{name}-d")
+        syncer = Syncer(Settings(id=name, data=self.folder), control, data, folder)
+        task = asyncio.create_task(syncer.run())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await syncer.membership.leave()
+            folder.release()
+
+    async def member(self, name: str) -> MemberRecord | None:
+        entry = await self.bus.kv_get(subjects.MEMBERS, name)
+        return None if entry is None or not entry.value else decode(entry.value, MemberRecord)
+
+    async def becomes(self, name: str, state: str) -> MemberRecord:
+        """Wait until the member shows `state`."""
+        async with self.bus.kv_watch(subjects.MEMBERS, name) as entries:
+            async for entry in entries:
+                if entry.value and (m := decode(entry.value, MemberRecord)).state == state:
+                    return m
+        raise AssertionError
+
+    async def tape(self) -> list[TapeRecord]:
+        stored = await self.bus.fetch(subjects.tape_stream("r"), subjects.tape("r", 0))
+        return [decode_tape(s.payload) for s in stored]
+
+    async def terms(self) -> list[str]:
+        return [r.leader for r in await self.tape() if isinstance(r, TapeTerm)]
+
+    async def comes(self, found: Callable[[TapeRecord], bool]) -> TapeRecord:
+        """Wait for a record."""
+        stream = subjects.tape_stream("r")
+        async with self.bus.read(stream, subjects.tape("r", 0)) as messages:
+            async for stored in messages:
+                record = decode_tape(stored.payload)
+                if found(record):
+                    return record
+        raise AssertionError
+
+    async def led_by(self, name: str) -> TapeRecord:
+        """Wait for its term."""
+        return await self.comes(lambda r: isinstance(r, TapeTerm) and r.leader == name)
+
+    async def told(self, kind: str) -> Event:
+        """Wait for an event."""
+        async with self.bus.read(subjects.EVENTS_STREAM, subjects.event("r", kind)) as messages:
+            async for stored in messages:
+                return decode(stored.payload, Event)
+        raise AssertionError
+
+    async def append(self, record: TapeRecord) -> None:
+        await self.bus.append(subjects.tape("r", 0), encode(record))
+
+    async def initialise(self, *, lie: bool = False) -> None:
+        """What a leader `gone` and a learner would have left: parameters and their record."""
+        rng = np.random.default_rng(1)
+        sizes = Layout.build(LAYOUT, 2).sizes
+        values = [rng.standard_normal(n).astype(np.float32) for n in sizes]
+        names = []
+        for p, values_F in enumerate(values):
+            names.append(subjects.initial("r", "a", 0, p))
+            blob = await put_blob(self.bus, names[p], codec.encode("fp32", values_F))
+            manifest = InitManifest(
+                run="r",
+                learner="a",
+                incarnation=0,
+                fragment=p,
+                config_hash=config_hash(SPEC),
+                layout=LAYOUT,
+                blob=blob,
+            )
+            await self.bus.append(names[p] + ".m", encode(manifest))
+        digests = tuple("0" * 32 if lie else digest_array(v) for v in values)
+        await self.append(TapeTerm(epoch=0, term=1, leader="gone", at=1.0))
+        await self.append(
+            TapeInit(
+                run="r",
+                config_hash=config_hash(SPEC),
+                layout=LAYOUT,
+                anchor_digests=digests,
+                subjects=tuple(names),
+                learner="a",
+                incarnation=0,
+                at=2.0,
+            )
+        )
+
+
+async def within(what: "asyncio.Future[object] | object") -> object:
+    return await asyncio.wait_for(what, 20)  # type: ignore[arg-type]
+
+
+async def test_the_second_stands_by_and_leads_at_once_when_the_first_stops(tmp_path: Path) -> None:
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    async with AsyncExitStack() as first, AsyncExitStack() as second:
+        await first.enter_async_context(hub.syncer("s1"))
+        await within(hub.becomes("s1", "leading"))
+        await within(hub.led_by("s1"))
+        await second.enter_async_context(hub.syncer("s2"))
+        await within(hub.becomes("s2", "standby"))
+        assert await hub.terms() == ["gone", "s1"]
+        await first.aclose()
+        await within(hub.led_by("s2"))
+        assert await hub.terms() == ["gone", "s1", "s2"]
+        await first.enter_async_context(hub.syncer("s1"))
+        standby = await within(hub.becomes("s1", "standby"))
+        assert isinstance(standby, MemberRecord) and standby.tape_seq >= 4, "executed them all"
+
+
+async def test_one_that_cannot_reproduce_a_digest_never_leads(tmp_path: Path) -> None:
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise(lie=True)
+    async with hub.syncer("s1"):
+        event = await within(hub.told("standby-unfit"))
+        assert isinstance(event, Event)
+        assert "s1 cannot lead: record 2: digest of the version 0 of fragment 0" in event.text
+        member = await hub.becomes("s1", "ineligible")
+        assert "record 2" in member.reason
+        assert await hub.terms() == ["gone"]
+
+
+async def test_a_standby_that_needs_what_was_purged_gets_a_snapshot(tmp_path: Path) -> None:
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    async with hub.syncer("s1"):
+        await within(hub.becomes("s1", "leading"))
+        await within(hub.led_by("s1"))
+    # It had time to cover the initial parameters by a snapshot of its own.
+    await hub.append(TapeSnapshot(term=2, covers=2, round=-1, path="x", at=3.0))
+    async with hub.syncer("s1"):
+        await within(hub.becomes("s1", "leading"))
+        await hub.bus.purge(subjects.up_stream("r"), "up.r.>")
+        async with hub.syncer("s2"):
+            event = await within(hub.told("snapshot-fetched"))
+            assert isinstance(event, Event) and event.source == "s2"
+            await within(hub.becomes("s2", "standby"))
+            info = await hub.bus.stream_info(subjects.state_stream("r"))
+            assert info.messages == 0, "nothing of the transfer is left"
+    # Its snapshot is a good one: it leads with it.
+    async with hub.syncer("s2"):
+        await within(hub.becomes("s2", "leading"))
+
+
+async def test_without_a_leader_to_ask_it_waits_and_says_why(tmp_path: Path) -> None:
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    await hub.bus.purge(subjects.up_stream("r"), "up.r.>")
+    async with hub.syncer("s1"):
+        member = await within(hub.becomes("s1", "ineligible"))
+        assert isinstance(member, MemberRecord)
+        assert "no longer in UP-r" in member.reason and "no leader answers" in member.reason
+
+
+async def test_a_deposed_leader_stands_by_in_the_same_process(tmp_path: Path) -> None:
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    async with hub.syncer("s1") as process:
+        await within(hub.becomes("s1", "leading"))
+        await within(hub.led_by("s1"))
+        # Somebody else takes the lease (a partition is over) and appends.
+        place = subjects.LEASES, subjects.leader_lease("r", 0)
+        await hub.bus.kv_delete(*place)
+        theirs = encode(LeaderLease(holder="s9", boot="b", lock="l", at=0.0))
+        await hub.bus.kv_put(*place, theirs)
+        await hub.append(TapeTerm(epoch=0, term=3, leader="s9", at=4.0))
+        await hub.append(
+            TapeSetting(term=3, name="quorum", value=2, reason="as the user asked", at=5.0)
+        )
+        await within(hub.told("deposed"))
+        # s9 falls silent: after a whole period s1 leads again, in a later term.
+        record = await within(
+            hub.comes(lambda r: isinstance(r, TapeTerm) and r.leader == "s1" and r.term > 3)
+        )
+        assert isinstance(record, TapeTerm) and record.term == 4
+        assert not process.done()
