@@ -197,6 +197,20 @@ def test_adoption_comes_before_the_answer_to_a_pull(rig: Rig) -> None:
     assert sent.effect.base == 1 and sent.effect.step_to == sent.effect.step_from + 1
 
 
+def test_the_trainer_is_told_what_became_of_contributions(rig: Rig) -> None:
+    loop, box, _ = rig()
+    decided: list[tuple[int, int, bool]] = []
+    loop.trainer.decided = (  # type: ignore[method-assign]
+        lambda p, round_, *, merged: decided.append((p, round_, merged))
+    )
+    new_F = np.zeros(loop.trainer.program.layout.sizes[1], np.float32)
+    published = Anchored(AnchorReady(0, 1, 1, 4, START, {"a": (0, 4)}), new_F)
+    box.at = {2: [pull(1, 1)], 4: [pull(4, 1)], 6: [published], 8: [beat("stopped", (0, 1, 0))]}
+    loop.run()
+    assert decided == [(1, 1, False), (1, 4, True)]
+    assert [o.effect.round for o in outgoing(box, Contribute)] == [1, 4]
+
+
 def test_only_a_mailbox_that_blocks_makes_waiting_rise(rig: Rig) -> None:
     """I8: every call that could wait is clocked, and shown in the reports."""
     loop, box, _ = rig()

@@ -35,7 +35,7 @@ class Encoded:
     def fetch(self) -> bytes:
         """The payload (call it off the train thread: it waits for the device)."""
         header = codec.header(self.codec, self.values)
-        return b"".join([header, *(np.asarray(part).tobytes() for part in self.parts)])
+        return b"".join([header, *(np.asarray(part).view(np.uint8).data for part in self.parts)])
 
 
 def feeds_back(name: str) -> bool:

@@ -61,14 +61,14 @@ def encode(name: str, values_F: Values) -> bytes:
     """fp32 values of shape (F,) to bytes."""
     assert values_F.dtype == np.float32 and values_F.ndim == 1
     number, start = find(name), header(name, values_F.size)
+    values_F = np.ascontiguousarray(values_F)
     if number == FP32:
-        return start + values_F.tobytes()
+        return b"".join([start, values_F.view(np.uint8).data])
     if number == BF16:
-        with np.errstate(over="ignore"):
-            return start + values_F.astype(_BF16).tobytes()
+        with np.errstate(all="ignore"):
+            return b"".join([start, values_F.astype(_BF16).view(np.uint8).data])
     data = np.empty(bytes_of(name, values_F.size), np.uint8)
     data[: HEADER.size] = np.frombuffer(start, np.uint8)
-    values_F = np.ascontiguousarray(values_F)
     kernels.encode(number, values_F, 0, blocks_of(values_F.size), data)
     return data.tobytes()
 
