@@ -28,8 +28,8 @@ BURSTS = 64
 GBIT = 1e9
 # No link between data centers is outside of it; the search is over its logarithm.
 SEARCH_GBIT_PER_S = (1e-6, 1e9)
-# Bits per value on the wire: a block of 256 4-bit values carries one 16-bit scale and its header.
-CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.125, "int4": 4.125, "e3m0": 4.125}
+# Bits per value on our wire: blocks of 256 values share a scale of 16 bits.
+CODEC_BITS = {"fp32": 32.0, "bf16": 16.0, "int8": 8.0625, "int4": 4.0625, "e3m0": 4.0625}
 
 
 class BadSetting(ValueError):

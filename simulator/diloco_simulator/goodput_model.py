@@ -99,11 +99,11 @@ def job_goodput(failures: Failures, chips: float, *, elastic: bool = True) -> fl
     linear = 1 + rate * (failures.down_s + failures.lost_s)
     # rate·up·G² + linear·G - 1 = 0, by the form that does not cancel when rate·up is small.
     root = sqrt(linear * linear + 4 * rate * failures.up_s)
-    return 2 / (linear + root) * max(0.0, 1 - absent(failures))
+    return 2 / (linear + root) / (1 + absent(failures))
 
 
 def absent(failures: Failures) -> float:
-    """Share of chips that are away at a time, before failures pause with the stepping."""
+    """Chips that are away per chip that is there, while jobs step."""
     return failures.slice_chips * failures.return_mean_s / failures.mtbi_s
 
 

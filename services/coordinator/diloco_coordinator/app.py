@@ -21,6 +21,7 @@ from diloco_coordinator.edges.chaos import Chaos
 from diloco_coordinator.edges.gateway import Gateway
 from diloco_coordinator.edges.members import Members
 from diloco_coordinator.edges.metrics import ClusterMetrics
+from diloco_coordinator.edges.plans import Plans
 from diloco_coordinator.edges.registry import MIRRORED, Registry
 from diloco_coordinator.edges.runs import Runs
 from diloco_coordinator.edges.sse import Streams
@@ -53,6 +54,7 @@ def create_app(registry: Registry, token: str, *, chaos: bool) -> FastAPI:
     app.include_router(Runs(registry, guard, streams).router)
     app.include_router(Members(registry, guard, streams, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)
+    app.include_router(Plans(guard).router)
     requests: Counter[tuple[str, str]] = Counter()
     metrics = ClusterMetrics(registry, requests)
     app.add_middleware(Gateway, requests=requests)

@@ -23,7 +23,7 @@ def bandwidth(
     utilisation: Annotated[
         float, typer.Option(help="Compute utilisation to reach; Decoupled never stalls.")
     ] = 0.95,
-    up_bits: Annotated[float, typer.Option(help="Per value: bf16 16, int4 4.125.")] = 16.0,
+    up_bits: Annotated[float, typer.Option(help="Per value: bf16 16, int4 4.0625.")] = 16.0,
     down_bits: Annotated[float, typer.Option(help="Per value, Decoupled only.")] = 16.0,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:

@@ -1,0 +1,28 @@
+"""/v1/plan: settings for hardware and links that one may not have yet."""
+
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from diloco_coordinator.edges.auth import Guard
+from diloco_coordinator.edges.problems import Problem
+from diloco_simulator.planner import Infeasible, Wishes, plan, sensitivity
+
+
+class Plans:
+    """The route; it depends on nothing that runs."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.router = APIRouter(prefix="/v1/plan", tags=["plan"])
+        look = [Depends(guard.needs("viewer"))]
+        self.router.add_api_route("", self.show, methods=["POST"], dependencies=look)
+
+    async def show(self, wishes: Wishes) -> dict[str, Any]:
+        """Settings with their reasons, predictions, and plans for other circumstances.
+
+        422 names the faults of a wish, or says what is short where no settings do.
+        """
+        try:
+            return plan(wishes) | {"sensitivity": sensitivity(wishes)}
+        except Infeasible as error:
+            raise Problem(422, "No settings do", str(error)) from None

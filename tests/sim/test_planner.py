@@ -1,0 +1,140 @@
+"""Plans: what is chosen, that it fits what there is, and that there is always an answer."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from diloco_shared.config import Algorithm
+from diloco_simulator.planner import (
+    CODECS,
+    LEARNERS_MAX,
+    LOAD_MAX,
+    SYNC_EVERY,
+    Infeasible,
+    Wishes,
+    loss_gap,
+    plan,
+    sensitivity,
+)
+
+PAPER = {"params": 5e9, "chips": 1_200_000, "centers": 8, "step_s": 1.0, "tokens": 1e12}
+
+
+def wishes(**changes: Any) -> Wishes:
+    return Wishes.model_validate(PAPER | changes)
+
+
+def test_the_papers_setting_is_planned_as_the_paper_has_it() -> None:
+    found = plan(wishes())
+    chosen = found["settings"]
+    assert (chosen["learners"], chosen["sync_every_steps"], chosen["fragments"]) == (8, 24, 24)
+    assert chosen["quorum"] == 1
+    assert found["predicted"]["goodput"] == pytest.approx(0.88, abs=0.02)
+    # 3.33 Gbit/s in bf16 by hand: 5e9 values of 16 bits in 24 s.
+    assert found["predicted"]["gbit_per_s_link"] == pytest.approx(5e9 * 16 / 24 / 1e9)
+    assert found["hub"]["gbit_per_s_each_way"] == pytest.approx(8 * 5e9 * 16 / 24 / 1e9)
+    # 1e12 tokens at 4e6 a step of one second.
+    days = 250_000 / 86_400 / found["predicted"]["goodput"]
+    assert found["predicted"]["days"] == pytest.approx(days)
+    assert set(found["reasons"]) == set(chosen)
+
+
+def test_slower_links_get_smaller_codecs_then_longer_rounds() -> None:
+    order = [(h, c) for h in SYNC_EVERY for c in CODECS]
+    found = []
+    for gbit in (10.0, 3.0, 1.5, 0.8, 0.4):
+        chosen = plan(wishes(link_gbit_per_s=gbit))["settings"]
+        found.append(order.index((chosen["sync_every_steps"], chosen["codec_up"])))
+    assert found == sorted(found)
+    assert found[0] < found[-1]
+
+
+def test_more_failures_get_more_learners() -> None:
+    found = [
+        plan(wishes(centers=2, mtbi_years=y))["settings"]["learners"] for y in (20, 2, 1, 0.01)
+    ]
+    assert found == sorted(found)
+    assert found[-1] == LEARNERS_MAX
+    assert "none of up to 16" in plan(wishes(mtbi_years=0.01))["reasons"]["learners"]
+
+
+def test_small_steps_get_an_overlap_that_covers_the_round_trip() -> None:
+    found = plan(wishes(params=1e6, step_s=0.02, chips=8))
+    overlap = found["settings"]["overlap_steps"]
+    assert overlap * 0.02 >= found["predicted"]["round_s"] >= 0.12
+    assert any("overlap" in note for note in found["notes"])
+
+
+def test_a_missed_deadline_is_said_and_told_what_would_do() -> None:
+    assert plan(wishes(deadline_days=30))["notes"] == []
+    (note,) = plan(wishes(deadline_days=1))["notes"]
+    assert "3.3 days" in note
+    assert "times the chips" in note
+
+
+def test_a_measured_step_time_follows_the_work() -> None:
+    days = {row["changed"]: row.get("days") for row in sensitivity(wishes())}
+    as_it_is = plan(wishes())["predicted"]["days"]
+    assert days["params x 2"] > 1.5 * as_it_is
+    assert days["chips x 0.5"] > 1.5 * as_it_is
+    assert days["link_gbit_per_s x 2"] == pytest.approx(as_it_is)
+
+
+def test_the_gap_is_that_of_the_fits() -> None:
+    gaps = [loss_gap(3.5e7, m) for m in (2, 3, 4, 8, 16)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] == pytest.approx(18.768 / 18.129 * 3.5e7 ** (0.0953 - 0.0969) - 1)
+    assert loss_gap(3.5e7, 8) == pytest.approx(3.621 / 3.485 - 1, abs=0.006)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"chips": 4}, "chips must be at least one per data center"),
+        ({"link_gbit_per_s": 0.01}, "link_gbit_per_s must be at least"),
+        ({"round_trip_s": 50.0}, "round_trip_s"),
+        ({"syncer_memory_gib": 0.1}, "syncer_memory_gib"),
+        ({"hub_gbit_per_s": 0.1}, "hub_gbit_per_s"),
+    ],
+)
+def test_what_is_short_is_named(changes: dict[str, float], named: str) -> None:
+    with pytest.raises(Infeasible, match=named):
+        plan(wishes(**changes))
+
+
+@pytest.mark.parametrize("name", ["params", "chips", "mtbi_years", "step_s"])
+def test_wishes_are_checked(name: str) -> None:
+    for bad in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValidationError, match=name):
+            wishes(**{name: bad})
+
+
+@settings(max_examples=60)
+@given(
+    st.floats(0, 13), st.integers(0, 8), st.integers(1, 40), st.floats(-4, 5), st.floats(-5, 4),
+    st.one_of(st.none(), st.floats(-3, 3)),
+)  # fmt: skip
+def test_every_plan_can_be_run_or_says_what_is_short(
+    params: float, chips: int, centers: int, link: float, years: float, step: float | None
+) -> None:
+    asked = Wishes(
+        params=10**params,
+        chips=10**chips,
+        centers=centers,
+        link_gbit_per_s=10**link,
+        mtbi_years=10**years,
+        step_s=None if step is None else 10**step,
+    )
+    try:
+        found = plan(asked)
+    except Infeasible as error:
+        assert str(error)
+        return
+    Algorithm.model_validate(found["algorithm"])
+    assert found["predicted"]["link_load"] <= LOAD_MAX
+    assert 0 < found["predicted"]["goodput"] <= 1
+    assert found["settings"]["learners"] % centers == 0
+    assert found["predicted"]["staleness_steps"] <= found["settings"]["overlap_steps"]
