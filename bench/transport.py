@@ -1,11 +1,13 @@
 """Fragments through JetStream file streams, beside bare asyncio streams in the same run.
 
-    python bench/transport.py [--repeats 7] [--sizes 64,256] [--json FILE]
+    python bench/transport.py [--repeats 7] [--sizes 64,256] [--round-mib 64] [--json FILE]
 
 put: `put_blob` until the server has stored every chunk. get: `get_blob` until the payload is
-checked. asyncio: the same bytes written by one process and read (and thrown away) by another.
-The three take turns; the figures are medians. CPU seconds are the client process's own, all its
-threads, per GB (1e9 bytes). `--store` names the folder of the server's files (a real disk).
+checked. put_4, get_4: over four connections. asyncio: the same bytes from one process to another,
+as large a buffer as helps, thrown away as they come; asyncio_kept: default buffers, kept in memory
+as a receiver of a fragment must. All take turns; the figures are medians. CPU seconds are the
+client process's own, all its threads, per GB (1e9 bytes). The store is on disk: `--store` names
+the folder. `*_over_asyncio` are against the quicker one, and the lower of the sizes.
 """
 
 import argparse
@@ -16,252 +18,128 @@ import platform
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import psutil
+from fragments.rounds import large, rounds
+from fragments.workers import Row, Server, Worker, client, stream_reader, stream_writer
 
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
-from diloco_shared.protocol.messages import Blob
 
 MIB, GB = 1 << 20, 1e9
-STREAM = "BENCH"
-# The largest fragment, some copies of it, and room to spare.
-STREAM_BYTES = 8 << 30
-BLOCK = 512 * 1024
+LEARNERS = (1, 4, 10)
 
 
-class Worker:
-    """A client process that carries out one command after the other."""
+class Bare:
+    """Two processes and an asyncio stream in between."""
 
-    def __init__(self, body: Callable[..., None], *args: Any) -> None:
-        context = get_context("spawn")
-        self.pipe, far = context.Pipe()
-        self.process = context.Process(target=body, args=(far, *args), daemon=True)
-        self.process.start()
+    def __init__(self, tuned: bool) -> None:
+        self.reading = Worker(stream_reader, tuned)
+        self.writing = Worker(stream_writer, self.reading.result())
 
-    def ask(self, *command: Any) -> Any:
-        self.begin(*command)
-        return self.result()
-
-    def begin(self, *command: Any) -> None:
-        self.pipe.send(command)
-
-    def result(self) -> Any:
-        answer = self.pipe.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def send(self, size: int) -> Row:
+        self.reading.begin("next")
+        row: Row = self.writing.ask("write", size)
+        return row | {"other_cpu_s": self.reading.result()["cpu_s"]}
 
     def end(self) -> None:
-        self.pipe.send(("end",))
-        self.process.join(20)
+        self.writing.end()
+        self.reading.end()
 
 
-class Stopwatch:
-    """Wall and CPU seconds of a block, in this process."""
-
-    def __enter__(self) -> "Stopwatch":
-        self.wall_s, self.cpu_s = -time.perf_counter(), -time.process_time()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.wall_s += time.perf_counter()
-        self.cpu_s += time.process_time()
-
-    @property
-    def row(self) -> dict[str, float]:
-        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s}
-
-
-def rss_peak() -> int:
-    """Most bytes of memory this process ever held."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
-def reset_rss_peak(pid: int | None = None) -> None:
-    """From now on the peak is counted anew (Linux)."""
-    Path(f"/proc/{pid or 'self'}/clear_refs").write_text("5")
-
-
-# --- the client of the bus ------------------------------------------------------------------------
-
-
-def bus_client(pipe: Connection, url: str, name: str, options: dict[str, Any]) -> None:
-    asyncio.run(_bus_client(pipe, url, name, options))
-
-
-async def _bus_client(pipe: Connection, url: str, name: str, options: dict[str, Any]) -> None:
-    bus = await NatsBus.connect(url, name=name, **options)
-    await bus.ensure_stream(StreamSpec(STREAM, ("bench.>",), STREAM_BYTES))
-    payloads: dict[int, bytes] = {}
-    while True:
-        command, *args = await asyncio.to_thread(pipe.recv)
-        try:
-            match command:
-                case "put":
-                    subject, size = args
-                    payload = payloads.setdefault(size, os.urandom(size))
-                    with Stopwatch() as watch:
-                        blob = await put_blob(bus, subject, payload)
-                    pipe.send(watch.row | {"blob": blob.model_dump()})
-                case "get":
-                    blob = Blob.model_validate(args[0])
-                    with Stopwatch() as watch:
-                        received = await get_blob(bus, STREAM, blob, timeout_s=300)
-                    assert len(received) == blob.bytes
-                    del received
-                    pipe.send(watch.row)
-                case "forget":
-                    payloads.clear()
-                    pipe.send(await bus.purge(STREAM, "bench.>"))
-                case "peak":
-                    before = rss_peak()
-                    reset_rss_peak()
-                    pipe.send(before)
-                case "end":
-                    break
-        except Exception as error:
-            pipe.send(error)
-    await bus.close()
-
-
-# --- bare asyncio streams -------------------------------------------------------------------------
-
-
-def stream_reader(pipe: Connection) -> None:
-    asyncio.run(_stream_reader(pipe))
-
-
-async def _stream_reader(pipe: Connection) -> None:
-    done: asyncio.Queue[dict[str, float]] = asyncio.Queue(1)
-
-    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.read(8):
-            left = int.from_bytes(head, "big")
-            with Stopwatch() as watch:
-                while left:
-                    left -= len(await reader.read(min(left, BLOCK)))
-            writer.write(b"+")
-            await done.put(watch.row)
-        writer.close()
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=BLOCK)
-    pipe.send(server.sockets[0].getsockname()[1])
-    while (await asyncio.to_thread(pipe.recv))[0] != "end":
-        pipe.send(await done.get())
-    server.close()
-
-
-def stream_writer(pipe: Connection, port: int) -> None:
-    asyncio.run(_stream_writer(pipe, port))
-
-
-async def _stream_writer(pipe: Connection, port: int) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    payloads: dict[int, memoryview] = {}
-    while True:
-        command, *args = await asyncio.to_thread(pipe.recv)
-        if command == "end":
-            break
-        size = args[0]
-        payload = payloads.setdefault(size, memoryview(os.urandom(size)))
-        with Stopwatch() as watch:
-            writer.write(size.to_bytes(8, "big"))
-            for start in range(0, size, BLOCK):
-                writer.write(payload[start : start + BLOCK])
-                await writer.drain()
-            await reader.readexactly(1)
-        pipe.send(watch.row)
-    writer.close()
-
-
-# --- the runs -------------------------------------------------------------------------------------
-
-
-class Server:
-    """CPU and memory of the nats-server process."""
-
-    def __init__(self, pid: int) -> None:
-        self.process = psutil.Process(pid)
-
-    @property
-    def cpu_s(self) -> float:
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
-
-    def take_peak(self) -> int:
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        reset_rss_peak(self.process.pid)
-        return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
-def measure(
-    server: Server, url: str, sizes_mib: list[int], repeats: int, options: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """One row per size, transfer and repeat."""
-    reading = Worker(stream_reader)
-    writing = Worker(stream_writer, reading.result())
-    putting, getting = (Worker(bus_client, url, name, options) for name in ("put", "get"))
+def measure(server: Server, url: str, sizes_mib: list[int], repeats: int) -> list[Row]:
+    """One row per size, way and repeat."""
+    bare = {"asyncio": Bare(tuned=True), "asyncio_kept": Bare(tuned=False)}
+    lanes = {
+        f"_{n}" if n > 1 else "": [
+            Worker(client, url, f"{way}-{n}", {"connections": n}) for way in ("put", "get")
+        ]
+        for n in (1, 4)
+    }
     rows = []
     for repeat in range(repeats + 1):
         for mib in sizes_mib:
             size = mib * MIB
-            reading.begin("next")
-            taken = {"asyncio": writing.ask("write", size)}
-            taken["asyncio"]["reader_cpu_s"] = reading.result()["cpu_s"]
-            for way, worker, *args in (
-                ("put", putting, f"bench.{mib}.{repeat}", size),
-                ("get", getting, None),
-            ):
+            taken = {way: streams.send(size) for way, streams in bare.items()}
+            for suffix, (putting, getting) in lanes.items():
                 before = server.cpu_s
-                taken[way] = worker.ask(way, *([taken["put"]["blob"]] if way == "get" else args))
-                taken[way]["server_cpu_s"] = server.cpu_s - before
-            putting.ask("forget")
+                put = putting.ask("put", f"bench.{mib}.{repeat}{suffix}", size)
+                taken[f"put{suffix}"] = put | {"other_cpu_s": server.cpu_s - before}
+                before = server.cpu_s
+                got = getting.ask("get", [put.pop("blob")])
+                taken[f"get{suffix}"] = got | {"other_cpu_s": server.cpu_s - before}
+                putting.ask("forget")
             if repeat:  # the first warms up
                 rows += [{"way": way, "mib": mib, **row} for way, row in taken.items()]
-    for worker in (writing, reading, putting, getting):
-        worker.end()
+    for workers in lanes.values():
+        for worker in workers:
+            worker.end()
+    for streams in bare.values():
+        streams.end()
     return rows
 
 
-def summary(rows: list[dict[str, Any]], sizes_mib: list[int]) -> dict[str, Any]:
-    """Medians per size and way, and put and get over asyncio."""
-    table: dict[str, Any] = {}
+def summary(rows: list[Row], sizes_mib: list[int]) -> dict[str, Row]:
+    """Medians per size and way, and how they compare with asyncio."""
+    table: dict[str, Row] = {}
     for mib in sizes_mib:
-        for way in ("asyncio", "put", "get"):
+        gb = mib * MIB / GB
+        for way in dict.fromkeys(row["way"] for row in rows):
             found = [r for r in rows if (r["mib"], r["way"]) == (mib, way)]
-            gb = mib * MIB / GB
-            entry = {
+            table[f"{way}_{mib}"] = entry = {
                 "gb_per_s": gb / statistics.median(r["wall_s"] for r in found),
                 "cpu_s_per_gb": statistics.median(r["cpu_s"] for r in found) / gb,
+                "other_cpu_s_per_gb": statistics.median(r["other_cpu_s"] for r in found) / gb,
             }
-            other = "reader_cpu_s" if way == "asyncio" else "server_cpu_s"
-            entry[f"{other}_per_gb"] = statistics.median(r[other] for r in found) / gb
-            table[f"{way}_{mib}"] = entry
-        for way in ("put", "get"):
-            entry = table[f"{way}_{mib}"]
-            entry["over_asyncio"] = entry["gb_per_s"] / table[f"asyncio_{mib}"]["gb_per_s"]
+            for base in ("asyncio", "asyncio_kept"):
+                if not way.startswith("asyncio"):
+                    rate = table[f"{base}_{mib}"]["gb_per_s"]
+                    entry[f"over_{base}"] = entry["gb_per_s"] / rate
     return table
 
 
-def show(title: str, table: dict[str, Any]) -> None:
+def show(title: str, table: dict[str, Row]) -> None:
     """Aligned columns on standard output."""
     names = list(dict.fromkeys(name for row in table.values() for name in row))
-    print(f"\n{title}")
-    print(" " * 18 + "".join(f"{name:>22}" for name in names))
+    widths = [max(len(name), 9) + 2 for name in names]
+    print(f"\n{title}\n" + " " * 18, end="")
+    print("".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True)))
     for label, row in table.items():
-        cells = (f"{row[name]:>22.3f}" if name in row else " " * 22 for name in names)
+        cells = (
+            f"{row[name]:>{width}.3f}" if name in row else " " * width
+            for name, width in zip(names, widths, strict=True)
+        )
         print(f"{label:<18}" + "".join(cells))
     sys.stdout.flush()
+
+
+def figures_of(table: dict[str, Row], sizes: list[int]) -> dict[str, float]:
+    """The worst of the sizes."""
+    figures = {}
+    for way in ("put", "get"):
+        found = [table[f"{way}_{mib}"] for mib in sizes]
+        figures[f"{way}_over_asyncio"] = min(row["over_asyncio"] for row in found)
+        figures[f"{way}_over_asyncio_kept"] = min(row["over_asyncio_kept"] for row in found)
+        figures[f"cpu_s_per_gb_{way}"] = max(row["cpu_s_per_gb"] for row in found)
+    return figures
+
+
+def run(server: Server, url: str, args: argparse.Namespace) -> dict[str, Any]:
+    sizes = [int(mib) for mib in args.sizes.split(",")]
+    single = summary(measure(server, url, sizes, args.repeats), sizes)
+    show("One fragment at a time (asyncio: other is the reader; else the server)", single)
+    figures = figures_of(single, sizes)
+    fleet = {
+        f"{n} learners": rounds(server, url, n, args.round_mib, min(args.repeats, 3))
+        for n in LEARNERS
+    }
+    show("Rounds: N learners -> syncer -> N learners", fleet)
+    one = large(server, url)
+    show("A fragment of 1 GiB, once", one)
+    figures["peak_mib_beside_1_gib"] = max(row["peak_mib_beside_payload"] for row in one.values())
+    figures["server_peak_mib_1_gib"] = max(row["server_peak_mib"] for row in one.values())
+    print("\n" + "\n".join(f"{name}: {value:.3f}" for name, value in figures.items()))
+    return {"figures": figures, "single": single, "rounds": fleet, "large": one}
 
 
 async def main() -> None:
@@ -269,37 +147,25 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--sizes", default="64,256", help="MiB, comma separated")
+    parser.add_argument("--round-mib", type=int, default=64, help="fragment of the rounds")
     parser.add_argument("--store", type=Path, help="folder for the server's files")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    sizes = [int(mib) for mib in args.sizes.split(",")]
     with tempfile.TemporaryDirectory(dir=args.store) as folder:
         nats = NatsServer(Path(folder) / "nats")
         await nats.start()
         try:
             assert nats.pid is not None
-            server = Server(nats.pid)
-            rows = await asyncio.to_thread(measure, server, nats.url, sizes, args.repeats, {})
-            table = summary(rows, sizes)
-            show("One client, one fragment at a time", table)
+            result = await asyncio.to_thread(run, Server(nats.pid), nats.url, args)
         finally:
             await nats.stop()
-    figures = {
-        "put_over_asyncio": min(table[f"put_{mib}"]["over_asyncio"] for mib in sizes),
-        "get_over_asyncio": min(table[f"get_{mib}"]["over_asyncio"] for mib in sizes),
-        "cpu_s_per_gb_put": max(table[f"put_{mib}"]["cpu_s_per_gb"] for mib in sizes),
-        "cpu_s_per_gb_get": max(table[f"get_{mib}"]["cpu_s_per_gb"] for mib in sizes),
+    load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
+    result |= {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {load} at the end",
+        "command": " ".join(["python", *sys.argv]),
+        "seed": None,
     }
-    for name, value in figures.items():
-        print(f"{name}: {value:.3f}")
     if args.json:
-        result = {
-            "figures": figures,
-            "single": table,
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-            "command": " ".join(sys.argv),
-            "seed": 0,
-        }
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

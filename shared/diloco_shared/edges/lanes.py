@@ -28,9 +28,9 @@ from diloco_shared.protocol.chunks import Incoming, Outgoing
 # Payloads under way at once over one bus; more wait their turn. Above what a syncer fetches (8)
 # with its publications beside it; bounds threads and sockets.
 TRANSFERS_MAX = 12
-# A connection unused for this long is not used again: something on the way may have forgotten it,
-# and the server drops one that answers no pings after four minutes.
-IDLE_S = 60.0
+# A connection unused for this long is not used again: nobody answers pings on it, and the embedded
+# server drops one that misses two of them, 10 s apart.
+IDLE_S = 15.0
 # The server forgets the consumer of a receiver that vanished.
 _INACTIVE_S = 60
 

@@ -1,0 +1,1 @@
+"""Parts of `bench/transport.py`: client processes, bare streams, whole rounds."""
