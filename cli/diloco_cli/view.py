@@ -57,6 +57,8 @@ def run_lines(
         f"{_range(status['versions'])}, quorum {status['quorum']}"
     )
     lines.append(_three_numbers(status))
+    if run.get("syncers"):
+        lines.append(_syncers_line(run, status))
     if evaluations:
         first, newest = evaluations[0]["val_loss"], evaluations[-1]["val_loss"]
         lines.append(
@@ -81,6 +83,17 @@ def _three_numbers(status: dict[str, Any]) -> str:
         f"alive {len(status['alive'])}, participating {len(status['participating'])}, useful "
         f"{100 * useful:.1f} % of {status['tokens_processed']:,} tokens"
     )
+
+
+def _syncers_line(run: dict[str, Any], status: dict[str, Any]) -> str:
+    """Who leads, and who could take over."""
+    others = [s for s in run["syncers"] if s["id"] != status["leader"]]
+    line = f"led by {status['leader']}, term {status['term']}"
+    for s in others:
+        behind = f", {s['lag_records']} records behind" if s["lag_records"] else ""
+        line += f"; {s['id']} {s['state']}{behind if s['state'] == 'standby' else ''}"
+        line += f" ({s['reason']})" if s["reason"] else ""
+    return line if others else f"{line}; nobody stands by"
 
 
 def _bytes_line(status: dict[str, Any]) -> str:

@@ -12,17 +12,44 @@ def learner(name: str, *, alive: bool = True, draining: bool = False) -> MemberV
     return MemberView(name, "learner", alive, draining)
 
 
-def run(name: str = "r", least: int = 1, most: int = 9, *, over: bool = False) -> RunView:
-    return RunView(name, least, most, over)
+def run(
+    name: str = "r",
+    least: int = 1,
+    most: int = 9,
+    *,
+    over: bool = False,
+    syncers: int = 1,
+    leader: str = "",
+) -> RunView:
+    return RunView(name, least, most, over, syncers, leader)
 
 
 def written(members: list[MemberView], runs: list[RunView], had: dict[str, str]) -> dict[str, str]:
     return {c.member: c.run for c in schedule(members, runs, had).changes}
 
 
-def test_a_run_gets_one_syncer_and_its_learners() -> None:
-    members = [SYNCER, MemberView("s2", "syncer", alive=True), learner("a"), learner("b")]
+def syncers(*names: str) -> list[MemberView]:
+    return [MemberView(name, "syncer", alive=True) for name in names]
+
+
+def test_a_run_gets_as_many_syncers_as_it_wants_and_its_learners() -> None:
+    members = [*syncers("s", "s2", "s3"), learner("a"), learner("b")]
     assert written(members, [run()], {}) == {"s": "r", "a": "r", "b": "r"}
+    two = run(syncers=2)
+    assert written(members, [two], {}) == {"s": "r", "s2": "r", "a": "r", "b": "r"}
+
+
+def test_every_run_gets_a_leader_before_any_gets_a_standby() -> None:
+    members = [*syncers("s", "s2"), learner("a"), learner("b")]
+    runs = [run("old", most=1, syncers=2), run("young", syncers=2)]
+    assert written(members, runs, {}) == {"s": "old", "a": "old", "s2": "young", "b": "young"}
+
+
+def test_a_run_that_waits_for_a_syncer_gets_anothers_standby_and_not_its_leader() -> None:
+    members = [*syncers("s", "s2"), learner("a"), learner("b")]
+    had = {"s": "old", "s2": "old", "a": "old"}
+    runs = [run("old", most=1, syncers=2, leader="s2"), run("young")]
+    assert written(members, runs, had) == {"s": "young", "b": "young"}
 
 
 def test_a_run_waits_whole_until_enough_learners_are_free() -> None:
@@ -48,12 +75,27 @@ def test_an_assignment_outlives_the_death_of_its_member() -> None:
     assert plan.waiting == {"r": "0 of 1 learners alive"}
 
 
-def test_a_dead_syncer_is_waited_for_and_not_replaced() -> None:
+def test_a_dead_syncer_keeps_its_place_and_another_stands_by() -> None:
     dead = MemberView("s", "syncer", alive=False)
     members = [dead, MemberView("s2", "syncer", alive=True), learner("a")]
     plan = schedule(members, [run()], {"s": "r", "a": "r"})
-    assert plan.changes == ()
+    assert {c.member: c.run for c in plan.changes} == {"s2": "r"}
     assert plan.waiting == {"r": "syncer s is gone: the run goes on once it is back"}
+    assert schedule(members, [run()], {"s": "r", "a": "r", "s2": "r"}).waiting == {}
+
+
+def test_a_run_that_nobody_can_lead_says_why() -> None:
+    members = [
+        MemberView("s", "syncer", alive=False),
+        MemberView("s2", "syncer", alive=True, unfit="a contribution is gone"),
+        learner("a"),
+    ]
+    plan = schedule(members, [run()], {"s": "r", "s2": "r", "a": "r"})
+    assert plan.changes == ()
+    assert plan.waiting == {
+        "r": "syncer s is gone: the run goes on once it is back; "
+        "s2 cannot lead: a contribution is gone"
+    }
 
 
 def test_a_run_that_began_takes_newcomers_even_below_its_least() -> None:
@@ -95,7 +137,15 @@ MEMBERS = st.lists(
     unique_by=lambda m: m.id,
 )
 RUNS = st.lists(
-    st.builds(RunView, st.sampled_from("xyz"), st.integers(1, 3), st.integers(3, 5), st.booleans()),
+    st.builds(
+        RunView,
+        st.sampled_from("xyz"),
+        st.integers(1, 3),
+        st.integers(3, 5),
+        st.booleans(),
+        st.integers(1, 3),
+        st.sampled_from("abcdefgh"),
+    ),
     unique_by=lambda r: r.name,
 )
 ASSIGNED = st.dictionaries(st.sampled_from("abcdefgh"), st.sampled_from(["", "x", "y", "gone"]))
@@ -125,6 +175,10 @@ def test_promises(members: list[MemberView], runs: list[RunView], had: dict[str,
         if any(by_id[m].role == "learner" for m in new):
             assert len(learners) <= wish.learners_max
             assert any(by_id[m].role == "syncer" for m in mine)
+        mine_before = [m for m, r in had.items() if r == name and m in by_id]
+        begun = any(by_id[m].role == "syncer" for m in mine_before)
         if any(by_id[m].role == "syncer" for m in new):
-            assert len(learners) >= wish.learners_min
+            assert begun or len(learners) >= wish.learners_min
+            living = [m for m in mine if by_id[m].role == "syncer" and by_id[m].alive]
+            assert len(living) <= wish.syncers
         assert name in plan.waiting or any(by_id[m].role == "syncer" for m in mine)

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from diloco_coordinator.views import fault_views, jsonable, over_view, run_view
-from diloco_shared.protocol.records import Event, RunRecord
+from diloco_coordinator.membership import MemberNote
+from diloco_coordinator.views import fault_views, jsonable, over_view, run_view, syncer_views
+from diloco_shared.protocol.records import Event, MemberRecord, RunRecord
 
 RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)
 
@@ -33,6 +34,31 @@ def test_a_run_stopped_in_the_queue_is_over() -> None:
     stopped = RECORD.model_copy(update={"desired": "stopped"})
     assert over_view(run_view(stopped, None, None, []))
     assert not over_view(run_view(stopped, None, None, ["s"])), "its syncer has to end it"
+
+
+def test_syncers_show_what_they_do_and_how_far_behind_they_are() -> None:
+    def note(name: str, state: str, seq: int, **more: Any) -> MemberNote:
+        gone = more.pop("gone_since", None)
+        fields: dict[str, Any] = {"boot": "b", "host": "h", "pid": 1, "lock": name}
+        record = MemberRecord(
+            id=name, role="syncer", started_at=1.0, state=state, tape_seq=seq, **fields, **more
+        )
+        return MemberNote(record=record, gone_since=gone)
+
+    notes = [
+        note("s2", "standby", 40),
+        note("s1", "leading", 43),
+        note("s3", "ineligible", 7, reason="record 8"),
+        note("s4", "standby", 5, gone_since=1.0),
+    ]
+    assert [(v["id"], v["state"], v["lag_records"]) for v in syncer_views(notes)] == [
+        ("s1", "leading", 0),
+        ("s2", "standby", 3),
+        ("s3", "ineligible", 36),
+        ("s4", "gone", 38),
+    ]
+    assert syncer_views(notes)[2]["reason"] == "record 8"
+    assert syncer_views(notes[:1])[0]["lag_records"] is None
 
 
 def test_faults_are_told_from_plan_to_healing() -> None:

@@ -36,7 +36,10 @@ def _member_line(m: dict[str, Any]) -> str:
     learner = m.get("learner")
     if learner:
         line += f", {learner['state']} at step {learner.get('step', 0)}"
-    return f"{line} on {m['host']}"
+    elif m["role"] == "syncer" and m["assigned"] and m["alive"]:
+        line += f", {m['state']}"
+    line += f" on {m['host']}"
+    return f"{line}: {m['reason']}" if m["alive"] and m.get("reason") else line
 
 
 @app.command()

@@ -26,22 +26,26 @@ DOWN_S, START_S = 30.0, 60.0
 @app.command()
 def up(
     learners: Annotated[int, typer.Option(min=0, max=64, help="Learners to start.")] = 3,
+    syncers: Annotated[
+        int, typer.Option(min=1, max=16, help="Syncers to start: one leads, others stand by.")
+    ] = 1,
     data: Folder = HERE,
     port: Port = 8400,
     chaos: Annotated[bool, typer.Option("--chaos", help="Allow faults to be injected.")] = False,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads per learner, 0: all.")] = 1,
     detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
 ) -> None:
-    """Start message server, coordinator, syncer and learners here, and keep them alive."""
+    """Start message server, coordinator, syncers and learners here, and keep them alive."""
     if detach:
-        given = [f"--learners={learners}", f"--port={port}", f"--threads={threads}"]
+        given = [f"--learners={learners}", f"--syncers={syncers}"]
+        given += [f"--port={port}", f"--threads={threads}"]
         _detached(data, [*given, f"--data={data}", *(["--chaos"] if chaos else [])])
         return
     from diloco_cli.up.attended import attend
     from diloco_cli.up.stack import Stack
     from diloco_shared.edges.stopping import until_stopped
 
-    stack = Stack(data, learners=learners, port=port, chaos=chaos, threads=threads)
+    stack = Stack(data, learners=learners, syncers=syncers, port=port, chaos=chaos, threads=threads)
     asyncio.run(until_stopped(attend(stack, Console())))
     print("Stopped.")
 

@@ -1,4 +1,4 @@
-"""The whole stack of one machine: nats-server, coordinator, syncer, learners, supervised.
+"""The whole stack of one machine: nats-server, coordinator, syncers, learners, supervised.
 
 State lies in one data folder; `endpoint.json` there tells every other command where it listens.
 """
@@ -43,6 +43,7 @@ class Stack:
         data: Path,
         *,
         learners: int,
+        syncers: int = 1,
         port: int,
         chaos: bool,
         threads: int,
@@ -53,6 +54,7 @@ class Stack:
         self.throwaway = throwaway
         self.data = self.folder.path
         self.learners = learners
+        self.syncers = syncers
         self.port = port
         self.chaos = chaos
         self.threads = threads
@@ -113,7 +115,10 @@ class Stack:
         learners = {"DILOCO_THREADS": str(self.threads)}
         return [
             self._child("coordinator", "diloco_coordinator", {}),
-            self._child("syncer-1", "diloco_syncer", {"OMP_NUM_THREADS": "1"}),
+            *(
+                self._child(f"syncer-{n}", "diloco_syncer", {"OMP_NUM_THREADS": "1"})
+                for n in range(1, self.syncers + 1)
+            ),
             *(
                 self._child(f"learner-{n}", "diloco_learner", learners, LEARNER_NICENESS)
                 for n in range(1, self.learners + 1)
@@ -212,9 +217,9 @@ class Stack:
     async def _stop(self) -> None:
         """Learners first, the message server last."""
         self.folder.withdraw()
-        coordinator_and_syncer, learners = self.children[:2], self.children[2:]
+        others, learners = self.children[: 1 + self.syncers], self.children[1 + self.syncers :]
         await asyncio.gather(*(child.stop() for child in learners))
-        await asyncio.gather(*(child.stop() for child in coordinator_and_syncer))
+        await asyncio.gather(*(child.stop() for child in others))
         await self.nats.stop()
 
 

@@ -6,6 +6,7 @@ process was the syncer of a run.
 """
 
 from dataclasses import dataclass, field
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,6 +33,11 @@ class MemberNote(BaseModel):
         """By a user's wish or its own."""
         return self.drained or self.record.draining
 
+    def at(self, tape_seq: int) -> Self:
+        """The same with another place on the tape."""
+        record = self.record.model_copy(update={"tape_seq": tape_seq})
+        return self.model_copy(update={"record": record})
+
 
 @dataclass(slots=True)
 class Roll:
@@ -48,8 +54,9 @@ class Roll:
         before = self.notes.get(record.id)
         note = MemberNote(record=record, drained=before.drained if before else False)
         self.notes[record.id] = note
-        # Refreshes of an unchanged record are not worth a write.
-        return None if note == before else note
+        # Refreshes of an unchanged record are not worth a write, nor is a syncer's progress.
+        same = before is not None and note == before.at(record.tape_seq)
+        return None if same else note
 
     def silent(self, member: str, now: float) -> MemberNote | None:
         """A member's key is gone, or was not there when it should have been."""

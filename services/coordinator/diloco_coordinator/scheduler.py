@@ -1,7 +1,8 @@
 """Who works for which run: a pure function of members, runs and present assignments.
 
-Runs are served in the order they were created. An assignment outlives the death of its member:
-whoever comes back goes on where it was. Draining or forgetting a member ends it.
+Runs are served in the order they were created: first each gets a syncer and its learners, then
+standbys are given out. An assignment outlives the death of its member: whoever comes back goes on
+where it was. Draining or forgetting a member ends it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ class MemberView:
     role: str
     alive: bool
     draining: bool = False
+    unfit: str = ""  # why a syncer could not lead its run
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class RunView:
     learners_min: int
     learners_max: int
     over: bool
+    syncers: int = 1  # living ones wanted: a leader, and standbys
+    leader: str = ""  # the syncer that led it last
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,70 +56,120 @@ def schedule(
     """`runs` in order of creation; the result is stable: applied, it yields no more changes.
 
     A run begins with a syncer and at least `learners_min` living learners; from then on it gets
-    every free learner up to `learners_max`, the dead ones that may come back included.
+    every free learner up to `learners_max`, the dead ones that may come back included, and free
+    syncers until `syncers` of its own live. A run that waits for a syncer gets the standby of
+    another one.
     """
-    wanted = {r.name: r for r in runs if not r.over}
-    by_id = {m.id: m for m in members}
-    reasons: dict[str, str] = {}
-    now: dict[str, str] = {}
-    for member, run in assigned.items():
-        if not run:
-            continue
-        if run not in wanted:
-            reasons[member] = f"run {run} is over or gone"
-        elif member not in by_id:
-            reasons[member] = f"{member} is not known any more"
-        elif by_id[member].draining:
-            reasons[member] = f"{member} is draining"
-        else:
-            now[member] = run
-    waiting: dict[str, str] = {}
-    for wish in wanted.values():
-        _serve(wish, by_id, now, waiting, reasons)
-    changes = tuple(
-        Change(member, now.get(member, ""), reasons[member])
-        for member in sorted(assigned.keys() | now.keys())
-        if assigned.get(member, "") != now.get(member, "")
-    )
-    return Plan(changes, waiting)
+    return _Scheduling(members, runs, assigned).plan()
 
 
-def _serve(
-    run: RunView,
-    by_id: Mapping[str, MemberView],
-    now: dict[str, str],
-    waiting: dict[str, str],
-    reasons: dict[str, str],
-) -> None:
-    def free(role: Literal["learner", "syncer"]) -> list[str]:
+class _Scheduling:
+    """One call's work: `now` becomes who works for what."""
+
+    def __init__(
+        self,
+        members: Sequence[MemberView],
+        runs: Sequence[RunView],
+        assigned: Mapping[str, str],
+    ) -> None:
+        self.wanted = {r.name: r for r in runs if not r.over}
+        self.by_id = {m.id: m for m in members}
+        self.assigned = assigned
+        self.now: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
+        self.waiting: dict[str, str] = {}
+
+    def plan(self) -> Plan:
+        self._keep()
+        for run in self.wanted.values():
+            self._serve(run)
+        for run in self.wanted.values():
+            self._stand_by(run)
+        changes = tuple(
+            Change(member, self.now.get(member, ""), self.reasons[member])
+            for member in sorted(self.assigned.keys() | self.now.keys())
+            if self.assigned.get(member, "") != self.now.get(member, "")
+        )
+        return Plan(changes, self.waiting)
+
+    def _keep(self) -> None:
+        """Assignments that still hold."""
+        for member, run in self.assigned.items():
+            if not run:
+                continue
+            if run not in self.wanted:
+                self.reasons[member] = f"run {run} is over or gone"
+            elif member not in self.by_id:
+                self.reasons[member] = f"{member} is not known any more"
+            elif self.by_id[member].draining:
+                self.reasons[member] = f"{member} is draining"
+            else:
+                self.now[member] = run
+
+    def _free(self, role: Literal["learner", "syncer"]) -> list[str]:
         return sorted(
             m.id
-            for m in by_id.values()
-            if m.role == role and m.alive and not m.draining and m.id not in now
+            for m in self.by_id.values()
+            if m.role == role and m.alive and not m.draining and m.id not in self.now
         )
 
-    mine = [by_id[m] for m, r in now.items() if r == run.name]
-    syncer = next((m for m in mine if m.role == "syncer"), None)
-    learners = [m for m in mine if m.role == "learner"]
-    spare = free("learner")
-    if syncer is None:
-        syncers = free("syncer")
+    def _of(self, run: RunView, role: Literal["learner", "syncer"]) -> list[MemberView]:
+        mine = (self.by_id[m] for m, r in self.now.items() if r == run.name)
+        return [m for m in mine if m.role == role]
+
+    def _give(self, member: str, run: RunView, reason: str) -> None:
+        self.now[member], self.reasons[member] = run.name, reason
+
+    def _serve(self, run: RunView) -> None:
+        learners, spare = self._of(run, "learner"), self._free("learner")
+        syncers = self._of(run, "syncer")
         if not syncers:
-            waiting[run.name] = "queued: no free syncer"
+            have = len(learners) + len(spare)
+            candidates = self._free("syncer") or self._standbys()
+            if not candidates:
+                self.waiting[run.name] = "queued: no free syncer"
+                return
+            if have < run.learners_min:
+                self.waiting[run.name] = f"queued: {have} of {run.learners_min} learners free"
+                return
+            self._give(candidates[0], run, f"a free syncer for run {run.name}")
+        else:
+            self._look_at(run, syncers)
+        taken = spare[: max(run.learners_max - len(learners), 0)]
+        for member in taken:
+            self._give(member, run, f"run {run.name} may have {run.learners_max} learners")
+        living = sum(m.alive for m in learners) + len(taken)
+        if run.name not in self.waiting and living < run.learners_min:
+            self.waiting[run.name] = f"{living} of {run.learners_min} learners alive"
+
+    def _look_at(self, run: RunView, syncers: list[MemberView]) -> None:
+        """Say so when none of a run's syncers can lead it."""
+        able = [m for m in syncers if m.alive and not m.unfit]
+        if able:
             return
-        have = len(learners) + len(spare)
-        if have < run.learners_min:
-            waiting[run.name] = f"queued: {have} of {run.learners_min} learners free"
+        gone = ", ".join(sorted(m.id for m in syncers if not m.alive))
+        unfit = "; ".join(f"{m.id} cannot lead: {m.unfit}" for m in syncers if m.alive)
+        # Snapshots lie in each syncer's own folder: who has one can go on with the run.
+        if gone:
+            self.waiting[run.name] = f"syncer {gone} is gone: the run goes on once it is back"
+        if unfit:
+            before = self.waiting.get(run.name)
+            self.waiting[run.name] = f"{before}; {unfit}" if before else unfit
+
+    def _standbys(self) -> list[str]:
+        """Syncers that a run could do without: not its leader, and another one lives."""
+        spare = []
+        for run in self.wanted.values():
+            living = [m.id for m in self._of(run, "syncer") if m.alive]
+            keep = run.leader if run.leader in living else min(living, default="")
+            spare += [m for m in living if m != keep]
+        return sorted(spare)
+
+    def _stand_by(self, run: RunView) -> None:
+        """Free syncers for a run that has begun."""
+        syncers = self._of(run, "syncer")
+        if not syncers:
             return
-        now[syncers[0]] = run.name
-        reasons[syncers[0]] = f"a free syncer for run {run.name}"
-    elif not syncer.alive:
-        # Its snapshots lie in its own folder: only it can go on with the run.
-        waiting[run.name] = f"syncer {syncer.id} is gone: the run goes on once it is back"
-    taken = spare[: max(run.learners_max - len(learners), 0)]
-    for member in taken:
-        now[member] = run.name
-        reasons[member] = f"run {run.name} may have {run.learners_max} learners"
-    living = sum(m.alive for m in learners) + len(taken)
-    if run.name not in waiting and living < run.learners_min:
-        waiting[run.name] = f"{living} of {run.learners_min} learners alive"
+        missing = run.syncers - sum(m.alive for m in syncers)
+        for member in self._free("syncer")[: max(missing, 0)]:
+            self._give(member, run, f"stands by for run {run.name}")

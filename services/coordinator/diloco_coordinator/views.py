@@ -21,9 +21,13 @@ def jsonable(value: Any) -> Any:
 
 
 def run_view(
-    record: RunRecord, status: RunStatus | None, waiting: str | None, members: list[str]
+    record: RunRecord,
+    status: RunStatus | None,
+    waiting: str | None,
+    members: list[str],
+    syncers: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """A run: what was asked for, where it stands, who works for it.
+    """A run: what was asked for, where it stands, who works for it, who leads and stands by.
 
     `reason` is the syncer's while it leads the run; what the scheduler misses is in `waiting`.
     """
@@ -41,6 +45,7 @@ def run_view(
         "created_at": record.created_at,
         "quorum": record.quorum,
         "members": members,
+        "syncers": syncers or [],
         "spec": record.spec,
         "status": None if status is None else status.model_dump(mode="json"),
     }
@@ -51,6 +56,25 @@ def run_view(
 def over_view(view: dict[str, Any]) -> bool:
     """Whether a run's view is its last."""
     return view["state"] in ("finished", "stopped")
+
+
+def syncer_views(notes: Iterable[MemberNote]) -> list[dict[str, Any]]:
+    """The syncers of one run: what each does for it, and how many tape records it is behind."""
+    syncers = sorted(
+        (n for n in notes if n.record.role == "syncer"), key=lambda note: note.record.id
+    )
+    at = [n.record.tape_seq for n in syncers if n.alive and n.record.state == "leading"]
+    head = max(at, default=None)
+    return [
+        {
+            "id": n.record.id,
+            "state": n.record.state if n.alive else "gone",
+            "reason": n.record.reason if n.alive else "",
+            # Told every second or so, each by its own process: a fresh leader may be behind.
+            "lag_records": None if head is None else max(head - n.record.tape_seq, 0),
+        }
+        for n in syncers
+    ]
 
 
 def member_view(note: MemberNote, run: str, status: RunStatus | None) -> dict[str, Any]:

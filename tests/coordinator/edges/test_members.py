@@ -104,7 +104,7 @@ async def test_a_restart_loses_nothing(world: Any, status: Callable[..., Any]) -
         runs, members, events = [
             await desk.get(p) for p in ("/v1/runs", "/v1/members", "/v1/events")
         ]
-        assert runs["runs"][0]["members"] == ["a", "b", "syncer-1"]
+        assert runs["runs"][0]["members"] == ["a", "b", "syncer-1", "syncer-2"]
         assert runs["runs"][0]["revision"] == before[0]["runs"][0]["revision"]
         assert events["events"][: len(before[2]["events"])] == before[2]["events"]
         told = {m["id"]: m for m in members["members"]}

@@ -29,7 +29,13 @@ async def keep_assigned(registry: Registry) -> None:
 async def assign(registry: Registry) -> None:
     """One look, and what follows from it."""
     members = [
-        MemberView(m, note.record.role, alive=note.alive, draining=note.draining)
+        MemberView(
+            m,
+            note.record.role,
+            alive=note.alive,
+            draining=note.draining,
+            unfit=note.record.reason if note.record.state == "ineligible" else "",
+        )
         for m, note in registry.roll.notes.items()
     ]
     assigned = {m: a.run for m, a in registry.assignments.items()}
@@ -61,6 +67,8 @@ def _runs(registry: Registry) -> list[RunView]:
                 membership.learners_min,
                 membership.learners_max,
                 registry.over(record.name),
+                membership.syncers,
+                status.leader if (status := registry.statuses.get(record.name)) else "",
             )
         )
     return found

@@ -232,7 +232,7 @@ class Registry:
         """Remove a run and everything that is kept of it on the bus; may be repeated."""
         for stream in subjects.run_streams(run):
             await self.bus.delete_stream(stream)
-        for bucket in (subjects.SHARDS, subjects.INCARNATIONS):
+        for bucket in (subjects.SHARDS, subjects.INCARNATIONS, subjects.LEASES):
             for key in await self.bus.kv_all(bucket):
                 if key.startswith(f"{run}."):
                     await self.bus.kv_delete(bucket, key)

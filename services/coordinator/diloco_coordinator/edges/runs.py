@@ -15,7 +15,7 @@ from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import REPEATS, Registry
 from diloco_coordinator.edges.sse import Streams
-from diloco_coordinator.views import over_view, round_views, run_view
+from diloco_coordinator.views import over_view, round_views, run_view, syncer_views
 from diloco_shared.checking import Invalid, check
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Conflict, Refused, Stored, Unavailable
@@ -80,7 +80,8 @@ class Runs:
         r = self.registry
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
         status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
-        view = run_view(record, status, waiting, members)
+        syncers = syncer_views(r.roll.notes[m] for m in members if m in r.roll.notes)
+        view = run_view(record, status, waiting, members, syncers)
         view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
         return view
 
