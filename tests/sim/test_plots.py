@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
+import pytest
+
+from diloco_simulator import plots
 from diloco_simulator.goodput_model import Failures
 from diloco_simulator.goodput_table import table
-from diloco_simulator.plots import bandwidth_chart, goodput_chart
+from diloco_simulator.plots import bandwidth_chart, goodput_chart, quality_chart
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def test_charts_are_written(tmp_path: Path) -> None:
-    one, other = tmp_path / "new" / "goodput.png", tmp_path / "bandwidth.png"
-    goodput_chart(table(Failures(), seeds=1, horizon_s=100.0), one)
-    bandwidth_chart([("Data-parallel", 198.0, 196.0), ("Decoupled", 0.84, 0.86)], other)
-    assert one.read_bytes().startswith(PNG)
-    assert other.read_bytes().startswith(PNG)
+def test_charts_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "DPI", 20)
+    files = [tmp_path / "new" / f"{name}.png" for name in ("goodput", "bandwidth", "quality")]
+    goodput_chart(table(Failures(), seeds=1, horizon_s=100.0), files[0])
+    bandwidth_chart([("Data-parallel", 198.0, 196.0), ("Decoupled", 0.84, 0.86)], files[1])
+    quality_chart((1.2, 1.25), "a small model", files[2])
+    assert all(file.read_bytes().startswith(PNG) for file in files)
