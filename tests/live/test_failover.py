@@ -1,0 +1,122 @@
+"""A standby takes over from a leader that dies or stands still; nothing is lost or done twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco_client import Client
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
+
+
+class Pair:
+    """`diloco up --syncers 2` and one run on it."""
+
+    def __init__(self, folder: Path, client: Client) -> None:
+        self.folder = folder
+        self.client = client
+
+    def syncers(self) -> dict[str, str]:
+        return {s["id"]: s["state"] for s in self.client.run("r")["syncers"]}
+
+    def leader(self) -> str:
+        return next((name for name, state in self.syncers().items() if state == "leading"), "")
+
+    def standby(self) -> str:
+        return next((name for name, state in self.syncers().items() if state == "standby"), "")
+
+    def send(self, member: str, number: signal.Signals) -> None:
+        os.kill(int(self.client.member(member)["pid"]), number)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        return list(self.client.rounds("r"))
+
+    def committed_in(self, term: int) -> int:
+        return sum(r["term"] == term and r["outcome"] == "committed" for r in self.rounds())
+
+    def term(self) -> int:
+        return int(self.client.run("r")["status"]["term"])
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        return [e for e in self.client.events("r") if e["kind"] == kind]
+
+
+@pytest.fixture
+def pair(tmp_path: Path, wait_until: Callable[..., Any], spec: Any) -> Iterator[Pair]:
+    folder = tmp_path / "data"
+    command = [sys.executable, "-m", "diloco_cli", "up", "--data", str(folder), "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--learners", "2", "--syncers", "2"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        endpoint = wait_until(lambda: json.loads((folder / "endpoint.json").read_text()), "up")
+        token = wait_until(lambda: Path(endpoint["token_file"]).read_text().strip(), "token")
+        with Client(endpoint["url"], token) as client:
+            wait_until(client.ready, "the coordinator")
+            wait_until(lambda: len([m for m in client.members() if m["alive"]]) >= 5, "all")
+            client.create_run(spec("r"))
+            pair = Pair(folder, client)
+            wait_until(lambda: len(pair.rounds()) > 12, "the first rounds")
+            wait_until(lambda: pair.leader() and pair.standby(), "a leader and a standby")
+            yield pair
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(40)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def check_tape(rounds: list[dict[str, Any]]) -> None:
+    """No round or version lost or repeated (I1, I6), none merged twice (I2), terms grow (I7)."""
+    assert [r["round"] for r in rounds] == list(range(len(rounds)))
+    assert all(a["term"] <= b["term"] for a, b in pairwise(rounds))
+    committed = [r for r in rounds if r["outcome"] == "committed"]
+    for p in range(6):
+        versions = [r["version"] for r in committed if r["fragment"] == p]
+        assert versions == list(range(1, len(versions) + 1))
+    merged = [v["subject"] for r in rounds for v in r["verdicts"] if v["outcome"] == "merged"]
+    assert len(merged) == len(set(merged))
+
+
+def test_a_standby_takes_over_from_a_killed_leader_and_the_next_from_it(
+    pair: Pair, wait_until: Callable[..., Any]
+) -> None:
+    for _ in range(2):
+        old, new, term = pair.leader(), pair.standby(), pair.term()
+        pair.send(old, signal.SIGKILL)
+        wait_until(lambda new=new: pair.leader() == new, f"{new} to lead")
+        wait_until(lambda term=term: pair.committed_in(term + 1) > 6, "rounds in the new term")
+        # Restarted by its supervisor, the old leader executes the tape and stands by: it has
+        # compared every digest with those of the other process (I9).
+        wait_until(lambda old=old: pair.standby() == old, f"{old} to stand by")
+    assert not pair.told("standby-unfit")
+    check_tape(pair.rounds())
+
+
+def test_a_leader_that_stood_still_commits_nothing_more_and_stands_by(
+    pair: Pair, wait_until: Callable[..., Any]
+) -> None:
+    old, new, term = pair.leader(), pair.standby(), pair.term()
+    pair.send(old, signal.SIGSTOP)
+    wait_until(lambda: pair.leader() == new, f"{new} to lead")
+    wait_until(lambda: pair.committed_in(term + 1) > 6, "rounds in the new term")
+    pair.send(old, signal.SIGCONT)
+    wait_until(lambda: pair.standby() == old, f"{old} to stand by")
+    before = len(pair.rounds())
+    wait_until(lambda: len(pair.rounds()) > before + 6, "rounds after its return")
+    assert any(e["source"] == old for e in pair.told("deposed"))
+    assert (pair.leader(), pair.term()) == (new, term + 1), "nobody was misled"
+    assert all(r["term"] == term + 1 for r in pair.rounds()[before:])
+    check_tape(pair.rounds())
