@@ -3,7 +3,8 @@
 Memory per fragment of F values: master, anchor, previous anchor and momentum (4 * 4 * F bytes).
 A round of M contributions holds their M payloads as they came. While it is staged, its outcome
 comes to that: master, anchor and momentum (3 * 4 * F bytes) and the payload of the publication,
-whatever M is, for contributions are decoded as the merge reads them. Only an outer optimizer of
+whatever M is, for contributions are decoded as the merge reads them; the memory of the three
+arrays that a committed round replaces is kept for the next outcome. Only an outer optimizer of
 optax takes copies of its own.
 """
 
@@ -21,6 +22,7 @@ from diloco_shared.numerics.fragments import Layout
 from diloco_shared.numerics.merge import Delta, Publishing, merge, merge_and_step, publish
 from diloco_shared.numerics.outer import Outer
 from diloco_shared.numerics.passes import Outcome, State
+from diloco_shared.numerics.recycled import Recycled
 from diloco_shared.numerics.spread import cores
 from diloco_shared.protocol.messages import TensorSpec
 
@@ -72,6 +74,7 @@ class FragmentStore:
         self.outer = Outer(algorithm)
         self.fragments = fragments
         self.threads = cores()  # they change nothing but the time a merge takes
+        self.memory = Recycled()
 
     @classmethod
     def init(cls, layout: Layout, algorithm: Algorithm, fragments: Sequence[Values]) -> Self:
@@ -122,6 +125,7 @@ class FragmentStore:
                 state,
                 previous_F=previous_F,
                 threads=self.threads,
+                memory=self.memory,
             )
             return outcome, (outcome.momentum_F,) if f.outer else ()
         delta_F = merge(

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from diloco_shared.numerics import codec, passes
 from diloco_shared.numerics.fragments import Piece
 from diloco_shared.numerics.passes import Outcome, Reading, Rule, State, Step
+from diloco_shared.numerics.recycled import Recycled
 from diloco_shared.numerics.spread import spread
 from diloco_shared.numerics.sums import Cut, Doubles, Values, by_piece, cut
 
@@ -94,13 +95,18 @@ def merge_and_step(
     *,
     previous_F: Values = EMPTY,
     threads: int = 1,
+    memory: Recycled | None = None,
 ) -> Outcome:
-    """The same, the outer step, the publication and the anchor it makes, in the same passes."""
+    """The same, the outer step, the publication and the anchor it makes, in the same passes.
+
+    The outcome's arrays come from `memory`.
+    """
     F = _size(pieces)
+    memory = memory or Recycled()
     out = Outcome(
-        np.empty(F, np.float32),
-        np.empty(F if outer.momentum else 0, np.float32),
-        np.empty(F, np.float32),
+        memory.empty(F),
+        memory.empty(F) if outer.momentum else EMPTY,
+        memory.empty(F),
         _payload(codec.bytes_of(publishing.codec, F)),
     )
     _run(deltas, pieces, rule, outer, publishing, state, previous_F, out, threads)
@@ -140,6 +146,16 @@ def norms(codec_name: str, payload: bytes, pieces: Sequence[Piece], threads: int
     everywhere = np.ones(len(pieces), np.bool_)
     found: Doubles = _norms(reading, cut(pieces), everywhere, 1, threads)[:, 0]
     return found
+
+
+def warm() -> None:
+    """Compile all that a merge calls: seconds, the first time on a machine; else read from disk."""
+    one = (Piece("", (1,), False, 0, 1, 0, 1),)
+    value_F = np.zeros(1, np.float32)
+    # Two contributions: one would need neither norms nor a direction.
+    deltas = [Delta(1.0, "fp32", codec.encode("fp32", value_F))] * 2
+    state = State(value_F, value_F, value_F)
+    merge_and_step(deltas, one, "rda", Nesterov(1.0, 0.5), Publishing("fp32", True), state)
 
 
 def _run(

@@ -12,12 +12,13 @@ order of learners, each product and each sum rounded; what is stored is fp32.
 from typing import Any, NamedTuple
 
 import numpy as np
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from diloco_shared.numerics.codec.kernels import START, as_bits, decode, encode
+from diloco_shared.numerics.codec.kernels import INF, MAGNITUDE, START, as_bits, decode, encode
 from diloco_shared.numerics.codec.layout import BF16, BLOCK, FP32
 from diloco_shared.numerics.compiled import kernel
 from diloco_shared.numerics.sums import STRIDE, WIDTH, Cut, Doubles, Values, add_squares, fold
@@ -25,6 +26,9 @@ from diloco_shared.numerics.sums import STRIDE, WIDTH, Cut, Doubles, Values, add
 assert STRIDE % BLOCK == 0  # no block of a codec lies in two strides
 
 GROUP = 4  # contributions decoded before they are added up
+
+# Of bf16 patterns, in 32 bits: mixed with Python's integers they would be worked on in 64.
+HALF, ONE, TIE, SIGN, QUIET = (np.int32(x) for x in (16, 1, 0x7FFF, 0x8000, 0x7FC0))
 
 Bytes = NDArray[np.uint8]
 Flags = NDArray[np.bool_]
@@ -87,6 +91,25 @@ def _typed_pointer(_context: Any, address: Any) -> Any:
 
 
 _pointer: Any = intrinsic(_typed_pointer)  # to the byte at an address
+
+
+def _typed_prefetch(_context: Any, address: Any) -> Any:
+    def emit(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        takes = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [byte], takes)
+        # For reading, to the second-level cache, as data.
+        builder.call(prefetch, [builder.inttoptr(args[0], byte), word(0), word(2), word(1)])
+        return _context.get_dummy_value()
+
+    return types.void(address), emit
+
+
+# Asks for the cache line at an address, valid or not: processors themselves look ahead within a
+# page of 4 KB only, and a stride of a contribution is seldom more.
+_prefetch: Any = intrinsic(_typed_prefetch)
+AHEAD = 4  # strides
+LINE = 64  # bytes
 
 
 # --- loops: each a kernel of its own, for there the compiler sees that it can vectorise them -----
@@ -175,9 +198,10 @@ def _to_bf16(values_B: Values, out_B: NDArray[np.uint16]) -> None:
     """Patterns, to nearest, ties to even; NaN stays NaN."""
     for i in range(values_B.size):
         bits = as_bits(values_B[i])
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-        quiet = ((bits >> 16) & 0x8000) | 0x7FC0
-        out_B[i] = np.uint16(nearest if (bits & 0x7FFFFFFF) <= 0x7F800000 else quiet)
+        high = np.int32(bits >> HALF)
+        nearest = np.int32(np.int32(np.int32(bits + TIE) + np.int32(high & ONE)) >> HALF)
+        quiet = np.int32(np.int32(high & SIGN) | QUIET)
+        out_B[i] = np.uint16(quiet if np.int32(bits & MAGNITUDE) > INF else nearest)
 
 
 # --- strides -----------------------------------------------------------------------------------
@@ -187,6 +211,10 @@ def _to_bf16(values_B: Values, out_B: NDArray[np.uint16]) -> None:
 def _load(r: Reading, m: int, at: int, out_S: Values) -> None:
     """The stride at `at` of contribution m, zeros after its end."""
     stop = min(at + STRIDE, r.values)
+    density = r.bytes_M[m] / r.values
+    ahead = r.address_M[m] + np.uint64((at + AHEAD * STRIDE) * density)
+    for k in range(0, int(STRIDE * density), LINE):
+        _prefetch(ahead + np.uint64(k))
     data = carray(_pointer(r.address_M[m]), (r.bytes_M[m],))
     decode(r.codec_M[m], data, r.values, at, stop, out_S)
     _zero(out_S[stop - at :])

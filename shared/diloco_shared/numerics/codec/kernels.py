@@ -66,8 +66,9 @@ def decode(codec: int, data: Bytes, values: int, start: int, stop: int, out_B: V
     scale makes its whole block NaN.
     """
     if codec == FP32:
-        words = data[START : START + 4 * values].view(np.float32)
-        out_B[: stop - start] = words[start:stop]
+        words_B = data[START : START + 4 * values].view(np.float32)[start:stop]
+        for i in range(stop - start):  # assigned as slices, values take seconds more to compile
+            out_B[i] = words_B[i]
     elif codec == BF16:
         part_B = data[START : START + 2 * values].view(np.uint16)[start:stop]
         for i in range(stop - start):
@@ -180,11 +181,13 @@ def encode(codec: int, values_F: Values, first: int, last: int, data: Bytes) -> 
         _encode_blocks(codec, part_NxK, scales[first:whole], out_NxW)
     if last > whole:  # the last block is not full: zeros fill it, and are not sent
         padded_1xK = np.zeros((1, BLOCK), np.float32)
-        padded_1xK[0, : values_F.size - whole * BLOCK] = values_F[whole * BLOCK :]
+        for i in range(values_F.size - whole * BLOCK):
+            padded_1xK[0, i] = values_F[whole * BLOCK + i]
         out_1xW = np.empty((1, width), np.uint8)
         _encode_blocks(codec, padded_1xK, scales[whole:], out_1xW)
         rest = quanta[whole * width :]
-        rest[:] = out_1xW[0, : rest.size]
+        for i in range(rest.size):
+            rest[i] = out_1xW[0, i]
 
 
 @kernel
