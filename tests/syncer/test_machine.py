@@ -17,11 +17,9 @@ from diloco_syncer.events import (
     Install,
     Led,
     Malformed,
-    ProgressSeen,
     Publish,
     PurgeUp,
     SendBeat,
-    SendDonate,
     SendGrant,
     SendPull,
     Stage,
@@ -210,84 +208,6 @@ def test_a_contribution_that_comes_twice_counts_once_i2(running: Any) -> None:
     (record,) = running.rounds
     assert [v.learner for v in record.verdicts] == ["a", "b"]
     assert record.verdicts[0].tokens_new == 4 * running.spec.tokens_per_step
-
-
-def test_silence_beyond_the_lease_makes_weight_zero_i10(running: Any) -> None:
-    running.step("a", 4)
-    running.wait(5.5)
-    assert running.machine.announcer.state(running.now)[0] == "starved"
-    running.step("a", 4)
-    assert not running.pulls, "K = 2, one alive"
-    assert any("silent" in t.text for t in of(running.effects, Tell))
-    running.step("b", 8)
-    assert running.pulls[0].participants == ("a", "b")
-
-
-def test_an_older_incarnation_is_refused_i10(running: Any) -> None:
-    running.join("b", incarnation=1)
-    before = running.machine.roster.members["b"]
-    running.give(ProgressSeen(running.progress("b", 50, incarnation=0)))
-    assert running.machine.roster.members["b"] is before
-    assert running.machine.refused["incarnation"] == 1
-    grant = of(running.join("b", incarnation=0), SendGrant)[-1].grant
-    assert grant.nonce == "b-0"  # a repeat of its own old grant, which cannot help it now
-    beat = of(running.wait(1.0), SendBeat)[-1].beat
-    assert beat.incarnations["b"] == 1
-
-
-def test_a_newcomer_gets_a_healthy_donor_which_is_asked_until_it_trains(running: Any) -> None:
-    running.step("a", 4)
-    running.step("b", 4)
-    for learner in "ab":
-        running.answer(running.pulls[0], learner)
-    effects = running.join("c")
-    grant = of(effects, SendGrant)[0].grant
-    assert grant.accepted and grant.donor in ("a", "b") and grant.versions == (1, 0)
-    assert of(effects, SendDonate)[0].donate.newcomer == "c"
-    running.step("a")
-    assert of(running.wait(2.1), SendDonate)
-    running.step("c", 1)
-    assert not of(running.wait(2.1), SendDonate)
-
-
-def test_a_donor_that_failed_is_not_named_again_and_none_is_said_so(running: Any) -> None:
-    running.step("a", 4)
-    from diloco_shared.protocol.messages import Join
-    from diloco_syncer.events import JoinSeen
-
-    def ask(nonce: str, *failed: str) -> Any:
-        join = Join(
-            learner="c",
-            incarnation=0,
-            nonce=nonce,
-            config=running.config,
-            failed_donors=failed,
-        )
-        return of(running.give(JoinSeen(join)), SendGrant)[0].grant
-
-    assert ask("n1").donor == "a", "b has taken no step yet"
-    grant = ask("n2", "a")
-    assert grant.accepted and grant.donor == "" and grant.reason == "no healthy donor"
-
-
-def test_another_layout_is_refused(running: Any) -> None:
-    """A model of another shape under the same name, on a learner whose code differs."""
-    grant = of(running.join("c", layout="f" * 32), SendGrant)[0].grant
-    assert not grant.accepted and "layout: here " in grant.reason
-
-
-def test_before_there_are_parameters_the_first_to_join_sets_the_layout(driver: Any) -> None:
-    driver.lead()
-    driver.join("a", layout="e" * 32)
-    assert not of(driver.join("b"), SendGrant)[0].grant.accepted
-    assert of(driver.join("c", layout="e" * 32), SendGrant)[0].grant.accepted
-
-
-def test_another_configuration_is_refused_naming_the_differing_keys(running: Any) -> None:
-    effects = running.join("c", **{"algorithm.fragments": "9"})
-    grant = of(effects, SendGrant)[0].grant
-    assert not grant.accepted
-    assert "algorithm.fragments: here 2, there 9" in grant.reason
 
 
 def test_pause_opens_nothing_and_resume_goes_on(running: Any) -> None:
