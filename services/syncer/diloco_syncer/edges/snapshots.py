@@ -68,13 +68,18 @@ class SnapshotStore:
         faults: list[str] = []
         for path in reversed(self._all()):
             try:
-                body = json.loads((path / META).read_text(encoding="utf-8"))
-                if _file_digest(path / ARRAYS) != body["arrays"]:
-                    raise ValueError("the arrays do not match their digest")
-                return (body["meta"], load_file(path / ARRAYS)), faults
+                return _load(path), faults
             except (OSError, ValueError, KeyError, TypeError) as error:
                 faults.append(f"{path.name}: {error}")
         return None, faults
+
+    def covers(self) -> list[int]:
+        """The tape records that the snapshots here cover, ascending."""
+        return [int(path.name.removeprefix("snapshot-")) for path in self._all()]
+
+    def load(self, covers: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """(meta, arrays) of one; OSError, ValueError, KeyError or TypeError if it is not sound."""
+        return _load(self.folder / f"snapshot-{covers:012d}")
 
     def newest_bytes(self) -> int:
         """Size of the newest one's files; 0 when there is none."""
@@ -93,6 +98,13 @@ class SnapshotStore:
         if not self.folder.is_dir():
             return []
         return sorted(p for p in self.folder.iterdir() if p.name.startswith("snapshot-"))
+
+
+def _load(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    body = json.loads((path / META).read_text(encoding="utf-8"))
+    if _file_digest(path / ARRAYS) != body["arrays"]:
+        raise ValueError("the arrays do not match their digest")
+    return body["meta"], load_file(path / ARRAYS)
 
 
 def _file_digest(path: Path) -> str:

@@ -1,0 +1,230 @@
+"""Commands about a run's tape. They speak to the message server itself: REST has no tape."""
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgpack
+import typer
+
+from diloco_cli.cluster import HERE, endpoint_of
+from diloco_cli.commands.options import Folder, Json, show
+from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, BusError, Unavailable
+from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TapeRecord, TapeRound
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import WireError, decode, decode_tape
+
+T = TypeVar("T")
+
+app = typer.Typer()
+tape = typer.Typer(no_args_is_help=True, help="The record of every round: show, verify, export.")
+app.add_typer(tape, name="tape")
+
+Run = Annotated[str, typer.Argument(help="Name of the run.")]
+NatsUrl = Annotated[
+    str,
+    typer.Option(envvar="DILOCO_NATS_URL", help="Message server of a cluster elsewhere."),
+]
+NatsToken = Annotated[str, typer.Option(envvar="DILOCO_NATS_TOKEN", help="Its token.")]
+# For a server that is there; a command should not hang on one that is not.
+CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A run's specification and tape, and the bus they came from."""
+
+    spec: RunSpec
+    records: list[tuple[int, TapeRecord]]
+    bus: Bus
+
+
+def _on_tape(
+    run: str, data: Path, url: str, token: str, act: Callable[[Recorded], Awaitable[T]]
+) -> T:
+    """Connect, read the tape, and do `act`; CliError says what is missing."""
+
+    async def work() -> T:
+        try:
+            bus = await NatsBus.connect(where, name="diloco", token=key, timeout_s=CONNECT_S)
+        except Unavailable as error:
+            raise CliError(
+                f"no message server answers at {where.rpartition('@')[2]} ({error}): start the "
+                "cluster with 'diloco up', or name another with --nats-url",
+                NO_CLUSTER,
+            ) from None
+        try:
+            return await act(await _recorded(bus, run))
+        except BusError as error:
+            raise CliError(f"the message server does not give it: {error}") from None
+        finally:
+            await bus.close()
+
+    where, key = url, token or None
+    if not url:
+        where = f"nats://{endpoint_of(data)['nats']}"
+        try:
+            key = (data / "nats-token").read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise CliError(f"the token of the message server cannot be read: {error}") from None
+    return asyncio.run(work())
+
+
+async def _recorded(bus: Bus, run: str) -> Recorded:
+    entry = await bus.kv_get(subjects.RUNS, run)
+    if entry is None or entry.value is None:
+        known = ", ".join(sorted(await bus.kv_all(subjects.RUNS))) or "none"
+        raise CliError(f"there is no run {run!r}; known: {known}", UNKNOWN)
+    spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
+    try:
+        await bus.stream_info(subjects.tape_stream(run))
+    except BusError:
+        return Recorded(spec, [], bus)  # no syncer has begun with it yet
+    stored = await bus.fetch(subjects.tape_stream(run), subjects.tape(run, 0))
+    records = []
+    for s in stored:
+        try:
+            records.append((s.seq, decode_tape(s.payload)))
+        except WireError as error:
+            raise CliError(f"record {s.seq} of the tape cannot be read: {error}") from None
+    return Recorded(spec, records, bus)
+
+
+@tape.command("show")
+def show_tape(
+    run: Run,
+    begin: Annotated[int, typer.Option("--from", min=0, help="First record shown.")] = 0,
+    data: Folder = HERE,
+    nats_url: NatsUrl = "",
+    nats_token: NatsToken = "",
+    as_json: Json = False,
+) -> None:
+    """Every record, one line each."""
+
+    async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
+        return [(seq, record) for seq, record in found.records if seq >= begin]
+
+    records = _on_tape(run, data, nats_url, nats_token, act)
+    shown = [{"seq": seq, **_plain(record.model_dump(mode="json"))} for seq, record in records]
+    show(shown, as_json, lambda: [_line(s, r) for s, r in records] or ["the tape is empty"])
+
+
+@tape.command()
+def export(
+    run: Run,
+    file: Annotated[Path, typer.Argument(help=".jsonl: JSON lines; .msgpack: msgpack objects.")],
+    data: Folder = HERE,
+    nats_url: NatsUrl = "",
+    nats_token: NatsToken = "",
+) -> None:
+    """Write every record to a file."""
+    if file.suffix not in (".jsonl", ".msgpack"):
+        raise CliError(f"{file}: name it .jsonl or .msgpack, for the format", INVALID)
+
+    async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
+        return found.records
+
+    records = _on_tape(run, data, nats_url, nats_token, act)
+    rows = [{"seq": seq, **record.model_dump(mode="json")} for seq, record in records]
+    try:
+        with file.open("wb") as out:
+            for row in rows:
+                out.write(
+                    json.dumps(_plain(row), allow_nan=False).encode() + b"\n"
+                    if file.suffix == ".jsonl"
+                    else msgpack.packb(row)
+                )
+    except OSError as error:
+        raise CliError(f"{file} cannot be written: {error}") from None
+    print(f"{len(rows)} records in {file}")
+
+
+@tape.command()
+def verify(
+    run: Run,
+    data: Folder = HERE,
+    nats_url: NatsUrl = "",
+    nats_token: NatsToken = "",
+    as_json: Json = False,
+) -> None:
+    """Whether records follow each other, and every contribution still needed is there and sound."""
+    from diloco_syncer.edges import audit
+
+    async def act(found: Recorded) -> audit.Verified:
+        return await audit.verify(found.spec, found.bus, found.records)
+
+    result = _on_tape(run, data, nats_url, nats_token, act)
+    summary = (
+        f"{result.records} records follow each other; {result.contributions} contributions "
+        f"compared, {result.covered} covered by a snapshot"
+    )
+    lines = [_fault_line(f) for f in result.faults] or [summary]
+    show(asdict(result), as_json, lambda: lines)
+    if result.faults:
+        raise typer.Exit(FAILED)
+
+
+@app.command()
+def replay(
+    run: Run,
+    snapshots: Annotated[
+        list[Path] | None,
+        typer.Option(help="A syncer's snapshot folder of the run; all of --data if left out."),
+    ] = None,
+    data: Folder = HERE,
+    nats_url: NatsUrl = "",
+    nats_token: NatsToken = "",
+    as_json: Json = False,
+) -> None:
+    """Execute a run's merges again and compare every digest; status 1 at the first difference."""
+    from diloco_syncer.edges import audit
+
+    folders = snapshots or sorted(data.glob(f"syncer-*/{run}"))
+
+    async def act(found: Recorded) -> audit.Replayed:
+        return await audit.reexecute(found.spec, found.bus, found.records, folders)
+
+    result = _on_tape(run, data, nats_url, nats_token, act)
+    begin = f"the snapshot of record {result.began_at}" if result.began_at else "the beginning"
+    done = f"{result.records} records from {begin} on, {result.rounds} merges"
+    lines = (
+        [f"{done}: every digest is the same"]
+        if result.fault is None
+        else [f"the first difference, after {done}:", _fault_line(result.fault)]
+    )
+    show(asdict(result), as_json, lambda: lines)
+    if result.fault is not None:
+        raise typer.Exit(FAILED)
+
+
+def _fault_line(fault: Any) -> str:
+    return fault.text if fault.text.startswith("record ") else f"record {fault.seq}: {fault.text}"
+
+
+def _line(seq: int, record: TapeRecord) -> str:
+    if isinstance(record, TapeRound):
+        outcomes = ", ".join(f"{v.learner} {v.outcome}" for v in record.verdicts)
+        return (
+            f"{seq} round {record.round} term {record.term} fragment {record.fragment} "
+            f"{record.outcome} version {record.version} anchor {record.anchor_digest or '-'}: "
+            f"{outcomes or record.reason}"
+        )
+    fields = record.model_dump(mode="json", exclude={"kind", "layout", "anchor_digests", "at"})
+    return f"{seq} {record.kind} " + " ".join(f"{k}={v}" for k, v in fields.items())
+
+
+def _plain(value: Any) -> Any:
+    """Floats that JSON cannot say become null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, list) else value

@@ -1,0 +1,188 @@
+"""A run's tape looked at from outside: is it whole, does executing it give the same bytes?
+
+Reads the bus and snapshot folders, writes nothing, takes part in nothing.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.blobs import BlobIncomplete, get_blob
+from diloco_shared.edges.bus import Bus
+from diloco_shared.numerics.digest import digest_array
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    ContributionManifest,
+    InitManifest,
+    TapeInit,
+    TapeRecord,
+    TapeRound,
+)
+from diloco_shared.protocol.wire import WireError, decode
+from diloco_syncer.edges.follow import BLOB_TIMEOUT_S
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.history import History, TapeFault
+from diloco_syncer.replay import payloads_needed, replay
+from diloco_syncer.store import FragmentStore
+
+Records = Sequence[tuple[int, TapeRecord]]
+
+# Faults listed at most: a purged stream has one for every contribution.
+FAULTS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something is not as it should be; `subject` names the contribution, if it is one."""
+
+    seq: int
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What executing a tape again came to."""
+
+    began_at: int  # record that the starting snapshot covers; 0: the initial parameters
+    records: int  # executed
+    rounds: int  # committed ones among them: three digests each
+    fault: Fault | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a tape's records and contributions came to."""
+
+    records: int
+    contributions: int  # fetched and compared
+    covered: int  # not needed: a snapshot covers them
+    faults: tuple[Fault, ...]
+
+
+async def verify(spec: RunSpec, data: Bus, records: Records) -> Verified:
+    """Records follow each other; every contribution not yet covered is there, byte for byte."""
+    history, faults = History(spec), list[Fault]()
+    for seq, record in records:
+        try:
+            history.apply(record, seq)
+        except TapeFault as fault:
+            faults.append(Fault(seq, "", str(fault)))
+            break
+    keep_all = spec.keeping.contributions == "all"
+    covers = 0 if keep_all else history.snapshot_covers
+    compared = covered = 0
+    for seq, record in records:
+        for subject in payloads_needed(record):
+            if seq <= covers:
+                covered += 1
+                continue
+            compared += 1
+            _, why = await _contribution(spec.name, data, record, subject)
+            if why and len(faults) < FAULTS_MAX:
+                faults.append(Fault(seq, subject, why))
+    return Verified(len(records), compared, covered, tuple(faults))
+
+
+async def reexecute(
+    spec: RunSpec, data: Bus, records: Records, folders: Sequence[Path]
+) -> Replayed:
+    """Execute all that can be, from the earliest place possible; every digest is compared.
+
+    That place is the initial parameters, or the oldest snapshot in `folders` after which every
+    contribution is there. The fault is the first difference.
+    """
+    gone = await _last_gone(spec.name, data, records)
+    history, store, why = await asyncio.to_thread(_begin, spec, folders, gone)
+    if why:
+        return Replayed(0, 0, 0, Fault(gone, "", why))
+    began_at, rounds, done = history.seq, 0, 0
+    for seq, record in records:
+        if seq <= began_at:
+            continue
+        payloads: dict[str, bytes] = {}
+        for subject in payloads_needed(record):
+            payload, why = await _contribution(spec.name, data, record, subject)
+            if why:
+                return Replayed(began_at, done, rounds, Fault(seq, subject, why))
+            payloads[subject] = payload
+        try:
+            store = await asyncio.to_thread(replay, history, store, record, seq, payloads)
+        except TapeFault as fault:
+            return Replayed(began_at, done, rounds, Fault(seq, "", str(fault)))
+        done += 1
+        rounds += isinstance(record, TapeRound) and record.outcome == "committed"
+    return Replayed(began_at, done, rounds, None)
+
+
+async def _last_gone(run: str, data: Bus, records: Records) -> int:
+    """The newest record that names something UP does not have; 0 when all is there."""
+    there = {
+        stored.subject
+        for stored in await data.fetch(subjects.up_stream(run), f"up.{run}.*.*.*.*.*.m")
+    } | {
+        stored.subject
+        for stored in await data.fetch(subjects.up_stream(run), f"up.{run}.*.init.*.*.m")
+    }
+    return max(
+        (seq for seq, r in records if any(s + ".m" not in there for s in payloads_needed(r))),
+        default=0,
+    )
+
+
+def _begin(
+    spec: RunSpec, folders: Sequence[Path], gone: int
+) -> tuple[History, FragmentStore | None, str]:
+    """(history, store, why not): the oldest place from which everything is there."""
+    if not gone:
+        return History(spec), None, ""
+    faults: list[str] = []
+    for covers, folder in sorted((n, f) for f in folders for n in SnapshotStore(f).covers()):
+        if covers < gone:
+            faults.append(f"the snapshot of record {covers} is too old")
+            continue
+        try:
+            meta, arrays = SnapshotStore(folder).load(covers)
+            store = FragmentStore.restore(meta["store"], arrays, spec.algorithm)
+            return History.restore(spec, meta["history"]), _sound(store, meta), ""
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            faults.append(f"the snapshot of record {covers} in {folder}: {error}")
+    there = "; ".join(faults) or f"no snapshot in {', '.join(map(str, folders)) or 'any folder'}"
+    return (
+        History(spec),
+        None,
+        f"contributions of record {gone} and before are gone, and {there}: name the syncers' "
+        'folders with --snapshots, or keep contributions = "all" in the next run',
+    )
+
+
+def _sound(store: FragmentStore, meta: dict[str, Any]) -> FragmentStore:
+    """The same store; ValueError when its anchors are not those of its own history."""
+    for p, digest in enumerate(meta["history"]["anchor_digests"]):
+        if digest_array(store.anchor(p)) != digest:
+            raise ValueError(f"the anchor of fragment {p} is not the one of its history")
+    return store
+
+
+async def _contribution(run: str, data: Bus, record: TapeRecord, subject: str) -> tuple[bytes, str]:
+    """(payload, what is wrong): from UP, compared with the digests of manifest and tape."""
+    kind: type[InitManifest] | type[ContributionManifest] = (
+        InitManifest if isinstance(record, TapeInit) else ContributionManifest
+    )
+    stream = subjects.up_stream(run)
+    stored = await data.last(stream, subject + ".m")
+    if stored is None:
+        return b"", f"{subject} is not in {stream} (of a live run, perhaps since a moment ago)"
+    try:
+        blob = decode(stored.payload, kind).blob
+        payload = await get_blob(data, stream, blob, timeout_s=BLOB_TIMEOUT_S)
+    except (WireError, BlobIncomplete) as error:
+        return b"", f"{subject} is damaged: {error}"
+    if isinstance(record, TapeRound):
+        named = next((v.digest for v in record.verdicts if v.subject == subject), "")
+        if named != blob.digest:
+            return payload, f"{subject} has digest {blob.digest}, the tape says {named}"
+    return payload, ""

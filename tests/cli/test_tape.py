@@ -1,0 +1,52 @@
+"""`diloco tape` and `diloco replay`: lines for people, and what a user may get wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.__main__ import main
+from diloco_cli.commands.tape import _line, _plain
+from diloco_cli.faults import INVALID, NO_CLUSTER
+from diloco_shared.protocol.messages import TapeSetting, TapeTerm
+
+
+def diloco(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["diloco", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return int(exit_.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    "command", [["tape", "show", "r"], ["tape", "verify", "r"], ["replay", "r"]]
+)
+def test_without_a_cluster_it_says_how_to_name_one(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    command: list[str],
+) -> None:
+    assert diloco(monkeypatch, *command, "--data", str(tmp_path)) == NO_CLUSTER
+    assert "no cluster runs in" in capsys.readouterr().err
+
+
+def test_an_export_needs_a_format(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert diloco(monkeypatch, "tape", "export", "r", str(tmp_path / "x.txt")) == INVALID
+    assert ".jsonl or .msgpack" in capsys.readouterr().err
+
+
+def test_records_are_lines() -> None:
+    assert _line(1, TapeTerm(epoch=0, term=2, leader="s", at=1.0)) == (
+        "1 term epoch=0 term=2 leader=s"
+    )
+    setting = TapeSetting(term=2, name="quorum", value=3, reason="as the user asked", at=2.0)
+    assert _line(7, setting) == "7 setting term=2 name=quorum value=3 reason=as the user asked"
+
+
+def test_floats_that_json_cannot_say_become_null() -> None:
+    assert _plain({"norm": float("nan"), "of": [1.0, float("inf")]}) == {
+        "norm": None,
+        "of": [1.0, None],
+    }

@@ -1,0 +1,147 @@
+"""`tape verify` and `replay`: what is whole says so (I9), and what is not is named."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from syncer.recording import LAYOUT, SPEC, Recording
+
+from diloco_shared.config import config_hash
+from diloco_shared.edges.blobs import put_blob
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    ContributionManifest,
+    InitManifest,
+    TapeRecord,
+    TapeRound,
+    TapeSnapshot,
+)
+from diloco_shared.protocol.wire import encode
+from diloco_syncer.edges.audit import reexecute, verify
+from diloco_syncer.edges.snapshots import SnapshotStore
+
+ROUNDS = 6
+
+
+async def bus_with(recording: Recording) -> MemoryBus:
+    """UP as the learners of the recording left it."""
+    bus = MemoryBus(MemoryBroker(), "test")
+    for name, captured in subjects.run_streams("t").items():
+        await bus.ensure_stream(StreamSpec(name, (captured,), 1 << 24))
+    init = recording.tape[1]
+    for p, subject in enumerate(init.subjects):  # type: ignore[union-attr]
+        fields: dict[str, Any] = {"run": "t", "learner": "a", "incarnation": 0, "fragment": p}
+        await put(bus, subject, recording, InitManifest, layout=LAYOUT, **fields)
+    for r in recording.tape:
+        for v in r.verdicts if isinstance(r, TapeRound) else ():
+            fields = {"learner": v.learner, "incarnation": 0, "epoch": 0, "term": 1}
+            fields |= {"round": r.round, "fragment": r.fragment, "base": v.base}
+            fields |= {"step_from": v.step_from, "step_to": v.step_to, "cursor": None}
+            fields |= {"tokens_from": v.tokens_from, "tokens_to": v.tokens_to, "codec": "bf16"}
+            values = len(recording.payloads[v.subject]) // 2
+            await put(
+                bus, v.subject, recording, ContributionManifest, run="t", values=values, **fields
+            )
+    return bus
+
+
+async def put(bus: MemoryBus, subject: str, recording: Recording, kind: Any, **more: Any) -> None:
+    blob = await put_blob(bus, subject, recording.payloads[subject])
+    manifest = kind(config_hash=config_hash(SPEC), blob=blob, **more)
+    await bus.append(subject + ".m", encode(manifest))
+
+
+@pytest.fixture
+def recording() -> Recording:
+    recorded = Recording()
+    recorded.begin()
+    for _ in range(ROUNDS):
+        recorded.round()
+    return recorded
+
+
+def numbered(recording: Recording) -> list[tuple[int, TapeRecord]]:
+    return list(enumerate(recording.tape, 1))
+
+
+def keep_snapshot(folder: Path, rounds: int) -> None:
+    """As a syncer writes one after so many rounds of the same recording."""
+    early = Recording()
+    early.begin()
+    for _ in range(rounds):
+        early.round()
+    assert early.store is not None
+    meta = {"history": early.history.meta(), "store": early.store.meta()}
+    SnapshotStore(folder).save(early.history.seq, meta, early.store.state_arrays())
+
+
+async def test_a_whole_run_verifies_and_replays_from_the_beginning(recording: Recording) -> None:
+    bus, tape = await bus_with(recording), numbered(recording)
+    verified = await verify(SPEC, bus, tape)
+    assert (verified.records, verified.faults) == (len(tape), ())
+    assert (verified.contributions, verified.covered) == (2 + 3 * ROUNDS, 0)
+    replayed = await reexecute(SPEC, bus, tape, [])
+    assert (replayed.began_at, replayed.rounds, replayed.fault) == (0, ROUNDS, None)
+
+
+async def test_a_contribution_that_is_not_the_one_merged_is_named(recording: Recording) -> None:
+    subject = "up.t.b.0.1.3.1"
+    tape = numbered(recording)
+    recording.payloads[subject] = bytes(len(recording.payloads[subject]))
+    bus = await bus_with(recording)
+    for fault in ((await verify(SPEC, bus, tape)).faults[0], (await replay(bus, tape)).fault):
+        assert fault is not None
+        assert (fault.seq, fault.subject) == (6, subject)
+        assert f"{subject} has digest " in fault.text and ", the tape says " in fault.text
+
+
+async def replay(bus: MemoryBus, tape: list[tuple[int, TapeRecord]], *folders: Path) -> Any:
+    return await reexecute(SPEC, bus, tape, folders)
+
+
+async def test_a_record_with_another_digest_is_the_first_difference(recording: Recording) -> None:
+    bus, tape = await bus_with(recording), numbered(recording)
+    tape[4] = (5, tape[4][1].model_copy(update={"anchor_digest": "0" * 32}))
+    result = await replay(bus, tape)
+    assert (result.records, result.fault.seq) == (4, 5)
+    assert "record 5: digest of the anchor of round 2, fragment 0 is" in result.fault.text
+
+
+async def test_a_record_that_is_missing_is_found(recording: Recording) -> None:
+    bus, tape = await bus_with(recording), numbered(recording)
+    del tape[4]
+    (fault,) = (await verify(SPEC, bus, tape)).faults
+    assert (fault.seq, fault.text) == (6, "round 3 where 2 was due")
+
+
+async def test_what_a_snapshot_covers_need_not_be_there(
+    recording: Recording, tmp_path: Path
+) -> None:
+    bus = await bus_with(recording)
+    covers = 5  # term, init, three rounds
+    recording.append(TapeSnapshot(term=1, covers=covers, round=2, path="x", at=9.0))
+    tape = numbered(recording)
+    last = (await bus.last(subjects.up_stream("t"), "up.t.c.0.0.2.1.m")).seq  # type: ignore[union-attr]
+    await bus.purge(subjects.up_stream("t"), "up.t.>", below_seq=last + 1)
+    verified = await verify(SPEC, bus, tape)
+    assert (verified.contributions, verified.covered, verified.faults) == (9, 2 + 9, ())
+    nowhere = await replay(bus, tape)
+    assert "contributions of record 5 and before are gone, and no snapshot" in nowhere.fault.text
+    keep_snapshot(tmp_path, rounds=2)
+    early = await replay(bus, tape, tmp_path)
+    assert "the snapshot of record 4 is too old" in early.fault.text
+    keep_snapshot(tmp_path, rounds=4)
+    keep_snapshot(tmp_path, rounds=3)
+    result = await replay(bus, tape, tmp_path)
+    assert (result.began_at, result.rounds, result.fault) == (covers, 3, None)
+
+
+async def test_a_contribution_that_is_gone_too_early_is_named(recording: Recording) -> None:
+    bus, tape = await bus_with(recording), numbered(recording)
+    await bus.purge(subjects.up_stream("t"), "up.t.b.0.1.3.1.m")
+    (fault,) = (await verify(SPEC, bus, tape)).faults
+    assert (fault.seq, fault.subject) == (6, "up.t.b.0.1.3.1")
+    assert "is not in UP-t" in fault.text
