@@ -24,6 +24,13 @@ class Pair:
         self.folder = folder
         self.client = client
 
+    def diloco(self, *arguments: str) -> Any:
+        """What a command prints as JSON."""
+        command = [sys.executable, "-m", "diloco_cli", *arguments, "--data", str(self.folder)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr + done.stdout[-2000:]
+        return json.loads(done.stdout)
+
     def syncers(self) -> dict[str, str]:
         return {s["id"]: s["state"] for s in self.client.run("r")["syncers"]}
 
@@ -103,6 +110,16 @@ def test_a_standby_takes_over_from_a_killed_leader_and_the_next_from_it(
         wait_until(lambda old=old: pair.standby() == old, f"{old} to stand by")
     assert not pair.told("standby-unfit")
     check_tape(pair.rounds())
+
+    # Whoever looks from outside finds the same bytes.
+    pair.client.stop("r")
+    wait_until(lambda: pair.client.run("r")["state"] == "stopped", "the end")
+    verified = pair.diloco("tape", "verify", "r", "--json")
+    assert (verified["faults"], verified["records"] > 20) == ([], True)
+    replayed = pair.diloco("replay", "r", "--json")
+    assert (replayed["fault"], replayed["records"] > 0) == (None, True)
+    shown = pair.diloco("tape", "show", "r", "--from", "2", "--json")
+    assert [r["seq"] for r in shown] == list(range(2, verified["records"] + 1))
 
 
 def test_a_leader_that_stood_still_commits_nothing_more_and_stands_by(
