@@ -3,8 +3,9 @@
     python -m wan.transfer HOST RAW_PORT NATS_URL BYTES REPEATS CONNECTIONS,...
 
 One payload, the size of a large fragment, is put to the hub and fetched back, each over 1, 2, 4, 8
-connections, and as many bytes by plain TCP over as many. Connections stay open from repeat to
-repeat, as a learner's do.
+connections, and as many bytes by plain TCP over as many. Twice in a row by the bus: the first time
+after a pause in which its connections have been closed (cold), then at once again (warm). Plain
+TCP's stay open.
 """
 
 import asyncio
@@ -54,9 +55,10 @@ async def measure(
             found = {}
             for way in ("put", "get"):
                 found["raw", way] = await asyncio.to_thread(raw[count].move, way, size)
-            found["bus", "put"], found["bus", "get"] = await there_and_back(
-                buses[count], f"wan.{repeat}.{count}", payload
-            )
+            for what in ("cold", "warm"):
+                found[what, "put"], found[what, "get"] = await there_and_back(
+                    buses[count], f"wan.{repeat}.{count}.{what}", payload
+                )
             if repeat >= 0:
                 for (what, way), seconds in found.items():
                     say(what, way, count, repeat, size, seconds)
@@ -70,9 +72,9 @@ async def there_and_back(bus: NatsBus, subject: str, payload: bytes) -> tuple[fl
     began = time.monotonic()
     blob = await put_blob(bus, subject, payload, deadline_s=LIMIT_S)
     stored = time.monotonic()
-    same = await get_blob(bus, STREAM, blob, timeout_s=LIMIT_S) == payload
+    received = await get_blob(bus, STREAM, blob, timeout_s=LIMIT_S)
     seconds = stored - began, time.monotonic() - stored
-    if not same:
+    if bytes(received) != payload:  # a view would be compared byte by byte
         raise SystemExit("what came back is not what was sent")
     await bus.purge(STREAM, subject)
     return seconds
