@@ -45,6 +45,7 @@ def status(run: str = "demo", state: str = "running", **changes: Any) -> RunStat
     fields: dict[str, Any] = {
         "run": run,
         "state": state,
+        "settled": state in ("finished", "stopped"),
         "reason": "2 of 2 ready",
         "epoch": 0,
         "term": 1,

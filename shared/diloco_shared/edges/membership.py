@@ -69,6 +69,7 @@ class Membership:
     def __init__(self, bus: Bus, member: str, role: str, lock: str, *, address: str = "") -> None:
         self.bus = bus
         self.changed = asyncio.Event()
+        self.writing = asyncio.Lock()
         self.record = MemberRecord.model_validate(
             {
                 "id": member,
@@ -129,8 +130,10 @@ class Membership:
     async def refresh(self) -> None:
         """Write the record now; logged, not raised, when the bus is away."""
         try:
-            if not await self._take():
-                log.error("another process took this id", id=self.record.id)
+            # One at a time: of two, one would find the key changed under it.
+            async with self.writing:
+                if not await self._take():
+                    log.error("another process took this id", id=self.record.id)
         except BusError as error:
             log.debug("not refreshed", error=str(error))
 

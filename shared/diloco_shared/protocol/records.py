@@ -137,6 +137,7 @@ class RunStatus(Message):
     bytes_up: Count
     bytes_down: Count
     learners: dict[str, dict[str, Any]]  # per learner: what the dashboard shows
+    settled: bool = False  # the run is over and its learners have left: nobody is needed any more
     at: Seconds
 
 

@@ -203,7 +203,7 @@ class Registry:
         """Whether nobody needs to work for a run any more."""
         status = self.statuses.get(run)
         if status is not None:
-            return status.state in ("finished", "stopped")
+            return status.settled
         # Stopped before it began; a syncer that was given it has to end it properly.
         return self.runs[run].desired == "stopped" and run not in self.assigned.values()
 

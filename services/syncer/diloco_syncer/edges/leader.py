@@ -266,7 +266,8 @@ class Leader:
         )
 
     async def _last_status(self) -> None:
-        await self.control.kv_put(subjects.STATUS, self.spec.name, encode(self._status()))
+        settled = self._status().model_copy(update={"settled": True})
+        await self.control.kv_put(subjects.STATUS, self.spec.name, encode(settled))
 
     # --- effects -------------------------------------------------------------------------------
 
