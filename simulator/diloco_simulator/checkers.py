@@ -142,6 +142,27 @@ class Merges:
         self.steps[key] = v.step_to
 
 
+class Leases:
+    """I7: two machines never both trust a lease. The tape would be the fence even so."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.until: dict[str, float] = {}
+
+    def held(self, process: str, sent_at: float, until: float, now: float) -> None:
+        """A process was given the lease, or a renewal, which it asked for at `sent_at`."""
+        for other, theirs in self.until.items():
+            if other != process and min(until, theirs) > now:
+                self.report("I7", f"{process} has the lease, {other} trusts its own for longer")
+        if until - sent_at > 60.0 or sent_at > now:
+            self.report("I7", f"{process} trusts a lease from {sent_at:.2f} s to {until:.2f} s")
+        self.until[process] = until
+
+    def gone(self, process: str) -> None:
+        """It is dead, has given the lease back, or knows that another holds it."""
+        self.until.pop(process, None)
+
+
 class Members:
     """I10: the stopped are not asked, the returned are merged, two processes never act as one."""
 

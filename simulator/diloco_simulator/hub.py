@@ -3,11 +3,13 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import TapeRecord
 from diloco_simulator.world import Log, World
+from diloco_syncer.lease import Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,10 @@ class Hub:
         self.state = Log(world, "STATE")
         self.tape: list[TapeRecord] = []  # sequence n is at index n - 1
         self.incarnations: dict[str, int] = {}
+        self.lease: Held | None = None
+        self.lease_revision = 0
+        # Who listens to what is sent to a name; without an entry, the process of that name.
+        self.processes: dict[str, tuple[str, ...]] = {}
         # Several processes may have one name: one that hung, and the one that replaced it.
         self.ears: defaultdict[str, list[Ear]] = defaultdict(list)
         self.on_record: Callable[[int, TapeRecord], None] = lambda seq, record: None
@@ -53,9 +59,10 @@ class Hub:
     def send(self, source: str, target: str, message: Any) -> None:
         """A core message to whoever lives at `target` when it arrives."""
 
-        def deliver() -> None:
-            for ear in self.ears[target]:
+        def deliver(process: str) -> None:
+            for ear in self.ears[process]:
                 if ear.alive():
                     ear.receive(message)
 
-        self.world.core(source, target, deliver)
+        for process in self.processes.get(target, (target,)):
+            self.world.core(source, process, partial(deliver, process))

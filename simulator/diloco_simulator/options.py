@@ -33,6 +33,7 @@ class Options:
     keyframe_every: int = 3
     codec_up: str = "bf16"
     codec_down: str = "bf16"
+    syncers: int = 1  # with more than one, the others stand by
 
     @classmethod
     def calm(cls, **changes: object) -> "Options":
@@ -72,4 +73,5 @@ class Options:
             keyframe_every=rng.choice([2, 4]),
             codec_up=rng.choice(["bf16", "int8", "int4", "e3m0"]),  # fp32 is what liars claim
             codec_down=rng.choice(["fp32", "bf16", "int8", "int4", "e3m0"]),
+            syncers=rng.choice([1, 1, 2]),
         )

@@ -79,8 +79,25 @@ class Scenario:
         self.mischief = Mischief(self.hub, self.watch)
         self.hub.on_record = self.watch.record
         names = [f"l{m}" for m in range(options.learners)]
-        self.syncer = SyncerNode(self.hub, self.watch, names)
+        self.syncers = self._syncers(options.syncers, names)
         self.learners = [self._learner(m, name) for m, name in enumerate(names)]
+
+    def _syncers(self, count: int, learners: list[str]) -> list[SyncerNode]:
+        """One that leads from the start, or several that compete for the lease."""
+        if count == 1:
+            return [SyncerNode(self.hub, self.watch, learners)]
+        names = tuple(f"{NAME}-{n}" for n in range(count))
+        self.hub.processes[NAME] = names
+        nodes = [SyncerNode(self.hub, self.watch, learners, name) for name in names]
+        for node in nodes:
+            node.others = [other for other in nodes if other is not node]
+        return nodes
+
+    @property
+    def leader(self) -> SyncerNode | None:
+        """The machine whose newest process leads."""
+        leading = (n for n in self.syncers if n.life is not None and n.life.machine.leading)
+        return next(leading, None)
 
     def _learner(self, m: int, name: str) -> LearnerNode:
         def make() -> TinyTrainer:
@@ -96,13 +113,14 @@ class Scenario:
     def run(self) -> Verdict:
         """Safety phase, heal, liveness phase."""
         world = self.world
-        self.syncer.start()
+        for syncer in self.syncers:
+            syncer.start()
         for node in self.learners:
             world.after(world.rng.uniform(0.0, 2.0), node.start)
         self._plan()
         world.run(self.options.safety_s)
         world.heal()
-        self.syncer.wish(Wanted(paused=False, stopping=False, quorum=self.options.quorum))
+        self._wish_for(Wanted(paused=False, stopping=False, quorum=self.options.quorum))
         healed_at = world.now
         world.run(healed_at + LIVENESS_S, self._over)
         world.run(world.now + AFTER_S)
@@ -124,8 +142,9 @@ class Scenario:
             self._at(self._syncer_hangs)
         for _ in range(o.learner_hangs):
             self._at(self._learner_hangs)
+        names = [n.name for n in self.learners]
         for _ in range(o.partitions):
-            self._partition(rng.choice([NAME, *(n.name for n in self.learners)]))
+            self._partition(rng.choice([n.process for n in self.syncers] + names))
         for _ in range(o.wishes):
             self._at(self._wish)
         for _ in range(o.power_cuts):
@@ -137,7 +156,8 @@ class Scenario:
 
     def _syncer_hangs(self) -> None:
         rng = self.world.rng
-        self.syncer.hang(rng.uniform(2.0, 15.0), replaced=rng.random() < 0.5)
+        syncer = self.syncers[0] if len(self.syncers) == 1 else rng.choice(self.syncers)
+        syncer.hang(rng.uniform(2.0, 15.0), replaced=rng.random() < 0.5)
 
     def _learner_hangs(self) -> None:
         rng = self.world.rng
@@ -149,7 +169,11 @@ class Scenario:
         rng = self.world.rng
         quorum = rng.randint(1, self.options.learners)
         self.world.counts["wishes"] += 1
-        self.syncer.wish(Wanted(paused=rng.random() < 0.5, stopping=False, quorum=quorum))
+        self._wish_for(Wanted(paused=rng.random() < 0.5, stopping=False, quorum=quorum))
+
+    def _wish_for(self, wanted: Wanted) -> None:
+        for syncer in self.syncers:
+            syncer.wish(wanted)
 
     def _power_cut(self) -> None:
         """The hub loses records that it had acknowledged, none of which a snapshot covers.
@@ -157,7 +181,8 @@ class Scenario:
         The init record and terms are kept: what made sense of everything later, and what
         learners have seen of leaders, is not to be had again from anywhere else.
         """
-        covered = max((meta["history"]["seq"] for meta, _ in self.syncer.disk), default=0)
+        disks = [meta["history"]["seq"] for syncer in self.syncers for meta, _ in syncer.disk]
+        covered = max(disks, default=0)
         kept = [n for n, r in enumerate(self.hub.tape, 1) if isinstance(r, TapeInit | TapeTerm)]
         covered = max([covered, *kept])
         lost = min(self.world.rng.randint(1, 3), len(self.hub.tape) - covered)
@@ -167,7 +192,8 @@ class Scenario:
             self.watch.lost(self.hub.tape)
             # Its connections are gone as well. A second leader that slept through all of it could
             # find its place on the tape again by chance: one such disaster at a time.
-            self.syncer.crash_all(self.world.rng.uniform(0.5, 3.0))
+            for syncer in self.syncers:
+                syncer.crash_all(self.world.rng.uniform(0.5, 3.0))
 
     def _over(self) -> bool:
         return bool(self.watch.ended) and all(n.left for n in self.learners)
@@ -207,7 +233,8 @@ class Scenario:
 
     def why(self) -> str:
         """State and reason, as the syncer gives them."""
-        life = self.syncer.life
+        node = self.leader or self.syncers[0]
+        life = node.life
         if life is None:
             return "no syncer"
         state, reason = life.machine.announcer.state(self.world.now)

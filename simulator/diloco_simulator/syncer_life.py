@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
-from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import (
     ContributionManifest,
     InitManifest,
     Join,
     Progress,
-    PublicationManifest,
     TapeRecord,
 )
+from diloco_simulator.publication import publication
+from diloco_simulator.syncer_follow import Following, recover
 from diloco_simulator.world import Item, Reader
 from diloco_syncer.events import (
     Append,
@@ -44,6 +43,7 @@ from diloco_syncer.events import (
     SnapshotDone,
     Stage,
     Staged,
+    Suspended,
     Tell,
     TimePassed,
 )
@@ -51,13 +51,7 @@ from diloco_syncer.history import History
 from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
 from diloco_syncer.norms import inspect
-from diloco_syncer.replay import (
-    build_store,
-    newest_published,
-    payloads_needed,
-    replay,
-    stage_chosen,
-)
+from diloco_syncer.replay import build_store, newest_published, stage_chosen
 from diloco_syncer.round import Phase
 from diloco_syncer.store import FragmentStore
 from diloco_syncer.store import Staged as StagedArrays
@@ -71,11 +65,12 @@ WALL = 1_700_000_000.0
 
 
 class SyncerLife:
-    """One process and its term. `begin` recovers and leads."""
+    """One process: it leads, or competes for the lease and follows the tape until it does."""
 
     def __init__(self, node: "SyncerNode", leader: str) -> None:
         self.node = node
         self.leader = leader
+        self.process = node.process
         self.hub, self.world, self.watch = node.hub, node.world, node.watch
         self.spec = node.hub.spec
         self.alive = True
@@ -89,63 +84,67 @@ class SyncerLife:
         self.ended = False
         self.horizon = Horizon()
         self.up_seq = 0
-        history, self.store = self._recover()
-        self.tape_end = len(self.hub.tape)
-        self.machine = Machine(self.spec, history)
+        self.machine = Machine(self.spec, History(self.spec))
+        self.store: FragmentStore | None = None
+        self.tape_end = 0
+        self.following: Following | None = None
 
     def begin(self) -> None:
-        history = self.machine.history
-        self.hub.listen(NAME, lambda: self.alive, self.receive)
-        if self.store is not None:
+        """Lead at once if there is no other syncer; else compete for the lease."""
+        if self.node.alone:
+            self.lead(*recover(self))
+        else:
+            self.following = Following(self)
+            self.following.begin()
+
+    def lead(self, history: History, store: FragmentStore | None) -> None:
+        """From a place that has all of the tape."""
+        self.store, self.tape_end = store, history.seq
+        self.machine = Machine(self.spec, history)
+        self.hub.listen(self.process, lambda: self.alive, self.receive)
+        if store is not None:
             for p, version in enumerate(history.versions):
-                digest = self.store.anchor_digest(p)
+                digest = store.anchor_digest(p)
                 self.watch.anchors.held(history.epoch, p, version, digest, self.leader)
+        if history.leader and not history.leader.startswith(self.process):
+            self.world.counts["failovers"] += 1
         self._give(Led(self.leader, WALL + self.world.now, self._published()))
         self.wish()
         self.up_seq = self.hub.up.seq if history.initialised else 0
-        Reader(self.hub.up, NAME, lambda: self.alive, self._arrived, after_seq=self.up_seq)
+        Reader(self.hub.up, self.process, lambda: self.alive, self._arrived, after_seq=self.up_seq)
+
+    def suspended(self, reason: str) -> None:
+        """The lease lapsed, or is renewed again."""
+        if self.machine.leading:
+            self._give(Suspended(reason))
+
+    def deposed(self) -> None:
+        """Another leads: a fresh process stands by."""
+        self.world.counts["deposed"] += 1
+        self.node.gone(self, 1.0)
 
     def wish(self) -> None:
         """Look at what the user wants."""
         if self.node.wanted is not None:
             wanted = self.node.wanted
-            self._enter(lambda: self._give(wanted))
-
-    def _recover(self) -> tuple[History, FragmentStore | None]:
-        """The product's own replay, over what the hub and the disk still have."""
-        history, store = History(self.spec), None
-        if self.node.disk:
-            meta, arrays = self.node.disk[-1]
-            history = History.restore(self.spec, meta["history"])
-            store = FragmentStore.restore(meta["store"], arrays, self.spec.algorithm)
-        for index in range(history.seq, len(self.hub.tape)):
-            record = self.hub.tape[index]
-            payloads = {s: self._kept(s) for s in payloads_needed(record)}
-            store = replay(history, store, record, index + 1, payloads)
-        return history, store
-
-    def _kept(self, subject: str) -> bytes:
-        item = self.hub.up.by_subject.get(subject)
-        if item is None:
-            self.watch.broken("I6", f"{subject} is on the tape and no longer in UP")
-            return b""
-        return item.payload
+            self.enter(lambda: self._give(wanted))
 
     def _published(self) -> tuple[int, ...]:
         return newest_published(self.machine.history, (i.message for i in self.hub.dn.items))
 
-    def _enter(self, action: Callable[[], None]) -> None:
+    def enter(self, action: Callable[[], None]) -> None:
         """Run `action` in this process: later if it stands still, never if it is gone."""
         if not self.alive:
             return
         if self.world.now < self.frozen_until:
-            self.world.at(self.frozen_until, lambda: self._enter(action))
+            self.world.at(self.frozen_until, lambda: self.enter(action))
             return
         if self.frozen_until:
             # The edge sees the gap in its own clock: silence in it says nothing.
             self.frozen_until = 0.0
-            self.watch.members.forgiven_at = self.world.now
-            self._give(BusBack())
+            if self.machine.leading:
+                self.watch.members.forgiven_at = self.world.now
+                self._give(BusBack())
         if self.alive:
             action()
 
@@ -160,14 +159,14 @@ class SyncerLife:
                 event = JoinSeen(message)
             case _:
                 event = Malformed("wire", "somebody", "cannot be decoded")
-        self._enter(lambda: self._take(message, event))
+        self.enter(lambda: self._take(message, event))
 
     def _arrived(self, item: Item) -> None:
         self.up_seq = max(self.up_seq, item.seq)
         if isinstance(item.message, InitManifest):
-            self._enter(lambda: self._initial(item.message))
+            self.enter(lambda: self._initial(item.message))
         else:
-            self._enter(lambda: self._contribution(item.message, item.payload))
+            self.enter(lambda: self._contribution(item.message, item.payload))
 
     def _initial(self, m: InitManifest) -> None:
         parts = self.inits.setdefault((m.learner, m.incarnation), {})
@@ -251,7 +250,7 @@ class SyncerLife:
                 if not self.ended:
                     self._give(TimePassed())
 
-        self.world.at(deadline + 1e-6, lambda: self._enter(ring))
+        self.world.at(deadline + 1e-6, lambda: self.enter(ring))
 
     # --- effects -------------------------------------------------------------------------------
 
@@ -267,9 +266,9 @@ class SyncerLife:
                 self._broadcast(effect.beat)
             case SendGrant():
                 self.watch.granted(self.leader, effect.grant)
-                self.hub.send(NAME, effect.grant.learner, effect.grant)
+                self._send(effect.grant.learner, effect.grant)
             case SendDonate():
-                self.hub.send(NAME, effect.donate.donor, effect.donate)
+                self._send(effect.donate.donor, effect.donate)
             case Append():
                 self._append(effect.record)
             case Stage():
@@ -296,9 +295,14 @@ class SyncerLife:
             case Ended():
                 self.ended = True
 
+    def _send(self, learner: str, message: Any) -> None:
+        """As the edge does: nothing is said while another may lead."""
+        if self.following is None or not self.following.lease.lapsed(self.world.now):
+            self.hub.send(self.process, learner, message)
+
     def _broadcast(self, message: Any) -> None:
         for learner in self.node.learners:
-            self.hub.send(NAME, learner, message)
+            self._send(learner, message)
 
     def _append(self, record: TapeRecord) -> None:
         """As the tape's edge does: an unknown outcome is settled by reading the tail."""
@@ -308,16 +312,15 @@ class SyncerLife:
             return self.hub.append(record, expected)
 
         def answer(result: int | None) -> None:
-            self._enter(lambda: self._appended(record, result))
+            self.enter(lambda: self._appended(record, result))
 
-        self.world.request(NAME, act, answer)
+        self.world.request(self.process, act, answer)
 
     def _appended(self, record: TapeRecord, result: int | None) -> None:
         seq = result if result is not None and result > 0 else 0
         if not seq and len(self.hub.tape) > self.tape_end:
             if self.hub.tape[self.tape_end] is not record:
-                self.world.counts["deposed"] += 1
-                self.node.gone(self, 1.0)
+                self.deposed()
                 return
             seq = self.tape_end + 1
         if not seq:
@@ -336,36 +339,17 @@ class SyncerLife:
         done = Staged(
             effect.round, staged.anchor_digest, staged.master_digest, staged.payload_digest
         )
-        self.world.after(0.01, lambda: self._enter(lambda: self._give(done)))
+        self.world.after(0.01, lambda: self.enter(lambda: self._give(done)))
 
     def _publish(self, e: Publish) -> None:
         assert self.store is not None
-        algorithm, p = self.spec.algorithm, e.fragment
-        staged = self.installed.pop(e.round, None)
-        payload = self.store.current_keyframe(p) if staged is None else staged.payload
-        name = algorithm.keyframe_codec if e.prev_version < 0 else algorithm.codec_down
-        digest = self.store.anchor_digest(p)
-        subject = subjects.publication(self.spec.name, e.epoch, p, e.version, e.term)
-        manifest = PublicationManifest(
-            run=self.spec.name,
-            epoch=e.epoch,
-            term=e.term,
-            round=e.round,
-            fragment=p,
-            version=e.version,
-            prev_version=e.prev_version,
-            codec="fp32" if staged is None else name,
-            values=self.store.layout.sizes[p],
-            anchor_digest=digest,
-            participants=e.participants,
-            last_merged=e.last_merged,
-            stamp=e.stamp,
-            blob=describe(subject, payload),
-        )
+        p, staged = e.fragment, self.installed.pop(e.round, None)
+        manifest, payload = publication(self.spec, e, self.store, staged)
+        digest, subject = manifest.anchor_digest, manifest.blob.subject
 
         def answer(result: Any) -> None:
             if result is None:
-                self.world.request(NAME, act, lambda r: self._enter(lambda: answer(r)))
+                self.world.request(self.process, act, lambda r: self.enter(lambda: answer(r)))
             else:
                 self._give(Published(p, e.version))
 
@@ -373,7 +357,7 @@ class SyncerLife:
             self.watch.anchors.held(e.epoch, p, e.version, digest, self.leader)
             return self.hub.dn.store(subject, manifest, payload)
 
-        self.world.request(NAME, act, lambda r: self._enter(lambda: answer(r)))
+        self.world.request(self.process, act, lambda r: self.enter(lambda: answer(r)))
 
     def _snapshot(self, effect: Snapshot) -> None:
         assert self.store is not None
@@ -384,12 +368,22 @@ class SyncerLife:
             self.node.keep(meta, arrays)
             self._give(SnapshotDone(effect.covers, effect.round, "disk"))
 
-        self.world.after(self.world.rng.uniform(0.1, 2.0), lambda: self._enter(written))
+        self.world.after(self.world.rng.uniform(0.1, 2.0), lambda: self.enter(written))
 
     def _purge_up(self, last_round: int) -> None:
         below = self.horizon.below(last_round, self.up_seq)
+        self._purge_below(below, self.machine.history.snapshot_covers)
+
+    def _purge_below(self, below: int, covers: int) -> None:
+        """Once the standbys that can be seen have executed what the snapshot covers."""
+        if any(n.behind(covers) for n in self.node.others):
+            self.world.counts["purges waited"] += 1
+            self.world.after(1.0, lambda: self.enter(lambda: self._purge_below(below, covers)))
+            return
         up = self.hub.up
-        self.world.request(NAME, lambda: up.purge(lambda i: i.seq < below), lambda result: None)
+        self.world.request(
+            self.process, lambda: up.purge(lambda i: i.seq < below), lambda result: None
+        )
 
     def _purge_down(self, e: PurgeDown) -> None:
         def replaced(item: Item) -> bool:
@@ -397,4 +391,4 @@ class SyncerLife:
             older = (m.epoch, m.version) < (e.epoch, e.below_version)
             return bool(m.fragment == e.fragment and older)
 
-        self.world.request(NAME, lambda: self.hub.dn.purge(replaced), lambda result: None)
+        self.world.request(self.process, lambda: self.hub.dn.purge(replaced), lambda result: None)

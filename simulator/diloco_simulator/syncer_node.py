@@ -9,6 +9,8 @@ from diloco_simulator.hub import Hub
 from diloco_simulator.syncer_life import NAME, SyncerLife
 from diloco_simulator.watch import Watch
 from diloco_syncer.events import Wanted
+from diloco_syncer.history import History
+from diloco_syncer.store import FragmentStore
 
 # Snapshots kept on the disk, as the product keeps them.
 SNAPSHOTS = 2
@@ -17,24 +19,59 @@ SNAPSHOTS = 2
 class SyncerNode:
     """Keeps the snapshots; a process is rebuilt from them and the tape."""
 
-    def __init__(self, hub: Hub, watch: Watch, learners: list[str]) -> None:
+    def __init__(self, hub: Hub, watch: Watch, learners: list[str], process: str = NAME) -> None:
         self.hub = hub
         self.world = hub.world
         self.watch = watch
         self.learners = learners
+        self.process = process
+        self.others: list[SyncerNode] = []  # machines of the same run
         self.disk: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.lives: list[SyncerLife] = []
         self.life: SyncerLife | None = None  # the newest, if it lives
         self.wanted: Wanted | None = None
 
+    @property
+    def alone(self) -> bool:
+        return not self.others
+
+    def newest(self) -> tuple[History, FragmentStore | None]:
+        """What the newest snapshot on the disk holds."""
+        spec = self.hub.spec
+        if not self.disk:
+            return History(spec), None
+        meta, arrays = self.disk[-1]
+        store = FragmentStore.restore(meta["store"], arrays, spec.algorithm)
+        return History.restore(spec, meta["history"]), store
+
+    def of_leader(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The newest snapshot of another machine whose process leads, if it can be reached."""
+        for node in self.others:
+            if node.reachable and node.life is not None and node.life.machine.leading and node.disk:
+                return node.disk[-1]
+        return None
+
+    @property
+    def reachable(self) -> bool:
+        link = self.world.link(self.process)
+        frozen = self.life is not None and self.world.now < self.life.frozen_until
+        return self.life is not None and link.out and link.into and not frozen
+
+    def behind(self, covers: int) -> bool:
+        """Whether a standby is seen here that has not executed record `covers`."""
+        if not self.reachable or self.life is None or self.life.following is None:
+            return False
+        return not self.life.machine.leading and self.life.following.history.seq < covers
+
     def start(self) -> None:
-        self.life = life = SyncerLife(self, f"{NAME}-{len(self.lives)}")
+        self.life = life = SyncerLife(self, f"{self.process}-{len(self.lives)}")
         self.lives.append(life)
         life.begin()
 
     def gone(self, life: SyncerLife, restart_s: float) -> None:
         """A process is over, by a crash or because it was deposed; the supervisor restarts it."""
         life.alive = False
+        self.watch.leases.gone(self.process)
         if self.life is life:
             self.life = None
             self.world.after(restart_s, self._restart)
@@ -60,7 +97,7 @@ class SyncerNode:
             return
         self.world.counts["syncer hangs"] += 1
         self.life.frozen_until = self.world.now + seconds
-        if replaced:
+        if replaced and self.alone:
             self.world.counts["failovers"] += 1
             self.start()
 
@@ -73,4 +110,4 @@ class SyncerNode:
         self.wanted = wanted
         for life in self.lives:
             if life.alive:
-                self.world.request(NAME, lambda: None, lambda _, who=life: who.wish())  # type: ignore[misc]
+                self.world.request(self.process, lambda: None, lambda _, who=life: who.wish())  # type: ignore[misc]

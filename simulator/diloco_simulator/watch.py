@@ -5,7 +5,7 @@ from typing import Any
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Beat, Grant, Pull, TapeEnd, TapeRecord, TapeRound
-from diloco_simulator.checkers import Anchors, Members, Merges, Refusals
+from diloco_simulator.checkers import Anchors, Leases, Members, Merges, Refusals
 from diloco_simulator.world import World
 
 # Last words may be under way this many mean delays: a longer delay is one in e^23.
@@ -20,6 +20,7 @@ class Watch:
         self.violations: list[str] = []
         self.anchors = Anchors(self.broken)
         self.merges = Merges(self.broken, spec)
+        self.leases = Leases(self.broken)
         self.members = Members(self.broken, spec)
         self.refusals = Refusals(self.broken)
         self.spec = spec

@@ -1,0 +1,190 @@
+"""A simulated syncer's lease, and its way along the tape until it leads: the product's lease
+machine and replay around the hub."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from diloco_shared.protocol.messages import TapeRecord
+from diloco_syncer.history import History
+from diloco_syncer.lease import (
+    Away,
+    Event,
+    Fitness,
+    Held,
+    Lease,
+    Look,
+    Looked,
+    Lost,
+    Request,
+    TimePassed,
+    Written,
+)
+from diloco_syncer.replay import payloads_needed, replay
+from diloco_syncer.store import FragmentStore
+
+if TYPE_CHECKING:
+    from diloco_simulator.syncer_life import SyncerLife
+
+# Between two looks at the tape's end, and after trouble, in virtual seconds.
+FOLLOW_S, RETRY_S = 0.2, 2.0
+
+Snapshot = tuple[dict[str, Any], dict[str, Any]]
+
+
+class Following:
+    """Of one process. Calls `life.lead()` once it holds the lease and has executed all."""
+
+    def __init__(self, life: "SyncerLife") -> None:
+        self.life = life
+        self.node = life.node
+        self.hub, self.world = life.hub, life.world
+        spec = self.hub.spec
+        self.history, self.store = self.node.newest()
+        self.covered = self.history.seq
+        process = self.node.process
+        lease_s = spec.membership.leader_lease_s
+        self.lease = Lease(process, life.leader, process, lease_s)
+        self.lapsed = False
+        self.led = False  # a leader that is deposed begins anew: nobody follows after leading
+
+    def begin(self) -> None:
+        self._handle(TimePassed())
+        self._read()
+
+    # --- the lease -----------------------------------------------------------------------------
+
+    def _handle(self, event: Event) -> None:
+        was, now = self.lease.leading, self.world.now
+        request = self.lease.handle(event, now)
+        if isinstance(event, Written) and self.lease.leading:
+            self.life.watch.leases.held(self.node.process, event.sent_at, self.lease.until, now)
+        if request is not None:
+            self._ask(request, now)
+        elif (deadline := self.lease.deadline) is not None:
+            self._at(deadline, self._ring)
+        if self.lease.leading:
+            self._at(self.lease.until, self._look_at_lapse)
+            self._look_at_lapse()
+        elif was:
+            self.life.watch.leases.gone(self.node.process)
+            if self.led:
+                self.life.deposed()
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        self.world.at(when + 1e-6, lambda: self.life.enter(action))
+
+    def _ring(self) -> None:
+        deadline = self.lease.deadline
+        if deadline is not None and self.world.now >= deadline:
+            self._handle(TimePassed())
+
+    def _look_at_lapse(self) -> None:
+        """As the leader's edge looks: no round opens while the lease is not renewed."""
+        lapsed = self.lease.lapsed(self.world.now)
+        if lapsed != self.lapsed:
+            self.lapsed = lapsed
+            self.world.counts["lapses"] += lapsed
+            self.life.suspended("cannot renew" if lapsed else "")
+
+    def _ask(self, request: Request, sent_at: float) -> None:
+        def answer(result: tuple[Held | None, int] | None) -> None:
+            self.life.enter(lambda: self._handle(self._event(request, result, sent_at)))
+
+        self.world.request(self.node.process, lambda: self._at_hub(request), answer)
+
+    def _at_hub(self, request: Request) -> tuple[Held | None, int]:
+        """(the key, revision of our write or 0)."""
+        hub, lease = self.hub, self.lease
+        if isinstance(request, Look):
+            return hub.lease, 0
+        if request.revision != (hub.lease.revision if hub.lease else 0):
+            return hub.lease, -1
+        hub.lease_revision += 1
+        holder = "" if request.give_back else lease.me
+        hub.lease = Held(holder, lease.boot, lease.lock, hub.lease_revision)
+        return hub.lease, hub.lease_revision
+
+    @staticmethod
+    def _event(request: Request, result: tuple[Held | None, int] | None, sent_at: float) -> Event:
+        if result is None:
+            return Away()
+        held, revision = result
+        if isinstance(request, Look):
+            return Looked(held)
+        return Lost() if revision < 0 else Written(revision, sent_at)
+
+    # --- the tape ------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        leading = self.lease.leading
+
+        def answer(result: Any) -> None:
+            self.life.enter(lambda: self._execute(result, leading))
+
+        self.world.request(self.node.process, self._records, answer)
+
+    def _records(self) -> list[tuple[TapeRecord, dict[str, bytes] | None]] | None:
+        """What follows on the tape, with payloads (None: purged); None if the tape is shorter."""
+        hub, found = self.hub, []
+        if len(hub.tape) < self.history.seq:
+            return None
+        for record in hub.tape[self.history.seq :]:
+            items = {s: hub.up.by_subject.get(s) for s in payloads_needed(record)}
+            gone = any(item is None for item in items.values())
+            there = {s: item.payload for s, item in items.items() if item is not None}
+            found.append((record, None if gone else there))
+        return found
+
+    def _execute(self, found: list[Any] | None, leading: bool) -> None:
+        if found is None:
+            self.world.after(RETRY_S, lambda: self.life.enter(self._read))
+            return
+        for record, payloads in found:
+            if payloads is None:
+                self._fetch_snapshot()
+                return
+            if self.world.chance(self.world.options.syncer_crash, "syncer crashes"):
+                self.node.gone(self.life, self.world.rng.uniform(0.5, 6.0))
+                return
+            seq = self.history.seq + 1
+            self.store = replay(self.history, self.store, record, seq, payloads)
+            self._cover()
+        if not found:
+            self._handle(Fitness(""))
+            if leading and self.lease.leading:
+                self.led = True
+                self.life.lead(self.history, self.store)
+                return
+        self.world.after(FOLLOW_S, lambda: self.life.enter(self._read))
+
+    def _cover(self) -> None:
+        if self.store is not None and self.history.snapshot_covers > self.covered:
+            self.covered = self.history.seq
+            meta = {"history": self.history.meta(), "store": self.store.meta()}
+            self.node.keep(meta, dict(self.store.state_arrays()))
+
+    def _fetch_snapshot(self) -> None:
+        """From the disk of whoever leads: the next life begins there."""
+        snapshot = self.node.of_leader()
+        if snapshot is None or snapshot[0]["history"]["seq"] <= self.history.seq:
+            self._handle(Fitness("a contribution is gone"))
+            self.world.after(RETRY_S, lambda: self.life.enter(self._read))
+            return
+        self.world.counts["snapshots fetched"] += 1
+        self.node.keep(*snapshot)
+        self.node.gone(self.life, 0.1)
+
+
+def recover(life: "SyncerLife") -> tuple[History, FragmentStore | None]:
+    """All at once, for a syncer that is alone: it leads from its first moment on."""
+    history, store = life.node.newest()
+    for index in range(history.seq, len(life.hub.tape)):
+        record = life.hub.tape[index]
+        payloads = {}
+        for subject in payloads_needed(record):
+            item = life.hub.up.by_subject.get(subject)
+            if item is None:
+                life.watch.broken("I6", f"{subject} is on the tape and no longer in UP")
+            payloads[subject] = b"" if item is None else item.payload
+        store = replay(history, store, record, index + 1, payloads)
+    return history, store
