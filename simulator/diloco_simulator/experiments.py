@@ -21,8 +21,10 @@ from typing import Any, Literal
 from diloco_shared.config import RunSpec
 
 SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-# Packages whose pure code makes the numbers; edges/ and tests cannot change them.
+# Packages whose pure code makes the numbers; what lies in folders or files of these names cannot
+# change them.
 COMPUTING = ("diloco_shared", "diloco_learner", "diloco_syncer", "diloco_simulator")
+OTHERS = {"edges", "commands", "goodput", "bandwidth", "planner", "plots", "check", "experiments"}
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "ml_dtypes")
 
 
@@ -112,7 +114,10 @@ def sources() -> str:
         assert found is not None and found.origin is not None
         root = Path(found.origin).parent
         for file in sorted(root.rglob("*.py")):
-            if "edges" not in file.parts:
+            parts = {
+                part.removesuffix(".py").split("_")[0] for part in file.relative_to(root).parts
+            }
+            if not parts & OTHERS:
                 digest.update(f"{package}/{file.relative_to(root)}".encode())
                 digest.update(file.read_bytes())
     digest.update(json.dumps({name: version(name) for name in LIBRARIES}).encode())
