@@ -7,9 +7,10 @@ shrink as M grows, so one outer rate serves all M. Where directions cancel, the 
 a tensor cut by rows each piece is merged by itself: its rows lie in fragments of other rounds.
 
 The same inputs give the same bits on any number of threads and any processor: contributions are
-added in double precision in a fixed order of learners, norms in fixed segments (sums.py), and
-scalars by fsum, which rounds once; sum() of floats differs between Python versions. A direction
-is rounded to fp32 before its length is taken and before it is scaled. Contributions are decoded
+added in fp32 in a fixed order of learners, squares in double precision in fixed segments
+(sums.py), and scalars by fsum, which rounds once; sum() of floats differs between Python versions.
+The sum of M contributions is off by at most about M * 2^-24 of the sum of their magnitudes.
+Lengths that leave fp32 no room for directions fall back to the mean too. Contributions are decoded
 where they are used: twice under RDA, or once when their norms are known. Beside its outcome a
 merge holds nothing of the fragment's size.
 """
@@ -33,6 +34,9 @@ Flags = NDArray[np.bool_]
 
 # A mean direction shorter than this has no direction: contributions cancel to rounding error.
 DIRECTION_MIN = 1e-6
+# Norms of what RDA merges: one over them, and its products with values, are normal fp32 numbers
+# wherever they matter.
+NORM_MIN, NORM_MAX = 2.0**-60, 2.0**60
 
 EMPTY = np.empty(0, np.float32)
 
@@ -123,7 +127,7 @@ def publish(
     out = Outcome(
         master_F, EMPTY, np.empty(F, np.float32), _payload(codec.bytes_of(publishing.codec, F))
     )
-    rule = Rule(np.zeros(1, np.bool_), np.ones(1), np.empty(0))
+    rule = Rule(np.zeros(1, np.bool_), np.ones(1), EMPTY)
     _finish(
         _reading((), F, anchor_F, EMPTY),
         cut(whole),
@@ -193,14 +197,17 @@ def _directions(
     """How every piece is averaged; what RDA scales comes into `out_F` at once."""
     weights = [d.weight for d in deltas]
     total = math.fsum(weights)
-    share_M = np.array([w / total for w in weights])
+    share_M = np.array([w / total for w in weights], np.float32)
     scale_P = np.ones(radial_P.size)
     if not radial_P.any():
         return Rule(radial_P, scale_P, share_M)
     norms_PxM = _known_norms(deltas, reading, segments, radial_P, threads)
     # phi(0) = 0: what has no length has no direction.
-    factor_PxM = np.zeros_like(norms_PxM)
-    np.divide(share_M, norms_PxM, out=factor_PxM, where=norms_PxM > 0)
+    moved_PxM = norms_PxM > 0
+    fit_PxM = ~moved_PxM | ((norms_PxM >= NORM_MIN) & (norms_PxM <= NORM_MAX))
+    radial_P = radial_P & fit_PxM.all(axis=1)
+    factor_PxM = np.zeros(norms_PxM.shape, np.float32)
+    np.divide(share_M, norms_PxM, out=factor_PxM, where=moved_PxM & fit_PxM, casting="same_kind")
     squares_S = np.zeros(segments.piece_S.size)
 
     def work(first: int, last: int) -> None:

@@ -4,9 +4,9 @@
     direct    reads the contributions           sum of phi(delta_m), written; its norm
     finish    reads that sum and the fragment   outer step, publication, new anchor, written
 
-Each works on strides of STRIDE values that stay in the first-level cache and may be called for
-disjoint ranges by several threads. All arithmetic on contributions is in double precision, in the
-order of learners, each product and each sum rounded; what is stored is fp32.
+Each works on strides of STRIDE values that stay in the second-level cache, and may be called for
+disjoint ranges by several threads. Contributions are added up in fp32, in the order of learners,
+each product and each sum rounded; squares in double precision.
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +18,15 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from numpy.typing import NDArray
 
-from diloco_shared.numerics.codec.kernels import INF, MAGNITUDE, START, as_bits, decode, encode
+from diloco_shared.numerics.codec.kernels import (
+    INF,
+    MAGNITUDE,
+    START,
+    as_bits,
+    decode,
+    encode,
+    widen,
+)
 from diloco_shared.numerics.codec.layout import BF16, BLOCK, FP32
 from diloco_shared.numerics.compiled import kernel
 from diloco_shared.numerics.sums import STRIDE, WIDTH, Cut, Doubles, Values, add_squares, fold
@@ -31,6 +39,7 @@ GROUP = 4  # contributions decoded before they are added up
 HALF, ONE, TIE, SIGN, QUIET = (np.int32(x) for x in (16, 1, 0x7FFF, 0x8000, 0x7FC0))
 
 Bytes = NDArray[np.uint8]
+Halves = NDArray[np.uint16]
 Flags = NDArray[np.bool_]
 
 
@@ -51,7 +60,7 @@ class Rule(NamedTuple):
 
     radial_P: Flags  # the direction is there: it is only scaled
     scale_P: Doubles  # radius / length of the direction
-    share_M: Doubles  # what the mean of all other pieces weighs
+    share_M: Values  # what the mean of all other pieces weighs
 
 
 class Step(NamedTuple):
@@ -128,12 +137,6 @@ def _copy(values_B: Values, out_B: Values) -> None:
 
 
 @kernel
-def _round(values_B: Doubles, out_B: Values) -> None:
-    for i in range(values_B.size):
-        out_B[i] = np.float32(values_B[i])
-
-
-@kernel
 def _scale(values_B: Values, scale: float) -> None:
     for i in range(values_B.size):
         values_B[i] = np.float32(np.float64(values_B[i]) * scale)
@@ -158,21 +161,31 @@ def _rebase(now_B: Values, then_B: Values, out_B: Values) -> None:
 
 
 @kernel
-def _add_one(parts: Values, factor_K: Doubles, sum_S: Doubles) -> None:
-    a_S, a = parts[:STRIDE], factor_K[0]
-    for i in range(STRIDE):
-        sum_S[i] += np.float64(a_S[i]) * a
+def _add_one(part_S: Values, a: np.float32, sum_S: Values) -> None:
+    for i in range(sum_S.size):
+        sum_S[i] += part_S[i] * a
 
 
 @kernel
-def _add_four(parts: Values, factor_K: Doubles, sum_S: Doubles) -> None:
+def _add_four(parts: Values, factor_K: Values, sum_S: Values) -> None:
     """The same, four times: the sum is read and written once."""
     a_S, b_S = parts[:STRIDE], parts[STRIDE : 2 * STRIDE]
     c_S, d_S = parts[2 * STRIDE : 3 * STRIDE], parts[3 * STRIDE :]
     a, b, c, d = factor_K[0], factor_K[1], factor_K[2], factor_K[3]
-    for i in range(STRIDE):
-        two = (sum_S[i] + np.float64(a_S[i]) * a) + np.float64(b_S[i]) * b
-        sum_S[i] = (two + np.float64(c_S[i]) * c) + np.float64(d_S[i]) * d
+    for i in range(sum_S.size):
+        two = (sum_S[i] + a_S[i] * a) + b_S[i] * b
+        sum_S[i] = (two + c_S[i] * c) + d_S[i] * d
+
+
+@kernel
+def _add_four_bf16(
+    a_S: Halves, b_S: Halves, c_S: Halves, d_S: Halves, factor_K: Values, sum_S: Values
+) -> None:
+    """The same of bf16, without decoding it to memory first."""
+    a, b, c, d = factor_K[0], factor_K[1], factor_K[2], factor_K[3]
+    for i in range(sum_S.size):
+        two = (sum_S[i] + widen(a_S[i]) * a) + widen(b_S[i]) * b
+        sum_S[i] = (two + widen(c_S[i]) * c) + widen(d_S[i]) * d
 
 
 @kernel
@@ -194,7 +207,7 @@ def _accelerate(
 
 
 @kernel
-def _to_bf16(values_B: Values, out_B: NDArray[np.uint16]) -> None:
+def _to_bf16(values_B: Values, out_B: Halves) -> None:
     """Patterns, to nearest, ties to even; NaN stays NaN."""
     for i in range(values_B.size):
         bits = as_bits(values_B[i])
@@ -208,13 +221,19 @@ def _to_bf16(values_B: Values, out_B: NDArray[np.uint16]) -> None:
 
 
 @kernel
-def _load(r: Reading, m: int, at: int, out_S: Values) -> None:
-    """The stride at `at` of contribution m, zeros after its end."""
-    stop = min(at + STRIDE, r.values)
+def _fetch(r: Reading, m: int, at: int) -> None:
+    """Bring what contribution m has some strides after `at` nearer."""
     density = r.bytes_M[m] / r.values
     ahead = r.address_M[m] + np.uint64((at + AHEAD * STRIDE) * density)
     for k in range(0, int(STRIDE * density), LINE):
         _prefetch(ahead + np.uint64(k))
+
+
+@kernel
+def _load(r: Reading, m: int, at: int, out_S: Values) -> None:
+    """The stride at `at` of contribution m, zeros after its end."""
+    stop = min(at + STRIDE, r.values)
+    _fetch(r, m, at)
     data = carray(_pointer(r.address_M[m]), (r.bytes_M[m],))
     decode(r.codec_M[m], data, r.values, at, stop, out_S)
     _zero(out_S[stop - at :])
@@ -223,24 +242,42 @@ def _load(r: Reading, m: int, at: int, out_S: Values) -> None:
 
 
 @kernel
-def _combine(r: Reading, factor_M: Doubles, at: int, parts: Values, sum_S: Doubles) -> None:
+def _halves(r: Reading, m: int, at: int) -> Halves:
+    """The stride at `at` of a contribution in bf16."""
+    stop = min(at + STRIDE, r.values)
+    _fetch(r, m, at)
+    data = carray(_pointer(r.address_M[m]), (r.bytes_M[m],))
+    return data[START + 2 * at : START + 2 * stop].view(np.uint16)
+
+
+@kernel
+def _combine(r: Reading, factor_M: Values, at: int, parts: Values, sum_S: Values) -> None:
     """sum factor_m delta_m over one stride; what has factor 0 is not read.
 
     -0 is what a sum begins with: 0 would turn the -0 of a single contribution into 0.
     """
-    factor_K = np.empty(GROUP, np.float64)
-    sum_S[:] = -0.0
-    held = 0
+    factor_K, who_K = np.empty(GROUP, np.float32), np.empty(GROUP, np.int64)
+    sum_S[:] = np.float32(-0.0)
+    held, plain = 0, True
     for m in range(factor_M.size):
         if factor_M[m] != 0:
-            factor_K[held] = factor_M[m]
-            _load(r, m, at, parts[held * STRIDE : (held + 1) * STRIDE])
+            factor_K[held], who_K[held] = factor_M[m], m
+            plain = plain and r.codec_M[m] == BF16 and not r.behind_M[m]
             held += 1
+        if held == GROUP and plain:
+            a_S, b_S = _halves(r, who_K[0], at), _halves(r, who_K[1], at)
+            c_S, d_S = _halves(r, who_K[2], at), _halves(r, who_K[3], at)
+            _add_four_bf16(a_S, b_S, c_S, d_S, factor_K, sum_S[: a_S.size])
+        elif held == GROUP or m == factor_M.size - 1:
+            for k in range(held):
+                _load(r, who_K[k], at, parts[k * STRIDE : (k + 1) * STRIDE])
+            if held == GROUP:
+                _add_four(parts, factor_K, sum_S)
+            else:
+                for k in range(held):
+                    _add_one(parts[k * STRIDE :], factor_K[k], sum_S)
         if held == GROUP:
-            _add_four(parts, factor_K, sum_S)
-            held = 0
-    for k in range(held):
-        _add_one(parts[k * STRIDE :], factor_K[k:], sum_S)
+            held, plain = 0, True
 
 
 # --- passes ------------------------------------------------------------------------------------
@@ -269,15 +306,15 @@ def direct(
     r: Reading,
     cut: Cut,
     radial_P: Flags,
-    factor_PxM: Doubles,
+    factor_PxM: Values,
     first: int,
     last: int,
     out_F: Values,
     squares_S: Doubles,
 ) -> None:
-    """Directions of the radial pieces into `out_F`, rounded to fp32, and their sums of squares."""
-    parts, sum_S = np.empty(GROUP * STRIDE, np.float32), np.empty(STRIDE, np.float64)
-    part_S, lanes_W = parts[:STRIDE], np.empty(WIDTH, np.float64)
+    """Directions of the radial pieces into `out_F`, and their sums of squares."""
+    parts, sum_S = np.empty(GROUP * STRIDE, np.float32), np.empty(STRIDE, np.float32)
+    lanes_W = np.empty(WIDTH, np.float64)
     for s in range(cut.first_R[first], cut.first_R[last]):
         p = cut.piece_S[s]
         if not radial_P[p]:
@@ -286,12 +323,11 @@ def direct(
         lanes_W[:] = 0.0
         for at in range(start // STRIDE * STRIDE, stop, STRIDE):
             _combine(r, factor_PxM[p], at, parts, sum_S)
-            _round(sum_S, part_S)
             a, b = max(start - at, 0), min(stop - at, STRIDE)
-            _zero(part_S[:a])
-            _zero(part_S[b:])
-            add_squares(part_S, lanes_W)
-            _copy(part_S[a:b], out_F[at + a : at + b])
+            _zero(sum_S[:a])
+            _zero(sum_S[b:])
+            add_squares(sum_S, lanes_W)
+            _copy(sum_S[a:b], out_F[at + a : at + b])
         squares_S[s] = fold(lanes_W)
 
 
@@ -300,7 +336,7 @@ def finish(
     r: Reading, cut: Cut, rule: Rule, step: Step, f: State, first: int, last: int, out: Outcome
 ) -> None:
     """Average, outer step, publication and new anchor of ranges [first, last)."""
-    parts, sum_S = np.empty(GROUP * STRIDE, np.float32), np.empty(STRIDE, np.float64)
+    parts, sum_S = np.empty(GROUP * STRIDE, np.float32), np.empty(STRIDE, np.float32)
     s = cut.first_R[first]
     end = cut.stop_S[cut.first_R[last] - 1]
     for at in range(cut.start_S[s], end, STRIDE):
@@ -312,7 +348,7 @@ def finish(
                 _scale(out.master_F[a:b], rule.scale_P[p])
             elif rule.share_M.size:
                 _combine(r, rule.share_M, at, parts, sum_S)
-                _round(sum_S[a - at : b - at], out.master_F[a:b])
+                _copy(sum_S[a - at : b - at], out.master_F[a:b])
             if cut.stop_S[s] > stop or s + 1 == cut.stop_S.size:
                 break
             s += 1

@@ -37,25 +37,27 @@ def norm(values_N: Values, offset: int) -> float:
     return float(np.sqrt(math.fsum(sums)))
 
 
-def combine(deltas: Sequence[Values], factors: Sequence[float]) -> NDArray[np.float64]:
-    """Sum of factor times delta in double precision, in order."""
-    total = np.full(deltas[0].shape, -0.0)
+def combine(deltas: Sequence[Values], factors: Sequence[float]) -> Values:
+    """Sum of factor times delta, in order."""
+    total = np.full(deltas[0].shape, -0.0, f32)
     for delta, factor in zip(deltas, factors, strict=True):
         if factor != 0:
-            total += delta.astype(f64) * factor
+            total += delta * f32(factor)
     return total
 
 
 def rda(deltas: Sequence[Values], weights: Sequence[float], offset: int) -> Values:
     """Radial-directional average of one piece, with its fallbacks."""
     total = math.fsum(weights)
-    shares = [w / total for w in weights]
+    shares = [f32(w / total) for w in weights]
     norms = [norm(d, offset) for d in deltas]
-    factors = [s / n if n > 0 else 0.0 for s, n in zip(shares, norms, strict=True)]
-    direction = combine(deltas, factors).astype(f32)
+    if len(deltas) == 1 or any(n > 0 and not 2.0**-60 <= n <= 2.0**60 for n in norms):
+        return combine(deltas, shares)
+    factors = [float(s) / n if n > 0 else 0.0 for s, n in zip(shares, norms, strict=True)]
+    direction = combine(deltas, factors)
     length = norm(direction, offset)
-    if len(deltas) == 1 or length < 1e-6:
-        return combine(deltas, shares).astype(f32)
+    if length < 1e-6:
+        return combine(deltas, shares)
     radius = math.fsum(w * n for w, n in zip(weights, norms, strict=True)) / total
     return (direction.astype(f64) * (radius / length)).astype(f32)
 
@@ -66,12 +68,12 @@ def merge(
     """The merged pseudo-gradient of a fragment."""
     able = [m for m, w in enumerate(weights) if w > 0]
     weights = [weights[m] for m in able]
-    shares = [w / math.fsum(weights) for w in weights]
+    shares = [f32(w / math.fsum(weights)) for w in weights]
     merged = []
     for p in pieces:
         parts = [deltas[m][p.offset : p.offset + p.size] for m in able]
         if p.embedding or rule == "mean":
-            merged.append(combine(parts, shares).astype(f32))
+            merged.append(combine(parts, shares))
         else:
             merged.append(rda(parts, weights, p.offset))
     return np.concatenate(merged)

@@ -168,6 +168,7 @@ def test_tiny_and_huge_deltas_stay_finite(rule: Rule) -> None:
     huge = np.full(3, 1e38, np.float32)
     for deltas in ([tiny, tiny], [huge, huge], [tiny, huge]):
         merged = merge(deltas, [1.0, 1.0], pieces(3), rule)
+        assert merged.tobytes() == plain.merge(deltas, [1.0, 1.0], pieces(3), rule).tobytes()
         assert np.isfinite(merged).all() and (merged > 0).all()
 
 
