@@ -1,5 +1,18 @@
 """Sending and fetching large payloads over a bus.
 
+    bus = await NatsBus.connect(url, name="a-data", connections=4, uplink_bytes_per_s=50e6)
+    blob = await put_blob(bus, subject, payload, deadline_s=60)
+    await bus.append(manifest_subject(subject), manifest_with(blob), msg_id=manifest_subject(subject))
+    ...
+    payload = await get_blob(bus, stream, blob, timeout_s=60)
+
+Over NATS the chunks take the bus's lanes (`lanes.py`); elsewhere `append` and `fetch`. Either way
+every chunk is stored once, and fetched until it is good, whatever happens to connections and server
+in between. A subject carries one content: what was purged and is put again under the same subject
+within two minutes is taken for a repeat by the server, and not stored.
+
+Memory: the sender needs the payload and nothing beside it, the receiver one buffer of its size.
+
 The chunks of a blob are messages on exactly `blob.subject`; the manifest, appended last by the
 caller on `<subject>.m`, names the chunk set that counts. A reader therefore follows only `*.m` and
 fetches the chunks of what it wants. That costs one more round trip per blob, and the server reads
