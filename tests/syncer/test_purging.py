@@ -1,0 +1,104 @@
+"""What UP holds waits for standbys that follow, for nobody else, and never fills it (I12)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import MemberRecord
+from diloco_shared.protocol.wire import encode
+from diloco_syncer.edges import purging
+from diloco_syncer.edges.outbox import Outbox
+from diloco_syncer.edges.purging import UpPurger
+
+COVERS = 10
+
+
+def spec(bytes_max: int = 1 << 30) -> RunSpec:
+    keeping = {"stream_bytes_max": bytes_max}
+    return RunSpec.model_validate({"name": "r", "keeping": keeping, "budget": {"steps": 1}})
+
+
+async def bus_with(payload: bytes = b"x") -> MemoryBus:
+    bus = MemoryBus(MemoryBroker(), "test")
+    await bus.ensure_bucket(subjects.MEMBERS)
+    await bus.ensure_stream(StreamSpec(subjects.up_stream("r"), ("up.r.>",), 1 << 30))
+    await bus.append("up.r.a", payload)
+    return bus
+
+
+async def show(bus: MemoryBus, name: str, state: str, tape_seq: int, run: str = "r") -> None:
+    fields: dict[str, Any] = {"boot": "b", "host": "h", "pid": 1, "lock": name, "started_at": 0.0}
+    record = MemberRecord(id=name, role="syncer", run=run, state=state, tape_seq=tape_seq, **fields)
+    await bus.kv_put(subjects.MEMBERS, name, encode(record))
+
+
+async def left(bus: MemoryBus) -> int:
+    return (await bus.stream_info(subjects.up_stream("r"))).messages
+
+
+async def emptied(bus: MemoryBus) -> None:
+    """Waits until nothing is left."""
+    async with asyncio.timeout(20):
+        while True:
+            if not await left(bus):
+                return
+            await asyncio.sleep(0)
+
+
+def purger(bus: MemoryBus, run: RunSpec) -> UpPurger:
+    found = UpPurger(run, "s1", bus, bus, Outbox(run, "s1", bus, bus))
+    found.want(COVERS, 2)
+    return found
+
+
+async def purged(bus: MemoryBus, run: RunSpec) -> None:
+    """It purges at once."""
+    work = asyncio.create_task(purger(bus, run).work())
+    await emptied(bus)
+    work.cancel()
+
+
+@pytest.mark.parametrize(
+    ("state", "tape_seq", "run"),
+    [
+        ("standby", COVERS, "r"),
+        ("ineligible", 3, "r"),
+        ("idle", 0, "r"),
+        ("standby", 3, "another"),
+        ("leading", 3, "r"),
+    ],
+)
+async def test_nobody_is_waited_for_who_has_it_or_cannot_use_it(
+    state: str, tape_seq: int, run: str
+) -> None:
+    bus = await bus_with()
+    await show(bus, "s2", state, tape_seq, run)
+    await purged(bus, spec())
+
+
+@pytest.mark.parametrize("state", ["standby", "catching up"])
+async def test_a_standby_that_follows_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    monkeypatch.setattr(purging, "LOOK_S", 0.0)
+    bus = await bus_with()
+    await show(bus, "s2", state, COVERS - 1)
+    work = asyncio.create_task(purger(bus, spec()).work())
+    for _ in range(200):
+        await asyncio.sleep(0)
+    assert await left(bus) == 1
+    await show(bus, "s2", state, COVERS)
+    await emptied(bus)
+    work.cancel()
+
+
+async def test_not_longer_than_until_the_stream_is_half_full() -> None:
+    bus = await bus_with(bytes(600 << 10))
+    await show(bus, "s2", "standby", COVERS - 1)
+    await purged(bus, spec(1 << 20))
