@@ -143,7 +143,9 @@ def timed(args: argparse.Namespace) -> list[dict[str, Any]]:
             for (rule, known), runs in seen.items():
                 medians = [statistics.median(column) for column in zip(*runs, strict=True)]
                 figures = zip(
-                    ("ms", "digests_ms", "copy_gb_per_s", "fraction"), medians, strict=True
+                    ("ms", "cpu_ms", "digests_ms", "copy_gb_per_s", "fraction"),
+                    medians,
+                    strict=True,
                 )
                 rows.append(
                     {"codec": name, "rule": rule, "norms_known": known, "threads": threads}
@@ -155,14 +157,14 @@ def timed(args: argparse.Namespace) -> list[dict[str, Any]]:
 def once(
     case: Case, rule: str, known: bool, threads: int, source: Any, target: Any
 ) -> tuple[float, ...]:
-    """Milliseconds of a stage and of its digests, GB/s of a copy just before, and the fraction."""
+    """Milliseconds of a stage, of all its threads and of its digests; GB/s of a copy; fraction."""
     bandwidth = 8 * COPIED / seconds_of(lambda: copy(source, target, threads))
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     out = case.stage(rule, threads, known=known)
-    seconds = time.perf_counter() - began
+    seconds, worked = time.perf_counter() - began, time.process_time() - worked
     digests = seconds_of(lambda: digest(out))
     fraction = case.bytes / bandwidth / seconds
-    return 1e3 * seconds, 1e3 * digests, bandwidth / 1e9, fraction
+    return 1e3 * seconds, 1e3 * worked, 1e3 * digests, bandwidth / 1e9, fraction
 
 
 def digest(out: Any) -> None:
@@ -334,12 +336,13 @@ def figures(
 
 
 def table(result: dict[str, Any]) -> None:
-    print("codec  rule  norms    threads  stage ms  digests ms  copy GB/s  fraction")
+    print("codec  rule  norms    threads  stage ms  cpu ms  digests ms  copy GB/s  fraction")
     for row in result["rows"]:
         known = "known" if row["norms_known"] else "unknown" if row["rule"] == "rda" else "none"
         print(
             f"{row['codec']:5}  {row['rule']:4}  {known:7}  {row['threads']:7}  {row['ms']:8.1f}"
-            f"  {row['digests_ms']:10.1f}  {row['copy_gb_per_s']:9.1f}  {row['fraction']:8.2f}"
+            f"  {row['cpu_ms']:6.1f}  {row['digests_ms']:10.1f}  {row['copy_gb_per_s']:9.1f}"
+            f"  {row['fraction']:8.2f}"
         )
     for name, ms in result["alternatives"].items():
         print(f"bf16 RDA, norms unknown, all cores: {name.removesuffix('_ms'):7} {ms:8.1f} ms")
