@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,6 +31,7 @@ from wan.raw import Server
 from wan.training import Training
 
 from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.edges.orphans import dies_with_parent
 
 CONNECTIONS = (1, 2, 4, 8)
 WHAT = ("raw", "cold", "warm")
@@ -93,11 +95,19 @@ def _at_site(link: Link, module: str, *arguments: Any, seconds: float) -> Iterat
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     with subprocess.Popen(
-        ["timeout", str(seconds), *command], stdout=subprocess.PIPE, text=True, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        preexec_fn=dies_with_parent(),
     ) as process:
         assert process.stdout is not None
+        limit = threading.Timer(seconds, process.kill)
+        limit.daemon = True
+        limit.start()
         for line in process.stdout:
             yield json.loads(line)
+    limit.cancel()
     if process.returncode:
         raise SystemExit(f"{module} ended with status {process.returncode}")
 
