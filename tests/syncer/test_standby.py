@@ -19,6 +19,7 @@ from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     InitManifest,
+    TapeEnd,
     TapeInit,
     TapeRecord,
     TapeSetting,
@@ -26,7 +27,14 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
     TensorSpec,
 )
-from diloco_shared.protocol.records import Assignment, Event, LeaderLease, MemberRecord, RunRecord
+from diloco_shared.protocol.records import (
+    Assignment,
+    Event,
+    LeaderLease,
+    MemberRecord,
+    RunRecord,
+    RunStatus,
+)
 from diloco_shared.protocol.wire import decode, decode_tape, encode
 from diloco_syncer.app import Syncer
 from diloco_syncer.settings import Settings
@@ -234,6 +242,24 @@ async def test_without_a_leader_to_ask_it_waits_and_says_why(tmp_path: Path) -> 
         member = await within(hub.becomes("s1", "ineligible"))
         assert isinstance(member, MemberRecord)
         assert "no longer in UP-r" in member.reason and "no leader answers" in member.reason
+
+
+async def test_an_end_that_is_not_shown_yet_is_shown_and_by_nobody_again(tmp_path: Path) -> None:
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    await hub.append(
+        TapeEnd(term=1, outcome="stopped", reason="as the user asked", versions=(0, 0), at=3.0)
+    )
+    lease = subjects.LEASES, subjects.leader_lease("r", 0)
+    async with hub.syncer("s1"), hub.bus.kv_watch(subjects.STATUS, "r") as shown:
+        status = await within(anext(shown))
+        assert decode(status.value, RunStatus).state == "stopped"  # type: ignore[attr-defined]
+    before = await hub.bus.kv_get(*lease)
+    async with hub.syncer("s2"):
+        await within(hub.becomes("s2", "standby"))
+    assert await hub.bus.kv_get(*lease) == before
+    assert await hub.terms() == ["gone"]
 
 
 async def test_a_deposed_leader_stands_by_in_the_same_process(tmp_path: Path) -> None:

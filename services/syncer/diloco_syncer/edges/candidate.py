@@ -12,7 +12,8 @@ from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event as EventRecord
-from diloco_shared.protocol.wire import encode
+from diloco_shared.protocol.records import RunStatus
+from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_syncer.edges.follow import Follower, Purged, Recovered
 from diloco_syncer.edges.handover import NoSnapshot, fetch_snapshot
 from diloco_syncer.edges.leader import Leader
@@ -141,6 +142,7 @@ class Candidate:
             keeper.changed.clear()
             try:
                 complete = await follower.catch_up()
+                over = bool(follower.history.outcome) and await self._end_is_shown()
                 if complete and leading and keeper.leading:
                     return await follower.recovered()
             except BusError as error:
@@ -151,12 +153,22 @@ class Candidate:
             if not complete:
                 self.show("", "", seq)
                 continue
-            keeper.fit()
+            # Whoever led knows who did what until the end: a successor would show less.
+            keeper.fit("the run is over" if over else "")
             self.show("standby", "", seq)
             if not keeper.leading:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FOLLOW_S):
                         await keeper.changed.wait()
+
+    async def _end_is_shown(self) -> bool:
+        entry = await self.control.kv_get(subjects.STATUS, self.spec.name)
+        if entry is None or entry.value is None:
+            return False
+        try:
+            return decode(entry.value, RunStatus).state in ("finished", "stopped")
+        except WireError:
+            return False
 
     async def _fetch_snapshot(self, after: int, why: str) -> str:
         """Get one from the leader; why there is none, or "" """
