@@ -9,8 +9,10 @@ from diloco_learner.anchors import AnchorBook
 from diloco_learner.edges import reporter
 from diloco_learner.edges.mailbox import Mailbox
 from diloco_learner.edges.reporter import Reporter, Stuck
+from diloco_learner.edges.work import counting
 from diloco_learner.reports import before_training
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Traffic
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
@@ -36,6 +38,15 @@ def reports(broker: MemoryBroker, spec: RunSpec, box: Mailbox, faults: FaultAgen
 def progress(step: int) -> Progress:
     fresh = before_training("a", 2, 0, (0, 0, 0))
     return fresh.model_copy(update={"state": "stepping", "step": step})
+
+
+def test_a_run_begins_with_nothing_at_the_sockets() -> None:
+    control, data = Traffic(), Traffic()
+    data.crossed_socket(out=5)
+    read = counting(control, data)
+    data.crossed_socket(out=3, into=2)
+    control.crossed_socket(into=1)
+    assert read() == SocketBytes(data_up=3, data_down=2, control_down=1)
 
 
 async def test_before_the_first_step_it_says_that_it_is_coming(

@@ -2,7 +2,7 @@
 
     bus = await NatsBus.connect(url, name="a-data", connections=4, uplink_bytes_per_s=50e6)
     blob = await put_blob(bus, subject, payload, deadline_s=60)
-    await bus.append(manifest_subject(subject), manifest_with(blob), msg_id=manifest_subject(subject))
+    await bus.append(manifest_subject(subject), manifest_with(blob))
     ...
     payload = await get_blob(bus, stream, blob, timeout_s=60)
 
@@ -185,10 +185,11 @@ async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> me
     except ChunkError as error:
         raise BlobIncomplete(f"{blob.subject}: impossible manifest: {error}") from None
     trouble: BusError = BlobIncomplete(f"{blob.subject}: nothing received in {timeout_s:g} s")
-    progress, tries = Progress(), 0
+    progress, tries = Progress(), -1
     try:
         async with asyncio.timeout(timeout_s):
             while True:
+                received = incoming.received
                 try:
                     if bus.lanes is not None:
                         await bus.lanes.receive(stream, incoming, progress)
@@ -204,8 +205,8 @@ async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> me
                         f"{blob.subject}: no good chunks {incoming.missing()} of "
                         f"{blob.chunks} in {stream}{fault}"
                     )
+                tries = 0 if incoming.received > received else tries + 1
                 await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
-                tries += 1
     except TimeoutError:
         raise trouble from None
     except ChunkError as error:
