@@ -1,6 +1,7 @@
 """Compiling numeric kernels to machine code."""
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,8 @@ def _folder() -> Path | None:
         digest.update(source.read_bytes())
     folder = package / "__pycache__" / f"kernels-{digest.hexdigest()}"
     if folder.is_dir():
-        return folder
+        # numba wants to write there even to read.
+        return folder if os.access(folder, os.W_OK) else None
     try:
         folder.mkdir(parents=True)
         others = sorted(folder.parent.glob("kernels-*"), key=lambda path: path.stat().st_mtime)
