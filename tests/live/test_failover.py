@@ -61,7 +61,7 @@ def pair(tmp_path: Path, wait_until: Callable[..., Any], spec: Any) -> Iterator[
     folder = tmp_path / "data"
     command = [sys.executable, "-m", "diloco_cli", "up", "--data", str(folder), "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--learners", "2", "--syncers", "2"],
+        [*command, "--learners", "2", "--syncers", "2", "--chaos"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
     )
@@ -136,4 +136,16 @@ def test_a_leader_that_stood_still_commits_nothing_more_and_stands_by(
     assert any(e["source"] == old for e in pair.told("deposed"))
     assert (pair.leader(), pair.term()) == (new, term + 1), "nobody was misled"
     assert all(r["term"] == term + 1 for r in pair.rounds()[before:])
+    check_tape(pair.rounds())
+
+
+def test_no_standby_takes_over_because_the_message_server_was_away(
+    pair: Pair, wait_until: Callable[..., Any]
+) -> None:
+    leader, term = pair.leader(), pair.term()
+    pair.client.chaos("kill", "nats")
+    wait_until(lambda: any(e["kind"] == "fault-applied" for e in pair.client.events()), "its death")
+    before = len(pair.rounds())
+    wait_until(lambda: len(pair.rounds()) > before + 12, "rounds after its return")
+    assert (pair.leader(), pair.term()) == (leader, term)
     check_tape(pair.rounds())
