@@ -176,7 +176,10 @@ class SyncerLife:
         ordered = [parts[p] for p in sorted(parts)]
         digests = []
         for part in ordered:
-            payload = self.hub.up.by_subject[part.blob.subject].payload
+            item = self.hub.up.by_subject.get(part.blob.subject)
+            if item is None:
+                return  # purged while this process stood still: another leads by now
+            payload = item.payload
             self.payloads[part.blob.subject] = payload
             values_F = codec.decode("fp32", payload, codec.count("fp32", payload))
             digests.append(digest_array(values_F))
