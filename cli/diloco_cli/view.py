@@ -50,6 +50,8 @@ def run_lines(
     lines = [state_line(run)]
     if status is None:
         return lines
+    if run.get("waiting"):
+        lines.append(f"waiting: {run['waiting']}")  # its syncer may be silent, and not know
     stamp = status["stamp"]
     lines.append(
         f"progress {100 * max(stamp['fraction'], 0.0):.1f} %, rounds "

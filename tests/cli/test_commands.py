@@ -265,6 +265,18 @@ def test_a_member_is_drained_and_back(server: Server, diloco: Diloco) -> None:
     assert "a (learner): alive" in diloco("drain", "a", "--undo")[1]
 
 
+def test_syncers_show_what_they_do_for_their_run(server: Server, diloco: Diloco) -> None:
+    common = {"role": "syncer", "alive": True, "assigned": "demo", "pid": 7, "host": "h"}
+    standby = {"state": "standby", "reason": "", "lag_records": 3}
+    unfit = {"state": "ineligible", "reason": "record 8", "lag_records": 40}
+    members = [{"id": "s1", **common, **standby}, {"id": "s2", **common, **unfit}]
+    server.answers["GET /v1/members"] = (200, {"members": members})
+    assert diloco("members")[1].splitlines() == [
+        "s1 (syncer): alive, run demo, pid 7, standby, 3 records behind on h",
+        "s2 (syncer): alive, run demo, pid 7, ineligible, 40 records behind on h: record 8",
+    ]
+
+
 def test_the_page_of_a_cluster_has_its_token_where_no_server_sees_it(
     server: Server, diloco: Diloco
 ) -> None:

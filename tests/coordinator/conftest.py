@@ -104,9 +104,11 @@ class World:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "world")
 
-    async def joins(self, *names: str, role: str = "learner", ttl_s: float | None = None) -> None:
+    async def joins(
+        self, *names: str, role: str = "learner", ttl_s: float | None = None, **shown: Any
+    ) -> None:
         for name in names:
-            record = encode(member(name, role))
+            record = encode(member(name, role).model_copy(update=shown))
             await self.bus.kv_put(subjects.MEMBERS, name, record, ttl_s=ttl_s)
 
     async def dies(self, name: str) -> None:

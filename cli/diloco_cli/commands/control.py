@@ -37,7 +37,8 @@ def _member_line(m: dict[str, Any]) -> str:
     if learner:
         line += f", {learner['state']} at step {learner.get('step', 0)}"
     elif m["role"] == "syncer" and m["assigned"] and m["alive"]:
-        line += f", {m['state']}"
+        behind = f", {m['lag_records']} records behind" if m.get("lag_records") else ""
+        line += f", {m['state']}{behind}"
     line += f" on {m['host']}"
     return f"{line}: {m['reason']}" if m["alive"] and m.get("reason") else line
 

@@ -77,14 +77,20 @@ def syncer_views(notes: Iterable[MemberNote]) -> list[dict[str, Any]]:
     ]
 
 
-def member_view(note: MemberNote, run: str, status: RunStatus | None) -> dict[str, Any]:
-    """A member: the process, its assignment, and what its run's syncer sees of it."""
+def member_view(
+    note: MemberNote, run: str, status: RunStatus | None, lag_records: int | None = None
+) -> dict[str, Any]:
+    """A member: the process, its assignment, and what its run's syncer sees of it.
+
+    `lag_records`: of a syncer, how many tape records it is behind the one that leads.
+    """
     record = note.record
     shown = record.model_dump(mode="json", exclude={"lock", "boot"})
     shown["assigned"] = run
     shown["alive"] = note.alive
     shown["gone_since"] = note.gone_since
     shown["draining"] = note.draining
+    shown["lag_records"] = lag_records
     shown["learner"] = status.learners.get(record.id) if status is not None else None
     result: dict[str, Any] = jsonable(shown)
     return result

@@ -38,6 +38,28 @@ async def test_a_member_shows_its_process_and_what_its_syncer_sees(
         assert "lock" not in shown and "boot" not in shown
 
 
+async def test_syncers_show_who_leads_and_how_far_behind_a_standby_is(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("a")
+        await world.joins("syncer-1", role="syncer", state="leading", tape_seq=40)
+        await world.joins("syncer-2", role="syncer", state="standby", tape_seq=37)
+        await desk.until(lambda: {"syncer-1", "syncer-2"} <= desk.registry.assigned.keys())
+        shown = await desk.get("/v1/members/syncer-2")
+        assert (shown["state"], shown["lag_records"]) == ("standby", 3)
+        run = await desk.get("/v1/runs/demo")
+        assert [(s["id"], s["state"], s["lag_records"]) for s in run["syncers"]] == [
+            ("syncer-1", "leading", 0),
+            ("syncer-2", "standby", 3),
+        ]
+        # One that cannot lead says why, and a run that nobody can lead says it of all.
+        await world.joins("syncer-1", role="syncer", state="ineligible", reason="record 41")
+        await world.joins("syncer-2", role="syncer", state="ineligible", reason="record 38")
+        await desk.until(lambda: desk.registry.waiting.get("demo"))
+        why = "syncer-1 cannot lead: record 41; syncer-2 cannot lead: record 38"
+        await desk.until(lambda: desk.registry.waiting["demo"] == why)
+
+
 async def test_the_dead_stay_assigned_until_they_are_forgotten(world: Any) -> None:
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)

@@ -13,7 +13,7 @@ from diloco_coordinator.edges.problems import Problem
 from diloco_coordinator.edges.registry import Registry
 from diloco_coordinator.edges.sse import Streams
 from diloco_coordinator.membership import MemberNote
-from diloco_coordinator.views import event_view, member_view
+from diloco_coordinator.views import event_view, member_view, syncer_views
 from diloco_shared.edges.bus import Conflict
 from diloco_shared.ids import Id
 
@@ -68,8 +68,13 @@ class Members:
         return notes[member]
 
     def _view(self, member: str) -> dict[str, Any]:
-        run = self.registry.assigned.get(member, "")
-        return member_view(self._find(member), run, self.registry.statuses.get(run))
+        note, registry = self._find(member), self.registry
+        run = registry.assigned.get(member, "")
+        lag = None
+        if run and note.record.role == "syncer":
+            mine = (n for m, n in registry.roll.notes.items() if registry.assigned.get(m) == run)
+            lag = next(s["lag_records"] for s in syncer_views(mine) if s["id"] == member)
+        return member_view(note, run, registry.statuses.get(run), lag)
 
     async def index(self) -> dict[str, Any]:
         """Every process that is or was a member, and is not forgotten."""

@@ -87,7 +87,8 @@ class Follower:
         if end < self.history.seq:
             raise TapeFault(
                 f"the tape ends at record {end}, our snapshot is of record {self.history.seq}: the "
-                f"message server has lost its state, or {self.snapshots.folder} is of another run"
+                "message server has lost its state; or, if the run was deleted and submitted again "
+                f"under its old name, remove {self.snapshots.folder}"
             )
         if end == self.history.seq:
             self.tape.end = end
