@@ -306,7 +306,9 @@ async def test_what_a_learner_is_unfit_for_is_told_and_tried_again(
 ) -> None:
     """A corpus that is not there yet: no crash, a reason, and work once it is."""
     monkeypatch.setattr("diloco_learner.app.UNFIT_RETRY_S", 0.05)
-    missing = tmp_path / "later"
+    # The model is not what this is about: it need not be compiled.
+    monkeypatch.setattr(Program, "build", lambda spec: compiled(before))
+    before, missing = syncer.spec, tmp_path / "later"
     data = syncer.spec.data.model_copy(update={"source": str(missing)})
     corpus, syncer.spec = (
         Path(syncer.spec.data.source),

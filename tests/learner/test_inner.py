@@ -64,7 +64,7 @@ def test_accumulation_is_the_mean_over_the_parts() -> None:
 
 
 # The outer optimizer's test goes through all names; these differ in how they treat a tree.
-@pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "lamb", "sm3"])
+@pytest.mark.parametrize("name", ["adafactor", "lamb", "sm3"])
 def test_an_optimizer_by_name_steps_against_the_gradient(name: str) -> None:
     theta = {"matrix": np.ones((4, 4), np.float32), "bias": np.ones(3, np.float32)}
     transform = optimizer(Inner(optimizer=name))

@@ -143,9 +143,9 @@ def test_no_standby_takes_over_because_the_message_server_was_away(
     pair: Pair, wait_until: Callable[..., Any]
 ) -> None:
     leader, term = pair.leader(), pair.term()
+    before = len(pair.rounds())
     pair.client.chaos("kill", "nats")
     wait_until(lambda: any(e["kind"] == "fault-applied" for e in pair.client.events()), "its death")
-    before = len(pair.rounds())
     wait_until(lambda: len(pair.rounds()) > before + 12, "rounds after its return")
     assert (pair.leader(), pair.term()) == (leader, term)
     check_tape(pair.rounds())

@@ -87,11 +87,13 @@ async def test_credentials_are_demanded(tmp_path: Path, credentials: dict[str, s
     await bus.close()
     bus = await NatsBus.connect(f"nats://{server.address}", name="right", **credentials)
     await bus.close()
-    with pytest.raises(Unavailable, match="Authorization"):
-        await NatsBus.connect(f"nats://wrong@{server.address}", name="wrong", timeout_s=1)
-    config = tmp_path / "nats-server.conf"
-    assert config.stat().st_mode & 0o777 == 0o600
-    await server.stop()
+    try:
+        with pytest.raises(Unavailable, match="Authorization"):
+            await NatsBus.connect(f"nats://wrong@{server.address}", name="wrong", timeout_s=1)
+        config = tmp_path / "nats-server.conf"
+        assert config.stat().st_mode & 0o777 == 0o600
+    finally:
+        await server.stop()
     assert "secret" not in server.log_path.read_text()
 
 

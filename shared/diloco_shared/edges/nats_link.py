@@ -15,7 +15,7 @@ from typing import Any
 
 import nats.errors
 import structlog
-from nats.aio.client import Client
+from nats.aio.client import PING_PROTO, Client
 from nats.aio.msg import Msg
 
 from diloco_shared.edges.bus import Refused, Traffic, Unavailable
@@ -123,6 +123,12 @@ class _Client(Client):
         self.drop_socket()
         await super()._select_next_server()
 
+    # The library writes a ping past what still waits to be written: a subscription may be after it.
+    async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        await self._send_command(PING_PROTO)
+        await self._flush_pending()
+
     # nats-py counts pongs only; on a slow link one may be queued behind seconds of our own data.
     def heard(self) -> None:
         """Whatever arrives shows that the connection lives."""
@@ -151,6 +157,7 @@ class NatsLink:
         self._on_reconnect: set[Callable[[], None]] = set()
         self._on_close: set[Callable[[], None]] = set()
         self._last_error = ""
+        self._refusal = ""  # what the server said itself: more than the reset that follows it
         self._repeats = 0
 
     @classmethod
@@ -192,7 +199,8 @@ class NatsLink:
             await link.close()
             raise Unavailable(
                 f"no NATS server at {link.url} within {timeout_s:g} s "
-                f"({link._last_error or error or 'no answer'}); is it running, is the port right?"
+                f"({link._refusal or link._last_error or error or 'no answer'}); "
+                "is it running, is the port right?"
             ) from None
         link._up.set()
         return link
@@ -362,6 +370,8 @@ class NatsLink:
             self.traffic.count_dropped(error.subject)
         self._repeats = self._repeats + 1 if text == self._last_error else 0
         self._last_error = text
+        if "authorization" in text.lower():
+            self._refusal = text
         if self._repeats % _LOG_EVERY == 0:
             _log.warning("nats error", name=self.name, error=text, repeats=self._repeats)
 
