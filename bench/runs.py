@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -30,9 +31,12 @@ def results_of(experiments: Sequence[Experiment], workers: int) -> dict[str, dic
 
 def surroundings(script: str) -> dict[str, Any]:
     """Command, machine and versions, for the JSON."""
-    names = ("jax", "numpy", "optax", "nats-py")
+    told = sys.argv[1:]
+    if "--json" in told:  # where the output went is nobody's business
+        del told[told.index("--json") : told.index("--json") + 2]
+    names = ("jax", "numpy", "numba", "optax", "nats-py")
     return {
-        "command": " ".join(["python", f"bench/{Path(script).name}", *sys.argv[1:]]),
+        "command": shlex.join(["python", f"bench/{Path(script).name}", *told]),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version()} | {n: version(n) for n in names},
     }

@@ -169,7 +169,7 @@ async def main() -> None:
     load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
     result |= {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {load} at the end",
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *sys.argv]).split(" --json")[0],
         "seed": None,
     }
     if args.json:
