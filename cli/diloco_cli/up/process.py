@@ -99,7 +99,8 @@ class Child:
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)  # a stopped process hears nothing else
         try:
-            await asyncio.wait_for(process.wait(), STOP_S)
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
         except TimeoutError:
             self.kill()
             await process.wait()

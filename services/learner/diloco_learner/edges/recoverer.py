@@ -106,8 +106,10 @@ class Recoverer:
     async def _next(self) -> Any:
         deadline = self.recovery.deadline
         wait_s = 1.0 if deadline is None else max(deadline - time.monotonic(), 0.001)
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes together with an event.
         try:
-            return await asyncio.wait_for(self.events.get(), wait_s)
+            async with asyncio.timeout(wait_s):
+                return await self.events.get()
         except TimeoutError:
             return TimePassed()
 

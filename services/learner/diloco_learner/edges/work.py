@@ -155,7 +155,8 @@ class Work:
                 leave = await self._recover_and_train()
         except asyncio.CancelledError:
             with suppress(TimeoutError, BusError):
-                await asyncio.wait_for(self._withdraw_now(), WITHDRAW_S)
+                async with asyncio.timeout(WITHDRAW_S):
+                    await self._withdraw_now()
             raise
         await self.leases.release()
         await asyncio.to_thread(self.checkpoints.close)
