@@ -107,7 +107,10 @@ async def test_a_record_that_nobody_can_read_blocks_nobody(broker: MemoryBroker)
     assert await shown(bus) is not None
 
 
-async def test_registering_survives_lost_requests_and_answers(broker: MemoryBroker) -> None:
+async def test_registering_survives_lost_requests_and_answers(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_shared.edges.membership.REFRESH_S", 0.03)
     bus = await prepared(broker)
     fates: list[Fate] = ["lose_request", "deliver", "lose_answer", "deliver", "lose_answer"]
 
