@@ -367,3 +367,21 @@ def test_a_usual_latecomer_is_waited_for_while_that_saves_more_than_it_costs(
     # A step takes a second. The first time nobody knows yet how long b takes.
     assert [b_answers_after(2.4, at_stake=4) for _ in range(3)] == ["missed", "merged", "merged"]
     assert b_answers_after(2.4, at_stake=3) == "missed"
+
+
+def test_nobody_who_trains_is_left_out_for_ever_i10(driver_of: Any) -> None:
+    """A learner of slow steps answers after every close, and gives its late answers up."""
+    d = driver_of(quorum=1)
+    d.start("a", "b")
+    outcomes = []
+    for _ in range(8):
+        d.step("a", 4)
+        d.step("b", 2, step_s=2.0, c_steps=(2, 2))
+        d.wait(1.7)  # the grace window
+        pull = d.pulls[-1]
+        d.answer(pull, "a")
+        d.wait(2.2)
+        if not d.rounds or d.rounds[-1].round != pull.round:
+            d.answer(pull, "b")
+        outcomes.append(next(v.outcome for v in d.rounds[-1].verdicts if v.learner == "b"))
+    assert outcomes[0] == "missed" and "merged" in outcomes

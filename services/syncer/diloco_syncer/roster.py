@@ -24,6 +24,7 @@ class Member:
     merged_round: int = -1
     first_merge_told: bool = False
     answer: Average = field(default_factory=Average)  # pull to arrival, those too late included
+    missed: int = 0  # pulls in a row that it did not answer in time
 
     def round_opened(self, steps_needed: int) -> None:
         """A round opens: this learner's steps count anew.

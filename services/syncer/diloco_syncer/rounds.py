@@ -215,6 +215,7 @@ class Rounds:
             return "", [Drop(key), *self._move(r, now)]
         w = weight(m.tokens_to - m.tokens_from, m.step_to - m.step_from)
         r.kept[m.learner] = Kept(m, event.norm, w)
+        self.stragglers.in_time(m.learner)
         if len(r.kept) >= self.history.quorum:
             r.deadline = min(r.deadline, max(now, self.stragglers.until(r, now)))
         return "", self._move(r, now)
@@ -237,6 +238,7 @@ class Rounds:
     def _close(self, r: Round, now: float) -> list[Effect]:
         r.quorum = self.history.quorum
         for learner in r.unanswered:
+            self.stragglers.left_out(learner)
             r.leave_out(
                 learner,
                 r.participants[learner],

@@ -34,6 +34,18 @@ class Stragglers:
         if member is not None and pulled_at is not None and member.incarnation == m.incarnation:
             member.answer.update(now - pulled_at)
 
+    def in_time(self, learner: str) -> None:
+        """A round takes its answer."""
+        member = self.roster.members.get(learner)
+        if member is not None:
+            member.missed = 0
+
+    def left_out(self, learner: str) -> None:
+        """A round closes without its answer."""
+        member = self.roster.members.get(learner)
+        if member is not None:
+            member.missed += 1
+
     def slowest_s(self, r: Round) -> float:
         """Usual seconds of the slowest participant; those unknown take the mean transfer."""
         known = [self.roster.members[learner].answer.or_zero for learner in r.participants]
@@ -61,11 +73,17 @@ class Stragglers:
         """Seconds from the pull in which this straggler usually answers, if that is worth it.
 
         Waiting costs those that have answered the steps they take meanwhile (adoption overwrites
-        them); not waiting costs the straggler its own. Zero when waiting costs more.
+        them); not waiting costs the straggler its own, this time again if it was left out before:
+        so nobody who answers at all is left out for ever. Zero when waiting costs more.
         """
         member = self.roster.members.get(learner)
         if member is None or member.progress is None:
             return 0.0
-        usual_s = USUAL_MARGIN * member.answer.or_zero
-        saved_steps = member.progress.c_steps[r.fragment]
+        usual_s = member.answer.or_zero
+        if (
+            member.missed
+        ):  # what comes too late may never be sent: a step of its own, and a transfer
+            usual_s = max(usual_s, member.progress.step_s + self.timings.transfer.or_zero)
+        usual_s *= USUAL_MARGIN
+        saved_steps = member.progress.c_steps[r.fragment] * (1 + member.missed)
         return usual_s if usual_s * len(r.kept) <= saved_steps * step_s else 0.0
