@@ -9,7 +9,7 @@ SEEDS ?= 2000
 FAST_COMPILING = XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true" \
 	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live" --ignore=tests/live -n auto
+PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=tests/live -n auto
 
 .PHONY: install format check pure test demo sim quality compose-smoke clean
 
@@ -42,7 +42,7 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PURE)
-	$(BIN)/pytest -q -m live
+	$(BIN)/pytest -q -m "live or whole"
 
 demo: install
 	$(BIN)/diloco demo

@@ -21,6 +21,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event, Incarnation, MemberRecord, ShardLease
 from diloco_shared.protocol.wire import decode
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(autouse=True)
 def programs(monkeypatch: pytest.MonkeyPatch) -> None:
