@@ -299,7 +299,12 @@ class Keeping(Spec):
 class RunSpec(Spec):
     """One run, whole. `checking.load` reads it from a file's text."""
 
-    name: Id = Field(description="The run's id, in subjects, keys and file names.")
+    name: Id = Field(description="The run's name, in subjects, keys and file names.")
+    id: str = Field(
+        "",
+        pattern=r"^[0-9a-f]{0,16}$",
+        description="Given at submission: tells a run from an earlier one of its name.",
+    )
     seed: int = Field(0, ge=0, lt=2**32, description="Seeds parameters, data order and samples.")
     algorithm: Algorithm = Field(default_factory=lambda: Algorithm.model_validate({}))
     model: Model = Field(default_factory=Model)
@@ -320,6 +325,11 @@ class RunSpec(Spec):
         return self
 
     @property
+    def folder(self) -> str:
+        """Name of this run's folders: no other run's, and no earlier one's of this name."""
+        return f"{self.name}.{self.id}" if self.id else self.name
+
+    @property
     def inner_rate(self) -> float:
         """Peak inner learning rate of the learners of this run."""
         return self.inner.learning_rate * self.algorithm.inner_rate_factor
@@ -333,12 +343,13 @@ class RunSpec(Spec):
 def shared_keys(spec: RunSpec) -> dict[str, str]:
     """Flat `path -> JSON value` of what all members of a run must agree on.
 
-    A learner's own batch size is left out: the weights account for it. So is what only the
-    syncer uses to decide when to stop.
+    The run's id is among them: what comes of a deleted run of the same name is refused. A learner's
+    own batch size is left out: the weights account for it. So is what only the syncer uses to
+    decide when to stop.
     """
     view = spec.model_dump(
         mode="json",
-        include={"name", "seed", "algorithm", "model", "data"},
+        include={"name", "id", "seed", "algorithm", "model", "data"},
         exclude={"algorithm": {"quorum"}},
     )
     return dict(_flatten("", view))

@@ -1,6 +1,6 @@
 """What a simulated syncer publishes: the product's manifest around the store's bytes."""
 
-from diloco_shared.config import RunSpec
+from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import PublicationManifest
@@ -27,6 +27,7 @@ def publication(
         codec="fp32" if staged is None else name,
         values=store.layout.sizes[p],
         anchor_digest=store.anchor_digest(p),
+        config_hash=config_hash(spec),
         participants=e.participants,
         last_merged=e.last_merged,
         stamp=e.stamp,

@@ -235,6 +235,7 @@ class ScriptedSyncer:
             codec="fp32",
             values=len(anchor_F),
             anchor_digest=digest_array(anchor_F),
+            config_hash=config_hash(self.spec),
             participants=(),
             last_merged=last_merged or {},
             stamp=self.stamp,

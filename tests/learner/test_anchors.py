@@ -63,6 +63,7 @@ class Publisher:
             codec=name,
             values=SIZES_P[self.fragment],
             anchor_digest=digest_array(self.anchor_F),
+            config_hash="0" * 32,
             participants=("a",),
             last_merged={"a": (0, self.version)},
             stamp=Stamp(round=self.version, steps=0, fraction=0.0, fraction_per_step=0.0),

@@ -93,10 +93,12 @@ async def test_publications_there_before_and_new_ones_arrive_once(rig: Rig) -> N
 async def repeated(rig: Rig, p: int, anchor_F: Any) -> None:
     subject = subjects.publication("r", 0, p, 0, 2)
     blob = await put_blob(rig.syncer.bus, subject, codec.encode("fp32", anchor_F))
-    await rig.syncer.bus.append(subject + ".m", encode(manifest(p, 0, 2, anchor_F, blob)))
+    await rig.syncer.bus.append(subject + ".m", encode(manifest(rig, p, 0, 2, anchor_F, blob)))
 
 
-def manifest(p: int, version: int, term: int, anchor_F: Any, blob: Blob) -> PublicationManifest:
+def manifest(
+    rig: Rig, p: int, version: int, term: int, anchor_F: Any, blob: Blob
+) -> PublicationManifest:
     return PublicationManifest(
         run="r",
         epoch=0,
@@ -108,6 +110,7 @@ def manifest(p: int, version: int, term: int, anchor_F: Any, blob: Blob) -> Publ
         codec="fp32",
         values=SIZE,
         anchor_digest=digest_array(anchor_F),
+        config_hash=rig.syncer.hash,
         participants=(),
         last_merged={},
         stamp=Stamp(round=version, steps=0, fraction=0.0, fraction_per_step=0.0),
@@ -123,15 +126,15 @@ async def test_a_bad_publication_holds_up_nothing_else(rig: Rig) -> None:
     subject = subjects.publication("r", 0, 0, 0, 1)
     blob = await put_blob(bus, subject, codec.encode("fp32", values(1)))
     elsewhere = subjects.publication("r", 0, 0, 8, 1) + ".m"
-    await bus.append(elsewhere, encode(manifest(0, 0, 1, values(1), blob)))
+    await bus.append(elsewhere, encode(manifest(rig, 0, 0, 1, values(1), blob)))
     await rig.syncer.publish(1, values(2))
     # The chunks of one anchor under the digest of another.
-    await bus.append(subject + ".m", encode(manifest(0, 0, 1, values(7), blob)))
+    await bus.append(subject + ".m", encode(manifest(rig, 0, 0, 1, values(7), blob)))
     # A blob that never was.
     absent = subjects.publication("r", 0, 0, 1, 1)
     never = blob.model_copy(update={"subject": absent, "digest": "0" * 32})
     await put_blob(bus, absent, codec.encode("fp32", values(9)))
-    await bus.append(absent + ".m", encode(manifest(0, 1, 1, values(9), never)))
+    await bus.append(absent + ".m", encode(manifest(rig, 0, 1, 1, values(9), never)))
     await rig.syncer.publish(2, values(3))
     async with rig.running(rig.down.publications()):
         assert seen(await rig.next()) == (1, 0, 2.0)

@@ -186,10 +186,10 @@ def replay(
 ) -> None:
     """Execute a run's merges again and compare every digest; status 1 at the first difference."""
     from diloco_syncer.edges import audit
-
-    folders = snapshots or sorted(data.glob(f"syncer-*/{run}"))
+    from diloco_syncer.edges.snapshots import SNAPSHOTS
 
     async def act(found: Recorded) -> audit.Replayed:
+        folders = snapshots or sorted(data.glob(f"*/{SNAPSHOTS}/{found.spec.folder}"))
         return await audit.reexecute(found.spec, found.bus, found.records, folders)
 
     result = _on_tape(run, data, nats_url, nats_token, act)

@@ -9,11 +9,12 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from diloco_learner.edges.work import WITHDRAW_S, Unfit, Work
+from diloco_learner.edges.work import CHECKPOINTS, WITHDRAW_S, Unfit, Work
 from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.faults import Abilities, FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
@@ -90,6 +91,7 @@ class Learner:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
+            tasks.create_task(remove_deleted(self.control, self.folder.path / CHECKPOINTS))
             working: asyncio.Task[None] | None = None
             async for run in self.membership.assignments():
                 if working is not None and not working.done():
@@ -132,7 +134,7 @@ class Learner:
     async def _work_for(self, run: str) -> None:
         spec = await self._spec(run)
         if spec is None:
-            log.error("assigned to a run that does not exist", run=run)
+            log.error("assigned to a run that does not exist", run=run, id=self.membership.run_id)
             return
         self.faults.run = run
         self.membership.update(run=run, state="working")
@@ -185,6 +187,7 @@ class Learner:
             log.warning("event not written", error=str(error))
 
     async def _spec(self, run: str) -> RunSpec | None:
+        run_id = self.membership.run_id
         while True:
             try:
                 entry = await self.control.kv_get(subjects.RUNS, run)
@@ -194,7 +197,8 @@ class Learner:
                 continue
             if entry is None or entry.value is None:
                 return None
-            return RunSpec.model_validate(decode(entry.value, RunRecord).spec)
+            spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
+            return spec if spec.id == run_id else None
 
 
 async def serve(settings: Settings) -> None:

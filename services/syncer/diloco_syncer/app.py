@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
@@ -24,6 +25,7 @@ from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import until_done
+from diloco_syncer.edges.snapshots import SNAPSHOTS
 from diloco_syncer.history import TapeFault
 from diloco_syncer.settings import Settings
 
@@ -91,6 +93,7 @@ class Syncer:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
+            tasks.create_task(remove_deleted(self.control, self.folder.path / SNAPSHOTS))
             # Before it can lead: compiling holds up no lease and no round.
             await asyncio.to_thread(warm)
             await self._serve(tasks)
@@ -115,11 +118,13 @@ class Syncer:
                 work.cancel()
 
     async def _work(self, run: str) -> None:
+        run_id = self.membership.run_id
         entry = await until_done(lambda: self.control.kv_get(subjects.RUNS, run))
-        if entry is None or entry.value is None:
-            log.error("assigned to a run that does not exist", run=run)
+        value = None if entry is None else entry.value
+        spec = RunSpec.model_validate(decode(value, RunRecord).spec) if value else None
+        if spec is None or spec.id != run_id:
+            log.error("assigned to a run that does not exist", run=run, id=run_id)
             return
-        spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
         me = self.membership.record
         lease_s = spec.membership.leader_lease_s
 
@@ -144,7 +149,7 @@ class Syncer:
             raise
         finally:
             self.candidate = None
-            self.membership.update(state="idle", reason="")
+            self.membership.update(run="", state="idle", reason="")
 
     async def _tell_failed(self, candidate: Candidate, fault: BaseException) -> None:
         """Why it stops leading, for people: the process ends with it."""

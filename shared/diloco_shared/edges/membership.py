@@ -70,6 +70,7 @@ class Membership:
         self.bus = bus
         self.changed = asyncio.Event()
         self.writing = asyncio.Lock()
+        self.run_id = ""  # of the run that `assignments` told last
         self.record = MemberRecord.model_validate(
             {
                 "id": member,
@@ -151,17 +152,22 @@ class Membership:
             log.debug("key not deleted, it will expire", error=str(error))
 
     async def assignments(self) -> AsyncIterator[str]:
-        """The run this member works for, at first and at every change; "" for none."""
-        last: str | None = None
+        """The run this member works for, at first and at every change; "" for none.
+
+        A run that was deleted and submitted again is a change; `run_id` is of the newest told.
+        """
+        last: tuple[str, str] | None = None
         async with self.bus.kv_watch(subjects.ASSIGNMENTS, self.record.id) as entries:
             async for entry in entries:
-                run = ""
+                run, run_id = "", ""
                 if entry.value is not None:
                     try:
-                        run = decode(entry.value, Assignment).run
+                        assigned = decode(entry.value, Assignment)
+                        run, run_id = assigned.run, assigned.run_id
                     except WireError as error:
                         log.error("unreadable assignment", error=str(error))
                         continue
-                if run != last:
-                    last = run
+                if (run, run_id) != last:
+                    last = (run, run_id)
+                    self.run_id = run_id
                     yield run

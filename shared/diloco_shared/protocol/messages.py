@@ -42,10 +42,30 @@ class Stamp(Message):
 
 
 class Cursor(Message):
-    """A place in the corpus: `sequences` already consumed of data shard `shard`."""
+    """A place in the corpus: `sequences` already consumed of data shard `shard`.
+
+    `passes` counts how often the shard had been read to its end before. `finished` are shards
+    that this learner read to their end before this one, with the pass: they are still its own,
+    because not all of what it read there is known to be merged.
+    """
 
     shard: Count
     sequences: Count
+    passes: Count = 0
+    finished: Annotated[tuple[tuple[Count, Count], ...], Field(max_length=16)] = ()
+
+
+class LifeCount(Message):
+    """How far a life of a learner is, for the ledger: all numbers are tokens of that life.
+
+    `adopted`: pairs (fragment, tokens at its newest adoption). `left`: it will not train again.
+    """
+
+    learner: Id
+    incarnation: Count
+    tokens: Count
+    adopted: tuple[tuple[Index, Count], ...] = ()
+    left: bool = False
 
 
 class TensorSpec(Message):
@@ -85,6 +105,7 @@ class Verdict(Message):
     norm: Finite = 0.0
     # Tokens of this contribution that no earlier merge of this fragment had counted.
     tokens_new: Count = 0
+    cursor: Cursor | None = None
 
 
 # --- learner -> syncer -------------------------------------------------------------------------
@@ -252,6 +273,7 @@ class PublicationManifest(Message):
     codec: str
     values: Count
     anchor_digest: Digest
+    config_hash: Digest
     participants: tuple[Id, ...]
     last_merged: dict[str, tuple[int, int]]  # learner -> (incarnation, round) of this fragment
     stamp: Stamp
@@ -338,6 +360,8 @@ class TapeRound(Message):
     grace_s: Seconds
     sync_s: Seconds
     at: Seconds
+    # Of every life that is further than the tape knew, or adopted more.
+    counts: tuple[LifeCount, ...] = ()
 
 
 class TapeSnapshot(Message):
@@ -371,6 +395,7 @@ class TapeEnd(Message):
     reason: Reason
     versions: tuple[Version, ...]
     at: Seconds
+    counts: tuple[LifeCount, ...] = ()  # as in TapeRound
 
 
 TapeRecord = Annotated[

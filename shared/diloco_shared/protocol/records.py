@@ -44,6 +44,14 @@ class Assignment(Message):
 
     member: Id
     run: str  # empty: none
+    run_id: str = ""  # a run deleted and submitted again is another one
+    at: Seconds
+
+
+class Deleted(Message):
+    """A run that was deleted, under its id: what processes keep of it on their disks goes."""
+
+    run: Id
     at: Seconds
 
 
@@ -112,6 +120,16 @@ class RunRecord(Message):
     created_at: Seconds
 
 
+class TokenCounts(Message):
+    """Tokens by what became of them; together all that were processed (docs/recover.md)."""
+
+    merged: Count = 0
+    refused: Count = 0
+    overwritten: Count = 0
+    lost: Count = 0
+    in_flight: Count = 0
+
+
 class RunStatus(Message):
     """A run as its syncer sees it; a few times a second at most."""
 
@@ -133,7 +151,10 @@ class RunStatus(Message):
     parameters: Count
     tokens_per_step: Count
     tokens_processed: Count
-    tokens_useful: Count
+    tokens_useful: Count  # merged, as in `tokens`
+    tokens: TokenCounts = TokenCounts()  # mean over fragments weighted by size
+    tokens_by_fragment: tuple[TokenCounts, ...] = ()
+    tokens_reread: Count = 0  # samples that are read again because their reader is gone
     bytes_up: Count
     bytes_down: Count
     learners: dict[str, dict[str, Any]]  # per learner: what the dashboard shows

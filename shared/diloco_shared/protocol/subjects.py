@@ -14,7 +14,8 @@ ASSIGNMENTS = "assignments"  # <member> -> Assignment
 INCARNATIONS = "incarnations"  # <run>.<learner> -> Incarnation
 SHARDS = "shards"  # <run>.<data shard> -> ShardLease
 LEASES = "leases"  # <run>.<syncer shard> -> LeaderLease, per-key TTL
-BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, LEASES)
+DELETED = "deleted"  # <id of a run> -> Deleted, per-key TTL
+BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, LEASES, DELETED)
 
 EVENTS_STREAM = "EVENTS"
 EVENTS_FILTER = "ev.>"

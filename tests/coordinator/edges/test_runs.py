@@ -1,11 +1,16 @@
 """/v1/runs over a memory bus: creation, changes, faults of the input, rounds and metrics."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from diloco_shared.edges.bus import Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Verdict
+from diloco_shared.protocol.records import Assignment
+from diloco_shared.protocol.wire import decode, encode
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 
@@ -227,3 +232,59 @@ async def test_without_the_bus_the_answer_says_that_training_goes_on(world: Any)
         answer = await desk.ask("POST", "/v1/runs", SPEC)
         assert answer.status_code == 503
         assert "training goes on" in answer.json()["detail"]
+
+
+async def test_a_run_submitted_again_under_its_name_is_another_one(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    """Whoever kept something of the first finds its mark, and an assignment to the second."""
+    async with world.coordinator() as desk:
+
+        async def assignment(member: str) -> Assignment:
+            entry = await world.bus.kv_get(subjects.ASSIGNMENTS, member)
+            return decode(entry.value, Assignment)
+
+        first = (await desk.ask("POST", "/v1/runs", SPEC)).json()["spec"]["id"]
+        await world.joins("learner-1")
+        await world.joins("syncer-1", role="syncer")
+        await desk.until(lambda: len(desk.registry.assigned) == 2)
+        await world.joins("learner-1", run="demo")
+        await world.says(status(state="finished"))
+        await desk.until(lambda: desk.registry.over("demo") and desk.registry.working("demo"))
+        deleting = asyncio.create_task(desk.ask("DELETE", "/v1/runs/demo"))
+        await world.joins("learner-1")
+        assert (await deleting).status_code == 204, "once nobody works for it any more"
+        assert set(await world.bus.kv_all(subjects.DELETED)) == {first}
+        assert (await assignment("learner-1")).run == ""
+
+        second = (await desk.ask("POST", "/v1/runs", SPEC)).json()["spec"]["id"]
+        assert second != first
+        await desk.until(lambda: len(desk.registry.assigned) == 2)
+        assert (await assignment("learner-1")).run_id == second
+        # Written by a coordinator that had not seen the deletion: void, and replaced.
+        await desk.registry.assign("learner-1", "")
+        stale = Assignment(member="learner-1", run="demo", run_id=first, at=0.0)
+        await world.bus.kv_put(subjects.ASSIGNMENTS, "learner-1", encode(stale))
+        await desk.until(
+            lambda: (
+                desk.registry.assignments["learner-1"].run_id == second
+                and desk.registry.assigned.get("learner-1") == "demo"
+            )
+        )
+        assert (await desk.get("/v1/runs/demo"))["members"] == ["learner-1", "syncer-1"]
+        kinds = {e["kind"] for e in (await desk.get("/v1/events?run=demo"))["events"]}
+        assert kinds <= {"run-created", "assigned", "released"}
+
+
+async def test_a_run_is_not_deleted_under_somebody_who_works_for_it(
+    world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_coordinator.edges.runs.LEAVE_LOOKS", 1)
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("learner-1", run="demo")
+        await world.says(status(state="finished"))
+        await desk.until(lambda: desk.registry.over("demo") and desk.registry.working("demo"))
+        answer = await desk.ask("DELETE", "/v1/runs/demo")
+        assert answer.status_code == 409
+        assert "learner-1 still work" in answer.json()["detail"]

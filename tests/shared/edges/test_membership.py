@@ -129,8 +129,8 @@ async def test_assignments_are_told_at_first_and_at_every_change(broker: MemoryB
     bus = await prepared(broker)
     member = Membership(bus, "a", "learner", "lock-1")
 
-    async def assign(run: str, who: str = "a") -> None:
-        value = encode(Assignment(member=who, run=run, at=0.0))
+    async def assign(run: str, who: str = "a", run_id: str = "") -> None:
+        value = encode(Assignment(member=who, run=run, run_id=run_id, at=0.0))
         await bus.kv_put(subjects.ASSIGNMENTS, who, value)
 
     await assign("r-1")
@@ -146,6 +146,8 @@ async def test_assignments_are_told_at_first_and_at_every_change(broker: MemoryB
         assert await anext(runs) == ""
         await assign("r-3")
         assert await anext(runs) == "r-3"
+        await assign("r-3", run_id="2")
+        assert (await anext(runs), member.run_id) == ("r-3", "2"), "submitted again"
         await bus.kv_delete(subjects.ASSIGNMENTS, "a")
         assert await anext(runs) == ""
     await runs.aclose()

@@ -38,7 +38,11 @@ async def assign(registry: Registry) -> None:
         )
         for m, note in registry.roll.notes.items()
     ]
-    assigned = {m: a.run for m, a in registry.assignments.items()}
+    # One to a run that was deleted ends, also if another has taken its name since.
+    assigned = {
+        m: a.run if not a.run or registry.holds(a) else f"{a.run}.{a.run_id}"
+        for m, a in registry.assignments.items()
+    }
     plan = schedule(members, _runs(registry), assigned)
     registry.waiting = plan.waiting
     for change in plan.changes:
@@ -50,7 +54,8 @@ async def assign(registry: Registry) -> None:
             continue
         text = f"{change.member} works for {change.run or 'no run'}: {change.reason}"
         kind = "assigned" if change.run else "released"
-        await registry.tell(change.run or before, kind, text, {"member": change.member})
+        known = before if before in registry.runs else ""  # a deleted run has no events
+        await registry.tell(change.run or known, kind, text, {"member": change.member})
 
 
 def _runs(registry: Registry) -> list[RunView]:

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -17,9 +18,17 @@ from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.history import Histories
 from diloco_coordinator.membership import MemberNote, Roll
 from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
+from diloco_shared.edges.deletion import MARK_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Message
-from diloco_shared.protocol.records import Assignment, Event, MemberRecord, RunRecord, RunStatus
+from diloco_shared.protocol.records import (
+    Assignment,
+    Deleted,
+    Event,
+    MemberRecord,
+    RunRecord,
+    RunStatus,
+)
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()
@@ -65,7 +74,15 @@ class Registry:
     @property
     def assigned(self) -> dict[str, str]:
         """Member -> run, of those that work for one."""
-        return {m: a.run for m, a in self.assignments.items() if a.run}
+        return {m: a.run for m, a in self.assignments.items() if a.run and self.holds(a)}
+
+    def holds(self, a: Assignment) -> bool:
+        """Whether the run of an assignment is there, and is not a later one of that name."""
+        return a.run in self.runs and run_id_of(self.runs[a.run]) == a.run_id
+
+    def working(self, run: str) -> list[str]:
+        """Living members that say they work for a run, whatever they are assigned to."""
+        return sorted(m for m, r in self.roll.living.items() if r.run == run)
 
     # --- mirror --------------------------------------------------------------------------------
 
@@ -229,7 +246,17 @@ class Registry:
         self.revisions[place] = revision
 
     async def delete_run(self, run: str) -> None:
-        """Remove a run and everything that is kept of it on the bus; may be repeated."""
+        """Remove a run and everything that is kept of it; may be repeated.
+
+        On the bus at once; on the disks of those that worked for it, when they see the mark.
+        """
+        if run_id := run_id_of(self.runs[run]):
+            mark = encode(Deleted(run=run, at=time.time()))
+            await self.bus.kv_put(subjects.DELETED, run_id, mark, ttl_s=MARK_S)
+        for member, assignment in list(self.assignments.items()):
+            if assignment.run == run:
+                with suppress(Conflict):
+                    await self.assign(member, "")
         for stream in subjects.run_streams(run):
             await self.bus.delete_stream(stream)
         for bucket in (subjects.SHARDS, subjects.INCARNATIONS, subjects.LEASES):
@@ -247,7 +274,8 @@ class Registry:
     async def assign(self, member: str, run: str) -> None:
         """Write an assignment; Conflict, and a fresh mirror, if another coordinator did."""
         place = (subjects.ASSIGNMENTS, member)
-        assignment = Assignment(member=member, run=run, at=time.time())
+        run_id = run_id_of(self.runs[run]) if run else ""
+        assignment = Assignment(member=member, run=run, run_id=run_id, at=time.time())
         try:
             if place in self.revisions:
                 known = self.revisions[place]
@@ -305,6 +333,11 @@ class Registry:
             await self.bus.append(subjects.event(event.run, kind), encode(event))
         except BusError as error:
             log.warning("event not written", kind=kind, run=run, error=str(error))
+
+
+def run_id_of(record: RunRecord) -> str:
+    """What tells a run from an earlier one of its name."""
+    return str(record.spec.get("id", ""))
 
 
 async def _for_ever(what: str, mirror: Callable[[], Awaitable[None]]) -> None:

@@ -1,7 +1,9 @@
 """/v1/runs: create, list, show, change, stop, delete; rounds and metrics of a run."""
 
+import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Literal
@@ -32,6 +34,8 @@ Key = Annotated[str, Header(max_length=200)]
 REPEAT_S = 86_400.0
 # Losing a compare-and-set that often means that somebody writes without end.
 ATTEMPTS_MAX = 5
+# Looks at whether everybody has left a run that is to be deleted: it takes a second or two.
+LEAVE_LOOKS, LEAVE_LOOK_S = 50, 0.1
 # Tape records fetched at once; most are rounds.
 FETCH = 256
 
@@ -111,6 +115,7 @@ class Runs:
         return self.view(self.registry.runs[spec.name])
 
     async def _create(self, spec: RunSpec) -> None:
+        spec = spec.model_copy(update={"id": secrets.token_hex(6)})
         record = RunRecord(
             name=spec.name,
             spec=spec.model_dump(mode="json"),
@@ -229,7 +234,17 @@ class Runs:
         self.record(run)
         if not self.registry.over(run):
             raise Problem(409, "The run is not over", f"stop {run!r} before deleting it")
+        await self._left(run)
         await self.registry.delete_run(run)
+
+    async def _left(self, run: str) -> None:
+        """Until nobody works for it any more: what they write last would outlive it."""
+        for _ in range(LEAVE_LOOKS):
+            if not self.registry.working(run):
+                return
+            await asyncio.sleep(LEAVE_LOOK_S)
+        who = ", ".join(self.registry.working(run))
+        raise Problem(409, "The run is not left yet", f"{who} still work for {run!r}: try again")
 
     async def rounds(self, run: str, after: After = 0, limit: Limit = 100) -> dict[str, Any]:
         """Closed rounds after tape sequence `after`: who was merged, who was not, and why."""

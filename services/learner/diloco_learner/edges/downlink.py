@@ -131,6 +131,8 @@ class Downlink:
                 manifest.blob.subject
             ):
                 raise WireError("a manifest of another publication")
+            if manifest.config_hash != self.config_hash:
+                raise WireError("a publication of another configuration, or of a deleted run")
             if manifest.fragment >= len(self.book.versions):
                 raise WireError(f"fragment {manifest.fragment} does not exist")
         except WireError as error:

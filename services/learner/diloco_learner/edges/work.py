@@ -39,6 +39,8 @@ log = structlog.get_logger()
 
 # Between two attempts at a server that does not answer, in seconds.
 RETRY_S = 0.3
+# In a learner's data folder: one folder per run.
+CHECKPOINTS = "checkpoints"
 # Between two looks at what the train thread hands out, in seconds: half a nano step.
 LOOK_S = 0.005
 # Arrivals waiting while recovering: as many as the mailbox takes.
@@ -233,9 +235,8 @@ class Work:
         )
         self.program = Program.build(spec)
         self.trainer = Trainer(self.program)
-        # Another configuration under the same name has nothing to do with these checkpoints.
-        name = f"{spec.name}-{config_hash(spec)[:8]}"
-        self.checkpoints = Checkpoints(self.folder / "checkpoints" / name, spec.keeping.checkpoints)
+        folder = self.folder / CHECKPOINTS / spec.folder
+        self.checkpoints = Checkpoints(folder, spec.keeping.checkpoints)
 
     def _connect(self) -> None:
         spec, me = self.spec, self.learner

@@ -19,7 +19,7 @@ from diloco_syncer.edges.handover import NoSnapshot, fetch_snapshot
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import until_done
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.snapshots import SNAPSHOTS, SnapshotStore
 from diloco_syncer.edges.tape import Deposed, Tape
 
 log = structlog.get_logger()
@@ -53,7 +53,7 @@ class Candidate:
         self.keeper = keeper
         self.control = control
         self.data = data
-        self.snapshots = SnapshotStore(folder / spec.name)
+        self.snapshots = SnapshotStore(folder / SNAPSHOTS / spec.folder)
         self.show = show
         self.payload_bytes_max = payload_bytes_max
         self.leader: Leader | None = None

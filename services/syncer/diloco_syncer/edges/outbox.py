@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import structlog
 
-from diloco_shared.config import RunSpec
+from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.protocol import subjects
@@ -54,6 +54,7 @@ class Outbox:
     def __init__(self, spec: RunSpec, source: str, control: Bus, data: Bus) -> None:
         self.spec = spec
         self.run = spec.name
+        self.hash = config_hash(spec)
         self.source = source
         self.control = control
         self.data = data
@@ -105,6 +106,7 @@ class Outbox:
                 codec=codec,
                 values=values,
                 anchor_digest=anchor_digest,
+                config_hash=self.hash,
                 participants=e.participants,
                 last_merged=e.last_merged,
                 stamp=e.stamp,

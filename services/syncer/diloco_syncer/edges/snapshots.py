@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+# In a syncer's data folder: one folder per run.
+SNAPSHOTS = "snapshots"
 # Two: the newest may be torn by a power cut that the file system did not survive.
 KEEP = 2
 ARRAYS, META = "arrays.safetensors", "meta.json"
