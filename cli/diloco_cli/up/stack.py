@@ -225,7 +225,7 @@ class Stack:
 
 def _inherited() -> dict[str, str]:
     """This process's environment without settings of ours that are meant for others."""
-    kept = ("DILOCO_LOG",)
+    kept = ("DILOCO_LOG", "DILOCO_CRASH_AT")
     return {k: v for k, v in os.environ.items() if not k.startswith("DILOCO_") or k in kept}
 
 

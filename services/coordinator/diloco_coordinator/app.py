@@ -27,6 +27,7 @@ from diloco_coordinator.edges.runs import Runs
 from diloco_coordinator.edges.sse import Streams
 from diloco_coordinator.settings import Settings
 from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.nats_bus import NatsBus
@@ -117,6 +118,7 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve(settings: Settings) -> None:
     """Connect and serve until the process is told to stop."""
     folder = DataFolder(settings.data, settings.id)
+    arm(settings.crash_at, settings.id, folder.path)
     bound: socket.socket | None = None
     bus: Bus | None = None
     try:

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from diloco_shared.edges.crash_points import CrashAt
 from diloco_shared.ids import Id
 
 
@@ -23,3 +24,4 @@ class Settings(BaseSettings):
     tls_key: Path | None = Field(None, description="PEM key of tls_cert.")
     chaos: bool = Field(False, description="Whether faults may be requested at all.")
     log: str = Field("info", description="Log level.")
+    crash_at: CrashAt = Field("", description="For tests: where to die; see crash_points.py.")

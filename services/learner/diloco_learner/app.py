@@ -15,6 +15,7 @@ from diloco_learner.settings import Settings
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.deletion import remove_deleted
+from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.faults import Abilities, FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
@@ -204,6 +205,7 @@ class Learner:
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
     folder = DataFolder(settings.data, settings.id)
+    arm(settings.crash_at, settings.id, folder.path)
     token = settings.nats_token or None
     control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
     data = await NatsBus.connect(

@@ -12,6 +12,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.deletion import remove_deleted
+from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
@@ -162,6 +163,7 @@ class Syncer:
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
     folder = DataFolder(settings.data, settings.id)
+    arm(settings.crash_at, settings.id, folder.path)
     token = settings.nats_token or None
     control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
     data = await NatsBus.connect(

@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from diloco_shared.edges.crash_points import CrashAt
 from diloco_shared.ids import Id
 
 
@@ -32,6 +33,7 @@ class Settings(BaseSettings):
     data: Path = Field(Path("diloco-data"), description="Snapshots live in <data>/<id>/.")
     chaos: bool = Field(False, description="Whether faults may be injected into this process.")
     log: str = Field("info", description="Log level.")
+    crash_at: CrashAt = Field("", description="For tests: where to die; see crash_points.py.")
     health_host: str = Field("127.0.0.1", description="Address of /healthz and /metrics.")
     health_port: int = Field(0, ge=0, le=65535, description="0 takes any free port.")
     payload_bytes_max: int = Field(

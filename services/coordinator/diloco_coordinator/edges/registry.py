@@ -18,6 +18,7 @@ from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.history import Histories
 from diloco_coordinator.membership import MemberNote, Roll
 from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
+from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.deletion import MARK_S
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Message
@@ -229,6 +230,7 @@ class Registry:
     async def create_run(self, record: RunRecord) -> None:
         """Conflict if the name is taken."""
         revision = await self.bus.kv_create(subjects.RUNS, record.name, encode(record))
+        passing("run-record")
         self.runs[record.name] = record
         self.revisions[subjects.RUNS, record.name] = revision
 

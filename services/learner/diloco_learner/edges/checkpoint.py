@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save
 
+from diloco_shared.edges.crash_points import passing
+
 
 class Checkpoints:
     """One folder per run. Parameters are not among them: they come from the anchors.
@@ -43,6 +45,7 @@ class Checkpoints:
                 moments=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(meta)
             ),
         )
+        passing("checkpoint")
 
     @property
     def newest(self) -> int | None:

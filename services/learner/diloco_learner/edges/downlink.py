@@ -18,6 +18,7 @@ from diloco_learner.events import (
 from diloco_learner.train import Anchored
 from diloco_shared.edges.blobs import BlobIncomplete, get_blob, manifest_subject
 from diloco_shared.edges.bus import Bus, BusError, Stored
+from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
@@ -208,6 +209,7 @@ class Downlink:
                     payload = bytes(
                         await get_blob(self.data, stream, m.blob, timeout_s=patience_s(m.blob))
                     )
+                    passing("receiving")
                     await asyncio.to_thread(self.check_state, payload)
                 except (ValueError, BusError) as error:  # a WireError is a ValueError
                     self.put(StateBad(donor, nonce, str(error)[:300]))

@@ -25,6 +25,7 @@ from diloco_learner.trainer import state_bytes
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import manifest_subject, put_blob
 from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
+from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -171,6 +172,7 @@ class Uplink:
             self.run, self.learner, e.epoch, e.fragment, e.round, e.term
         )
         blob = await put_blob(self.data, subject, payload, deadline_s=left_s)
+        passing("contribution")
         await self._manifest(subject, self._described(e, blob), e.deadline - time.monotonic())
 
     def _described(self, e: Contribute, blob: Blob) -> ContributionManifest:
@@ -199,6 +201,7 @@ class Uplink:
         payload = await asyncio.to_thread(state_bytes, handle)
         subject = subjects.state(self.run, self.learner, d.newcomer, d.nonce)
         blob = await put_blob(self.data, subject, payload, deadline_s=STATE_DEADLINE_S)
+        passing("donation")
         manifest = StateManifest(
             run=self.run,
             donor=self.learner,

@@ -10,6 +10,7 @@ import structlog
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, StreamSpec, Unavailable
+from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event as EventRecord
 from diloco_shared.protocol.records import RunStatus
@@ -80,6 +81,7 @@ class Candidate:
     async def _lead(self, place: tuple[Tape, Recovered]) -> str:
         """Lead until the run is over ("" when deposed: whoever leads now knows more)."""
         tape, recovered = place
+        passing("takeover")
         self.show("leading", "", recovered.history.seq)
         self.leader = Leader(
             self.spec,

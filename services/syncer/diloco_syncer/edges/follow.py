@@ -12,6 +12,7 @@ import structlog
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import BlobIncomplete, get_blob
 from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
@@ -61,6 +62,7 @@ class Follower:
         self.store: FragmentStore | None = None
         self.covered = 0  # tape sequence of our own newest snapshot
         self.executed = 0
+        self.complete = False  # has been at the tape's end
         self.notes: list[str] = []
 
     async def load(self) -> None:
@@ -91,11 +93,12 @@ class Follower:
                 f"under its old name, remove {self.snapshots.folder}"
             )
         if end == self.history.seq:
-            self.tape.end = end
+            self.tape.end, self.complete = end, True
             return True
         records = await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS)
         for seq, record in records:
             payloads = await payloads_of(self.spec.name, self.data, record)
+            passing("follow" if self.complete else "replay")
             self.store = await asyncio.to_thread(
                 replay, self.history, self.store, record, seq, payloads
             )

@@ -10,6 +10,7 @@ import structlog
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TensorSpec
 from diloco_shared.protocol.records import Event as EventRecord
@@ -95,6 +96,7 @@ class Outbox:
 
         async def once() -> None:
             blob = await put_blob(self.data, subject, payload)
+            passing("publication")
             manifest = PublicationManifest(
                 run=self.run,
                 epoch=e.epoch,
@@ -114,6 +116,7 @@ class Outbox:
                 blob=blob,
             )
             await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+            passing("after-manifest")
 
         await until_done(once)
         self.bytes_out += len(payload) * readers

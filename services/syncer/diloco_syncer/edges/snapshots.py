@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from diloco_shared.edges.crash_points import passing
+
 # In a syncer's data folder: one folder per run.
 SNAPSHOTS = "snapshots"
 # Two: the newest may be torn by a power cut that the file system did not survive.
@@ -30,6 +32,7 @@ class SnapshotStore:
 
         def write(aside: Path) -> None:
             save_file(arrays, aside / ARRAYS)
+            passing("snapshot")
             digest = _file_digest(aside / ARRAYS)
             body = json.dumps({"covers": covers, "arrays": digest, "meta": meta}, allow_nan=False)
             (aside / META).write_text(body, encoding="utf-8")

@@ -3,6 +3,7 @@
 import asyncio
 
 from diloco_shared.edges.bus import Bus, Conflict, Unavailable
+from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.wire import decode_tape, encode
@@ -39,9 +40,11 @@ class Tape:
         record is there. Waits as long as the server is away: nothing can be decided without it.
         """
         payload = encode(record)
+        passing("before-append")
         while True:
             try:
                 self.end = await self.bus.append(self.subject, payload, expect_last=self.end)
+                passing("after-append")
                 return self.end
             except (Conflict, Unavailable) as error:
                 settled = await self._settle(payload, isinstance(error, Conflict))
