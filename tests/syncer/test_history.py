@@ -7,6 +7,7 @@ import pytest
 
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.protocol.messages import (
+    LifeCount,
     Stamp,
     TapeEnd,
     TapeEpoch,
@@ -237,7 +238,7 @@ def test_progress_by_steps_is_exact() -> None:
 
 def test_progress_by_tokens_and_seconds_never_falls() -> None:
     h = of(term(1), init(), round_(0), run=spec(tokens=1000))
-    h.ledger.saw("a", 0, 400)
+    h.ledger.saw(LifeCount(learner="a", incarnation=0, tokens=400))
     assert h.stamp_after(1, 0.0) == Stamp(round=1, steps=8, fraction=0.5, fraction_per_step=0.5 / 8)
     h = of(term(1), init(), round_(0), run=spec(seconds=100.0))
     assert h.first_round_at == 10.0

@@ -1,87 +1,426 @@
-"""Accounting of tokens (I5): exact, and each token once per fragment."""
+"""Accounting of tokens (I5): every token in one class at every instant, against a plain model."""
 
 import json
+from dataclasses import dataclass, field
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_syncer.ledger import Ledger
+from diloco_shared.protocol.messages import (
+    Cursor,
+    LifeCount,
+    Stamp,
+    TapeEnd,
+    TapeRound,
+    Verdict,
+)
+from diloco_shared.protocol.records import TokenCounts
+from diloco_syncer.counts import Counts
+from diloco_syncer.ledger import LIVES_MAX, SPANS_MAX, Ledger, of_run
 
-quick = settings(derandomize=True, max_examples=80, deadline=None)
+P = 2
+PER_STEP = 3
+STAMP = Stamp(round=0, steps=0, fraction=0.0, fraction_per_step=0.0)
 
-spans = st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda ab: (min(ab), max(ab)))
+
+def verdict(learner: str, outcome: str, start: int, stop: int, **over: Any) -> Verdict:
+    fields: dict[str, Any] = {"incarnation": 0, "reason": "because"}
+    return Verdict(
+        learner=learner,
+        outcome=outcome,  # type: ignore[arg-type]
+        tokens_from=start,
+        tokens_to=stop,
+        **{**fields, **over},
+    )
+
+
+def record(n: int, verdicts: list[Verdict], counts: tuple[LifeCount, ...] = ()) -> TapeRound:
+    committed = any(v.outcome == "merged" for v in verdicts)
+    return TapeRound(
+        epoch=0,
+        term=1,
+        round=n,
+        fragment=n % P,
+        outcome="committed" if committed else "skipped",
+        reason="",
+        quorum_reason="",
+        quorum=1,
+        version=0,
+        verdicts=tuple(verdicts),
+        keyframe=False,
+        anchor_digest="",
+        master_digest="",
+        payload_digest="",
+        stamp=STAMP,
+        quorum_s=0.0,
+        grace_s=0.0,
+        sync_s=0.0,
+        at=0.0,
+        counts=counts,
+    )
+
+
+def end(counts: tuple[LifeCount, ...] = ()) -> TapeEnd:
+    return TapeEnd(term=1, outcome="finished", reason="", versions=(), at=0.0, counts=counts)
+
+
+# --- a plain model -------------------------------------------------------------------------------
+
+
+@dataclass
+class Known:
+    """What is known of a life: on the tape, or heard by the leader."""
+
+    tokens: int = 0
+    base: list[int] = field(default_factory=lambda: [0] * P)
+    left: bool = False
+
+    def hear(self, tokens: int, base: list[int], left: bool) -> None:
+        self.tokens = max(self.tokens, tokens)
+        self.base = [max(a, b) for a, b in zip(self.base, base, strict=True)]
+        self.left = self.left or left
+
+
+@dataclass
+class Truth:
+    """A process as it is."""
+
+    learner: str
+    incarnation: int
+    tokens: int = 0
+    base: list[int] = field(default_factory=lambda: [0] * P)
+    left: bool = False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.learner, self.incarnation
+
+
+class World:
+    """Learners and rounds, token by token; beside it the ledger of a leader and one of the tape."""
+
+    def __init__(self) -> None:
+        self.now = {name: Truth(name, 0) for name in "ab"}
+        self.taped: dict[tuple[str, int], Known] = {}
+        self.heard: dict[tuple[str, int], Known] = {}
+        self.merged: list[set[tuple[str, int, int]]] = [set() for _ in range(P)]
+        self.refused: list[set[tuple[str, int, int]]] = [set() for _ in range(P)]
+        self.silent: set[str] = set()
+        self.ended = False
+        self.n = 0
+        self.sent: dict[str, tuple[int, int, int]] = {}  # learner -> (incarnation, from, to)
+        self.ledger = Ledger.empty(P)
+        self.counts = Counts()
+        self.tape: list[TapeRound | TapeEnd] = []
+
+    # --- what happens --------------------------------------------------------------------------
+
+    def step(self, t: Truth, arg: int) -> None:
+        t.tokens += PER_STEP * (not t.left)
+
+    def report(self, t: Truth, arg: int) -> None:
+        self.heard.setdefault(t.key, Known()).hear(t.tokens, t.base, t.left)
+        count = LifeCount(
+            learner=t.learner,
+            incarnation=t.incarnation,
+            tokens=t.tokens,
+            adopted=tuple(enumerate(t.base)),
+            left=t.left,
+        )
+        known = self.counts.heard.get(t.key)
+        assert known is None or known.tokens <= count.tokens
+        self.counts.heard[t.key] = count
+
+    def adopt(self, t: Truth, arg: int) -> None:
+        t.base[arg % P] = t.tokens
+
+    def contribute(self, t: Truth, arg: int) -> None:
+        """To the round that is open; each is answered once."""
+        p = self.n % P
+        if t.learner not in self.sent and t.tokens > t.base[p] and not t.left:
+            self.sent[t.learner] = (t.incarnation, t.base[p], t.tokens)
+
+    def die(self, t: Truth, arg: int) -> None:
+        self.now[t.learner] = Truth(t.learner, t.incarnation + 1)
+
+    def leave(self, t: Truth, arg: int) -> None:
+        t.left = True
+
+    def hush(self, t: Truth, arg: int) -> None:
+        self.silent ^= {t.learner}
+
+    def failover(self, t: Truth, arg: int) -> None:
+        """A leader with the tape, by way of a snapshot, and nothing else."""
+        saved = json.loads(json.dumps(self.ledger.meta()))
+        self.ledger, self.counts = Ledger.restore(saved), Counts()
+        self.heard.clear()
+
+    def close(self, t: Truth, arg: int) -> None:
+        """The round is recorded; what became of each contribution is drawn from `arg`."""
+        p, verdicts = self.n % P, []
+        newest = self._newest()
+        for name, (incarnation, start, stop) in sorted(self.sent.items()):
+            arg, fate = divmod(arg, 4)
+            if incarnation < newest.get(name, -1) and (name, incarnation) not in self.taped:
+                fate = 3  # nobody ever heard of that life, which a newer one has replaced
+            if fate == 0:
+                verdicts.append(verdict(name, "merged", start, stop, incarnation=incarnation))
+            elif fate == 1:
+                lie = 1000 if arg % 5 == 0 else 0  # a gate refuses what claims too much
+                verdicts.append(
+                    verdict(name, "refused", start, stop + lie, incarnation=incarnation)
+                )
+            elif fate == 2:
+                why = {"incarnation": incarnation, "reason": "skipped: too few"}
+                verdicts.append(verdict(name, "refused", start, stop, **why))
+        self._record(record(self.n, verdicts, self.counts.unrecorded(self.ledger)))
+        self.sent.clear()
+        self.n += 1
+        for v in verdicts:
+            key, life = (v.learner, v.incarnation), range(v.tokens_from + 1, v.tokens_to + 1)
+            if v.outcome == "merged":
+                base = [v.tokens_from if q == p else 0 for q in range(P)]
+                self.taped.setdefault(key, Known()).hear(v.tokens_to, base, False)
+                self.merged[p] |= {(*key, token) for token in life}
+            elif not v.reason.startswith("skipped") and key in self.taped:
+                until = self.taped[key].tokens
+                self.refused[p] |= {(*key, token) for token in life if token <= until}
+
+    def finish(self, t: Truth, arg: int) -> None:
+        if arg % 7 == 0:
+            self.ended = True
+            self._record(end(self.counts.unrecorded(self.ledger)))
+
+    def _record(self, r: TapeRound | TapeEnd) -> None:
+        for key, k in self.heard.items():
+            self.taped.setdefault(key, Known()).hear(k.tokens, k.base, k.left)
+        self.tape.append(r)
+        apply(self.ledger, r)
+
+    # --- where the tokens are ------------------------------------------------------------------
+
+    def _newest(self) -> dict[str, int]:
+        newest: dict[str, int] = {}
+        for learner, incarnation in [*self.taped, *self.heard]:
+            newest[learner] = max(newest.get(learner, -1), incarnation)
+        return newest
+
+    def model(self) -> tuple[TokenCounts, ...]:
+        newest = self._newest()
+        found = [dict.fromkeys(TokenCounts.model_fields, 0) for _ in range(P)]
+        for key in {*self.taped, *self.heard}:
+            known = Known()
+            for k in (self.taped.get(key), self.heard.get(key)):
+                if k is not None:
+                    known.hear(k.tokens, k.base, k.left)
+            over = known.left or self.ended or key[1] < newest[key[0]] or key[0] in self.silent
+            for p in range(P):
+                for token in range(1, known.tokens + 1):
+                    found[p][self._class(p, key, token, known.base[p], over)] += 1
+        return tuple(TokenCounts(**f) for f in found)
+
+    def _class(self, p: int, key: tuple[str, int], token: int, base: int, over: bool) -> str:
+        if (*key, token) in self.merged[p]:
+            return "merged"
+        if (*key, token) in self.refused[p]:
+            return "refused"
+        if token <= base:
+            return "overwritten"
+        return "lost" if over else "in_flight"
+
+    def check(self) -> None:
+        present = self.ledger.with_counts(self.counts.unrecorded(self.ledger))
+        counted = present.tokens_P(lambda learner, incarnation: learner in self.silent)
+        assert counted == self.model()
+        for tokens in counted:
+            assert sum(tokens.model_dump().values()) == present.processed
+
+
+def apply(ledger: Ledger, r: TapeRound | TapeEnd) -> None:
+    if isinstance(r, TapeRound):
+        ledger.round(r)
+    else:
+        ledger.end(r)
+
+
+ACTIONS = (
+    *("step", "step", "report", "report", "adopt", "contribute", "contribute", "close", "close"),
+    *("die", "leave", "hush", "failover", "finish"),
+)
+quick = settings(derandomize=True, max_examples=100, deadline=None)
+histories = st.lists(
+    st.tuples(st.sampled_from(ACTIONS), st.sampled_from("ab"), st.integers(0, 63)),
+    min_size=8,
+    max_size=40,
+)
 
 
 @quick
-@given(st.lists(st.tuples(st.sampled_from("abc"), spans), max_size=20))
-def test_no_token_is_counted_twice_i5(merges: list[tuple[str, tuple[int, int]]]) -> None:
-    """Whatever overlaps, in whatever order: never more than the tokens there are."""
-    ledger = Ledger.empty(1)
-    told: dict[str, set[int]] = {}
-    counted = 0
-    for learner, (start, stop) in merges:
-        new = ledger.tokens_new(0, learner, 0, start, stop)
-        ledger.merge(0, learner, 0, start, stop)
-        told.setdefault(learner, set()).update(range(start, stop))
-        counted += new
-        assert ledger.merged_P[0] == counted <= sum(len(tokens) for tokens in told.values())
-
-
-@quick
-@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 9), st.integers(0, 20)), max_size=20))
-def test_in_order_the_sum_is_exactly_what_is_covered_i5(
-    merges: list[tuple[int, int, int]],
+@given(histories)
+def test_every_token_is_in_the_class_that_its_history_says_at_every_instant_i5(
+    history: list[tuple[str, str, int]],
 ) -> None:
-    """Each contribution reaches back over some of the last one and on over new tokens."""
-    ledger, covered, reached = Ledger.empty(2), [set(), set()], [0, 0]
-    for p, back, ahead in merges:
-        start, stop = max(reached[p] - back, 0), reached[p] + ahead
-        ledger.merge(p, "a", 0, start, stop)
-        covered[p] |= set(range(start, stop))
-        reached[p] = stop
-    assert ledger.merged_P == [len(tokens) for tokens in covered]
+    """Steps, adoptions, verdicts, deaths, silence, failovers and the end, in any order."""
+    world = World()
+    for action, learner, arg in history:
+        if not world.ended:
+            getattr(world, action)(world.now[learner], arg)
+            world.check()
+    # A replay of the tape gives what the leader has on it, whoever led when.
+    replayed = Ledger.empty(P)
+    for r in world.tape:
+        apply(replayed, r)
+    assert replayed == world.ledger
 
 
-def test_an_overlap_adds_only_its_new_part() -> None:
-    ledger = Ledger.empty(2)
-    ledger.merge(0, "a", 0, 0, 100)
+@quick
+@given(histories)
+def test_what_is_kept_is_bounded_by_the_learners_i12(history: list[tuple[str, str, int]]) -> None:
+    world = World()
+    for action, learner, arg in history:
+        getattr(world, action)(world.now[learner], arg)
+    for t in world.now.values():
+        world.report(t, 0)
+    for _ in range(2 * P):
+        world.close(world.now["a"], 0)
+    assert all(len(lives) <= 1 for lives in world.ledger.lives.values())
+    assert len(world.counts.heard) <= len(world.now)
+
+
+# --- by hand -------------------------------------------------------------------------------------
+
+
+def life(tokens: int, *base: int, **over: Any) -> LifeCount:
+    fields: dict[str, Any] = {"learner": "a", "incarnation": 0, "tokens": tokens, **over}
+    return LifeCount(adopted=tuple(enumerate(base)), **fields)
+
+
+def classes(ledger: Ledger, p: int = 0) -> dict[str, int]:
+    return {k: v for k, v in ledger.tokens_P()[p].model_dump().items() if v}
+
+
+def test_a_step_counts_as_merged_once_per_fragment_i5() -> None:
+    ledger = Ledger.empty(P)
+    ledger.round(record(0, [verdict("a", "merged", 0, 100)]))
     assert ledger.tokens_new(0, "a", 0, 50, 150) == 50
     assert ledger.tokens_new(0, "a", 0, 50, 90) == 0
     # Another fragment, learner or life has counted none of them.
     assert ledger.tokens_new(1, "a", 0, 50, 150) == 100
     assert ledger.tokens_new(0, "b", 0, 50, 150) == 100
     assert ledger.tokens_new(0, "a", 1, 50, 150) == 100
+    ledger.round(record(2, [verdict("a", "merged", 50, 150)]))
+    assert classes(ledger) == {"merged": 150}
+    assert classes(ledger, 1) == {"in_flight": 150}
 
 
-def test_a_mark_never_goes_back() -> None:
-    ledger = Ledger.empty(1)
-    for start, stop in ((0, 100), (20, 60), (50, 100)):
-        ledger.merge(0, "a", 0, start, stop)
-    assert ledger.merged_P == [100]
+def test_what_the_gate_refused_stays_refused_unless_a_later_round_merges_it() -> None:
+    ledger = Ledger.empty(P)
+    ledger.round(record(0, [verdict("a", "refused", 0, 60)], (life(60, 0, 0),)))
+    assert classes(ledger) == {"refused": 60}
+    ledger.round(record(2, [verdict("a", "merged", 0, 80)], (life(80, 0, 0),)))
+    assert classes(ledger) == {"merged": 80}
+    ledger.round(record(4, [verdict("a", "refused", 80, 100)], (life(100, 80, 0),)))
+    ledger.saw(life(130, 110, 0))  # adopted what the others made of it
+    assert classes(ledger) == {"merged": 80, "refused": 20, "overwritten": 10, "in_flight": 20}
 
 
-def test_processed_adds_the_lives_of_every_learner() -> None:
-    ledger = Ledger.empty(1)
-    ledger.saw("a", 0, 10)
-    ledger.saw("b", 3, 5)
-    ledger.saw("a", 0, 7)  # a report that was overtaken
-    assert ledger.processed == 15
-    ledger.saw("a", 1, 4)
-    ledger.saw("a", 0, 1000)  # of a life that is over
-    assert ledger.processed == 19
+def test_a_skipped_round_loses_nothing() -> None:
+    ledger = Ledger.empty(P)
+    given_back = verdict("a", "refused", 0, 60, reason="skipped: 1 contributions of 2 needed")
+    ledger.round(record(0, [given_back], (life(60, 0, 0),)))
+    assert classes(ledger) == {"in_flight": 60}
 
 
-def test_useful_is_the_mean_over_fragments_by_size() -> None:
-    ledger = Ledger.empty(2)
-    ledger.merge(0, "a", 0, 0, 100)
-    assert ledger.useful([30, 10]) == 75
-    assert ledger.useful([0, 0]) == 0
+def test_silence_loses_what_speaking_again_brings_back() -> None:
+    ledger = Ledger.empty(P)
+    ledger.saw(life(60, 10, 0))
+    lost = ledger.tokens_P(lambda learner, incarnation: True)[0]
+    assert (lost.overwritten, lost.lost, lost.in_flight) == (10, 50, 0)
+    assert classes(ledger) == {"overwritten": 10, "in_flight": 50}
+
+
+def test_the_end_of_the_run_loses_what_was_under_way() -> None:
+    ledger = Ledger.empty(P)
+    ledger.round(record(0, [verdict("a", "merged", 0, 40)]))
+    ledger.end(end((life(60, 40, 0),)))
+    assert classes(ledger) == {"merged": 40, "lost": 20}
+
+
+def test_samples_behind_the_newest_merged_step_of_a_dead_life_are_read_again() -> None:
+    """The others of what it lost are skipped: another fragment has merged their samples."""
+    ledger = Ledger.empty(P)
+    ledger.round(record(0, [verdict("a", "merged", 0, 40)], (life(70, 40, 0),)))
+    assert ledger.reread() == 0
+    ledger.saw(life(0, 0, 0, incarnation=1))
+    assert ledger.reread() == 30
+    assert classes(ledger) == {"merged": 40, "lost": 30}
+    assert classes(ledger, 1) == {"lost": 70}
+    for n in (1, 2):
+        ledger.round(record(n, []))
+    assert ledger.lives["a"].keys() == {1} and ledger.reread() == 30
+
+
+def test_merged_cursors_are_the_newest_of_any_fragment_and_close_finished_shards() -> None:
+    ledger = Ledger.empty(P, shards=8)
+    cursor = Cursor(shard=3, sequences=20, passes=1, finished=((2, 0),))
+    ledger.round(record(0, [verdict("a", "merged", 0, 40, cursor=cursor)]))
+    older = Cursor(shard=3, sequences=99, passes=0)
+    ledger.round(record(1, [verdict("a", "merged", 0, 40, cursor=older)]))
+    beyond = Cursor(shard=8, sequences=1)
+    ledger.round(record(2, [verdict("a", "merged", 40, 50, cursor=beyond)]))
+    assert ledger.places == {3: (1, 20), 2: (1, 0)}
+
+
+def test_a_life_that_is_settled_is_not_believed_any_more() -> None:
+    ledger = Ledger.empty(P)
+    ledger.saw(life(30, 0, 0))
+    ledger.saw(life(0, 0, 0, incarnation=1))
+    for n in (0, 1):
+        ledger.round(record(n, []))
+    ledger.saw(life(90, 0, 0))
+    assert ledger.processed == 30 and ledger.tokens_new(0, "a", 0, 0, 30) == 0
+
+
+def test_floods_of_spans_and_lives_are_bounded_i12() -> None:
+    ledger = Ledger.empty(P)
+    ledger.saw(life(1000, 0, 0))
+    for n in range(40):
+        ledger.round(record(2 * n, [verdict("a", "refused", 20 * n, 20 * n + 10)]))
+    assert len(ledger.lives["a"][0].refused_P[0]) == SPANS_MAX
+    for incarnation in range(1, 100):
+        ledger.saw(life(5, 0, 0, incarnation=incarnation))
+    assert len(ledger.lives["a"]) == LIVES_MAX
+    assert sum(ledger.tokens_P()[0].model_dump().values()) == ledger.processed == 1000 + 99 * 5
+
+
+counts_of = st.builds(
+    lambda cuts: TokenCounts(
+        **dict(
+            zip(
+                TokenCounts.model_fields,
+                [b - a for a, b in zip([0, *cuts], [*cuts, 1000], strict=True)],
+                strict=True,
+            )
+        )
+    ),
+    st.lists(st.integers(0, 1000), min_size=4, max_size=4).map(sorted),
+)
 
 
 @quick
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2), spans), max_size=10))
-def test_it_survives_json(merges: list[tuple[str, int, tuple[int, int]]]) -> None:
-    ledger = Ledger.empty(1)
-    for learner, incarnation, (start, stop) in merges:
-        ledger.merge(0, learner, incarnation, start, stop)
-    assert Ledger.restore(json.loads(json.dumps(ledger.meta()))) == ledger
+@given(st.lists(st.tuples(counts_of, st.integers(1, 97)), min_size=1, max_size=4))
+def test_a_runs_figure_is_the_mean_by_size_and_adds_up(
+    fragments: list[tuple[TokenCounts, int]],
+) -> None:
+    tokens_P, sizes_P = tuple(t for t, _ in fragments), [size for _, size in fragments]
+    mean = of_run(tokens_P, sizes_P).model_dump()
+    assert sum(mean.values()) == 1000
+    for name, value in mean.items():
+        exact = sum(getattr(t, name) * n for t, n in fragments) / sum(sizes_P)
+        assert abs(value - exact) < 1
+        assert value == exact or exact % 1
+
+
+def test_before_there_are_parameters_there_is_no_mean() -> None:
+    assert of_run((TokenCounts(merged=5),), [0]) == TokenCounts()

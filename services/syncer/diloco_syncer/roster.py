@@ -7,6 +7,7 @@ baseline that is set anew when a round opens.
 from dataclasses import dataclass, field
 
 from diloco_shared.protocol.messages import Progress
+from diloco_syncer.counts import Counts
 from diloco_syncer.grace import Average
 
 
@@ -22,7 +23,6 @@ class Member:
     nonce: str = ""
     progress: Progress | None = None
     merged_round: int = -1
-    first_merge_told: bool = False
     answer: Average = field(default_factory=Average)  # pull to arrival, those too late included
     missed: int = 0  # pulls in a row that it did not answer in time
 
@@ -55,6 +55,8 @@ class Roster:
     members: dict[str, Member] = field(default_factory=dict)
     # Newest incarnation per learner, also of those that left.
     incarnations: dict[str, int] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
+    since: float = 0.0  # when this leader began: nobody is silent for longer
 
     def join(self, learner: str, incarnation: int, nonce: str, now: float) -> Member:
         """Admit an incarnation (not older than the newest known); idempotent."""
@@ -80,6 +82,7 @@ class Roster:
             member = Member(progress.learner, progress.incarnation, now, step, pace_from=step)
             self.members[progress.learner] = member
             self.incarnations[progress.learner] = progress.incarnation
+        self.counts.saw(progress)
         old = member.progress
         if old is not None and progress.step < old.step:
             return None  # overtaken on the way: the newer one is already here
@@ -88,6 +91,13 @@ class Roster:
 
     def alive(self, member: Member, now: float) -> bool:
         return now - member.seen_at <= self.lease_s
+
+    def silent(self, learner: str, incarnation: int, now: float) -> bool:
+        """Whether a life has let its lease run out; one not heard of yet has a lease to speak."""
+        member = self.members.get(learner)
+        if member is None or member.incarnation != incarnation:
+            return now - self.since > self.lease_s
+        return not self.alive(member, now)
 
     def live(self, now: float) -> list[Member]:
         """Learners within their lease, sorted by id."""
@@ -99,6 +109,7 @@ class Roster:
 
     def forgive(self, now: float) -> None:
         """Silence until now is the bus's fault: every lease starts again."""
+        self.since = now
         for member in self.members.values():
             member.seen_at = now
 

@@ -116,4 +116,5 @@ def contribution_verdict(
         weight=weight,
         norm=norm,
         tokens_new=tokens_new,
+        cursor=manifest.cursor,
     )

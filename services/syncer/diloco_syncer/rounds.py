@@ -309,6 +309,7 @@ class Rounds:
             return None
         r.pushed = True
         h, committed = self.history, r.staged is not None
+        counts = self.roster.counts.unrecorded(h.ledger)
         for learner, k in sorted(r.kept.items()):
             m = k.manifest
             new = h.ledger.tokens_new(
@@ -333,11 +334,12 @@ class Rounds:
                 anchor_digest=r.staged.anchor_digest if r.staged else "",
                 master_digest=r.staged.master_digest if r.staged else "",
                 payload_digest=r.staged.payload_digest if r.staged else "",
-                stamp=h.stamp_after(r.n, wall),
+                stamp=h.stamp_after(r.n, wall, h.ledger.processed_with(counts)),
                 quorum_s=max(r.quorum_at - r.opened_at, 0.0),
                 grace_s=max(r.pulled_at - r.quorum_at, 0.0),
                 sync_s=max(r.closed_at - r.pulled_at, 0.0),
                 at=wall,
+                counts=counts,
             )
         )
 
@@ -363,6 +365,7 @@ class Rounds:
             participants=tuple(sorted(r.kept)),
             last_merged=dict(h.last_merged[p]),
             stamp=record.stamp,
+            checkpoint=h.checkpoint,
         )
         return [Install(record.round, p), publish, *(Drop(c.key) for c in r.chosen)]
 

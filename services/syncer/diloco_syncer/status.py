@@ -3,6 +3,7 @@
 from typing import Any
 
 from diloco_shared.protocol.records import RunStatus
+from diloco_syncer.ledger import of_run
 from diloco_syncer.machine import Machine
 from diloco_syncer.roster import Member
 
@@ -14,6 +15,13 @@ def status(
     h = machine.history
     state, reason = machine.announcer.state(now)
     participating = h.participating
+    ledger = h.ledger.with_counts(machine.roster.counts.unrecorded(h.ledger))
+
+    def silent(learner: str, incarnation: int) -> bool:
+        return machine.roster.silent(learner, incarnation, now)
+
+    tokens_P = ledger.tokens_P(silent)
+    tokens = of_run(tokens_P, h.sizes_P)
     return RunStatus(
         run=machine.spec.name,
         state=state,
@@ -32,8 +40,11 @@ def status(
         participating=participating,
         parameters=sum(h.sizes_P),
         tokens_per_step=machine.spec.tokens_per_step,
-        tokens_processed=h.ledger.processed,
-        tokens_useful=h.tokens_useful,
+        tokens_processed=ledger.processed,
+        tokens_useful=tokens.merged,
+        tokens=tokens,
+        tokens_by_fragment=tokens_P,
+        tokens_reread=ledger.reread(silent),
         bytes_up=bytes_up,
         bytes_down=bytes_down,
         learners={

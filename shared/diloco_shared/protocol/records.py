@@ -110,6 +110,13 @@ class ShardLease(Message):
     passes: Count  # times the shard was read to its end
 
 
+class Restore(Message):
+    """A wish to restore a checkpoint; `serial` tells a repeat from another wish."""
+
+    serial: Count
+    source: str  # reference of the checkpoint
+
+
 class RunRecord(Message):
     """A run as its user wants it."""
 
@@ -118,6 +125,8 @@ class RunRecord(Message):
     desired: Literal["running", "paused", "stopped"]
     quorum: Count
     created_at: Seconds
+    checkpoint: Count = 0  # number of the newest checkpoint asked for
+    restore: Restore | None = None
 
 
 class TokenCounts(Message):
