@@ -28,10 +28,10 @@ def test_what_the_ledger_knows_is_not_told_again(running: Any) -> None:
 
 def test_a_dead_lifes_last_report_is_told_once_and_then_forgotten(running: Any) -> None:
     counts, ledger = Counts(), Ledger.empty(2)
-    counts.saw(running.progress("a", 5, tokens=500))
-    counts.saw(running.progress("a", 1, incarnation=1, tokens=100))
+    counts.saw(running.progress("a", 5))
+    counts.saw(running.progress("a", 1, incarnation=1))
     for count in counts.unrecorded(ledger):
         ledger.saw(count)
-    assert ledger.processed == 600
+    assert ledger.processed == 6 * running.spec.tokens_per_step
     assert counts.unrecorded(ledger) == ()
-    assert [key for key in counts.heard] == [("a", 1)]
+    assert list(counts.heard) == [("a", 1)]
