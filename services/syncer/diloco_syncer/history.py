@@ -22,7 +22,7 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
     TensorSpec,
 )
-from diloco_syncer.ledger import Ledger
+from diloco_syncer.ledger import Ledger, of_run
 from diloco_syncer.norms import NormHistory
 
 NOT_STARTED = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0)
@@ -60,7 +60,7 @@ class History:
         self.skips_in_a_row = 0
         self.merged_total = 0
         self.refused: Counter[str] = Counter()
-        self.ledger = Ledger.empty(fragments)
+        self.ledger = Ledger.empty(fragments, spec.data.virtual_shards)
         self.norms = self._norms()
         # Who was merged in the newest H rounds: "participating".
         self.recent: deque[tuple[str, ...]] = deque(maxlen=spec.algorithm.sync_every_steps)
@@ -96,10 +96,13 @@ class History:
 
     @property
     def tokens_useful(self) -> int:
-        return self.ledger.useful(self.sizes_P)
+        return of_run(self.ledger.tokens_P(), self.sizes_P).merged
 
-    def stamp_after(self, round_: int, at: float) -> Stamp:
-        """The run's progress once `round_` is closed at wall time `at` (design section 5)."""
+    def stamp_after(self, round_: int, at: float, processed: int | None = None) -> Stamp:
+        """The run's progress once `round_` is closed at wall time `at` (design section 5).
+
+        `processed`: tokens known by then, if more than the tape says.
+        """
         steps_per_round = self.spec.algorithm.steps_per_round
         steps, budget = (round_ + 1) * steps_per_round, self.spec.budget
         if budget.steps is not None:
@@ -112,7 +115,8 @@ class History:
                 fraction_per_step=1 / (rounds * steps_per_round),
             )
         if budget.tokens is not None:
-            used = self.ledger.processed / budget.tokens
+            tokens = self.ledger.processed if processed is None else processed
+            used = tokens / budget.tokens
         else:
             assert budget.seconds is not None
             started = self.first_round_at or at
@@ -150,6 +154,7 @@ class History:
                 self._apply_setting(record)
             case TapeEnd():
                 self.outcome = record.outcome
+                self.ledger.end(record)
         self.seq = seq
 
     def _apply_init(self, record: TapeInit) -> None:
@@ -185,7 +190,6 @@ class History:
             self.versions[p], self.anchor_digests[p] = record.version, record.anchor_digest
             for v in merged:
                 self.last_merged[p][v.learner] = (v.incarnation, record.round)
-                self.ledger.merge(p, v.learner, v.incarnation, v.tokens_from, v.tokens_to)
             self.committed += 1
             self.merged_total += len(merged)
             self.skips_in_a_row = 0
@@ -194,6 +198,7 @@ class History:
             self.skipped += 1
             self.skips_in_a_row += 1
             self.recent.append(())
+        self.ledger.round(record)
         self.first_round_at = self.first_round_at or record.at
         self.next_round = record.round + 1
         self.stamp = record.stamp

@@ -62,7 +62,7 @@ class Machine:
     def __init__(self, spec: RunSpec, history: History) -> None:
         self.spec = spec
         self.history = history
-        self.roster = Roster(spec.membership.lease_s)
+        self.roster = Roster(spec.membership.lease_s, incarnations=dict(history.ledger.newest))
         self.rounds = Rounds(history, self.roster)
         self.admission = Admission(spec, history, self.roster)
         self.announcer = Announcer(spec, history, self.roster, self.rounds)
@@ -200,7 +200,7 @@ class Machine:
         h = self.history
         match record:
             case TapeTerm():
-                self.leading = True
+                self.leading, self.roster.since = True, event.at - self.wall_offset
                 effects: list[Effect] = [
                     self._keyframe(p)
                     for p, version in enumerate(h.versions)
@@ -270,12 +270,14 @@ class Machine:
 
     def _progress(self, progress: Progress, now: float) -> list[Effect]:
         h = self.history
-        if len(progress.c_steps) != h.fragments or len(progress.adopted) != h.fragments:
+        shown = (progress.c_steps, progress.c_tokens, progress.adopted)
+        if any(len(of_P) != h.fragments for of_P in shown):
             return self._refuse("malformed", progress.learner, "progress of another layout")
+        if max(progress.c_tokens, default=0) > progress.tokens:
+            return self._refuse("malformed", progress.learner, "more tokens than it has done")
         before = self.roster.incarnations.get(progress.learner, -1)
         if self.roster.progress(progress, now):
             return self._refuse("incarnation", progress.learner, "progress")
-        h.ledger.saw(progress.learner, progress.incarnation, progress.tokens)
         effects: list[Effect] = []
         if progress.incarnation > before and self.leading:
             effects.append(
@@ -388,5 +390,6 @@ class Machine:
                 reason="stopped by the user" if h.stopping else "the budget is used",
                 versions=tuple(h.versions),
                 at=self._wall(now),
+                counts=self.roster.counts.unrecorded(h.ledger),
             )
         )
