@@ -193,7 +193,7 @@ class Data(Spec):
 
     source: str = Field(
         "stdlib",
-        description="'stdlib' (source code of the running Python) or a folder of text or JSONL.",
+        description="'stdlib' (source code of the running Python), or a folder or file of text or JSONL.",
     )
     tokenizer: str = Field("bytes", description="'bytes' needs no download.")
     virtual_shards: int = Field(
@@ -290,6 +290,15 @@ class Keeping(Spec):
     )
     contributions: Literal["until_snapshot", "all"] = Field(
         "until_snapshot", description="'all' allows a full replay of the run."
+    )
+    run_checkpoint_every_steps: int | None = Field(
+        None, ge=1, description="Run-wide checkpoint interval in steps; none: when asked for."
+    )
+    run_checkpoints: int = Field(3, ge=1, description="Run-wide checkpoints kept.")
+    run_checkpoint_root: str = Field(
+        "",
+        description="Where run-wide checkpoints go: a folder that every process of the run "
+        "reaches, or file://, gs://, s3://. Empty: where each process was told to keep them.",
     )
     stream_bytes_max: int = Field(
         2 << 30, ge=1 << 20, description="Limit of each of the run's streams in bytes."

@@ -70,8 +70,20 @@ def test_a_faulty_line_is_named(tmp_path: Path, line: str) -> None:
         load(data(folder))
 
 
+def test_one_file_is_cut_and_its_end_held_out(tmp_path: Path) -> None:
+    file = tmp_path / "book.txt"
+    file.write_bytes(bytes(range(100)))
+    corpus = load(data(file, 0.1))
+    assert corpus.train.tobytes() == bytes(range(80))
+    assert corpus.validation.tobytes() == bytes(range(80, 90))
+    assert corpus.test.tobytes() == bytes(range(90, 100))
+    file.write_bytes(b"short")
+    with pytest.raises(ValueError, match="too short to hold 12% of it out"):
+        load(data(file, 0.12))
+
+
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere' is not a folder"):
+    with pytest.raises(ValueError, match=r"nowhere' is neither a folder nor a file"):
         load(data(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="no files for validation, test; it needs more files"):
         load(data(write(tmp_path / "one", 1), 0.01))

@@ -1,7 +1,8 @@
-"""Corpora: text files to three token arrays, split by file, the same on every machine.
+"""Corpora: text to three token arrays, split the same way on every machine.
 
 `stdlib` is the source code of the running Python's standard library: real text that needs no
-download. Any other source is a folder of .txt, .md, .py or .jsonl (field "text") files.
+download. Any other source is a folder of .txt, .md, .py or .jsonl (field "text") files, split by
+file, or one such file, whose end is held out.
 """
 
 import hashlib
@@ -46,8 +47,13 @@ def load(data: Data) -> Corpus:
 @lru_cache(maxsize=2)  # several learners of one process share it
 def _load(source: str, fraction: float) -> Corpus:
     root = Path(sysconfig.get_path("stdlib")) if source == "stdlib" else Path(source)
+    if root.is_file() and root.suffix in SUFFIXES:
+        return _cut(_text(root), fraction, source)
     if not root.is_dir():
-        raise ValueError(f"data.source {source!r} is not a folder on this machine")
+        raise ValueError(
+            f"data.source {source!r} is neither a folder nor a file "
+            f"({', '.join(SUFFIXES)}) on this machine"
+        )
     splits: dict[str, list[bytes]] = {"train": [], "validation": [], "test": []}
     for path in sorted(_files(root, stdlib=source == "stdlib")):
         name = path.relative_to(root).as_posix()
@@ -63,6 +69,16 @@ def _load(source: str, fraction: float) -> Corpus:
         for name, parts in splits.items()
     }
     return Corpus(**arrays)
+
+
+def _cut(text: bytes, fraction: float, source: str) -> Corpus:
+    """One text: its last `fraction` is for tests, the one before it for validation."""
+    tokens = np.frombuffer(text, dtype=np.uint8)
+    held_out = int(len(tokens) * fraction)
+    if not held_out:
+        raise ValueError(f"data.source {source!r} is too short to hold {fraction:.0%} of it out")
+    train, validation, test = np.split(tokens, [len(tokens) - 2 * held_out, len(tokens) - held_out])
+    return Corpus(train, validation, test)
 
 
 def _files(root: Path, *, stdlib: bool) -> Iterator[Path]:
