@@ -1,8 +1,9 @@
 """Training experiments in bulk: side by side, remembered on disk, resumable.
 
-A result is kept under a key of everything it depends on: the specification, the fleet, the source
-code that computes, and the versions of what it computes with. One process an experiment at a time
-per core, one thread a process, so that figures do not depend on what else the machine does.
+A result is kept under a key of what was run: the specification, the corpus and the fleet. With it
+goes a digest of the source code that computed it and of the versions it computed with: what other
+code found counts only where the caller says so. One process an experiment at a time per core, one
+thread a process, so that figures do not depend on what else the machine does.
 """
 
 import hashlib
@@ -18,7 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Literal
 
-from diloco_shared.config import RunSpec
+from diloco_shared.config import Data, RunSpec
 
 SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 # Packages whose pure code makes the numbers; what lies in folders or files of these names cannot
@@ -39,16 +40,19 @@ class Experiment:
 
     def key(self) -> str:
         """Names the result: 32 hex digits."""
-        text = json.dumps([self.described(), sources()], sort_keys=True)
+        text = json.dumps(self.described(), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def described(self) -> dict[str, Any]:
-        """What is run, JSON-ready."""
+        """What is run, JSON-ready; the corpus by its content, wherever it lies."""
+        spec = self.spec.model_dump(mode="json")
+        spec["data"]["source"] = Path(self.spec.data.source).name
         return {
             "method": self.method,
             "learners": self.learners,
             "speeds": list(self.speeds),
-            "spec": self.spec.model_dump(mode="json"),
+            "spec": spec,
+            "corpus": _corpus(self.spec.data),
         }
 
     def run(self) -> dict[str, Any]:
@@ -63,18 +67,20 @@ class Experiment:
 
 
 def results(
-    experiments: Sequence[Experiment], folder: Path, *, workers: int
+    experiments: Sequence[Experiment], folder: Path, *, workers: int, any_sources: bool = False
 ) -> Iterator[tuple[Experiment, dict[str, Any]]]:
     """Every experiment with its result, those that are known first, the others as they finish.
 
     Each new one is in `folder` before it is yielded: what is interrupted goes on where it was.
+    What other source code found is computed again unless `any_sources`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = []
     for key, experiment in {e.key(): e for e in experiments}.items():
         file = folder / f"{key}.json"
-        if file.exists():
-            yield experiment, json.loads(file.read_text(encoding="utf-8"))["result"]
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        if known is not None and (any_sources or known["sources"] == sources()):
+            yield experiment, known["result"]
         else:
             missing.append((experiment, file))
     if not missing:
@@ -99,10 +105,21 @@ def _run(experiment: Experiment) -> dict[str, Any]:
 
 def _keep(file: Path, experiment: Experiment, result: dict[str, Any]) -> None:
     """Whole or not at all: it is written aside and renamed."""
-    body = experiment.described() | {"result": result}
+    body = experiment.described() | {"sources": sources(), "result": result}
     aside = file.with_suffix(f".{os.getpid()}")
     aside.write_text(json.dumps(body, indent=1), encoding="utf-8")
     aside.rename(file)
+
+
+@cache
+def _corpus(data: Data) -> str:
+    """Digest of what is read: the standard library differs from one Python to the next."""
+    from diloco_learner.data.corpus import load
+
+    digest = hashlib.blake2b(digest_size=16)
+    for split in (corpus := load(data)).train, corpus.validation, corpus.test:
+        digest.update(split.tobytes())
+    return digest.hexdigest()
 
 
 @cache

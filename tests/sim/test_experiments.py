@@ -15,7 +15,7 @@ def experiment(**algorithm: Any) -> Experiment:
     return Experiment(RunSpec.model_validate(body), 2)
 
 
-def test_a_key_depends_on_everything_and_on_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_depends_on_what_is_run() -> None:
     keys = {
         experiment().key(),
         experiment(codec_up="fp32").key(),
@@ -25,9 +25,18 @@ def test_a_key_depends_on_everything_and_on_nothing_else(monkeypatch: pytest.Mon
     }
     assert len(keys) == 5
     assert experiment().key() == experiment(codec_up="bf16").key(), "bf16 is the default"
-    before = experiment().key()
-    monkeypatch.setattr(experiments, "sources", lambda: "other code")
-    assert experiment().key() != before
+
+
+def test_one_corpus_is_the_same_wherever_it_lies(tmp_path: Path) -> None:
+    keys = set()
+    for place, text in (("a", "x" * 100), ("b", "x" * 100), ("c", "y" * 100)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "book.txt").write_text(text)
+        body = {"name": "x", "data": {"source": str(tmp_path / place / "book.txt")}}
+        e = Experiment(RunSpec.model_validate(body | {"budget": {"steps": 1}}), 2)
+        assert str(tmp_path) not in str(e.described())
+        keys.add(e.key())
+    assert len(keys) == 2
 
 
 def test_what_is_known_is_not_computed_again(
@@ -41,3 +50,17 @@ def test_what_is_known_is_not_computed_again(
         (e.key(), r["val_loss"]) for e, r in results([known, other, known], tmp_path, workers=1)
     )
     assert found == {known.key(): 1.0, other.key(): 2.0}
+
+
+def test_what_other_code_found_counts_only_where_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    e = experiment()
+    experiments._keep(tmp_path / f"{e.key()}.json", e, {"val_loss": 1.0})
+    monkeypatch.setattr(experiments, "sources", lambda: "other code")
+    monkeypatch.setattr(experiments, "ProcessPoolExecutor", None)  # nobody may compute
+    assert [r for _, r in results([e], tmp_path, workers=1, any_sources=True)] == [
+        {"val_loss": 1.0}
+    ]
+    with pytest.raises(TypeError, match="not callable"):
+        list(results([e], tmp_path, workers=1))
