@@ -1,5 +1,9 @@
-"""What the benchmarks that train have in common: running, remembering, naming the machine."""
+"""What the benchmarks that train have in common: running, remembering, naming the machine.
 
+python bench/runs.py        # make what was found here part of the repository
+"""
+
+import json
 import os
 import platform
 import shlex
@@ -12,12 +16,41 @@ from typing import Any
 from diloco_simulator.experiments import Experiment, results
 
 FOLDER = Path("diloco-data/experiments")
+# Results that came with the repository, a line each: hours of training need not be repeated.
+KEPT = Path(__file__).resolve().parents[1] / "docs" / "results" / "experiments.jsonl"
 
 
-def results_of(experiments: Sequence[Experiment], workers: int) -> dict[str, dict[str, Any]]:
-    """Results by key, told as they come."""
+def unpack() -> None:
+    """Put what `KEPT` holds into `FOLDER`, where that has nothing newer."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for line in KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else ():
+        body = json.loads(line)
+        file = FOLDER / f"{body['key']}.json"
+        if not file.exists():
+            file.write_text(line, encoding="utf-8")
+
+
+def pack() -> None:
+    """Write all of `FOLDER` to `KEPT`; of the specification only what names the run."""
+    lines = []
+    for file in sorted(FOLDER.glob("*.json")):
+        body = json.loads(file.read_text(encoding="utf-8"))
+        if spec := body.pop("spec", None):
+            shown = ("algorithm", "inner", "budget")
+            body |= {"seed": spec["seed"]} | {name: spec[name] for name in shown}
+        lines.append(json.dumps(body | {"key": file.stem}, sort_keys=True))
+    KEPT.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def results_of(
+    experiments: Sequence[Experiment], workers: int, *, any_sources: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Results by key, told as they come; those in `KEPT` are known."""
     found = {}
-    for experiment, result in results(experiments, FOLDER, workers=workers):
+    unpack()
+    for experiment, result in results(
+        experiments, FOLDER, workers=workers, any_sources=any_sources
+    ):
         found[experiment.key()] = result
         a = experiment.spec.algorithm
         print(
@@ -40,3 +73,7 @@ def surroundings(script: str) -> dict[str, Any]:
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version()} | {n: version(n) for n in names},
     }
+
+
+if __name__ == "__main__":
+    pack()
