@@ -48,12 +48,18 @@ function figures(run, s, newestLoss) {
       `${count(s.tokens_useful)} of ${count(s.tokens_processed)} tokens merged`],
     ["Validation loss", loss(newestLoss), "nats per token, newest"],
     ["Rounds committed", count(s.rounds_committed), `${count(s.rounds_skipped)} skipped`],
-    ["Quorum", count(s.quorum), `term ${s.term}, epoch ${s.epoch}`],
+    ["Quorum", count(s.quorum), `epoch ${s.epoch}`],
+    ["Syncer", s.leader || "–", `term ${s.term}; ${standby(run.syncers)}`],
     ["Uploaded", bytes(s.bytes_up), "contributions"],
     ["Downloaded", bytes(s.bytes_down), "publications, by every reader"],
     ["Refused", count(Object.values(s.refused).reduce((a, b) => a + b, 0)), refused.join(", ") || "nothing so far"],
     ["Parameters", count(s.parameters), `${s.versions.length} fragments`],
   ];
+}
+
+function standby(syncers) {
+  const able = syncers.filter((x) => x.state === "standby" && !x.reason).length;
+  return able ? `${able} standing by` : "nobody stands by";
 }
 
 function newFigure([name]) {
@@ -110,10 +116,16 @@ function stateOf(member) {
   return member.learner?.state ?? "idle";
 }
 
+/* Of a syncer: records that it has yet to execute; none of interest while it leads. */
+function behind(records) {
+  return records ? `${count(records)} records behind` : "";
+}
+
 function noteOf(member) {
   if (!member.alive) return `for ${ago(member.gone_since)}`;
   const l = member.learner;
   if (member.draining) return "draining";
+  if (member.role === "syncer") return member.reason || behind(member.lag_records);
   if (!l) return "";
   if (!l.alive) return `silent for ${seconds(l.silent_s)}`;
   return l.participating ? "participating" : "not participating yet";
