@@ -101,19 +101,16 @@ class Learner:
                     working = tasks.create_task(self._work_for(run))
 
     async def _end(self, working: asyncio.Task[None], next_run: str) -> None:
-        """The assignment is taken back: leave at a step boundary, unless the run itself ends.
+        """The assignment is taken back: leave once all work is merged, unless the run itself ends.
 
-        Another run waits until this one is left, for no longer than a process told to stop.
+        Another run waits until this one is left; a process that is told to stop does not.
         """
         if self.work is not None and not self.work.ending:
-            self.work.withdraw("assigned elsewhere" if next_run else "not assigned any more")
-        if not next_run:
-            if not await self._leaves_by_itself(working):
-                working.cancel()
-            return
-        await asyncio.wait({working}, timeout=WITHDRAW_S)
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+            self.work.drain("assigned elsewhere" if next_run else "not assigned any more")
+        if not await self._leaves_by_itself(working):
+            working.cancel()
+        if next_run:
+            await asyncio.wait({working})
 
     async def _leaves_by_itself(self, working: asyncio.Task[None]) -> bool:
         """Whether the work ended, or will: in training the loop sees to it."""

@@ -54,6 +54,14 @@ class StateSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class StateComing:
+    """A donor's inner state is complete on the bus, and being fetched."""
+
+    donor: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateBad:
     """A donor's inner state could not be used."""
 
@@ -79,7 +87,7 @@ class TimePassed:
 
 
 ExchangeEvent = AnchorReady | BeatSeen | PullSeen | DonateSeen | Stepped | TimePassed
-RecoveryEvent = AnchorReady | BeatSeen | GrantSeen | StateSeen | StateBad | TimePassed
+RecoveryEvent = AnchorReady | BeatSeen | GrantSeen | StateComing | StateSeen | StateBad | TimePassed
 
 # --- effects -----------------------------------------------------------------------------------
 
@@ -191,7 +199,7 @@ class Unmerged:
 class Leave:
     """Stop working for the run: it is over, or a newer process has taken this id."""
 
-    outcome: str  # finished, stopped, superseded, refused
+    outcome: str  # finished, stopped, superseded, refused, drained, withdrawn
     reason: str
 
 

@@ -13,6 +13,7 @@ import math
 from collections import Counter
 
 from diloco_learner.counters import Counters
+from diloco_learner.draining import Draining
 from diloco_learner.events import (
     Adopt,
     AnchorReady,
@@ -75,6 +76,7 @@ class Exchange:
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
         self.pulls = Pulls(learner, epoch, fragments)
         self.giving = Giving(learner, incarnation)
+        self.draining = Draining()
         self.undecided = Undecided(learner, incarnation)
         self.beat: Beat | None = None
         self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
@@ -113,7 +115,12 @@ class Exchange:
     @property
     def deadline(self) -> float:
         """When TimePassed is due at the latest: the next report, or the end of patience."""
-        return min(self._report_due, self.finish_by)
+        return min(self._report_due, self.finish_by, self.draining.until)
+
+    def drain(self, reason: str, now: float) -> None:
+        """Leave as soon as nothing of this learner's work is unmerged; TimePassed must follow."""
+        if not self.draining.reason:
+            self.draining.begin(reason, now, self.spec.algorithm.sync_every_steps * self.step_s)
 
     @property
     def may_step(self) -> bool:
@@ -237,6 +244,8 @@ class Exchange:
         ]
         if self._finishing:
             return effects + self._finish(now)
+        if why := self.draining.over(self.beat, c, now):
+            return effects + self._left(Leave("drained", why[:500]))
         effects += self._evaluate()
         if stepped and c.step % self.spec.keeping.checkpoint_every_steps == 0:
             effects.append(Checkpoint(c.step, tuple(c.adopted_P), final=False))
@@ -317,7 +326,6 @@ class Exchange:
         stands_by = beat.evaluator not in ("", self.learner) and not beat.evaluated
         if (not complete or stands_by) and now < self.finish_by:
             return []
-        self.left = True
         effects: list[ExchangeEffect] = []
         adopted = tuple(c.adopted_P)
         if not complete:
@@ -325,10 +333,13 @@ class Exchange:
             effects.append(Tell("left-behind", text[:500], {"learner": self.learner}))
         elif beat.evaluator == self.learner and c.complete and not beat.evaluated:
             effects.append(Evaluate(self.anchor_stamp, adopted, final=True))
-        effects.append(Checkpoint(c.step, adopted, final=True))
-        effects.append(SendProgress(self.progress()))
-        effects.append(Leave(beat.state, f"the run is {beat.state}: {beat.reason}"[:500]))
-        return effects
+        why = f"the run is {beat.state}: {beat.reason}"
+        return effects + self._left(Leave(beat.state, why[:500]))
+
+    def _left(self, leave: Leave) -> list[ExchangeEffect]:
+        self.left = True
+        checkpoint = Checkpoint(self.counters.step, tuple(self.counters.adopted_P), final=True)
+        return [checkpoint, SendProgress(self.progress()), leave]
 
     # --- reports -------------------------------------------------------------------------------
 
@@ -342,7 +353,7 @@ class Exchange:
             return "recovering"
         if self.beat is not None and self.beat.state == "paused":
             return "paused"
-        return "stepping"
+        return "draining" if self.draining.reason else "stepping"
 
     @property
     def _report_due(self) -> float:

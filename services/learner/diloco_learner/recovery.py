@@ -25,6 +25,7 @@ from diloco_learner.events import (
     SendInit,
     SendJoin,
     StateBad,
+    StateComing,
     StateSeen,
     Tell,
     TimePassed,
@@ -35,7 +36,9 @@ from diloco_shared.protocol.messages import Beat, Grant, Join, Stamp
 # A join is sent again after this many seconds without its grant.
 JOIN_S = 1.0
 # Patience with a donor, doubling with every attempt: a slow link deserves a second, longer try.
-STATE_S, STATE_S_MAX = 10.0, 60.0
+# Beside it the time that the state itself takes on the slowest link worth using. Moments may be
+# old, so a transfer is never begun again for staleness; a donor that dies over it is not waited for.
+STATE_S, STATE_S_MAX, STATE_BYTES_PER_S = 10.0, 60.0, 100_000
 # Donors tried before doing without: four minutes of waiting are worse than moments that start anew.
 DONORS_MAX = 5
 # Initial parameters are sent again if the run has not begun; doubling, for they may be large.
@@ -79,16 +82,19 @@ class Recovery:
         has_checkpoint: bool,
         nonce_seed: str,
         layout: str,
+        state_bytes: int = 0,
     ) -> None:
         """`nonce_seed`: unique per process start, one subject token; attempts are numbered.
 
-        `layout`: digest of how this learner cuts its model into fragments.
+        `layout`: digest of how this learner cuts its model into fragments. `state_bytes`: size of
+        an inner state.
         """
         self.spec = spec
         self.learner = learner
         self.incarnation = incarnation
         self.has_checkpoint = has_checkpoint
         self.nonce_seed = nonce_seed
+        self.transfer_s = state_bytes / STATE_BYTES_PER_S
         self.config = shared_keys(spec) | {"layout": layout}
         self.state = State.JOINING
         self.attempt = 0
@@ -105,6 +111,10 @@ class Recovery:
         self.init_sent_at: float | None = None
         self.init_s = INIT_S
         self.wake_at: float | None = 0.0
+        self.now = 0.0
+        self.reached: dict[State, float] = {}  # when, the newest time
+        self.granted_at: float | None = None  # first
+        self.arriving = ""  # nonce under which a donor's state is complete on the bus
         self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
         self.join = self._new_join()
 
@@ -114,6 +124,7 @@ class Recovery:
         """Apply one event; return what the caller must do, in this order."""
         if self.state in (State.BEGUN, State.LEFT):
             return []
+        self.now = now
         effects = self._take(event, now)
         if self.wake_at is not None and now >= self.wake_at:
             effects += self._wake(now)
@@ -139,6 +150,8 @@ class Recovery:
                 return self._anchor(event, now)
             case StateSeen():
                 return self._state_seen(event)
+            case StateComing():
+                self._coming(event, now)
             case StateBad():
                 if self._from_donor(event.donor, event.nonce):
                     return self._donor_failed(event.reason, now)
@@ -160,6 +173,7 @@ class Recovery:
     def _move(self, state: State) -> None:
         assert state in MOVES[self.state], f"{self.state} cannot become {state}"
         self.state = state
+        self.reached[state] = self.now
 
     # --- joining -------------------------------------------------------------------------------
 
@@ -198,6 +212,8 @@ class Recovery:
             return self._rejoin(now)
         if grant.epoch > self.epoch:
             self._enter(grant.epoch)
+        if self.granted_at is None:
+            self.granted_at = now
         self.term = max(self.term, grant.term)
         self.wanted_P = grant.versions
         self._progressed(grant.stamp)
@@ -210,7 +226,8 @@ class Recovery:
             return self._without_donor()
         self._move(State.RECEIVING)
         self.donor = grant.donor
-        self.wake_at = now + min(STATE_S * 2 ** len(self.failed_donors), STATE_S_MAX)
+        patience_s = min(STATE_S * 2 ** len(self.failed_donors), STATE_S_MAX)
+        self.wake_at = now + patience_s + self.transfer_s
         early, self.early = self.early, None
         return self._state_seen(early) if early else []
 
@@ -229,6 +246,14 @@ class Recovery:
         else:
             self.ignored["state nobody waits for"] += 1
         return []
+
+    def _coming(self, coming: StateComing, now: float) -> None:
+        """All of it is on the bus: the donor has done its part, only fetching takes time."""
+        if coming.nonce != self.nonce:
+            return
+        self.arriving = coming.nonce
+        if self.state is State.RECEIVING:
+            self.wake_at = now + STATE_S_MAX + self.transfer_s
 
     def _donor_failed(self, reason: str, now: float) -> list[RecoveryEffect]:
         self.failed_donors = (*self.failed_donors, self.donor)
@@ -269,6 +294,10 @@ class Recovery:
             self.wanted_P = tuple(map(min, self.wanted_P, beat.versions))
         self.term, self.beat = beat.term, beat
         self._progressed(beat.stamp)
+        waits = self.state is State.RECEIVING and self.arriving != self.nonce
+        # A beat that knows this learner was made after the grant, when the donor was alive.
+        if waits and self.learner in beat.live and self.donor not in beat.live:
+            effects += self._donor_failed("it is silent for its lease", now)
         return effects + self._initialise(now)
 
     def _initialise(self, now: float) -> list[RecoveryEffect]:

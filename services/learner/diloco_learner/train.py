@@ -126,7 +126,8 @@ class TrainLoop:
         self.not_finite = 0  # consecutive losses
         self.paused_s = 0.0  # in which no step was allowed
         self.left: Leave | None = None
-        self.stopping = ""  # why to leave at the next step boundary; set by any thread
+        # Why to leave, set by any thread: at the next step boundary, or once all work is merged.
+        self.stopping = self.draining = ""
         self.spec = trainer.program.spec
 
     def run(self) -> Leave:
@@ -138,6 +139,8 @@ class TrainLoop:
             self._take_in()
             if self.left is not None:
                 break
+            if self.draining:
+                self.exchange.drain(self.draining, self.now())
             if self.stopping:
                 self._withdraw()
             elif self.exchange.may_step:

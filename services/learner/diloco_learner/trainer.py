@@ -171,6 +171,11 @@ class Trainer:
         """Handle of moments and counts as of now: copies, since the originals are donated."""
         return jax.tree.map(jnp.copy, self.opt_state)
 
+    @property
+    def inner_state_bytes(self) -> int:
+        """Size of the moments and counts."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.opt_state))
+
     def load_inner_state(self, data: bytes) -> None:
         """Take over moments and counts; ValueError, as of `check_inner_state`, and no change."""
         self.opt_state = jax.tree.map(jnp.asarray, from_named(self.opt_state, self._parse(data)))

@@ -43,7 +43,14 @@ class Admission:
         self.roster.join(join.learner, join.incarnation, join.nonce, now)
         donor = None
         if self.history.initialised:
-            donor = choose_donor(self.history, self.roster, join.learner, join.failed_donors, now)
+            donor = choose_donor(
+                self.history,
+                self.roster,
+                join.learner,
+                join.failed_donors,
+                now,
+                self.donations.donors,
+            )
         reason = f"inner state from {donor.learner}" if donor else "no healthy donor"
         grant = self._grant(join, donor.learner if donor else "", accepted=True, reason=reason)
         while len(self.grants) >= GRANTS_MAX:

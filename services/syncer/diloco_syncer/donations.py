@@ -1,5 +1,7 @@
 """Who gives inner state to whom, asked again until the newcomer trains (paper section 4)."""
 
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from diloco_shared.protocol.messages import Donate
@@ -49,16 +51,27 @@ class Donations:
         return sent
 
     @property
+    def donors(self) -> list[str]:
+        """Who is asked, once per request."""
+        return [d.donate.donor for d in self.under_way.values()]
+
+    @property
     def deadline(self) -> float | None:
         return min((d.repeat_at for d in self.under_way.values()), default=None)
 
 
 def choose_donor(
-    history: History, roster: Roster, newcomer: str, failed: tuple[str, ...], now: float
+    history: History,
+    roster: Roster,
+    newcomer: str,
+    failed: tuple[str, ...],
+    now: float,
+    busy: Collection[str] = (),
 ) -> Member | None:
     """A live, stepping learner of this epoch that holds every fragment; the last merged first.
 
-    None if nobody healthy is left: never a learner that has not itself trained on this run.
+    Several newcomers at once get different donors: `busy` names who is asked already, once per
+    request. None if nobody healthy is left: never a learner that has not itself trained on this run.
     """
 
     def healthy(m: Member) -> bool:
@@ -75,4 +88,5 @@ def choose_donor(
         )
 
     able = [m for m in roster.live(now) if healthy(m)]
-    return max(able, key=lambda m: (m.merged_round, m.learner), default=None)
+    asked = Counter(busy)
+    return max(able, key=lambda m: (-asked[m.learner], m.merged_round, m.learner), default=None)

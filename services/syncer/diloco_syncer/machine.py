@@ -62,7 +62,7 @@ class Machine:
     def __init__(self, spec: RunSpec, history: History) -> None:
         self.spec = spec
         self.history = history
-        self.roster = Roster(spec.membership.lease_s, incarnations=dict(history.ledger.newest))
+        self.roster = Roster.of(spec, history)
         self.rounds = Rounds(history, self.roster)
         self.admission = Admission(spec, history, self.roster)
         self.announcer = Announcer(spec, history, self.roster, self.rounds)
@@ -104,7 +104,7 @@ class Machine:
     def _take(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Led():
-                self.wall_offset = event.at - now
+                self.roster.wall_offset = self.wall_offset = event.at - now
                 return self._lead(event)
             case ProgressSeen():
                 return self._progress(event.progress, now)
@@ -218,7 +218,7 @@ class Machine:
                     Tell("init", f"initial parameters of {record.learner} are version 0"),
                 ]
             case TapeRound():
-                effects = self.rounds.recorded(record)
+                effects = [*self.rounds.recorded(record), *self.roster.recoveries.closed(record)]
                 closed = h.next_round - 1 - h.snapshot_round
                 if closed >= self.spec.keeping.snapshot_every_rounds and not self.snapshotting:
                     effects.append(self._snapshot())
@@ -331,6 +331,7 @@ class Machine:
             for learner in sorted(set(alive) - set(live)):
                 member = self.roster.members.get(learner)
                 silent = now - member.seen_at if member else 0.0
+                self.roster.recoveries.silent(learner, self._wall(now))
                 effects.append(
                     Tell(
                         "learner-lost",

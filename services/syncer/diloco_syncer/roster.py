@@ -5,10 +5,14 @@ baseline that is set anew when a round opens.
 """
 
 from dataclasses import dataclass, field
+from typing import Self
 
+from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Progress
 from diloco_syncer.counts import Counts
 from diloco_syncer.grace import Average
+from diloco_syncer.history import History
+from diloco_syncer.recoveries import Recoveries
 
 
 @dataclass(slots=True)
@@ -43,6 +47,11 @@ class Member:
         return self.progress is not None and self.progress.state == "stepping"
 
     @property
+    def answers(self) -> bool:
+        """Whether it gives what it is asked for: a draining one still does."""
+        return self.stepping or (self.progress is not None and self.progress.state == "draining")
+
+    @property
     def step(self) -> int:
         return 0 if self.progress is None else self.progress.step
 
@@ -57,6 +66,14 @@ class Roster:
     incarnations: dict[str, int] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     since: float = 0.0  # when this leader began: nobody is silent for longer
+    wall_offset: float = 0.0  # from `now` to seconds since 1970
+    recoveries: Recoveries = field(default_factory=Recoveries)
+
+    @classmethod
+    def of(cls, spec: RunSpec, history: History) -> Self:
+        """Nobody heard of yet; no life older than what the tape knows is ever let in again."""
+        known = dict(history.ledger.newest)
+        return cls(spec.membership.lease_s, incarnations=known, recoveries=Recoveries(history))
 
     def join(self, learner: str, incarnation: int, nonce: str, now: float) -> Member:
         """Admit an incarnation (not older than the newest known); idempotent."""
@@ -83,6 +100,7 @@ class Roster:
             self.members[progress.learner] = member
             self.incarnations[progress.learner] = progress.incarnation
         self.counts.saw(progress)
+        self.recoveries.spoke(progress, now + self.wall_offset)
         old = member.progress
         if old is not None and progress.step < old.step:
             return None  # overtaken on the way: the newer one is already here

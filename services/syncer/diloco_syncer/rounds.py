@@ -168,7 +168,7 @@ class Rounds:
 
     def _ineligible(self, m: Member, fragment: int) -> str:
         p = m.progress
-        if p is None or not m.stepping:
+        if p is None or not m.answers:
             return f"is {p.state if p else 'joining'}"
         if p.epoch != self.history.epoch:
             return f"is in epoch {p.epoch}, the run in {self.history.epoch}"

@@ -47,6 +47,7 @@ def status(
         tokens_reread=ledger.reread(silent),
         bytes_up=bytes_up,
         bytes_down=bytes_down,
+        recoveries=tuple(machine.roster.recoveries.shown.values()),
         learners={
             m.learner: _learner(m, now, machine, m.learner in participating)
             for m in machine.roster.members.values()

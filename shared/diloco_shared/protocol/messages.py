@@ -110,7 +110,8 @@ class Verdict(Message):
 
 # --- learner -> syncer -------------------------------------------------------------------------
 
-LearnerState = Literal["joining", "recovering", "stepping", "paused", "finished"]
+# `draining`: takes no more steps, but still answers pulls, until nothing of its work is unmerged.
+LearnerState = Literal["joining", "recovering", "stepping", "paused", "draining", "finished"]
 
 
 class SocketBytes(Message):
@@ -120,6 +121,24 @@ class SocketBytes(Message):
     data_down: Count = 0
     control_up: Count = 0
     control_down: Count = 0
+
+
+class RecoveryTimes(Message):
+    """How this process came to train, in seconds since it was started; None: not (yet).
+
+    `granted_s`: the syncer admitted it; `donor_s`: somebody was asked to give inner state;
+    `settled_s`: the inner state is in hand, from `source` (donor, checkpoint or fresh);
+    `stepping_s`: anchors and compiled programs as well. `age_s`: now.
+    """
+
+    age_s: Seconds
+    granted_s: Seconds | None = None
+    donor_s: Seconds | None = None
+    settled_s: Seconds | None = None
+    stepping_s: Seconds | None = None
+    donor: str = ""
+    source: str = ""
+    attempts: Count = 0
 
 
 class Progress(Message):
@@ -144,6 +163,7 @@ class Progress(Message):
     wait_s: Seconds  # total the train loop spent on anything but its own computation
     cursor: Cursor | None = None
     sockets: SocketBytes = SocketBytes()
+    recovery: RecoveryTimes | None = None
 
 
 class Join(Message):

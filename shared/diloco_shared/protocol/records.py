@@ -139,6 +139,31 @@ class TokenCounts(Message):
     in_flight: Count = 0
 
 
+class RecoveryRecord(Message):
+    """A learner that came back, or came new to a running run: when each phase was reached.
+
+    Wall clock, seconds since 1970; 0: not (yet). `lost_at` is the last word of its former life, of
+    which there is none if it is new; `detected_at`: that life's lease ran out, or this one spoke.
+    `rounds`: closed from the start of the process up to the one that merged it first; -1: not
+    merged yet, or the leader that saw it start is gone.
+    """
+
+    learner: Id
+    incarnation: Count
+    lost_at: Seconds = 0.0
+    detected_at: Seconds = 0.0
+    restarted_at: Seconds = 0.0
+    joined_at: Seconds = 0.0
+    donor_at: Seconds = 0.0
+    transferred_at: Seconds = 0.0
+    stepping_at: Seconds = 0.0
+    contributed_at: Seconds = 0.0
+    donor: str = ""
+    source: str = ""
+    attempts: Count = 0
+    rounds: Version = -1
+
+
 class RunStatus(Message):
     """A run as its syncer sees it; a few times a second at most."""
 
@@ -167,6 +192,7 @@ class RunStatus(Message):
     bytes_up: Count
     bytes_down: Count
     learners: dict[str, dict[str, Any]]  # per learner: what the dashboard shows
+    recoveries: tuple[RecoveryRecord, ...] = ()  # the newest, oldest first
     settled: bool = False  # the run is over and its learners have left: nobody is needed any more
     at: Seconds
 

@@ -13,6 +13,7 @@ from diloco_learner.events import (
     GrantSeen,
     PullSeen,
     StateBad,
+    StateComing,
     StateSeen,
 )
 from diloco_learner.train import Anchored
@@ -205,6 +206,7 @@ class Downlink:
                     ours = (donor, self.learner, self.incarnation, nonce, self.config_hash)
                     if whose != ours:
                         raise WireError(f"inner state of {whose[0]} for {whose[1]}, not as granted")
+                    self.put(StateComing(donor, nonce))
                     # safetensors reads nothing but bytes.
                     payload = bytes(
                         await get_blob(self.data, stream, m.blob, timeout_s=patience_s(m.blob))

@@ -24,9 +24,10 @@ from diloco_learner.events import (
 from diloco_learner.model.named import to_named
 from diloco_learner.recovery import Recovery
 from diloco_learner.train import Anchored, Values
-from diloco_learner.trainer import Trainer
+from diloco_learner.trainer import Trainer, state_bytes
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_bytes
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Grant
 from diloco_shared.protocol.wire import encode
@@ -66,6 +67,7 @@ class Recoverer:
         self.anchors: dict[tuple[int, int, int], Values] = {}
         self.init: asyncio.Task[None] | None = None
         self.state: asyncio.Task[None] | None = None
+        self.loaded: dict[str, str] = {}  # digest of the inner state as this learner now holds it
         self.awaited = ""  # nonce of the state that `state` waits for
         self.tasks: asyncio.TaskGroup
 
@@ -130,7 +132,7 @@ class Recoverer:
                 await self._load_state(effect)
             case Tell():
                 # Not awaited: a slow log must not delay the first step.
-                self.up.tell_soon(effect.kind, effect.text, effect.data)
+                self.up.tell_soon(effect.kind, effect.text, effect.data | self.loaded)
             case _:
                 pass
 
@@ -158,6 +160,7 @@ class Recoverer:
             data = self.down.states.get(effect.nonce)
             assert data is not None, f"no inner state under nonce {effect.nonce}"
             await asyncio.to_thread(self.trainer.load_inner_state, data)
+            self.loaded = {"moments": await asyncio.to_thread(self._moments)}
         elif effect.source == "checkpoint":
             saved, faults = await asyncio.to_thread(
                 self.checkpoints.load,
@@ -168,3 +171,7 @@ class Recoverer:
                 self.up.tell_soon("checkpoint-skipped", fault, {})
             if saved is not None:
                 await asyncio.to_thread(self.trainer.load_inner_state, saved)
+
+    def _moments(self) -> str:
+        """Read back from the trainer: a donor tells the digest of what it gave."""
+        return digest_bytes(state_bytes(self.trainer.inner_state()))

@@ -20,12 +20,14 @@ from diloco_learner.events import (
     Tell,
 )
 from diloco_learner.model.named import to_named
+from diloco_learner.recovery import STATE_BYTES_PER_S
 from diloco_learner.train import Outgoing
 from diloco_learner.trainer import state_bytes
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import manifest_subject, put_blob
 from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.numerics.digest import digest_bytes
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -40,7 +42,8 @@ from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
 
-# A newcomer asks for another donor before this many seconds have gone by.
+# A newcomer asks for another donor before this many seconds have gone by, beside the time that the
+# state takes on the slowest link worth using.
 STATE_DEADLINE_S = 60.0
 # An event is worth this many seconds of trying: a restart of the server takes less.
 EVENT_S = 15.0
@@ -200,7 +203,8 @@ class Uplink:
         d = effect.donate
         payload = await asyncio.to_thread(state_bytes, handle)
         subject = subjects.state(self.run, self.learner, d.newcomer, d.nonce)
-        blob = await put_blob(self.data, subject, payload, deadline_s=STATE_DEADLINE_S)
+        deadline_s = STATE_DEADLINE_S + len(payload) / STATE_BYTES_PER_S
+        blob = await put_blob(self.data, subject, payload, deadline_s=deadline_s)
         passing("donation")
         manifest = StateManifest(
             run=self.run,
@@ -219,7 +223,7 @@ class Uplink:
         await self.tell(
             "donated",
             f"inner state for {d.newcomer}",
-            {"newcomer": d.newcomer, "bytes": blob.bytes},
+            {"newcomer": d.newcomer, "bytes": blob.bytes, "moments": digest_bytes(payload)},
         )
 
     async def _evaluated(self, effect: Evaluate, loss: float) -> None:

@@ -108,6 +108,13 @@ class Work:
         if self.train_loop is not None:
             self.train_loop.stopping = reason
 
+    def drain(self, reason: str) -> None:
+        """Leave once what this learner has done is merged, if it has done anything."""
+        if self.train_loop is None:
+            self.withdraw(reason)
+        else:
+            self.train_loop.draining = reason
+
     @property
     def ending(self) -> bool:
         """Whether the run itself is about to end this work."""
@@ -167,8 +174,9 @@ class Work:
     async def _recover_and_train(self) -> Leave:
         warm = self.tasks.create_task(asyncio.to_thread(self.trainer.warm_up, self._batch))
         serving = [self._start(work) for work in self._services()]
+        self.reporter.recovery = recovery = self._recovery()
         recoverer = Recoverer(
-            self._recovery(),
+            recovery,
             self.trainer,
             self.checkpoints,
             self.control,
@@ -303,6 +311,7 @@ class Work:
             has_checkpoint=self.checkpoints.newest is not None,
             nonce_seed=f"{self.boot}-{self.incarnation}",
             layout=self.program.layout.digest(),
+            state_bytes=self.trainer.inner_state_bytes,
         )
 
     # --- training ------------------------------------------------------------------------------
@@ -336,6 +345,7 @@ class Work:
         )
         loop.stopping = self.stopping
         self.train_loop = loop
+        self.reporter.stepping_at = time.monotonic()
         while not self.events.empty():
             self.mailbox.put(self.events.get_nowait())
 
