@@ -16,11 +16,21 @@ from diloco_learner.events import (
     SendInit,
     SendJoin,
     StateBad,
+    StateComing,
     StateSeen,
     Tell,
     TimePassed,
 )
-from diloco_learner.recovery import DONORS_MAX, JOIN_S, MOVES, STATE_S, Recovery, State
+from diloco_learner.recovery import (
+    DONORS_MAX,
+    JOIN_S,
+    MOVES,
+    STATE_BYTES_PER_S,
+    STATE_S,
+    Recovery,
+    State,
+)
+from diloco_learner.reports import recovery_times
 from diloco_shared.config import RunSpec, shared_keys
 from diloco_shared.protocol.messages import Beat, Grant, Stamp
 
@@ -126,7 +136,7 @@ def test_moments_from_the_donor_parameters_from_the_anchors() -> None:
     assert effects[0] == LoadState("donor", "b", "boot-1")
     assert isinstance(effects[1], Tell) and effects[1].kind == "recovered"
     assert effects[1].data["source"] == "donor" and effects[1].data["donor"] == "b"
-    assert effects[2:] == [Begin(0, (5, 6, 4), stamp(18))]
+    assert effects[2:] == [Begin(0, 0, (5, 6, 4), stamp(18))]
     assert desk.tell(*anchors(7, 7, 7), TimePassed()) == []
 
 
@@ -135,7 +145,7 @@ def test_it_begins_at_nothing_older_than_granted() -> None:
     desk.tell(TimePassed(), desk.grant(), *anchors(5, 5, 3))
     assert desk.recovery.state is State.ANCHORING
     (begin,) = only(desk.tell(*anchors(5, 5, 4)), Begin)
-    assert begin == Begin(0, (5, 5, 4), stamp(15))
+    assert begin == Begin(0, 0, (5, 5, 4), stamp(15))
 
 
 @pytest.mark.parametrize(("has_checkpoint", "source"), [(True, "checkpoint"), (False, "fresh")])
@@ -209,7 +219,7 @@ def test_who_the_beat_names_sends_the_initial_parameters() -> None:
     assert desk.tell(NAMED) == [SendInit()]
     effects = desk.tell(*anchors(0, 0, 0))
     assert only(effects, Tell)[0].kind == "began"
-    assert effects[-1] == Begin(0, (0, 0, 0), stamp(0))
+    assert effects[-1] == Begin(0, 0, (0, 0, 0), stamp(0))
 
 
 @pytest.mark.parametrize(
@@ -312,3 +322,68 @@ def test_every_state_but_the_last_can_be_left() -> None:
     ends = {state for state, moves in MOVES.items() if not moves}
     assert ends == {State.BEGUN, State.LEFT} and set(MOVES) == set(State)
     assert all(State.LEFT in moves for moves in MOVES.values() if moves)
+
+
+# --- donors that die, and transfers that take long -----------------------------------------------
+
+
+def receiving(desk: Desk, donor: str = "b") -> None:
+    desk.tell(TimePassed(), desk.grant(donor=donor))
+    assert desk.recovery.state is State.RECEIVING
+
+
+def test_a_donor_that_falls_silent_is_not_waited_for() -> None:
+    desk = Desk()
+    receiving(desk)
+    assert not only(desk.tell(beat(live=("a", "b"))), SendJoin)
+    effects = desk.tell(beat(live=("a", "c")))
+    (join,) = only(effects, SendJoin)
+    assert join.join.failed_donors == ("b",) and only(effects, Tell)
+
+
+def test_a_beat_that_does_not_know_the_newcomer_yet_says_nothing_about_the_donor() -> None:
+    desk = Desk()
+    receiving(desk)
+    assert not only(desk.tell(beat(live=())), SendJoin)
+
+
+def test_what_a_donor_completed_before_it_died_is_fetched_to_the_end() -> None:
+    desk = Desk()
+    receiving(desk)
+    nonce = desk.recovery.nonce
+    desk.tell(StateComing("b", nonce))
+    assert not only(desk.tell(beat(live=("a", "c"))), SendJoin)
+    desk.now += STATE_S + 1
+    assert not only(desk.tell(TimePassed()), SendJoin), "fetching takes its time"
+    assert only(desk.tell(StateSeen("b", nonce)), LoadState)
+
+
+def test_a_large_state_is_given_the_time_its_transfer_takes() -> None:
+    """However many rounds that is: moments may be old, anchors are fetched anew."""
+    recovery = Recovery(
+        SPEC,
+        "a",
+        2,
+        has_checkpoint=False,
+        nonce_seed="boot",
+        layout="d",
+        state_bytes=1000 * STATE_BYTES_PER_S,
+    )
+    desk = Desk()
+    desk.recovery = recovery
+    receiving(desk)
+    assert recovery.deadline == desk.now + STATE_S + 1000
+
+
+def test_phases_are_timed() -> None:
+    desk = Desk()
+    desk.tell(TimePassed())
+    desk.now += 1
+    desk.tell(desk.grant(donor="b"))
+    desk.now += 2
+    desk.tell(StateSeen("b", desk.recovery.nonce))
+    times = recovery_times(desk.recovery, 40.0, None, desk.now)
+    assert (times.granted_s, times.donor_s, times.settled_s) == (11.0, 11.0, 13.0)
+    assert (times.age_s, times.stepping_s) == (13.0, None)
+    assert (times.donor, times.source, times.attempts) == ("b", "donor", 1)
+    assert recovery_times(desk.recovery, 40.0, 55.0, 60.0).stepping_s == 15.0

@@ -4,6 +4,8 @@ from typing import Any
 
 from diloco_shared.protocol.messages import Join
 from diloco_syncer.events import JoinSeen, ProgressSeen, SendBeat, SendDonate, SendGrant, Tell
+from diloco_syncer.history import History
+from diloco_syncer.machine import Machine
 
 
 def of(effects: list[Any], kind: type) -> list[Any]:
@@ -84,3 +86,37 @@ def test_another_configuration_is_refused_naming_the_differing_keys(running: Any
     grant = of(effects, SendGrant)[0].grant
     assert not grant.accepted
     assert "algorithm.fragments: here 2, there 9" in grant.reason
+
+
+def test_newcomers_at_once_get_donors_of_their_own(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    donors = {of(running.join(name), SendGrant)[0].grant.donor for name in ("c", "d")}
+    assert donors == {"a", "b"}
+
+
+def test_a_draining_learner_is_merged_but_not_waited_for_nor_a_donor(driver_of: Any) -> None:
+    driver = driver_of(quorum=1)
+    driver.start("a", "b")
+    driver.step("b", 2, state="draining")
+    assert driver.machine.roster.stepping(driver.now)[0].learner == "a"
+    driver.step("a", 4)
+    assert driver.pulls[-1].participants == ("a", "b"), "grace is over: nobody else steps"
+    driver.answer(driver.pulls[-1], "b")
+    driver.answer(driver.pulls[-1], "a")
+    assert [v.outcome for v in driver.rounds[-1].verdicts] == ["merged", "merged"]
+    assert of(driver.join("c"), SendGrant)[0].grant.donor == "a"
+
+
+def test_a_new_leader_lets_no_life_in_that_the_tape_knows_to_be_over_i10(running: Any) -> None:
+    running.join("b", incarnation=1)
+    running.step("a", 4)
+    running.step("b", 4, incarnation=1)
+    for learner, incarnation in (("a", 0), ("b", 1)):
+        running.answer(running.pulls[0], learner, incarnation=incarnation)
+    successor = Machine(running.spec, History(running.spec))
+    for seq, record in enumerate(running.tape, 1):
+        successor.history.apply(record, seq)
+    successor = Machine(running.spec, successor.history)
+    successor.handle(ProgressSeen(running.progress("b", 50, incarnation=0)), 0.0)
+    assert "b" not in successor.roster.members

@@ -1,13 +1,17 @@
 """Tells the syncer where the learner stands: the newest progress, and heartbeats in between."""
 
 import asyncio
+import time
 from collections.abc import Callable
+from typing import Any
 
 import structlog
 
 from diloco_learner.anchors import AnchorBook
+from diloco_learner.edges.clocks import process_started
 from diloco_learner.edges.mailbox import Mailbox
-from diloco_learner.reports import before_training
+from diloco_learner.recovery import Recovery
+from diloco_learner.reports import before_training, recovery_times
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.faults import FaultAgent
@@ -51,6 +55,9 @@ class Reporter:
         self.faults = faults
         self.sockets = sockets
         self.last: Progress | None = None
+        self.recovery: Recovery | None = None
+        self.started_at = process_started()
+        self.stepping_at: float | None = None
 
     async def newest(self) -> None:
         """Send the newest progress, and let faults know the step, for ever."""
@@ -91,7 +98,16 @@ class Reporter:
         try:
             await self.bus.publish(
                 subjects.progress(self.spec.name, self.learner),
-                encode(progress.model_copy(update={"sockets": self.sockets()})),
+                encode(progress.model_copy(update=self._of_process())),
             )
         except (BusError, WireError) as error:
             log.debug("progress not sent", error=str(error))
+
+    def _of_process(self) -> dict[str, Any]:
+        """What the train thread does not know."""
+        known: dict[str, Any] = {"sockets": self.sockets()}
+        if self.recovery is not None:
+            known["recovery"] = recovery_times(
+                self.recovery, self.started_at, self.stepping_at, time.monotonic()
+            )
+        return known

@@ -1,0 +1,45 @@
+"""Leaving a run that goes on without wasting work: step no more, but answer pulls a little longer.
+
+A learner that drains holds at a step boundary. Every fragment whose round comes round takes what
+it has done since it adopted it; adopting the result leaves nothing unmerged. Once that is so
+for every fragment (H steps of the others), it leaves.
+"""
+
+from dataclasses import dataclass
+
+from diloco_learner.counters import Counters
+from diloco_shared.protocol.messages import Beat
+
+# At least this long, and this many times what H own steps take: the others may be slower.
+DRAIN_S_MIN, DRAIN_TIMES = 60.0, 3.0
+# States of a run in which rounds are merged.
+MERGING = ("running", "finishing")
+
+
+@dataclass(slots=True)
+class Draining:
+    """Nothing is asked for until `begin`."""
+
+    reason: str = ""
+    until: float = float("inf")
+
+    def begin(self, reason: str, now: float, round_s: float) -> None:
+        """`round_s`: seconds in which every fragment comes round."""
+        self.reason = reason
+        self.until = now + max(DRAIN_S_MIN, DRAIN_TIMES * round_s)
+
+    def over(self, beat: Beat | None, counters: Counters, now: float) -> str:
+        """Why to leave now; "" while there is something to wait for, or no wish to leave."""
+        if not self.reason:
+            return ""
+        fragments = range(len(counters.adopted_P))
+        unmerged = sum(counters.c_steps(p) > 0 for p in fragments)
+        if not unmerged:
+            return f"{self.reason}: none of its work is left unmerged"
+        if beat is None or beat.state not in MERGING:
+            why = "there is no syncer" if beat is None else f"the run is {beat.state}"
+        elif now >= self.until:
+            why = "no round came for them in time"
+        else:
+            return ""
+        return f"{self.reason}: work on {unmerged} fragments is lost, {why}"
