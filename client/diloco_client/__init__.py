@@ -183,6 +183,15 @@ class Client:
         faults: list[dict[str, Any]] = self._call("GET", "/v1/chaos")["faults"]
         return faults
 
+    def plan(self, **wishes: Any) -> dict[str, Any]:
+        """Settings for hardware and links that one may not have yet: see `diloco plan --help`.
+
+        `params` and `chips` must be given; the answer has `settings` with their `reasons`,
+        `predicted`, `hub` and `sensitivity`. ApiError 422 where no settings do.
+        """
+        found: dict[str, Any] = self._call("POST", "/v1/plan", json=wishes)
+        return found
+
     # --- tokens --------------------------------------------------------------------------------
 
     def access(self) -> dict[str, Any]:

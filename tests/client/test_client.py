@@ -156,3 +156,19 @@ def test_members_and_tokens_speak_to_their_addresses() -> None:
         "DELETE /v1/members/a",
         "DELETE /v1/runs/demo",
     ]
+
+
+def test_a_plan_is_asked_for_with_the_wishes_and_a_short_one_is_refused_in_words() -> None:
+    asked = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        asked.append((request.method, request.url.path, json.loads(request.content)))
+        if len(asked) > 1:
+            return httpx.Response(422, json={"title": "No settings do", "detail": "add chips"})
+        return httpx.Response(200, json={"settings": {"sync_every_steps": 24}})
+
+    with client(handle) as c:
+        assert c.plan(params=5e9, chips=4096)["settings"] == {"sync_every_steps": 24}
+        with pytest.raises(ApiError, match="add chips"):
+            c.plan(params=5e9, chips=1)
+    assert asked[0] == ("POST", "/v1/plan", {"params": 5e9, "chips": 4096})
