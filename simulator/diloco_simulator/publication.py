@@ -28,6 +28,7 @@ def publication(
         values=store.layout.sizes[p],
         anchor_digest=store.anchor_digest(p),
         config_hash=config_hash(spec),
+        checkpoint=e.checkpoint,
         participants=e.participants,
         last_merged=e.last_merged,
         stamp=e.stamp,

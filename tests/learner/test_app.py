@@ -109,7 +109,7 @@ async def test_a_learner_bootstraps_trains_is_merged_pauses_and_finishes(
         assert evaluations[-1].data["final"] and np.isfinite(evaluations[-1].data["val_loss"])
         assert list(evaluations[-1].data["versions"]) == syncer.versions
         # The final checkpoint is on disk before the learner is idle.
-        assert any(p.name.isdigit() for p in (tmp_path / "a" / "checkpoints").glob("r-*/*"))
+        assert any(p.name.isdigit() for p in (tmp_path / "a" / "checkpoints").glob("r/*"))
         # Every shard went back, at a cursor that was merged.
         leases = [
             decode(e.value, ShardLease)
@@ -182,7 +182,7 @@ async def test_without_a_donor_the_moments_of_the_own_checkpoint_are_taken(
             await syncer.assign("a", "")
             await syncer.until("a", lambda p: p.state == "finished")
             folder = tmp_path / "a" / "checkpoints"
-            await until(lambda: any(p.name.isdigit() for p in folder.glob("r-*/*")))
+            await until(lambda: any(p.name.isdigit() for p in folder.glob("r/*")))
         await syncer.assign("a", "r")
         async with learner(broker, tmp_path, "a"):
             await syncer.until("a", lambda p: p.incarnation == 1 and p.step > 0)

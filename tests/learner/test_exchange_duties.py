@@ -98,8 +98,8 @@ def test_a_successor_evaluates_what_comes_and_repeats_nothing() -> None:
 def test_a_checkpoint_every_so_many_own_steps() -> None:
     desk = Desk()
     assert only(desk.step(25), Checkpoint) == [
-        Checkpoint(10, (0, 0, 0), final=False),
-        Checkpoint(20, (0, 0, 0), final=False),
+        Checkpoint(0, 10, (0, 0, 0), final=False),
+        Checkpoint(0, 20, (0, 0, 0), final=False),
     ]
 
 
@@ -168,7 +168,7 @@ def test_at_the_end_it_adopts_everything_evaluates_checkpoints_and_leaves() -> N
     kinds = [type(e) for e in effects]
     assert kinds == [Adopt, Evaluate, Checkpoint, SendProgress, Leave]
     assert effects[1] == Evaluate(stamp(1), (1, 1, 0), final=True)
-    assert effects[2] == Checkpoint(2, (1, 1, 0), final=True)
+    assert effects[2] == Checkpoint(0, 2, (1, 1, 0), final=True)
     assert last_progress(effects).state == "finished"
     assert only(effects, Leave)[0].outcome == "finished"
     assert desk.tell(pull(5), TimePassed(), anchor(2, 9), end) == []

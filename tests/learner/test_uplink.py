@@ -56,7 +56,7 @@ def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
         raise AssertionError("nothing to tell here")
 
     leases = Leases(bus, spec, "a", 1, batches, tuple, tell)
-    return Uplink(spec, "a", 1, bus, bus, (9, 9, 4), Checkpoints(tmp_path, 2), leases)
+    return Uplink(spec, "a", 1, bus, bus, (9, 9, 4), Checkpoints(tmp_path, 2), leases, print, "")
 
 
 async def uploaded(syncer: Any) -> list[ContributionManifest]:
@@ -147,13 +147,13 @@ async def test_a_checkpoint_that_fails_is_told(up: Uplink, syncer: Any) -> None:
         raise OSError("no space left on device")
 
     up.checkpoints.save = full  # type: ignore[method-assign]
-    await up.send(Outgoing(Checkpoint(8, (0, 0, 0), final=True), {"mu": DELTA_F}))
+    await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), {"mu": DELTA_F}))
     (event,) = await syncer.events("checkpoint-failed")
     assert "no space left" in event.text
 
 
 async def test_checkpoints_of_later_lives_are_newer(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
-    await up.send(Outgoing(Checkpoint(8, (0, 0, 0), final=True), {"mu": DELTA_F}))
+    await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), {"mu": DELTA_F}))
     assert up.checkpoints.newest == 1_000_000_008
     await asyncio.to_thread(up.checkpoints.close)

@@ -95,7 +95,7 @@ class Driver:
                 return self.give(Appended(len(self.tape), 1000.0 + self.now))
             case Stage():
                 digest = f"{effect.round:032x}"
-                return self.give(Staged(effect.round, digest, digest, digest))
+                return self.give(Staged(effect.epoch, effect.round, digest, digest, digest))
             case Publish():
                 return self.give(Published(effect.fragment, effect.version))
             case Snapshot():

@@ -182,4 +182,6 @@ class AnchorBook:
 
 
 def _ready(m: PublicationManifest) -> AnchorReady:
-    return AnchorReady(m.epoch, m.fragment, m.version, m.round, m.stamp, dict(m.last_merged))
+    return AnchorReady(
+        m.epoch, m.fragment, m.version, m.round, m.stamp, dict(m.last_merged), m.checkpoint
+    )

@@ -14,8 +14,8 @@ from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
-from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.crash_points import arm
+from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.faults import Abilities, FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
@@ -139,7 +139,8 @@ class Learner:
         await self.membership.refresh()
         leave: Leave | None = None
         try:
-            while leave is None:
+            # After a restore it begins again, with moments and data of that checkpoint.
+            while leave is None or leave.outcome == "restored":
                 leave = await self._attempt(spec)
         finally:
             self.work = None
@@ -158,6 +159,7 @@ class Learner:
             self.control,
             self.data,
             self.faults,
+            self.settings.checkpoints or str(self.settings.data / "checkpoints"),
         )
         try:
             return await self.work.run()

@@ -8,7 +8,17 @@ adopt, answer pulls, count. Arrays never pass through either: they are named.
 from dataclasses import dataclass, field
 from typing import Any
 
-from diloco_shared.protocol.messages import Beat, Cursor, Donate, Grant, Join, Progress, Pull, Stamp
+from diloco_shared.protocol.messages import (
+    Beat,
+    Cursor,
+    Donate,
+    Grant,
+    Join,
+    Progress,
+    Pull,
+    Restored,
+    Stamp,
+)
 
 # --- events ------------------------------------------------------------------------------------
 
@@ -23,6 +33,7 @@ class AnchorReady:
     round: int  # -1: made by no round
     stamp: Stamp
     last_merged: dict[str, tuple[int, int]]
+    checkpoint: int = 0  # newest mark before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,14 @@ class TimePassed:
     """The deadline was reached, or all that arrived during the last step has been handed over."""
 
 
-ExchangeEvent = AnchorReady | BeatSeen | PullSeen | DonateSeen | Stepped | TimePassed
+@dataclass(frozen=True, slots=True)
+class PartSettled:
+    """This learner's part of checkpoint `number` is durable, or could not be written."""
+
+    number: int
+
+
+ExchangeEvent = AnchorReady | BeatSeen | PullSeen | DonateSeen | Stepped | PartSettled | TimePassed
 RecoveryEvent = AnchorReady | BeatSeen | GrantSeen | StateComing | StateSeen | StateBad | TimePassed
 
 # --- effects -----------------------------------------------------------------------------------
@@ -109,12 +127,14 @@ class LoadState:
     source: str
     donor: str
     nonce: str
+    restored: Restored | None = None  # the run-wide checkpoint that this history began with
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
     """Recovered: adopt these anchors, start the exchange and step."""
 
+    joined: int  # epoch of the grant
     epoch: int
     versions: tuple[int, ...]
     stamp: Stamp
@@ -173,9 +193,20 @@ class Evaluate:
 class Checkpoint:
     """Save moments, counts and adopted versions, asynchronously."""
 
+    epoch: int
     step: int
     versions: tuple[int, ...]
     final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KeepPart:
+    """Keep moments and counts, as they are now, for a run-wide checkpoint; then PartSettled."""
+
+    number: int
+    epoch: int
+    step: int
+    versions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +230,7 @@ class Unmerged:
 class Leave:
     """Stop working for the run: it is over, or a newer process has taken this id."""
 
-    outcome: str  # finished, stopped, superseded, refused, drained, withdrawn
+    outcome: str  # finished, stopped, superseded, refused, restored, drained, withdrawn
     reason: str
 
 
@@ -219,6 +250,7 @@ ExchangeEffect = (
     | GiveState
     | Evaluate
     | Checkpoint
+    | KeepPart
     | Merged
     | Unmerged
     | Leave

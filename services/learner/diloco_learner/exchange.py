@@ -12,6 +12,7 @@ acts on each event at once. Pure: no clock, no arrays, nothing that waits (I8).
 import math
 from collections import Counter
 
+from diloco_learner.beats import is_final, outdated
 from diloco_learner.counters import Counters
 from diloco_learner.draining import Draining
 from diloco_learner.events import (
@@ -25,7 +26,9 @@ from diloco_learner.events import (
     ExchangeEffect,
     ExchangeEvent,
     GiveState,
+    KeepPart,
     Leave,
+    PartSettled,
     PullSeen,
     SendProgress,
     Stepped,
@@ -33,6 +36,7 @@ from diloco_learner.events import (
     TimePassed,
 )
 from diloco_learner.giving import Giving
+from diloco_learner.marks import Marks
 from diloco_learner.merged import Undecided
 from diloco_learner.pulls import Pulls
 from diloco_shared.config import RunSpec
@@ -59,6 +63,7 @@ class Exchange:
         versions: tuple[int, ...],
         stamp: Stamp,
         now: float,
+        joined: int | None = None,
     ) -> None:
         """Starts with every fragment adopted at `versions`, as recovery's Begin says.
 
@@ -72,6 +77,8 @@ class Exchange:
         self.learner = learner
         self.incarnation = incarnation
         self.epoch = epoch
+        self.joined = epoch if joined is None else joined  # epoch of its grant
+        self.marks = Marks()
         self.counters = Counters(list(versions))
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
         self.pulls = Pulls(learner, epoch, fragments)
@@ -143,6 +150,8 @@ class Exchange:
                 self._count(self.pulls.ask(event.pull, now))
             case DonateSeen():
                 self._count(self.giving.ask(event.donate, now))
+            case PartSettled():
+                self.marks.settled, self.unreported = event.number, True
             case TimePassed():
                 pass
         return []
@@ -167,6 +176,7 @@ class Exchange:
         if anchor.epoch < self.epoch:
             self._count("anchor of an older epoch")
             return []
+        self.marks.meet(anchor.checkpoint)
         effects: list[ExchangeEffect] = []
         if anchor.epoch > self.epoch:
             effects += self._enter(anchor.epoch, anchor.stamp)
@@ -183,10 +193,16 @@ class Exchange:
         if newest > self.incarnation:
             self.left = True
             return [Leave("superseded", f"incarnation {newest} of {self.learner} has joined")]
-        why = self._outdated(beat)
+        pulls, fragments = self.pulls, self.spec.algorithm.fragments
+        why = outdated(beat, self.beat, fragments=fragments, epoch=pulls.epoch, term=pulls.term)
         if why:
             self._count(why)
             return []
+        if beat.restored is not None and beat.restored.epoch > self.joined:
+            # Moments and data must go back too: as a new incarnation, which begins with them.
+            self.left = True
+            return [Leave("restored", f"the run goes back to {beat.restored.source}"[:500])]
+        self.marks.meet(beat.checkpoint)
         effects: list[ExchangeEffect] = []
         if beat.epoch > self.epoch:
             effects += self._enter(beat.epoch, beat.stamp)
@@ -199,21 +215,6 @@ class Exchange:
         elif not was_finishing:
             self.finish_by = now + FINISH_S_MAX
         return effects
-
-    def _outdated(self, beat: Beat) -> str:
-        if len(beat.versions) != self.spec.algorithm.fragments:
-            return "beat of another layout"
-        if (beat.epoch, beat.term) < (self.pulls.epoch, self.pulls.term):
-            return "beat of a deposed leader"
-        known = self.beat
-        if known is None or (beat.epoch, beat.term) != (known.epoch, known.term):
-            return ""
-        # Core messages may overtake each other; a leader's versions only grow, and its end is
-        # final.
-        overtaken = any(v < k for v, k in zip(beat.versions, known.versions, strict=True))
-        if overtaken or (_is_final(known) and not _is_final(beat)):
-            return "beat overtaken by a newer one"
-        return ""
 
     def _enter(self, epoch: int, stamp: Stamp) -> list[ExchangeEffect]:
         """History began again: what was adopted is void, and the schedule goes back with it."""
@@ -235,7 +236,7 @@ class Exchange:
     # --- what a step boundary brings -----------------------------------------------------------
 
     def _boundary(self, now: float, *, stepped: bool) -> list[ExchangeEffect]:
-        effects = self._adopt(now)
+        effects = [*self._keep_part(), *self._adopt(now)]
         effects += self._contribute(now)
         c = self.counters
         effects += [
@@ -248,8 +249,13 @@ class Exchange:
             return effects + self._left(Leave("drained", why[:500]))
         effects += self._evaluate()
         if stepped and c.step % self.spec.keeping.checkpoint_every_steps == 0:
-            effects.append(Checkpoint(c.step, tuple(c.adopted_P), final=False))
+            effects.append(Checkpoint(self.epoch, c.step, tuple(c.adopted_P), final=False))
         return effects
+
+    def _keep_part(self) -> list[ExchangeEffect]:
+        """A checkpoint was begun: this is where the cut goes through this learner."""
+        number, c = self.marks.take(), self.counters
+        return [KeepPart(number, self.epoch, c.step, tuple(c.adopted_P))] if number else []
 
     def _adopt(self, now: float) -> list[ExchangeEffect]:
         if not self.ready:
@@ -315,7 +321,7 @@ class Exchange:
 
     @property
     def _finishing(self) -> bool:
-        return self.beat is not None and _is_final(self.beat)
+        return self.beat is not None and is_final(self.beat)
 
     def _finish(self, now: float) -> list[ExchangeEffect]:
         """Leave once everything published is adopted, or nothing more can be expected."""
@@ -338,7 +344,8 @@ class Exchange:
 
     def _left(self, leave: Leave) -> list[ExchangeEffect]:
         self.left = True
-        checkpoint = Checkpoint(self.counters.step, tuple(self.counters.adopted_P), final=True)
+        c = self.counters
+        checkpoint = Checkpoint(self.epoch, c.step, tuple(c.adopted_P), final=True)
         return [checkpoint, SendProgress(self.progress()), leave]
 
     # --- reports -------------------------------------------------------------------------------
@@ -387,8 +394,5 @@ class Exchange:
             step_s=self.step_s,
             wait_s=self.wait_s,
             cursor=self.cursor,
+            checkpoint=self.marks.settled,
         )
-
-
-def _is_final(beat: Beat) -> bool:
-    return beat.state in ("finished", "stopped")

@@ -6,6 +6,8 @@ import numpy as np
 
 from diloco_shared.protocol.records import ShardLease
 
+Where = tuple[int, int]  # (passes, sequences): ordered as a shard is read
+
 
 def order(shards: int, learner: str, seed: int) -> list[int]:
     """The shards in this learner's own seeded order, so that learners rarely want the same."""
@@ -13,8 +15,16 @@ def order(shards: int, learner: str, seed: int) -> list[int]:
     return [int(s) for s in rng.permutation(shards)]
 
 
+def place(leases: Mapping[int, ShardLease], merged: Mapping[int, Where], shard: int) -> Where:
+    """Where to read a shard from: behind what is merged, not before where its holder began."""
+    lease = leases.get(shard)
+    began = (lease.passes, lease.sequences) if lease else (0, 0)
+    return max(began, merged.get(shard, (0, 0)))
+
+
 def choose(
     leases: Mapping[int, ShardLease],
+    merged: Mapping[int, Where],
     wanted: Sequence[int],
     *,
     learner: str,
@@ -25,9 +35,9 @@ def choose(
     """The shard to take now, or None if every shard is held by somebody live.
 
     First this learner's own (of an earlier life, or of this one if the answer to taking it was
-    lost): they have a cursor to go on from. Then the least read of the free ones and of those
-    whose holder is gone, in the learner's order. `live` must be what the syncer says, and hold
-    this learner: one that has only just begun would take everybody for gone.
+    lost), the one it was in the middle of before all others. Then the least read of the free ones
+    and of those whose holder is gone, in the learner's order. `live` must be what the syncer says,
+    and hold this learner: one that has only just begun would take everybody for gone.
     """
 
     def available(shard: int) -> bool:
@@ -43,27 +53,21 @@ def choose(
     if learner not in live:
         return None
     able = [s for s in wanted if available(s)]
-    own = [s for s in able if (lease := leases.get(s)) and lease.holder == learner]
-    if own:
-        return own[0]
     # sorted() is stable: among equally often read shards the learner's order decides.
-    fresh = sorted(able, key=lambda s: leases[s].passes if s in leases else 0)
-    return fresh[0] if fresh else None
+    own = [s for s in able if (lease := leases.get(s)) and lease.holder == learner]
+    begun = sorted(own, key=lambda s: place(leases, merged, s)[1] == 0)
+    fresh = sorted(able, key=lambda s: place(leases, merged, s)[0])
+    return next(iter([*begun, *fresh]), None)
 
 
-def taken(lease: ShardLease | None, shard: int, learner: str, incarnation: int) -> ShardLease:
-    """The lease of `shard` in this learner's hands, from where it was merged up to."""
+def taken(shard: int, learner: str, incarnation: int, where: Where) -> ShardLease:
+    """The lease of `shard` in this learner's hands, to be read from `where`."""
+    passes, sequences = where
     return ShardLease(
-        shard=shard,
-        holder=learner,
-        incarnation=incarnation,
-        sequences=lease.sequences if lease else 0,
-        passes=lease.passes if lease else 0,
+        shard=shard, holder=learner, incarnation=incarnation, sequences=sequences, passes=passes
     )
 
 
-def given_back(lease: ShardLease) -> ShardLease:
-    """A shard read to its end: free, to be read again from the beginning in another order."""
-    return lease.model_copy(
-        update={"holder": "", "incarnation": -1, "sequences": 0, "passes": lease.passes + 1}
-    )
+def given_back(shard: int, passes: int) -> ShardLease:
+    """A shard whose pass `passes` is read and merged: free, to be read again in another order."""
+    return ShardLease(shard=shard, holder="", incarnation=-1, sequences=0, passes=passes + 1)

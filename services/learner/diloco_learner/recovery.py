@@ -11,7 +11,6 @@ own checkpoint, or start at zero. Only the syncer itself is awaited without limi
 """
 
 from collections import Counter
-from enum import Enum
 
 from diloco_learner.events import (
     AnchorReady,
@@ -30,41 +29,20 @@ from diloco_learner.events import (
     Tell,
     TimePassed,
 )
+from diloco_learner.stages import MOVES, State
 from diloco_shared.config import RunSpec, shared_keys
-from diloco_shared.protocol.messages import Beat, Grant, Join, Stamp
+from diloco_shared.protocol.messages import Beat, Grant, Join, Restored, Stamp
 
 # A join is sent again after this many seconds without its grant.
 JOIN_S = 1.0
 # Patience with a donor, doubling with every attempt: a slow link deserves a second, longer try.
 # Beside it the time that the state itself takes on the slowest link worth using. Moments may be
-# old, so a transfer is never begun again for staleness; a donor that dies over it is not waited for.
+# old, so no transfer is begun again for staleness; a donor that dies over it is not waited for.
 STATE_S, STATE_S_MAX, STATE_BYTES_PER_S = 10.0, 60.0, 100_000
 # Donors tried before doing without: four minutes of waiting are worse than moments that start anew.
 DONORS_MAX = 5
 # Initial parameters are sent again if the run has not begun; doubling, for they may be large.
 INIT_S, INIT_S_MAX = 10.0, 60.0
-
-
-class State(Enum):
-    """Where a recovery stands."""
-
-    JOINING = "joining"  # no grant yet
-    BOOTSTRAPPING = "bootstrapping"  # granted, and nothing is published yet
-    RECEIVING = "receiving"  # waiting for a donor's inner state
-    ANCHORING = "anchoring"  # inner state is settled; waiting for anchors
-    BEGUN = "begun"
-    LEFT = "left"
-
-
-# What may follow what; anything else is a fault in this module.
-MOVES: dict[State, frozenset[State]] = {
-    State.JOINING: frozenset({State.BOOTSTRAPPING, State.RECEIVING, State.ANCHORING, State.LEFT}),
-    State.BOOTSTRAPPING: frozenset({State.BEGUN, State.LEFT}),
-    State.RECEIVING: frozenset({State.JOINING, State.ANCHORING, State.LEFT}),
-    State.ANCHORING: frozenset({State.BEGUN, State.LEFT}),
-    State.BEGUN: frozenset(),
-    State.LEFT: frozenset(),
-}
 
 
 class Recovery:
@@ -103,6 +81,8 @@ class Recovery:
         self.source = ""  # of the inner state, once settled
         self.epoch = -1  # newest seen
         self.term = -1
+        self.joined = -1  # epoch of the newest grant
+        self.restored: Restored | None = None
         self.wanted_P: tuple[int, ...] = ()  # least versions to begin with
         self.anchors: dict[int, AnchorReady] = {}  # newest per fragment, of the newest epoch
         self.early: StateSeen | None = None  # came before the grant that names its donor
@@ -214,6 +194,7 @@ class Recovery:
             self._enter(grant.epoch)
         if self.granted_at is None:
             self.granted_at = now
+        self.joined, self.restored = grant.epoch, grant.restored
         self.term = max(self.term, grant.term)
         self.wanted_P = grant.versions
         self._progressed(grant.stamp)
@@ -264,12 +245,12 @@ class Recovery:
     def _without_donor(self) -> list[RecoveryEffect]:
         self._move(State.ANCHORING)
         self.wake_at = None
-        return self._settle("checkpoint" if self.has_checkpoint else "fresh")
+        return self._settle("checkpoint" if self.has_checkpoint or self.restored else "fresh")
 
     def _settle(self, source: str, donor: str = "") -> list[RecoveryEffect]:
         assert not self.source, "the inner state is settled once"
         self.source = source
-        return [LoadState(source, donor, self.nonce if donor else "")]
+        return [LoadState(source, donor, self.nonce if donor else "", self.restored)]
 
     # --- what the syncer tells everybody -------------------------------------------------------
 
@@ -285,6 +266,8 @@ class Recovery:
             return []
         if beat.state in ("finished", "stopped"):
             return self._leave(beat.state, f"the run is {beat.state}: {beat.reason}"[:500])
+        if self.source and beat.restored is not None and beat.restored.epoch > self.joined:
+            return self._leave("restored", f"the run goes back to {beat.restored.source}"[:500])
         effects: list[RecoveryEffect] = []
         if beat.epoch > self.epoch:
             effects += self._raised(beat.epoch, beat.versions, now)
@@ -386,7 +369,7 @@ class Recovery:
         text = f"{self.learner} incarnation {self.incarnation} {verb} {how}"
         return [
             Tell("began" if first else "recovered", text[:500], data),
-            Begin(self.epoch, versions, self.stamp),
+            Begin(self.joined, self.epoch, versions, self.stamp),
         ]
 
     def _leave(self, outcome: str, reason: str) -> list[RecoveryEffect]:

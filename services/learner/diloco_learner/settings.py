@@ -38,6 +38,11 @@ class Settings(BaseSettings):
         0.0, ge=0, description="Most payload bytes fetched per second, on average; 0: no limit."
     )
     data: Path = Field(Path("diloco-data"), description="Checkpoints live in <data>/<id>/.")
+    checkpoints: str = Field(
+        "",
+        description="Where run-wide checkpoints go unless the run says; <data>/checkpoints if "
+        "empty. The same place for every process of a run.",
+    )
     chaos: bool = Field(False, description="Whether faults may be injected into this process.")
     log: str = Field("info", description="Log level.")
     crash_at: CrashAt = Field("", description="For tests: where to die; see crash_points.py.")

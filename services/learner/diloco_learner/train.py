@@ -21,6 +21,7 @@ from diloco_learner.events import (
     Evaluate,
     ExchangeEffect,
     GiveState,
+    KeepPart,
     Leave,
     Merged,
     SendProgress,
@@ -159,7 +160,7 @@ class TrainLoop:
     def _withdraw(self) -> None:
         """Leave a run that goes on: keep the moments, and say so that nobody counts on us."""
         progress = self.exchange.progress()
-        checkpoint = Checkpoint(progress.step, progress.adopted, final=True)
+        checkpoint = Checkpoint(progress.epoch, progress.step, progress.adopted, final=True)
         self._perform(checkpoint)
         self._perform(SendProgress(progress.model_copy(update={"state": "finished"})))
         self._perform(Leave("withdrawn", self.stopping))
@@ -253,7 +254,7 @@ class TrainLoop:
                 self._send(Outgoing(effect, handle))
             case GiveState():
                 self._send(Outgoing(effect, self.trainer.inner_state()))
-            case Checkpoint():
+            case Checkpoint() | KeepPart():
                 self._send(Outgoing(effect, self.trainer.inner_state()))
             case Evaluate():
                 anchors = [np.asarray(a) for a in self.trainer.anchors]

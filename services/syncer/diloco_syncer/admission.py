@@ -110,4 +110,5 @@ class Admission:
             versions=tuple(h.versions),
             donor=donor,
             stamp=h.stamp,
+            restored=h.restored,
         )

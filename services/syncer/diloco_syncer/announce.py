@@ -2,7 +2,7 @@
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Beat, RunState
-from diloco_syncer.events import Effect, SendBeat
+from diloco_syncer.events import Effect, SendBeat, Tell
 from diloco_syncer.history import History
 from diloco_syncer.roster import Roster
 from diloco_syncer.rounds import Rounds
@@ -27,15 +27,34 @@ class Announcer:
         self.beat_at = 0.0
         self.beat_state: tuple[object, ...] | None = None
 
-    def appoint(self, alive: tuple[str, ...], now: float) -> None:
-        """Who initialises and who evaluates: whoever does stays, as long as it is live."""
-        if alive != self.alive:
+    def appoint(self, now: float) -> list[Effect]:
+        """Who is live, who initialises and who evaluates: those two stay as long as they live."""
+        alive = tuple(m.learner for m in self.roster.live(now))
+        told = self._changes(alive, now)
+        if told:
             self.alive, self.beat_at = alive, now
+        self._appoint(now)
+        return told
+
+    def _changes(self, alive: tuple[str, ...], now: float) -> list[Effect]:
+        told: list[Effect] = []
+        for learner in sorted(set(self.alive) - set(alive)):
+            member = self.roster.members.get(learner)
+            silent = now - member.seen_at if member else 0.0
+            self.roster.recoveries.silent(learner, now + self.roster.wall_offset)
+            text = f"{learner} is silent for {silent:.1f} s: its weight is 0"
+            told.append(Tell("learner-lost", text, {"learner": learner}))
+        for learner in sorted(set(alive) - set(self.alive)):
+            told.append(Tell("learner-alive", f"{learner} is alive", {"learner": learner}))
+        return told
+
+    def _appoint(self, now: float) -> None:
         stepping = [m.learner for m in self.roster.stepping(now)]
         self.evaluated = self.evaluated or self._evaluation_made()
         if self.evaluator not in stepping and not self.evaluated:
             self.evaluator = next(iter(stepping), "")
-        if self.history.initialised or len(self.alive) < self.spec.membership.learners_min:
+        early = len(self.alive) < self.spec.membership.learners_min
+        if self.history.initialised or early or self.rounds.suspended:
             self.initializer = ""
             return
         slow = now - self.initializer_since > INITIALIZER_S
@@ -57,6 +76,8 @@ class Announcer:
         h, needed = self.history, self.history.quorum
         if h.outcome:
             return ("finished" if h.outcome == "finished" else "stopped"), f"run {h.outcome}"
+        if not h.initialised and self.rounds.suspended:
+            return "waiting", self.rounds.suspended
         if not h.initialised:
             joined, least = len(self.alive), self.spec.membership.learners_min
             if joined < least:
@@ -95,6 +116,8 @@ class Announcer:
                     evaluator=self.evaluator,
                     evaluated=self.evaluated,
                     incarnations=dict(self.roster.incarnations),
+                    checkpoint=h.checkpoint,
+                    restored=h.restored,
                 )
             )
         ]

@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus
-from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.crash_points import arm
+from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.membership import DataFolder, Membership
@@ -141,6 +141,7 @@ class Syncer:
             self.folder.path,
             show,
             payload_bytes_max=self.settings.payload_bytes_max,
+            checkpoint_root=self.settings.checkpoints or str(self.settings.data / "checkpoints"),
         )
         try:
             outcome = await candidate.run()

@@ -19,6 +19,7 @@ from diloco_shared.protocol.messages import (
     TapeRecord,
     TensorSpec,
 )
+from diloco_shared.protocol.records import Restore
 
 # --- events ------------------------------------------------------------------------------------
 
@@ -77,6 +78,7 @@ class Malformed:
 class Staged:
     """The merge of a round is computed, not yet in force."""
 
+    epoch: int
     round: int
     anchor_digest: str
     master_digest: str
@@ -106,6 +108,8 @@ class Wanted:
     paused: bool
     stopping: bool
     quorum: int
+    checkpoint: int = 0  # number of the newest checkpoint asked for
+    restore: Restore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,33 @@ class SnapshotDone:
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed:
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """This process's part of checkpoint `number` is durable."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """Checkpoint `number` is complete with the parts of `learners`; or why it never will be."""
+
+    number: int
+    learners: tuple[str, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The state of a checkpoint is at hand (`History.meta`, and a store with it); or why not."""
+
+    restore: Restore
+    run: str = ""  # that it is of
+    history: dict[str, Any] = field(default_factory=dict)
+    digest: str = ""  # of the manifest
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +182,9 @@ Event = (
     | Suspended
     | SnapshotDone
     | SnapshotFailed
+    | Kept
+    | Sealed
+    | Loaded
     | BusBack
     | TimePassed
 )
@@ -204,6 +238,7 @@ class Chosen:
 class Stage:
     """Merge, outer step and publication encode of one round; answer with Staged."""
 
+    epoch: int
     round: int
     fragment: int
     contributions: tuple[Chosen, ...]  # sorted by learner
@@ -243,6 +278,7 @@ class Publish:
     participants: tuple[str, ...]
     last_merged: dict[str, tuple[int, int]]
     stamp: Stamp
+    checkpoint: int  # newest mark before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +294,41 @@ class Snapshot:
 
     covers: int
     round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Keep store and history as of the tape sequence `covers` for a checkpoint; then Kept.
+
+    A fault is told with Sealed.
+    """
+
+    number: int
+    covers: int
+    reason: str
+    at: float  # wall clock
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """Write the manifest over the parts that are there; then Sealed. `late` gave none, and why."""
+
+    number: int
+    late: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Read a checkpoint's state; then Loaded."""
+
+    restore: Restore
+
+
+@dataclass(frozen=True, slots=True)
+class InstallLoaded:
+    """The restore is committed: the state that was loaded is in force."""
+
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +375,10 @@ Effect = (
     | Publish
     | Drop
     | Snapshot
+    | Capture
+    | Seal
+    | Load
+    | InstallLoaded
     | PurgeUp
     | PurgeDown
     | Tell

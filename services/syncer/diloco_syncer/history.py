@@ -11,11 +11,14 @@ from typing import Any, Self
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.messages import (
+    Restored,
     Stamp,
+    TapeCheckpoint,
     TapeEnd,
     TapeEpoch,
     TapeInit,
     TapeRecord,
+    TapeRestore,
     TapeRound,
     TapeSetting,
     TapeSnapshot,
@@ -66,6 +69,12 @@ class History:
         self.recent: deque[tuple[str, ...]] = deque(maxlen=spec.algorithm.sync_every_steps)
         self.snapshot_covers = 0
         self.snapshot_round = -1
+        self.checkpoint = 0  # newest mark
+        self.checkpoint_open = False  # nothing is on the tape about its end
+        self.checkpoint_outcome, self.checkpoint_reason = "", ""
+        self.checkpoint_at, self.checkpoint_steps = 0.0, 0  # of the mark
+        self.restores = 0  # serial of the newest wish fulfilled
+        self.restored: Restored | None = None
         self.outcome = ""
 
     def _norms(self) -> NormHistory:
@@ -150,6 +159,10 @@ class History:
                 self._apply_round(record)
             case TapeSnapshot():
                 self.snapshot_covers, self.snapshot_round = record.covers, record.round
+            case TapeCheckpoint():
+                self._apply_checkpoint(record)
+            case TapeRestore():
+                raise TapeFault(f"record {seq} needs the state of {record.source}: see `resume`")
             case TapeSetting():
                 self._apply_setting(record)
             case TapeEnd():
@@ -214,6 +227,60 @@ class History:
             self.stopping = True
             self._finish()
 
+    def _apply_checkpoint(self, record: TapeCheckpoint) -> None:
+        self.checkpoint_open = record.outcome == "begun"
+        self.checkpoint_outcome, self.checkpoint_reason = record.outcome, record.reason
+        if not self.checkpoint_open:
+            return
+        if record.number <= self.checkpoint:
+            raise TapeFault(f"checkpoint {record.number} after {self.checkpoint}")
+        self.checkpoint, self.checkpoint_at = record.number, record.at
+        self.checkpoint_steps = max(self.stamp.steps, 0)
+
+    # What a restore leaves as it is: who leads, what the user wants, and where the tape stands.
+    STAYS = (
+        "term",
+        "leader",
+        "paused",
+        "stopping",
+        "quorum",
+        "checkpoint",
+        "checkpoint_open",
+        "checkpoint_outcome",
+        "checkpoint_reason",
+    )
+
+    def resume(self, meta: dict[str, Any], record: TapeRestore, seq: int) -> None:
+        """Apply a restore: the state `meta` of a checkpoint, of this run or of another one.
+
+        Its stamp is laid against this run's budget, of which the time it had used is used. Raises
+        TapeFault when it is not the state that the record speaks of.
+        """
+        if seq <= self.seq or self.outcome or record.epoch <= self.epoch:
+            raise TapeFault(f"record {seq}: a restore to epoch {record.epoch} cannot follow")
+        digests = tuple(meta["anchor_digests"])
+        if (tuple(meta["versions"]), digests) != (record.versions, record.anchor_digests):
+            raise TapeFault(f"record {seq}: the state of {record.source} is another one by now")
+        stays = {name: getattr(self, name) for name in self.STAYS}
+        self.load(meta)
+        for name, value in stays.items():
+            setattr(self, name, value)
+        self.seq, self.epoch = seq, record.epoch
+        self.restores = record.serial
+        self.restored = Restored(epoch=record.epoch, source=record.source)
+        self.last_merged = [{} for _ in self.versions]
+        self.recent.clear()
+        self.finishing_from, self.outcome = -1, ""
+        self.snapshot_covers, self.snapshot_round = seq, self.next_round - 1
+        self.checkpoint_steps = max(self.stamp.steps, 0)
+        if self.first_round_at:
+            self.first_round_at += record.at - meta["checkpoint_at"]
+        self.stamp = NOT_STARTED
+        if self.next_round:
+            self.stamp = self.stamp_after(self.next_round - 1, record.at)
+        if self.stopping or self.stamp.fraction >= 1.0:
+            self._finish()
+
     def _finish(self) -> None:
         if self.finishing_from < 0:
             self.finishing_from = self.next_round
@@ -240,6 +307,13 @@ class History:
         "merged_total",
         "snapshot_covers",
         "snapshot_round",
+        "checkpoint",
+        "checkpoint_open",
+        "checkpoint_outcome",
+        "checkpoint_reason",
+        "checkpoint_at",
+        "checkpoint_steps",
+        "restores",
         "outcome",
     )
 
@@ -252,6 +326,7 @@ class History:
             "layout": [t.model_dump() for t in self.layout],
             "last_merged": [{k: list(v) for k, v in m.items()} for m in self.last_merged],
             "stamp": self.stamp.model_dump(),
+            "restored": self.restored.model_dump() if self.restored else None,
             "refused": dict(self.refused),
             "ledger": self.ledger.meta(),
             "norms": self.norms.to_lists(),
@@ -264,7 +339,12 @@ class History:
         self = cls(spec)
         if meta["config_hash"] != self.config_hash:
             raise TapeFault("the snapshot was made under another configuration")
-        for name in cls.PLAIN:
+        self.load(meta)
+        return self
+
+    def load(self, meta: dict[str, Any]) -> None:
+        """Take over all that `meta` says, of whatever run it is."""
+        for name in self.PLAIN:
             value = meta[name]
             setattr(self, name, list(value) if isinstance(value, list) else value)
         self.layout = tuple(
@@ -273,10 +353,11 @@ class History:
         )
         self.last_merged = [{k: (v[0], v[1]) for k, v in m.items()} for m in meta["last_merged"]]
         self.stamp = Stamp(**meta["stamp"])
+        self.restored = Restored(**meta["restored"]) if meta["restored"] else None
         self.refused = Counter(meta["refused"])
         self.ledger = Ledger.restore(meta["ledger"])
         self.norms = NormHistory.from_lists(
             meta["norms"], samples_min=self.norms.samples_min, z_max=self.norms.z_max
         )
+        self.recent.clear()
         self.recent.extend(tuple(merged) for merged in meta["recent"])
-        return self

@@ -10,11 +10,14 @@ from collections.abc import Iterable
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import (
+    Message,
     Progress,
+    TapeCheckpoint,
     TapeEnd,
     TapeEpoch,
     TapeInit,
     TapeRecord,
+    TapeRestore,
     TapeRound,
     TapeSetting,
     TapeSnapshot,
@@ -34,14 +37,18 @@ from diloco_syncer.events import (
     Event,
     InitSeen,
     InstallInit,
+    InstallLoaded,
     JoinSeen,
+    Kept,
     Led,
+    Loaded,
     Malformed,
     ProgressSeen,
     Publish,
     Published,
     PurgeDown,
     PurgeUp,
+    Sealed,
     Snapshot,
     SnapshotDone,
     SnapshotFailed,
@@ -54,6 +61,7 @@ from diloco_syncer.events import (
 from diloco_syncer.history import History
 from diloco_syncer.roster import Roster
 from diloco_syncer.rounds import Rounds
+from diloco_syncer.wishes import Wishes
 
 
 class Machine:
@@ -72,7 +80,8 @@ class Machine:
         self.to_append: deque[TapeRecord] = deque()  # at most D rounds and a few settings
         self.appending: TapeRecord | None = None
         self.snapshotting = False
-        self.wanted: Wanted | None = None
+        self.wishes = Wishes(spec, history, self.roster)
+        self.lapse = ""  # why the lease is in doubt, if it is
         self.published: tuple[int, ...] = ()
         self.ended_told = False
 
@@ -82,7 +91,9 @@ class Machine:
         """Apply one event; return what the caller must do, in this order."""
         effects = self._take(event, now)
         if self.leading:
-            effects += self._control(now)
+            effects += [*self.admission.due(now), *self.announcer.appoint(now)]
+            effects += self._put(self.wishes.advance(now, self._wall(now), self._pending))
+            self.rounds.suspended = self.lapse or self.wishes.restoring.reason
             effects += self.rounds.advance(now)
             effects += self._record(now)
             effects += self._finish(now)
@@ -98,6 +109,7 @@ class Machine:
             self.announcer.beat_at,
             self.rounds.deadline,
             self.admission.donations.deadline,
+            self.wishes.deadline,
         ]
         return min(t for t in times if t is not None)
 
@@ -109,7 +121,9 @@ class Machine:
             case ProgressSeen():
                 return self._progress(event.progress, now)
             case JoinSeen():
-                return self.admission.join(event.join, now) if self.leading else []
+                # Whoever joined before a restore would begin with the wrong moments.
+                able = self.leading and not self.wishes.restoring.due
+                return self.admission.join(event.join, now) if able else []
             case InitSeen():
                 return self._init(event, now)
             case ContributionSeen():
@@ -122,14 +136,16 @@ class Machine:
             case Staged():
                 return self.rounds.staged(event, now)
             case Appended():
-                return self._appended(event)
+                return self._appended(event, now)
             case Published():
                 return self._published(event, now)
-            case Wanted():
-                self.wanted = event
+            case Wanted() | Kept() | Sealed() | Loaded():
+                return self._put(self.wishes.take(event, now, self._wall(now)))
             case Suspended():
-                self.rounds.suspended = event.reason
+                self.lapse = event.reason
             case SnapshotDone():
+                if event.covers < self.history.snapshot_covers:
+                    return []  # of before a restore
                 return self._push(
                     TapeSnapshot(
                         term=self.history.term,
@@ -164,15 +180,28 @@ class Machine:
     # --- leading -------------------------------------------------------------------------------
 
     def _lead(self, led: Led) -> list[Effect]:
-        h = self.history
-        self.published = led.published
+        h, self.published = self.history, led.published
+        # No record follows the end; but should the leader before have died over it, this one tells.
+        self.leading = bool(h.outcome)
         return self._push(
             TapeTerm(epoch=h.epoch, term=h.term + 1, leader=led.leader, at=led.at), first=True
         )
 
+    @property
+    def _pending(self) -> tuple[TapeRecord, ...]:
+        """Records on their way to the tape."""
+        return (*((self.appending,) if self.appending else ()), *self.to_append)
+
+    def _put(self, done: Iterable[Effect | TapeRecord]) -> list[Effect]:
+        """Push the records among them."""
+        effects: list[Effect] = []
+        for each in done:
+            effects += self._push(each) if isinstance(each, Message) else [each]
+        return effects
+
     def _push(self, record: TapeRecord, *, first: bool = False) -> list[Effect]:
         """Queue a record; send it when none is outstanding. Nothing follows the end."""
-        pending_end = any(isinstance(r, TapeEnd) for r in (self.appending, *self.to_append))
+        pending_end = any(isinstance(r, TapeEnd) for r in self._pending)
         if self.history.outcome or pending_end:
             return []
         if first:
@@ -187,15 +216,18 @@ class Machine:
         self.appending = self.to_append.popleft()
         return [Append(self.appending)]
 
-    def _appended(self, event: Appended) -> list[Effect]:
+    def _appended(self, event: Appended, now: float) -> list[Effect]:
         record = self.appending
         assert record is not None, "Appended without an outstanding record"
         self.appending = None
-        self.history.apply(record, event.seq)
-        effects = self._follow(record, event)
+        if isinstance(record, TapeRestore):
+            self.history.resume(self.wishes.loaded, record, event.seq)
+        else:
+            self.history.apply(record, event.seq)
+        effects = self._follow(record, event, now)
         return [*effects, *self._send_record()]
 
-    def _follow(self, record: TapeRecord, event: Appended) -> list[Effect]:
+    def _follow(self, record: TapeRecord, event: Appended, now: float) -> list[Effect]:
         """What a record on the tape brings about."""
         h = self.history
         match record:
@@ -235,6 +267,17 @@ class Machine:
                     *(self._keyframe(p) for p in range(h.fragments)),
                     Tell("epoch", f"epoch {record.epoch} begins: {record.reason}"),
                 ]
+            case TapeRestore():
+                self.admission.donations = Donations()
+                return [
+                    *self.rounds.abort(),
+                    InstallLoaded(record.source),
+                    *(self._keyframe(p) for p in range(h.fragments)),
+                    self._snapshot(),
+                    Tell("restored", f"epoch {record.epoch} begins with {record.source}"),
+                ]
+            case TapeCheckpoint():
+                return self.wishes.checkpoints.recorded(record, event.seq, now)
             case TapeSetting():
                 return [Tell("setting", f"{record.name} = {record.value}: {record.reason}")]
             case TapeEnd():
@@ -253,6 +296,7 @@ class Machine:
             participants=(),
             last_merged=dict(h.last_merged[fragment]),
             stamp=h.stamp,
+            checkpoint=h.checkpoint,
         )
 
     def _snapshot(self) -> Snapshot:
@@ -283,6 +327,7 @@ class Machine:
             effects.append(
                 Tell("learner-seen", f"{progress.learner} incarnation {progress.incarnation}")
             )
+        self.wishes.progress(progress)
         if self.leading and progress.epoch == h.epoch:
             for p, version in enumerate(progress.adopted):
                 effects += self._lost(p, version, progress.learner, self._wall(now))
@@ -291,7 +336,7 @@ class Machine:
     def _lost(self, p: int, version: int, whose: str, at: float) -> list[Effect]:
         """A version above the tape's head was published: its record is lost, history restarts."""
         h = self.history
-        pending = any(isinstance(r, TapeEpoch) for r in (self.appending, *self.to_append))
+        pending = any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending)
         if not h.initialised or pending or version <= h.versions[p]:
             return []
         reason = (
@@ -302,8 +347,8 @@ class Machine:
 
     def _init(self, event: InitSeen, now: float) -> list[Effect]:
         h = self.history
-        pending = any(isinstance(r, TapeInit) for r in (self.appending, *self.to_append))
-        if not self.leading or h.initialised or pending:
+        pending = any(isinstance(r, TapeInit | TapeRestore) for r in self._pending)
+        if not self.leading or self.wishes.restoring.due or h.initialised or pending:
             return []
         known = self.roster.incarnations.get(event.learner, -1)
         if event.config_hash != h.config_hash or not event.finite or event.incarnation < known:
@@ -323,53 +368,10 @@ class Machine:
 
     # --- what time and the user bring ----------------------------------------------------------
 
-    def _control(self, now: float) -> list[Effect]:
-        effects = self.admission.due(now)
-        live = tuple(m.learner for m in self.roster.live(now))
-        alive = self.announcer.alive
-        if live != alive:
-            for learner in sorted(set(alive) - set(live)):
-                member = self.roster.members.get(learner)
-                silent = now - member.seen_at if member else 0.0
-                self.roster.recoveries.silent(learner, self._wall(now))
-                effects.append(
-                    Tell(
-                        "learner-lost",
-                        f"{learner} is silent for {silent:.1f} s: its weight is 0",
-                        {"learner": learner},
-                    )
-                )
-            for learner in sorted(set(live) - set(alive)):
-                effects.append(Tell("learner-alive", f"{learner} is alive", {"learner": learner}))
-        self.announcer.appoint(live, now)
-        return effects + self._settings(now)
-
-    def _settings(self, now: float) -> list[Effect]:
-        h, wanted = self.history, self.wanted
-        pending = [r for r in (self.appending, *self.to_append) if isinstance(r, TapeSetting)]
-        if wanted is None or h.outcome or pending:
-            return []
-        changes: Iterable[tuple[str, int, int]] = (
-            ("paused", int(h.paused), int(wanted.paused)),
-            ("quorum", h.quorum, wanted.quorum),
-            ("stopping", int(h.stopping), int(wanted.stopping or h.stopping)),
-        )
-        for name, is_, shall in changes:
-            if is_ != shall:
-                return self._push(
-                    TapeSetting.model_validate(
-                        {
-                            "term": h.term,
-                            "name": name,
-                            "value": shall,
-                            "reason": "as the user asked",
-                            "at": self._wall(now),
-                        }
-                    )
-                )
-        return []
-
     def _record(self, now: float) -> list[Effect]:
+        # Not behind a record that begins another epoch: it could not follow.
+        if any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending):
+            return []
         append = self.rounds.next_record(self._wall(now))
         return self._push(append.record) if append else []
 
@@ -381,6 +383,8 @@ class Machine:
                 return []
             self.ended_told = True
             return [Ended(h.outcome)]
+        if self.wishes.restoring.due:
+            return []
         nobody = h.stopping and len(self.roster.stepping(now)) < h.quorum
         if self.rounds.open or not (h.finished_rounds or nobody):
             return []

@@ -4,22 +4,36 @@ Used by a restart, by the simulator and by `diloco replay`. Pure: payloads are h
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout
+from diloco_shared.protocol.checkpoints import CheckpointManifest
 from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeInit,
     TapeRecord,
+    TapeRestore,
     TapeRound,
     Verdict,
 )
 from diloco_syncer.events import Chosen
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.store import Contribution, FragmentStore, Staged
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a checkpoint brings back."""
+
+    manifest: CheckpointManifest
+    digest: str  # of the manifest
+    history: dict[str, Any]  # `History.meta`
+    store: FragmentStore
 
 
 def payloads_needed(record: TapeRecord) -> tuple[str, ...]:
@@ -39,8 +53,11 @@ def replay(
     record: TapeRecord,
     seq: int,
     payloads: Mapping[str, bytes],
+    back: State | None = None,
 ) -> FragmentStore | None:
     """Advance history and store by one record; the store (created by the init record).
+
+    `back`: what a restore record goes back to.
 
     Raises TapeFault naming the record when a digest differs: another machine, another library
     or a damaged contribution.
@@ -72,6 +89,10 @@ def replay(
             _check(staged.anchor_digest, record.anchor_digest, seq, f"anchor of {where}")
             _check(staged.payload_digest, record.payload_digest, seq, f"publication of {where}")
             store.install(record.fragment, staged)
+        case TapeRestore():
+            assert back is not None, "a restore without its state"
+            history.resume(back.history, record, seq)
+            return back.store
         case _:
             pass
     history.apply(record, seq)

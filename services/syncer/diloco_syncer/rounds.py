@@ -264,7 +264,7 @@ class Rounds:
             )
             for learner, k in sorted(r.kept.items())
         )
-        return [*effects, Stage(r.n, r.fragment, r.chosen, self._keyframe(r))]
+        return [*effects, Stage(self.history.epoch, r.n, r.fragment, r.chosen, self._keyframe(r))]
 
     def _keyframe(self, r: Round) -> bool:
         return (self.history.versions[r.fragment] + 1) % self.algorithm.keyframe_every == 0
@@ -296,7 +296,9 @@ class Rounds:
     def staged(self, event: Staged, now: float) -> list[Effect]:
         """The merge of a round is computed."""
         for r in self.open:
-            if r.n == event.round and r.phase is Phase.STAGING:
+            # A round of that number in an earlier epoch is void, and so is its merge.
+            current = (event.epoch, event.round) == (self.history.epoch, r.n)
+            if current and r.phase is Phase.STAGING:
                 r.phase, r.staged = Phase.READY, event
         return []
 

@@ -22,6 +22,7 @@ def status(
 
     tokens_P = ledger.tokens_P(silent)
     tokens = of_run(tokens_P, h.sizes_P)
+    checkpoint_state, checkpoint_reason = machine.wishes.checkpoints.state()
     return RunStatus(
         run=machine.spec.name,
         state=state,
@@ -48,6 +49,10 @@ def status(
         bytes_up=bytes_up,
         bytes_down=bytes_down,
         recoveries=tuple(machine.roster.recoveries.shown.values()),
+        checkpoint=h.checkpoint,
+        checkpoint_state=checkpoint_state,
+        checkpoint_reason=checkpoint_reason[:500],
+        restores=max(h.restores, machine.wishes.restoring.given_up),
         learners={
             m.learner: _learner(m, now, machine, m.learner in participating)
             for m in machine.roster.members.values()

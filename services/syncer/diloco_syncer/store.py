@@ -204,6 +204,12 @@ class FragmentStore:
                 f"the stored layout {stored} is not this program's {layout.digest()}: "
                 "restore with the version that wrote it"
             )
+        leaves = len(Outer(algorithm).init(np.zeros(1, np.float32)))
+        if any(n != leaves for n in meta["outer_leaves"]):
+            raise ValueError(
+                f"the stored outer optimizer has {meta['outer_leaves'][0]} arrays per fragment, "
+                f"{algorithm.outer_optimizer} has {leaves}: take the one that it was stored with"
+            )
         fragments = [
             Fragment(
                 version,

@@ -162,6 +162,7 @@ class Progress(Message):
     step_s: Seconds  # moving average of one inner step
     wait_s: Seconds  # total the train loop spent on anything but its own computation
     cursor: Cursor | None = None
+    checkpoint: Count = 0  # newest mark for which its part is written, or cannot be
     sockets: SocketBytes = SocketBytes()
     recovery: RecoveryTimes | None = None
 
@@ -211,6 +212,13 @@ class InitManifest(Message):
     blob: Blob
 
 
+class Restored(Message):
+    """The run was last restored: its history from epoch `epoch` on is that of `source`."""
+
+    epoch: Count
+    source: str  # reference of the checkpoint
+
+
 # --- syncer -> learners ------------------------------------------------------------------------
 
 RunState = Literal[
@@ -240,6 +248,8 @@ class Beat(Message):
     evaluator: str = ""  # who evaluates the published parameters
     evaluated: bool = False  # at the end: the evaluator is done, nobody need stand by for it
     incarnations: dict[str, int] = Field(default_factory=dict)  # newest known per learner
+    checkpoint: Count = 0  # newest mark: whoever meets it keeps its state before it adopts more
+    restored: Restored | None = None
 
 
 class Grant(Message):
@@ -255,6 +265,7 @@ class Grant(Message):
     versions: tuple[Version, ...]  # the stamp: adopt at least these before stepping
     donor: str
     stamp: Stamp
+    restored: Restored | None = None
 
 
 class Donate(Message):
@@ -294,6 +305,7 @@ class PublicationManifest(Message):
     values: Count
     anchor_digest: Digest
     config_hash: Digest
+    checkpoint: Count = 0  # newest mark before it
     participants: tuple[Id, ...]
     last_merged: dict[str, tuple[int, int]]  # learner -> (incarnation, round) of this fragment
     stamp: Stamp
@@ -384,6 +396,32 @@ class TapeRound(Message):
     counts: tuple[LifeCount, ...] = ()
 
 
+class TapeCheckpoint(Message):
+    """A run-wide checkpoint: its mark (begun), and what became of it."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    term: Count
+    number: Count
+    outcome: Literal["begun", "complete", "failed"]
+    reason: Reason
+    at: Seconds
+
+
+class TapeRestore(Message):
+    """History restarts as of a checkpoint: state is that of it, epoch and term are not."""
+
+    kind: Literal["restore"] = "restore"
+    epoch: Count
+    term: Count
+    serial: Count  # of the user's wish
+    source: str  # reference of the checkpoint
+    digest: Digest  # of its manifest
+    run: Id  # that it is of
+    versions: tuple[Version, ...]
+    anchor_digests: tuple[Digest, ...]
+    at: Seconds
+
+
 class TapeSnapshot(Message):
     """A durable snapshot covers every record up to and including sequence `covers`."""
 
@@ -419,6 +457,14 @@ class TapeEnd(Message):
 
 
 TapeRecord = Annotated[
-    TapeInit | TapeTerm | TapeEpoch | TapeRound | TapeSnapshot | TapeSetting | TapeEnd,
+    TapeInit
+    | TapeTerm
+    | TapeEpoch
+    | TapeRound
+    | TapeCheckpoint
+    | TapeRestore
+    | TapeSnapshot
+    | TapeSetting
+    | TapeEnd,
     Field(discriminator="kind"),
 ]

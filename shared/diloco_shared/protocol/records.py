@@ -101,13 +101,21 @@ class Incarnation(Message):
 
 
 class ShardLease(Message):
-    """Who reads a data shard, and from where."""
+    """Who reads a data shard, and from where it began to; `Place` tells how far it is merged."""
 
     shard: Count
     holder: str  # empty: free
     incarnation: Version
-    sequences: Count  # newest cursor known to be merged
+    sequences: Count
     passes: Count  # times the shard was read to its end
+
+
+class Place(Message):
+    """How far a data shard is merged, in any fragment, as the run's tape says."""
+
+    shard: Count
+    sequences: Count
+    passes: Count
 
 
 class Restore(Message):
@@ -164,6 +172,9 @@ class RecoveryRecord(Message):
     rounds: Version = -1
 
 
+CheckpointState = Literal["", "making", "complete", "failed"]
+
+
 class RunStatus(Message):
     """A run as its syncer sees it; a few times a second at most."""
 
@@ -193,6 +204,10 @@ class RunStatus(Message):
     bytes_down: Count
     learners: dict[str, dict[str, Any]]  # per learner: what the dashboard shows
     recoveries: tuple[RecoveryRecord, ...] = ()  # the newest, oldest first
+    checkpoint: Count = 0  # number of the newest
+    checkpoint_state: CheckpointState = ""
+    checkpoint_reason: Reason = ""
+    restores: Count = 0  # serial of the newest wish to restore that is fulfilled or given up
     settled: bool = False  # the run is over and its learners have left: nobody is needed any more
     at: Seconds
 

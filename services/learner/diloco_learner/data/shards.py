@@ -67,7 +67,7 @@ class ShardReader:
 
     @property
     def cursor(self) -> Cursor:
-        return Cursor(shard=self.shard, sequences=self.consumed)
+        return Cursor(shard=self.shard, sequences=self.consumed, passes=self.passes)
 
     def take(self, sequences: int) -> NDArray[np.int32]:
         """Up to `sequences` next sequences, shape (S, L + 1); fewer at the shard's end."""

@@ -10,6 +10,15 @@ from safetensors.numpy import save
 from diloco_shared.edges.crash_points import passing
 
 
+def sequence_of(epoch: int, incarnation: int, step: int) -> int:
+    """What a checkpoint is kept under: grows with each, first of all with the epoch."""
+    return (epoch * 10**6 + incarnation) * 10**9 + step
+
+
+def epoch_of(sequence: int) -> int:
+    return sequence // 10**15
+
+
 class Checkpoints:
     """One folder per run. Parameters are not among them: they come from the anchors.
 

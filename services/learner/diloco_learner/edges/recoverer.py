@@ -7,8 +7,9 @@ from typing import Any
 
 import structlog
 
-from diloco_learner.edges.checkpoint import Checkpoints
+from diloco_learner.edges.checkpoint import Checkpoints, epoch_of
 from diloco_learner.edges.downlink import Downlink
+from diloco_learner.edges.parts import read_part
 from diloco_learner.edges.uplink import Uplink
 from diloco_learner.events import (
     Begin,
@@ -29,7 +30,7 @@ from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_bytes
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Grant
+from diloco_shared.protocol.messages import Grant, Restored
 from diloco_shared.protocol.wire import encode
 
 log = structlog.get_logger()
@@ -161,7 +162,7 @@ class Recoverer:
             assert data is not None, f"no inner state under nonce {effect.nonce}"
             await asyncio.to_thread(self.trainer.load_inner_state, data)
             self.loaded = {"moments": await asyncio.to_thread(self._moments)}
-        elif effect.source == "checkpoint":
+        elif effect.source == "checkpoint" and not await self._go_back(effect.restored):
             saved, faults = await asyncio.to_thread(
                 self.checkpoints.load,
                 to_named(self.trainer.opt_state),
@@ -171,6 +172,24 @@ class Recoverer:
                 self.up.tell_soon("checkpoint-skipped", fault, {})
             if saved is not None:
                 await asyncio.to_thread(self.trainer.load_inner_state, saved)
+
+    async def _go_back(self, restored: Restored | None) -> bool:
+        """Moments of the run-wide checkpoint that history began with, unless ours are newer."""
+        newest = self.checkpoints.newest
+        if restored is None or (newest is not None and epoch_of(newest) >= restored.epoch):
+            return False
+        saved, faults = await asyncio.to_thread(
+            read_part,
+            self.up.checkpoint_root,
+            restored.source,
+            self.recovery.learner,
+            self.trainer.check_inner_state,
+        )
+        for fault in faults:
+            self.up.tell_soon("checkpoint-skipped", fault, {})
+        if saved is not None:
+            await asyncio.to_thread(self.trainer.load_inner_state, saved)
+        return saved is not None
 
     def _moments(self) -> str:
         """Read back from the trainer: a donor tells the digest of what it gave."""

@@ -1,24 +1,36 @@
-"""Data shard leases in the key-value bucket, by compare-and-set."""
+"""Data shard leases in the key-value bucket, by compare-and-set.
+
+Who reads what is decided here; how far it is merged is the run's leader's to say (PLACES), as its
+tape has it. So whoever takes a shard over reads on exactly behind what is merged, even when its
+last reader died before it heard of that.
+"""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import structlog
 
 from diloco_learner.edges.batches import Batches
-from diloco_learner.leases import choose, given_back, order, taken
+from diloco_learner.leases import Where, choose, given_back, order, place, taken
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
-from diloco_shared.protocol.records import ShardLease
+from diloco_shared.protocol.records import Place, ShardLease
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()
 
 # Looks at whether the train thread wants another shard, in seconds: a shard lasts far longer.
 LOOK_S = 0.2
+# Looks at whether the leases held are still ours, in seconds: somebody who was thought dead reads
+# no longer than this what another one reads by now.
+VERIFY_S = 5.0
+# Finished shards that wait to be merged. More means that for as many shards no round merged this
+# learner: then the oldest is given back unmerged, and said so.
+FINISHED_MAX = 8
 
 Tell = Callable[[str, str, dict[str, Any]], Awaitable[None]]
 
@@ -47,17 +59,15 @@ class Leases:
         self.supplied = asyncio.Event()
         self.writing = asyncio.Lock()  # a lease has one revision: one write at a time
         self.held: dict[int, tuple[ShardLease, int]] = {}  # shard -> (lease, revision)
+        self.closed: dict[int, int] = {}  # finished and merged: shard -> passes, to be given back
+        self.verified_at = 0.0
         self.repeats = 0  # as last told
 
     async def supply(self) -> None:
         """Lease and give back, for ever."""
         while True:
             try:
-                while self.batches.finished:
-                    await self._give_back(self.batches.finished[0])
-                    self.batches.finished.popleft()
-                if self.batches.wants and self.learner in self.live():
-                    await self._acquire()
+                await self.look(time.monotonic())
             except (BusError, WireError) as error:
                 log.warning("data leases: again later", error=str(error))
             if self.batches.ready:
@@ -70,11 +80,27 @@ class Leases:
                 await self.tell("shard-repeated", text, {"shard": shard, "times": self.repeats})
             await asyncio.sleep(LOOK_S)
 
+    async def look(self, now: float) -> None:
+        """Give back what is done with, make sure of what is held, lease what is wanted."""
+        for shard, passes in list(self.closed.items()):
+            await self._give_back(shard, passes)
+        if len(self.batches.finished) > FINISHED_MAX:
+            shard, passes = self.batches.finished[0]
+            self.closed[shard] = passes
+            text = f"{self.learner} gives data shard {shard} back unmerged: no round merges it"
+            await self.tell("shard-unmerged", text, {"shard": shard})
+        if self.held and now - self.verified_at >= VERIFY_S:
+            await self._verify()
+            self.verified_at = now
+        if self.batches.wants and self.learner in self.live():
+            await self._acquire()
+
     async def first(self) -> None:
         """Until there is something to read: the syncer must first count this learner as live."""
         await self.supplied.wait()
 
-    async def _acquire(self) -> None:
+    async def _leases(self) -> tuple[dict[int, ShardLease], dict[int, int]]:
+        """All leases of the run, and their revisions."""
         leases: dict[int, ShardLease] = {}
         revisions: dict[int, int] = {}
         for key, entry in (await self.bus.kv_all(subjects.SHARDS)).items():
@@ -82,8 +108,24 @@ class Leases:
             if run == self.run and entry.value is not None:
                 leases[int(number)] = decode(entry.value, ShardLease)
                 revisions[int(number)] = entry.revision
+        return leases, revisions
+
+    async def _merged(self) -> dict[int, Where]:
+        """How far each shard is merged."""
+        found: dict[int, Where] = {}
+        for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
+            if key.rpartition(".")[0] == self.run and entry.value is not None:
+                p = decode(entry.value, Place)
+                found[p.shard] = (p.passes, p.sequences)
+        return found
+
+    async def _acquire(self) -> None:
+        leases, revisions = await self._leases()
+        # Read after the leases: whoever gave one back had its end merged before.
+        merged = await self._merged()
         shard = choose(
             leases,
+            merged,
             self.wanted,
             learner=self.learner,
             incarnation=self.incarnation,
@@ -91,9 +133,10 @@ class Leases:
             holding=self.held,
         )
         if shard is None:
-            await self._share()
+            await self._share(place(leases, merged, self.wanted[0]))
             return
-        lease = taken(leases.get(shard), shard, self.learner, self.incarnation)
+        where = place(leases, merged, shard)
+        lease = taken(shard, self.learner, self.incarnation, where)
         key, value = f"{self.run}.{shard}", encode(lease)
         try:
             if shard in revisions:
@@ -105,29 +148,45 @@ class Leases:
         self.held[shard] = (lease, revision)
         self.batches.grant(shard, lease.sequences, lease.passes)
 
-    async def _share(self) -> None:
+    async def _share(self, where: Where) -> None:
         """Every shard is somebody's: read one without a lease rather than not at all."""
         if self.batches.ready:
             return
         shard = self.wanted[0]
-        self.batches.grant(shard, 0, 0)
+        self.batches.grant(shard, 0, where[0], leased=False)
         text = f"{self.learner} reads data shard {shard} without a lease: all are taken"
         await self.tell("shard-shared", text, {"shard": shard})
 
-    async def merged(self, cursor: Cursor) -> None:
+    def merged(self, cursor: Cursor) -> None:
         """What was read up to `cursor` is part of the published parameters."""
-        async with self.writing:
-            if cursor.shard not in self.held:
-                return
-            lease, _ = self.held[cursor.shard]
-            if cursor.sequences > lease.sequences:
-                await self._write(lease.model_copy(update={"sequences": cursor.sequences}))
+        for shard, passes in cursor.finished:
+            if shard in self.held:
+                self.closed[shard] = passes
 
-    async def _give_back(self, shard: int) -> None:
+    async def _give_back(self, shard: int, passes: int) -> None:
         async with self.writing:
             if shard in self.held:
-                await self._write(given_back(self.held[shard][0]))
+                await self._write(given_back(shard, passes))
                 self.held.pop(shard, None)
+            self.batches.close(shard, passes)
+            del self.closed[shard]
+
+    async def _verify(self) -> None:
+        leases, _ = await self._leases()
+        for shard in list(self.held):
+            lease = leases.get(shard)
+            if lease is None or (lease.holder, lease.incarnation) != self._me:
+                self._lost(shard)
+
+    @property
+    def _me(self) -> tuple[str, int]:
+        return self.learner, self.incarnation
+
+    def _lost(self, shard: int) -> None:
+        """Taken over while this process was thought dead: it is no longer ours to read."""
+        log.warning("lease lost", shard=shard)
+        self.held.pop(shard, None)
+        self.batches.revoke(shard)
 
     async def _write(self, lease: ShardLease) -> None:
         shard, (_, revision) = lease.shard, self.held[lease.shard]
@@ -140,9 +199,7 @@ class Leases:
                 revision = await self._own_revision(key)
                 revision = await self.bus.kv_update(subjects.SHARDS, key, value, revision)
         except Conflict:
-            # Taken over while this process was thought dead: it is no longer ours to move.
-            log.warning("lease lost", shard=shard)
-            del self.held[shard]
+            self._lost(shard)
             return
         self.held[shard] = (lease, revision)
 
@@ -151,12 +208,12 @@ class Leases:
         entry = await self.bus.kv_get(subjects.SHARDS, key)
         if entry is not None and entry.value is not None:
             lease = decode(entry.value, ShardLease)
-            if (lease.holder, lease.incarnation) == (self.learner, self.incarnation):
+            if (lease.holder, lease.incarnation) == self._me:
                 return entry.revision
         raise Conflict(f"{key} is held by another")
 
     async def release(self) -> None:
-        """Leave every shard to others, at the cursors merged so far."""
+        """Leave every shard to others, who go on behind what is merged of it."""
         async with self.writing:
             for shard, (lease, _) in list(self.held.items()):
                 try:

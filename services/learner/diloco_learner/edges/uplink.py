@@ -3,11 +3,13 @@
 import asyncio
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
-from diloco_learner.edges.checkpoint import Checkpoints
+from diloco_learner.edges.checkpoint import Checkpoints, sequence_of
+from diloco_learner.edges.parts import write_part
 from diloco_learner.edges.shards import Leases
 from diloco_learner.encoding import Encoded
 from diloco_learner.events import (
@@ -15,8 +17,10 @@ from diloco_learner.events import (
     Contribute,
     Evaluate,
     GiveState,
+    KeepPart,
     Leave,
     Merged,
+    PartSettled,
     Tell,
 )
 from diloco_learner.model.named import to_named
@@ -64,6 +68,8 @@ class Uplink:
         sizes_P: tuple[int, ...],
         checkpoints: Checkpoints,
         leases: Leases,
+        put: Callable[[object], None],
+        checkpoint_root: str,
     ) -> None:
         self.spec = spec
         self.run = spec.name
@@ -75,6 +81,8 @@ class Uplink:
         self.hash = config_hash(spec)
         self.checkpoints = checkpoints
         self.leases = leases
+        self.put = put
+        self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
         self.checkpoint_lock = asyncio.Lock()
         self.telling: set[asyncio.Task[None]] = set()
 
@@ -90,8 +98,10 @@ class Uplink:
                     await self._evaluated(item.effect, item.loss)
                 case Checkpoint():
                     await self._checkpoint(item.effect, item.handle)
+                case KeepPart():
+                    await self._keep_part(item.effect, item.handle)
                 case Merged() if item.effect.cursor is not None:
-                    await self.leases.merged(item.effect.cursor)
+                    self.leases.merged(item.effect.cursor)
                 case Tell():
                     await self.tell(item.effect.kind, item.effect.text, item.effect.data)
                 case Leave():
@@ -242,7 +252,7 @@ class Uplink:
 
     async def _checkpoint(self, effect: Checkpoint, handle: Any) -> None:
         """One at a time; the sequence grows across incarnations."""
-        sequence = self.incarnation * 10**9 + effect.step
+        sequence = sequence_of(effect.epoch, self.incarnation, effect.step)
         meta = {"step": effect.step, "versions": list(effect.versions)}
         async with self.checkpoint_lock:
             try:
@@ -251,3 +261,13 @@ class Uplink:
                     await asyncio.to_thread(self.checkpoints.wait)
             except Exception as error:  # orbax raises many kinds; training goes on without it
                 await self.tell("checkpoint-failed", f"step {effect.step}: {error}"[:500], {})
+
+    async def _keep_part(self, effect: KeepPart, handle: Any) -> None:
+        """This learner's part of a run-wide checkpoint; without it the others' are complete."""
+        root, me = self.checkpoint_root, (self.learner, self.incarnation)
+        try:
+            await asyncio.to_thread(write_part, self.spec, root, *me, effect, to_named(handle))
+        except OSError as error:
+            text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
+            await self.tell("checkpoint-failed", text, {"number": effect.number})
+        self.put(PartSettled(effect.number))

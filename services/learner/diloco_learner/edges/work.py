@@ -81,6 +81,7 @@ class Work:
         control: Bus,
         data: Bus,
         faults: FaultAgent,
+        checkpoint_root: str,
     ) -> None:
         self.spec = spec
         self.learner = learner
@@ -89,6 +90,7 @@ class Work:
         self.control = control
         self.data = data
         self.faults = faults
+        self.checkpoint_root = checkpoint_root
         self.injected = Injected()
         self.mailbox = Mailbox()
         self.events: asyncio.Queue[Any] = asyncio.Queue(EVENTS_MAX)
@@ -135,6 +137,7 @@ class Work:
         if self.built:
             shown |= {
                 "shard_repeats": self.batches.repeats,
+                "sequences_unleased": self.batches.unleased,
                 "mailbox_dropped": self.mailbox.dropped,
                 "publications_refused": dict(self.book.refused),
             }
@@ -156,7 +159,6 @@ class Work:
             await asyncio.to_thread(self._build)
         except Exception as error:  # a model or data of the user's own may raise anything
             raise Unfit(f"{type(error).__name__}: {error}"[:400]) from error
-        log.debug("built")
         await self._streams()
         self._connect()
         try:
@@ -186,11 +188,8 @@ class Work:
         )
         ended = await recoverer.run()
         if isinstance(ended, Begun):
-            log.debug("recovered, warming up")
             await warm
-            log.debug("warm")
             await self._begin(ended)
-            log.debug("begins to step")
             serving += [self._start(self.reporter.newest()), self._start(self._hand())]
             leave = await self._train_or_tell()
         else:
@@ -268,6 +267,8 @@ class Work:
             sizes_P,
             self.checkpoints,
             self.leases,
+            self._put,
+            self.checkpoint_root,
         )
         self.down = Downlink(
             spec.name,
@@ -329,6 +330,7 @@ class Work:
             begin.versions,
             begin.stamp,
             time.monotonic(),
+            begin.joined,
         )
         self._start(self.down.forget_state())
         await self.leases.first()

@@ -48,6 +48,7 @@ class Candidate:
         show: Show,
         *,
         payload_bytes_max: int,
+        checkpoint_root: str,
     ) -> None:
         self.spec = spec
         self.me = keeper.lease.me
@@ -57,6 +58,7 @@ class Candidate:
         self.snapshots = SnapshotStore(folder / SNAPSHOTS / spec.folder)
         self.show = show
         self.payload_bytes_max = payload_bytes_max
+        self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
         self.leader: Leader | None = None
 
     async def run(self) -> str:
@@ -94,6 +96,7 @@ class Candidate:
             recovered,
             lambda seq: self.show("", "", seq),
             payload_bytes_max=self.payload_bytes_max,
+            checkpoint_root=self.checkpoint_root,
         )
         deposed: BaseException | None = None
         try:
@@ -117,7 +120,7 @@ class Candidate:
         self.show("catching up", "", 0)
         while True:
             tape = Tape(self.control, self.spec.name)
-            follower = Follower(self.spec, self.data, tape, self.snapshots)
+            follower = Follower(self.spec, self.data, tape, self.snapshots, self.checkpoint_root)
             try:
                 await follower.load()
                 return tape, await self._follow(follower)

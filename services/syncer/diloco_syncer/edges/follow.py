@@ -20,12 +20,14 @@ from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeInit,
     TapeRecord,
+    TapeRestore,
 )
 from diloco_shared.protocol.wire import WireError, decode
+from diloco_syncer.edges.checkpointing import load_recorded
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.history import History, TapeFault
-from diloco_syncer.replay import newest_published, payloads_needed, replay
+from diloco_syncer.replay import State, newest_published, payloads_needed, replay
 from diloco_syncer.store import FragmentStore
 
 log = structlog.get_logger()
@@ -53,8 +55,11 @@ class Recovered:
 class Follower:
     """One process's copy of the run's state. After an exception only a new one is sound."""
 
-    def __init__(self, spec: RunSpec, data: Bus, tape: Tape, snapshots: SnapshotStore) -> None:
+    def __init__(
+        self, spec: RunSpec, data: Bus, tape: Tape, snapshots: SnapshotStore, checkpoint_root: str
+    ) -> None:
         self.spec = spec
+        self.checkpoint_root = checkpoint_root
         self.data = data
         self.tape = tape
         self.snapshots = snapshots
@@ -89,8 +94,7 @@ class Follower:
         if end < self.history.seq:
             raise TapeFault(
                 f"the tape ends at record {end}, our snapshot is of record {self.history.seq}: the "
-                "message server has lost its state; or, if the run was deleted and submitted again "
-                f"under its old name, remove {self.snapshots.folder}"
+                f"message server has lost its state (snapshots: {self.snapshots.folder})"
             )
         if end == self.history.seq:
             self.tape.end, self.complete = end, True
@@ -99,12 +103,22 @@ class Follower:
         for seq, record in records:
             payloads = await payloads_of(self.spec.name, self.data, record)
             passing("follow" if self.complete else "replay")
+            back = await self._back(record)
             self.store = await asyncio.to_thread(
-                replay, self.history, self.store, record, seq, payloads
+                replay, self.history, self.store, record, seq, payloads, back
             )
             self.executed += 1
         await self._cover()
         return False
+
+    async def _back(self, record: TapeRecord) -> State | None:
+        """The state that a restore goes back to; Purged when it cannot be had."""
+        if not isinstance(record, TapeRestore):
+            return None
+        try:
+            return await asyncio.to_thread(load_recorded, self.spec, record, self.checkpoint_root)
+        except (OSError, ValueError, KeyError) as error:
+            raise Purged(f"the tape goes back to {record.source}, and {error}") from None
 
     async def _cover(self) -> None:
         """A snapshot of our own, once the leader's allows contributions to be purged."""

@@ -117,6 +117,8 @@ class Inbox:
                         paused=record.desired == "paused",
                         stopping=record.desired == "stopped",
                         quorum=max(record.quorum, 1),
+                        checkpoint=record.checkpoint,
+                        restore=record.restore,
                     )
                 )
 

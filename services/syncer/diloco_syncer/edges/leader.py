@@ -5,7 +5,7 @@ One queue. Inbox, timer and finished effects put events in; nothing else changes
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, assert_never
 
 import numpy as np
@@ -15,9 +15,8 @@ from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus
 from diloco_shared.numerics.fragments import Piece
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import ContributionManifest
-from diloco_shared.protocol.records import RunStatus
-from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.protocol.messages import ContributionManifest, TapeRestore
+from diloco_syncer.edges.checkpointing import Checkpointer
 from diloco_syncer.edges.follow import Recovered
 from diloco_syncer.edges.handover import SnapshotSender
 from diloco_syncer.edges.inbox import Inbox
@@ -25,23 +24,28 @@ from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import Outbox, until_done
 from diloco_syncer.edges.payloads import Payloads
 from diloco_syncer.edges.purging import UpPurger
+from diloco_syncer.edges.showing import Showing
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.edges.tape import Deposed, Tape
 from diloco_syncer.events import (
     Append,
     Appended,
     BusBack,
+    Capture,
     Drop,
     Effect,
     Ended,
     Event,
     Install,
     InstallInit,
+    InstallLoaded,
     Led,
+    Load,
     Publish,
     Published,
     PurgeDown,
     PurgeUp,
+    Seal,
     SendBeat,
     SendDonate,
     SendGrant,
@@ -59,7 +63,6 @@ from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
 from diloco_syncer.replay import build_store, stage_chosen
 from diloco_syncer.round import Phase
-from diloco_syncer.status import status
 from diloco_syncer.store import FragmentStore
 from diloco_syncer.store import Staged as StagedArrays
 
@@ -67,8 +70,6 @@ log = structlog.get_logger()
 
 # Between two looks at the lease, in seconds: far below what a round takes to open.
 LEASE_LOOK_S = 0.05
-# Status for people, in seconds between two writes.
-STATUS_S = 0.5
 # After the end, live learners that do not say they are finished are waited for this long: the
 # last evaluation and checkpoint of a large model. Those that died are not waited for.
 LINGER_S = 600.0
@@ -98,6 +99,7 @@ class Leader:
         executed: Callable[[int], None],
         *,
         payload_bytes_max: int,
+        checkpoint_root: str,
     ) -> None:
         self.spec = spec
         self.leader = leader
@@ -118,18 +120,20 @@ class Leader:
         self.sender = SnapshotSender(spec, leader, control, data, snapshots)
         self.machine = Machine(spec, recovered.history)
         self.store: FragmentStore | None = recovered.store
-        self.staged: dict[int, StagedArrays] = {}  # at most D rounds
-        self.installed: dict[int, StagedArrays] = {}  # committed, not yet published
+        # By epoch and round.
+        self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
+        self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
         self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None
-        self.bytes_before = (0, 0)
+        self.showing = Showing(control, self.machine, self.inbox, self.outbox, lease)
+        self.checkpointer = Checkpointer(spec, checkpoint_root, control, self._put)
 
     async def run(self) -> str:
         """Lead until the run is over, linger for its learners; the outcome."""
         for note in self.recovered.notes:
             self.outbox.tell(Tell("recovered", note))
-        await until_done(self._earlier_bytes)
+        await self.showing.begin()
         self._put(Led(self.leader, time.time(), self.recovered.published))
         async with asyncio.TaskGroup() as tasks:
             self.tasks = tasks
@@ -145,7 +149,7 @@ class Leader:
                     self.outbox.events_out(),
                     self.purger.work(),
                     self.sender.send(),
-                    self._statuses(),
+                    self.showing.keep(),
                     self._watch_bus(),
                     self._watch_lease(),
                 )
@@ -157,23 +161,12 @@ class Leader:
                 task.cancel()
         while not self.outbox.events.empty():
             await self.outbox.event(self.outbox.events.get_nowait())
-        await until_done(self._last_status)
+        await self.showing.last()
         return self.machine.history.outcome
 
     async def _up_info(self) -> int:
         info = await self.data.stream_info(subjects.up_stream(self.spec.name))
         return info.last_seq
-
-    async def _earlier_bytes(self) -> None:
-        """Traffic of earlier leaders, from the last status they wrote."""
-        entry = await self.control.kv_get(subjects.STATUS, self.spec.name)
-        if entry is None or entry.value is None:
-            return
-        try:
-            earlier = decode(entry.value, RunStatus)
-        except WireError:
-            return
-        self.bytes_before = (earlier.bytes_up, earlier.bytes_down)
 
     # --- the loop ------------------------------------------------------------------------------
 
@@ -249,26 +242,6 @@ class Leader:
                 self._put(Suspended("the leader cannot renew its lease" if lapsed else ""))
             await asyncio.sleep(LEASE_LOOK_S)
 
-    async def _statuses(self) -> None:
-        while True:
-            # Whoever leads meanwhile shows where the run is: nothing older may replace that.
-            if not self.lease.lapsed:
-                await self.outbox.status(self._status())
-            await asyncio.sleep(STATUS_S)
-
-    def _status(self) -> RunStatus:
-        return status(
-            self.machine,
-            time.monotonic(),
-            time.time(),
-            bytes_up=self.bytes_before[0] + self.inbox.bytes_in,
-            bytes_down=self.bytes_before[1] + self.outbox.bytes_out,
-        )
-
-    async def _last_status(self) -> None:
-        settled = self._status().model_copy(update={"settled": True})
-        await self.control.kv_put(subjects.STATUS, self.spec.name, encode(settled))
-
     # --- effects -------------------------------------------------------------------------------
 
     def _perform(self, effect: Effect) -> None:
@@ -285,17 +258,24 @@ class Leader:
                 self.tasks.create_task(self._stage(effect))
             case Install():
                 assert self.store is not None
-                staged = self.staged.pop(effect.round)
-                self.store.install(effect.fragment, staged)
-                self.installed[effect.round] = staged
+                place = (self.machine.history.epoch, effect.round)
+                self.installed[place] = self.staged.pop(place)
+                self.store.install(effect.fragment, self.installed[place])
             case InstallInit():
                 self._install_init(effect)
             case Publish():
-                self.tasks.create_task(self._publish(effect))
+                self._publish(effect)
             case Drop():
                 self.payloads.drop(effect.key)
-            case Snapshot():
-                self._snapshot(effect)
+            case Snapshot() | Capture():
+                self._keep(effect)
+            case Seal():
+                self.tasks.create_task(self.checkpointer.seal(effect))
+            case Load():
+                self.tasks.create_task(self.checkpointer.load(effect.restore))
+            case InstallLoaded():
+                self.store, self.horizon = self.checkpointer.install(), Horizon()
+                self.staged.clear()
             case PurgeUp():
                 below = self.horizon.below(effect.last_round, self.inbox.up_seq)
                 self.purger.want(self.machine.history.snapshot_covers, below)
@@ -309,6 +289,8 @@ class Leader:
                 assert_never(effect)
 
     async def _append(self, effect: Append) -> None:
+        if isinstance(effect.record, TapeRestore):
+            await self.checkpointer.rewind()
         seq = await self.tape.append(effect.record)
         self.executed(seq)
         self._put(Appended(seq, time.time()))
@@ -326,10 +308,9 @@ class Leader:
             norms,
             keyframe=effect.keyframe,
         )
-        self.staged[effect.round] = staged
-        self._put(
-            Staged(effect.round, staged.anchor_digest, staged.master_digest, staged.payload_digest)
-        )
+        self.staged[effect.epoch, effect.round] = staged
+        digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
+        self._put(Staged(effect.epoch, effect.round, *digests))
 
     def _pieces(self, fragment: int) -> Sequence[Piece]:
         """Of what is in the store; none before it is there, or of what is not in it."""
@@ -342,18 +323,18 @@ class Leader:
         for subject in effect.subjects:
             self.payloads.drop(subject)
 
-    async def _publish(self, effect: Publish) -> None:
+    def _publish(self, effect: Publish) -> None:
+        """What is published is settled now: a restore may be next."""
         assert self.store is not None
-        p, algorithm = effect.fragment, self.spec.algorithm
-        staged = self.installed.pop(effect.round, None)
+        p, algorithm, history = effect.fragment, self.spec.algorithm, self.machine.history
+        staged = self.installed.pop((effect.epoch, effect.round), None)
         if staged is None:
             payload, codec = self.store.current_keyframe(p), "fp32"
         else:
             payload = staged.payload
             keyframe = effect.prev_version < 0
             codec = algorithm.keyframe_codec if keyframe else algorithm.codec_down
-        history = self.machine.history
-        await self.outbox.publish(
+        sent = self.outbox.publish(
             effect,
             payload,
             codec,
@@ -362,14 +343,23 @@ class Leader:
             history.layout,
             readers=max(len(self.machine.announcer.alive), 1),
         )
-        self._put(Published(p, effect.version))
+        self.tasks.create_task(self._published(sent, p, effect.version))
 
-    def _snapshot(self, effect: Snapshot) -> None:
+    async def _published(self, sent: Awaitable[None], fragment: int, version: int) -> None:
+        await sent
+        self._put(Published(fragment, version))
+
+    def _keep(self, effect: Snapshot | Capture) -> None:
         """Capture now, between two events; write in a thread."""
         assert self.store is not None
-        meta = {"history": self.machine.history.meta(), "store": self.store.meta()}
+        history, store = self.machine.history.meta(), self.store.meta()
         arrays = self.store.state_arrays()
-        self.tasks.create_task(self._write_snapshot(effect, meta, arrays))
+        if isinstance(effect, Capture):
+            writing = self.checkpointer.capture(effect, history, store, arrays)
+        else:
+            meta = {"history": history, "store": store}
+            writing = self._write_snapshot(effect, meta, arrays)
+        self.tasks.create_task(writing)
 
     async def _write_snapshot(
         self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]

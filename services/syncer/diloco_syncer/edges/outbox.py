@@ -109,6 +109,7 @@ class Outbox:
                 values=values,
                 anchor_digest=anchor_digest,
                 config_hash=self.hash,
+                checkpoint=e.checkpoint,
                 participants=e.participants,
                 last_merged=e.last_merged,
                 stamp=e.stamp,

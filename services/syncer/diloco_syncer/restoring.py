@@ -1,0 +1,97 @@
+"""Going back to a checkpoint, of this run or of another one.
+
+    wanted ──► load ──► restore record on the tape ──► in force: keyframes, a new epoch
+                   └──► not to be had: told; a run that has not begun tries again
+
+Pure: the edge loads, and answers with Loaded.
+"""
+
+from typing import Any
+
+from diloco_shared.protocol.messages import TapeRestore
+from diloco_shared.protocol.records import Restore
+from diloco_syncer.events import Effect, Load, Loaded, Tell
+from diloco_syncer.history import History
+
+# A run that has nothing else to begin with tries again after this many seconds: a folder may be
+# mounted meanwhile.
+RETRY_S = 10.0
+
+
+class Restoring:
+    """Of one leader's term."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.wanted: Restore | None = None
+        self.loading = False
+        self.given_up = 0  # serial of a wish that cannot be fulfilled
+        self.fault = ""
+        self.retry_at = 0.0
+
+    @property
+    def due(self) -> bool:
+        """A wish is open: nobody joins, and no round opens."""
+        wish, h = self.wanted, self.history
+        return wish is not None and not h.outcome and wish.serial > max(h.restores, self.given_up)
+
+    @property
+    def deadline(self) -> float | None:
+        return self.retry_at if self.due and not self.loading else None
+
+    @property
+    def reason(self) -> str:
+        """Why no round may open; empty if nothing is to be restored."""
+        if not self.due or self.wanted is None:
+            return ""
+        return f"restoring {self.wanted.source}" + (f": {self.fault}" if self.fault else "")
+
+    def advance(self, now: float) -> list[Effect]:
+        """Ask for what is to be restored."""
+        if not self.due or self.loading or now < self.retry_at:
+            return []
+        assert self.wanted is not None
+        self.loading = True
+        return [Load(self.wanted)]
+
+    def loaded(self, event: Loaded, now: float, wall: float) -> TapeRestore | Tell | None:
+        """The record that puts it in force, or why there will be none."""
+        self.loading = False
+        if not self.due or event.restore != self.wanted:
+            return None  # the user has changed their mind
+        fault = event.fault or unfit(self.history, event.history)
+        if fault:
+            told = self.fault == fault
+            self.fault, self.retry_at = fault, now + RETRY_S
+            if self.history.initialised:
+                self.given_up = event.restore.serial
+            text = f"{event.restore.source} is not restored: {fault}"
+            return None if told else Tell("restore-failed", text)
+        h = self.history
+        return TapeRestore(
+            epoch=h.epoch + 1,
+            term=h.term,
+            serial=event.restore.serial,
+            source=event.restore.source,
+            digest=event.digest,
+            run=event.run,
+            versions=tuple(event.history["versions"]),
+            anchor_digests=tuple(event.history["anchor_digests"]),
+            at=wall,
+        )
+
+
+def unfit(history: History, meta: dict[str, Any]) -> str:
+    """Why the state of a checkpoint cannot become this run's; "" if it can."""
+    theirs, ours = len(meta["versions"]), history.fragments
+    if theirs != ours:
+        return (
+            f"its parameters are cut into {theirs} fragments, the run wants {ours}: set "
+            f"algorithm.fragments = {theirs}"
+        )
+    shapes = {t["name"]: list(t["shape"]) for t in meta["layout"]}
+    own = {t.name: list(t.shape) for t in history.layout}
+    if history.initialised and shapes != own:
+        differing = sorted(n for n in shapes.keys() | own.keys() if shapes.get(n) != own.get(n))
+        return f"it is of another model (another layout): {', '.join(differing[:5])} differ"
+    return ""

@@ -1,0 +1,85 @@
+"""What a run-wide checkpoint says of itself: JSON beside the arrays (paper section 4).
+
+    <root>/<run's folder>/<number>/shard-0.json, shard-0.000.safetensors, …
+                                   learner-<id>.json, learner-<id>.000.safetensors, …
+                                   manifest.json        written last: without it there is none
+
+The manifest names its parts by digest, each part its arrays: what was read whole is what was meant.
+"""
+
+import re
+from typing import Any, Literal
+
+from diloco_shared.ids import Id
+from diloco_shared.protocol.messages import Count, Digest, Message, Reason, Seconds, Stamp, Version
+from diloco_shared.protocol.records import ShardLease
+
+MANIFEST = "manifest.json"
+# A reference to a checkpoint: of the root in use, or an address of its own.
+_REFERENCE = re.compile(r"(?:(?P<root>.*)/)?(?P<folder>[a-z0-9][a-z0-9.-]*)/(?P<number>\d{6})/?")
+
+
+class Object(Message):
+    """One stored object, beside the manifest."""
+
+    key: str
+    bytes: Count
+    digest: Digest
+
+
+class ShardPart(Message):
+    """A syncer shard as of one tape record: `History.meta` and `FragmentStore.meta`."""
+
+    shard: Count
+    history: dict[str, Any]
+    store: dict[str, Any]
+    arrays: tuple[Object, ...]
+
+
+class LearnerPart(Message):
+    """A learner at a step boundary: moments and counts of its optimizer, never parameters."""
+
+    learner: Id
+    incarnation: Count
+    epoch: Count
+    step: Count
+    versions: tuple[Version, ...]  # adopted
+    arrays: tuple[Object, ...]
+
+
+class CheckpointManifest(Message):
+    """A whole run as of one cut."""
+
+    version: Literal[1] = 1
+    run: Id
+    run_id: str
+    number: Count
+    reason: Reason
+    at: Seconds  # when it was begun
+    epoch: Count
+    stamp: Stamp
+    versions: tuple[Version, ...]  # one per fragment
+    parameters: Count
+    spec: dict[str, Any]
+    shards: tuple[Object, ...]
+    learners: dict[str, Object]
+    missing: dict[str, str]  # learners that gave no part, and why
+    leases: tuple[ShardLease, ...]  # every data shard ever read
+    incarnations: dict[str, int]  # newest, of every learner ever seen
+    bytes: Count  # of all parts
+
+
+def reference(folder: str, number: int) -> str:
+    """Of a checkpoint under the root in use."""
+    return f"{folder}/{number:06d}"
+
+
+def parse_reference(text: str) -> tuple[str, str, int]:
+    """(root, "" for the one in use; folder; number); ValueError for anything else."""
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        raise ValueError(
+            f"{text[:200]!r} names no checkpoint: give FOLDER/NUMBER as 'diloco checkpoint list' "
+            "shows it, or an address that ends so"
+        )
+    return match["root"] or "", match["folder"], int(match["number"])
