@@ -1,8 +1,11 @@
 """Bytes to messages and back: distrust ends here.
 
-msgpack maps with a version and the class name; strict types; a size limit before parsing.
+msgpack maps with a version and the class name, and a digest behind them: one byte changed on the
+way or on a disk, on the tape above all, is found and said. Strict types; a size limit before
+parsing.
 """
 
+import hashlib
 from typing import Any, TypeVar
 
 import msgpack
@@ -14,6 +17,8 @@ from diloco_shared.protocol.messages import Message, TapeRecord
 WIRE_VERSION = 1
 # The largest message is a version-0 manifest with its layout: 3000 tensors of 300 bytes.
 MESSAGE_BYTES_MAX = 1 << 20
+# Of the digest at the end: against accidents, not against malice.
+SEAL_BYTES = 8
 
 M = TypeVar("M", bound=Message)
 _TAPE: TypeAdapter[TapeRecord] = TypeAdapter(TapeRecord)
@@ -26,7 +31,8 @@ class WireError(ValueError):
 def encode(message: Message) -> bytes:
     """Serialise `message`; raises WireError when it exceeds MESSAGE_BYTES_MAX."""
     body = message.model_dump()
-    data: bytes = msgpack.packb({"v": WIRE_VERSION, "t": type(message).__name__, "b": body})
+    packed: bytes = msgpack.packb({"v": WIRE_VERSION, "t": type(message).__name__, "b": body})
+    data = packed + _seal(packed)
     if len(data) > MESSAGE_BYTES_MAX:
         raise WireError(f"{type(message).__name__} of {len(data)} bytes exceeds the wire limit")
     return data
@@ -58,8 +64,11 @@ def decode_tape(data: bytes) -> TapeRecord:
 def _open(data: bytes) -> tuple[str, Any]:
     if len(data) > MESSAGE_BYTES_MAX:
         raise WireError(f"message of {len(data)} bytes exceeds the wire limit")
+    packed = data[:-SEAL_BYTES]
+    if data[-SEAL_BYTES:] != _seal(packed):
+        raise WireError(f"damaged: the {len(data)} bytes do not match the digest at their end")
     try:
-        envelope = msgpack.unpackb(data, use_list=False, strict_map_key=True)
+        envelope = msgpack.unpackb(packed, use_list=False, strict_map_key=True)
     except Exception as error:  # msgpack raises many kinds, all meaning the same here
         raise WireError(f"not msgpack: {error}") from None
     if not isinstance(envelope, dict) or envelope.keys() != {"v", "t", "b"}:
@@ -70,6 +79,10 @@ def _open(data: bytes) -> tuple[str, Any]:
     if not isinstance(name, str) or not (hasattr(messages, name) or hasattr(records, name)):
         raise WireError(f"unknown message type {str(envelope['t'])[:60]!r}")
     return envelope["t"], envelope["b"]
+
+
+def _seal(packed: bytes) -> bytes:
+    return hashlib.blake2b(packed, digest_size=SEAL_BYTES).digest()
 
 
 def _first_fault(name: str, error: ValidationError) -> str:

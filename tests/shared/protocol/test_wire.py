@@ -1,0 +1,87 @@
+"""Messages on the wire: what was sent comes back, and one changed byte is found."""
+
+import hashlib
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from syncer.recording import Recording
+
+from diloco_shared.protocol.records import Fault
+from diloco_shared.protocol.wire import (
+    MESSAGE_BYTES_MAX,
+    SEAL_BYTES,
+    WireError,
+    decode,
+    decode_tape,
+    encode,
+)
+
+def records() -> tuple[Any, ...]:
+    """A first term, the initial parameters, a committed round."""
+    recording = Recording()
+    recording.begin()
+    recording.round()
+    return tuple(recording.tape)
+
+
+RECORDS = records()
+
+
+def sealed(packed: bytes) -> bytes:
+    return packed + hashlib.blake2b(packed, digest_size=SEAL_BYTES).digest()
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_comes_back_as_it_was(record: Any) -> None:
+    assert decode_tape(encode(record)) == record
+    assert decode(encode(record), type(record)) == record
+    assert decode_tape(bytearray(encode(record))) == record
+
+
+@given(
+    st.sampled_from([encode(r) for r in RECORDS]).flatmap(
+        lambda data: st.tuples(st.just(data), st.integers(0, len(data) - 1), st.integers(1, 255))
+    )
+)
+def test_one_changed_byte_anywhere_is_found(case: tuple[bytes, int, int]) -> None:
+    data, place, flip = case
+    changed = bytearray(data)
+    changed[place] ^= flip
+    with pytest.raises(WireError, match="damaged"):
+        decode_tape(bytes(changed))
+
+
+@given(st.sampled_from([encode(r) for r in RECORDS]), st.integers(0, 400))
+def test_what_is_cut_short_is_found(data: bytes, kept: int) -> None:
+    with pytest.raises(WireError):
+        decode_tape(data[: min(kept, len(data) - 1)])
+
+
+@given(st.binary(max_size=200))
+def test_anything_else_is_refused(data: bytes) -> None:
+    for kind in (data, sealed(data)):
+        with pytest.raises(WireError):
+            decode_tape(kind)
+
+
+@pytest.mark.parametrize(
+    ("envelope", "said"),
+    [
+        ({"v": 1, "t": "Fault"}, "not an envelope"),
+        ({"v": 2, "t": "Fault", "b": {}}, "wire version 2"),
+        ({"v": 1, "t": "Nobody", "b": {}}, "unknown message type 'Nobody'"),
+        ({"v": 1, "t": "TapeTerm", "b": {}}, "expected Fault, got TapeTerm"),
+        ({"v": 1, "t": "Fault", "b": {"id": "f", "kind": "kill"}}, "Fault.target: Field required"),
+    ],
+)
+def test_a_whole_message_that_is_wrong_says_what_is(envelope: Any, said: str) -> None:
+    with pytest.raises(WireError, match=said):
+        decode(sealed(msgpack.packb(envelope)), Fault)
+
+
+def test_a_message_has_a_largest_size() -> None:
+    with pytest.raises(WireError, match="exceeds the wire limit"):
+        decode_tape(bytes(MESSAGE_BYTES_MAX + 1))
