@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.__main__ import main
-from diloco_cli.commands.tape import _line, _plain
-from diloco_cli.faults import INVALID, NO_CLUSTER
+from diloco_cli.commands.tape import _line
+from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER
+from diloco_cli.tape_file import plain, written
 from diloco_shared.protocol.messages import TapeSetting, TapeTerm
 
 
@@ -37,6 +38,20 @@ def test_an_export_needs_a_format(
     assert ".jsonl or .msgpack" in capsys.readouterr().err
 
 
+def test_an_exported_file_is_checked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "tape.jsonl"
+    file.write_bytes(b"".join(written([{"seq": 1, "kind": "term"}, {"seq": 2}], ".jsonl")))
+    assert diloco(monkeypatch, "tape", "check", str(file)) == 0
+    assert "2 records, all as they were written" in capsys.readouterr().out
+    file.write_bytes(file.read_bytes().replace(b"term", b"tern"))
+    assert diloco(monkeypatch, "tape", "check", str(file)) == FAILED
+    assert "row 1, after the beginning: the digest of this row" in capsys.readouterr().out
+    assert diloco(monkeypatch, "tape", "check", str(tmp_path / "none.msgpack")) != 0
+    assert "cannot be read" in capsys.readouterr().err
+
+
 def test_records_are_lines() -> None:
     assert _line(1, TapeTerm(epoch=0, term=2, leader="s", at=1.0)) == (
         "1 term epoch=0 term=2 leader=s"
@@ -46,7 +61,7 @@ def test_records_are_lines() -> None:
 
 
 def test_floats_that_json_cannot_say_become_null() -> None:
-    assert _plain({"norm": float("nan"), "of": [1.0, float("inf")]}) == {
+    assert plain({"norm": float("nan"), "of": [1.0, float("inf")]}) == {
         "norm": None,
         "of": [1.0, None],
     }

@@ -1,19 +1,17 @@
 """Commands about a run's tape. They speak to the message server itself: REST has no tape."""
 
 import asyncio
-import json
-import math
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import msgpack
 import typer
 
 from diloco_cli.cluster import HERE, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError
+from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Unavailable
 from diloco_shared.edges.nats_bus import NatsBus
@@ -113,7 +111,7 @@ def show_tape(
         return [(seq, record) for seq, record in found.records if seq >= begin]
 
     records = _on_tape(run, data, nats_url, nats_token, act)
-    shown = [{"seq": seq, **_plain(record.model_dump(mode="json"))} for seq, record in records]
+    shown = [{"seq": seq, **plain(record.model_dump(mode="json"))} for seq, record in records]
     show(shown, as_json, lambda: [_line(s, r) for s, r in records] or ["the tape is empty"])
 
 
@@ -126,8 +124,7 @@ def export(
     nats_token: NatsToken = "",
 ) -> None:
     """Write every record to a file."""
-    if file.suffix not in (".jsonl", ".msgpack"):
-        raise CliError(f"{file}: name it .jsonl or .msgpack, for the format", INVALID)
+    _format(file)
 
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return found.records
@@ -136,15 +133,31 @@ def export(
     rows = [{"seq": seq, **record.model_dump(mode="json")} for seq, record in records]
     try:
         with file.open("wb") as out:
-            for row in rows:
-                out.write(
-                    json.dumps(_plain(row), allow_nan=False).encode() + b"\n"
-                    if file.suffix == ".jsonl"
-                    else msgpack.packb(row)
-                )
+            out.writelines(written(rows, file.suffix))
     except OSError as error:
         raise CliError(f"{file} cannot be written: {error}") from None
     print(f"{len(rows)} records in {file}")
+
+
+@tape.command("check")
+def check_file(
+    file: Annotated[Path, typer.Argument(help="What 'tape export' wrote.")], as_json: Json = False
+) -> None:
+    """Whether an exported file is, byte for byte, as it was written; status 1 if not."""
+    _format(file)
+    try:
+        sound, fault = check(file.read_bytes(), file.suffix)
+    except OSError as error:
+        raise CliError(f"{file} cannot be read: {error}") from None
+    told = f"{file}: {fault}" if fault else f"{sound} records, all as they were written"
+    show({"records": sound, "fault": fault or None}, as_json, lambda: [told])
+    if fault:
+        raise typer.Exit(FAILED)
+
+
+def _format(file: Path) -> None:
+    if file.suffix not in FORMATS:
+        raise CliError(f"{file}: name it {' or '.join(FORMATS)}, for the format", INVALID)
 
 
 @tape.command()

@@ -1,0 +1,94 @@
+"""An exported tape is what was written, or the place of the first change is named (I9)."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from syncer.recording import Recording
+
+from diloco_cli.tape_file import FORMATS, check, plain, written
+
+
+def records() -> list[dict[str, Any]]:
+    recording = Recording()
+    recording.begin()
+    for _ in range(3):
+        recording.round()
+    return [
+        {"seq": seq, **record.model_dump(mode="json")}
+        for seq, record in enumerate(recording.tape, 1)
+    ]
+
+
+RECORDS = records()
+FILES = {form: list(written(RECORDS, form)) for form in FORMATS}
+both = pytest.mark.parametrize("form", FORMATS)
+
+
+@both
+def test_what_was_written_is_sound(form: str) -> None:
+    assert len(FILES[form]) == len(RECORDS) + 1
+    assert check(b"".join(FILES[form]), form) == (len(RECORDS), "")
+    assert check(b"".join(written([], form)), form) == (0, "")
+
+
+def test_lines_are_json_with_the_record_in_them() -> None:
+    rows = [json.loads(line) for line in FILES[".jsonl"]]
+    assert [{k: v for k, v in r.items() if k != "chain"} for r in rows[:-1]] == plain(RECORDS)
+    assert rows[-1]["records"] == len(RECORDS)
+
+
+@both
+@given(st.data())
+def test_one_changed_byte_is_found_in_its_row(form: str, data: st.DataObject) -> None:
+    rows = FILES[form]
+    n = data.draw(st.integers(0, len(rows) - 1))
+    place = data.draw(st.integers(0, len(rows[n]) - 1))
+    changed = bytearray(rows[n])
+    changed[place] ^= data.draw(st.integers(1, 255))
+    sound, fault = check(b"".join([*rows[:n], bytes(changed), *rows[n + 1 :]]), form)
+    assert (sound, fault.startswith(f"row {n + 1}, after ")) == (n, True)
+
+
+@both
+@given(st.data())
+def test_rows_that_are_missing_repeated_or_exchanged_are_found(
+    form: str, data: st.DataObject
+) -> None:
+    rows = FILES[form]
+    n = data.draw(st.integers(0, len(rows) - 2))
+    kind = data.draw(st.sampled_from(["missing", "repeated", "exchanged"]))
+    other = {
+        "missing": [*rows[:n], *rows[n + 1 :]],
+        "repeated": [*rows[: n + 1], *rows[n:]],
+        "exchanged": [*rows[:n], rows[n + 1], rows[n], *rows[n + 2 :]],
+    }[kind]
+    sound, fault = check(b"".join(other), form)
+    assert fault
+    assert sound <= n + 1
+
+
+@both
+@given(st.data())
+def test_a_file_that_is_cut_short_is_found(form: str, data: st.DataObject) -> None:
+    whole = b"".join(FILES[form])
+    kept = data.draw(st.integers(0, len(whole) - 1))
+    assert check(whole[:kept], form)[1]
+
+
+@both
+def test_what_follows_the_end_is_found(form: str) -> None:
+    whole = b"".join(FILES[form])
+    for more in (b"\n", b"\x00", FILES[form][-1]):
+        assert check(whole + more, form) == (
+            len(RECORDS),
+            f"row {len(RECORDS) + 1}, after record {len(RECORDS)}: something follows the end",
+        )
+
+
+@both
+@given(st.binary(max_size=100))
+def test_anything_else_is_no_export(form: str, data: bytes) -> None:
+    assert check(data, form)[1]
