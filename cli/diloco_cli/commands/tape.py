@@ -232,12 +232,3 @@ def _line(seq: int, record: TapeRecord) -> str:
         )
     fields = record.model_dump(mode="json", exclude={"kind", "layout", "anchor_digests", "at"})
     return f"{seq} {record.kind} " + " ".join(f"{k}={v}" for k, v in fields.items())
-
-
-def _plain(value: Any) -> Any:
-    """Floats that JSON cannot say become null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return [_plain(v) for v in value] if isinstance(value, list) else value
