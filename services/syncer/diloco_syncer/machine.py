@@ -201,13 +201,10 @@ class Machine:
 
     def _push(self, record: TapeRecord, *, first: bool = False) -> list[Effect]:
         """Queue a record; send it when none is outstanding. Nothing follows the end."""
-        pending_end = any(isinstance(r, TapeEnd) for r in self._pending)
-        if self.history.outcome or pending_end:
+        if self.history.outcome or any(isinstance(r, TapeEnd) for r in self._pending):
             return []
-        if first:
-            self.to_append.appendleft(record)
-        else:
-            self.to_append.append(record)
+        queue = self.to_append.appendleft if first else self.to_append.append
+        queue(record)
         return self._send_record()
 
     def _send_record(self) -> list[Effect]:
@@ -271,7 +268,7 @@ class Machine:
                 self.admission.donations = Donations()
                 return [
                     *self.rounds.abort(),
-                    InstallLoaded(record.source),
+                    InstallLoaded(record.serial),
                     *(self._keyframe(p) for p in range(h.fragments)),
                     self._snapshot(),
                     Tell("restored", f"epoch {record.epoch} begins with {record.source}"),
@@ -347,12 +344,14 @@ class Machine:
 
     def _init(self, event: InitSeen, now: float) -> list[Effect]:
         h = self.history
-        pending = any(isinstance(r, TapeInit | TapeRestore) for r in self._pending)
+        pending = [r for r in self._pending if isinstance(r, TapeInit | TapeRestore)]
+        used = {s for r in pending if isinstance(r, TapeInit) for s in r.subjects}
+        drops: list[Effect] = [Drop(s) for s in event.subjects if s not in used]
         if not self.leading or self.wishes.restoring.due or h.initialised or pending:
-            return []
+            return drops
         known = self.roster.incarnations.get(event.learner, -1)
         if event.config_hash != h.config_hash or not event.finite or event.incarnation < known:
-            return self._refuse("init", event.learner, "initial parameters")
+            return [*self._refuse("init", event.learner, "initial parameters"), *drops]
         return self._push(
             TapeInit(
                 run=self.spec.name,
