@@ -1,33 +1,81 @@
-"""`python -m diloco_simulator.check --seeds 2000`: many seeded worlds, every violation printed."""
+"""`python -m diloco_simulator.check --seeds 2000`: many seeded worlds, every violation printed.
+
+Then one small calm world again and again, in which a process dies before its first effect, its
+second, its third … until every place has been tried where a syncer or a learner can die.
+"""
 
 import argparse
+import gc
 import json
 import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from diloco_simulator.coverage import STATES
+from diloco_simulator.options import Options
 from diloco_simulator.scenario import Verdict, play
 
 _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused")
+ROLES = ("leader", "standby", "learner")
+# Worlds between two collections of garbage by hand: a few hundred megabytes.
+WORLDS_KEPT = 16
+# Seeds handed to a worker at once.
+CHUNK = 8
+
+_played = 0
 
 
 def again(seed: int) -> str:
     """The command that plays one seed."""
-    return f"python -m diloco_simulator.check --seeds 1 --from {seed} --workers 1"
+    return f"python -m diloco_simulator.check --seeds 1 --from {seed} --workers 1 --no-crash-points"
+
+
+def again_at(role: str, n: int) -> str:
+    """The command that plays the small world in which a process dies before its n-th effect."""
+    return f"python -m diloco_simulator.check --seeds 0 --workers 1 --dies {role} {n}"
+
+
+def small(role: str = "", n: int = 0) -> Options:
+    """The world of the crash points: two learners, a leader and a standby, and every duty."""
+    return Options.calm(
+        learners=2,
+        quorum=1,
+        fragments=2,
+        steps=18,
+        safety_s=60.0,
+        syncers=2,
+        snapshot_every_rounds=2,
+        keyframe_every=2,
+        codec_up="int4",
+        codec_down="int8",
+        dies_at=(role, n),
+    )
+
+
+def play_one(task: tuple[int, Options | None]) -> Verdict:
+    """One world in a worker; reference cycles wait until several worlds are over."""
+    global _played
+    _played += 1
+    if _played % WORLDS_KEPT == 0:
+        gc.collect()
+    return play(*task)
 
 
 def totals(verdicts: Iterable[Verdict]) -> dict[str, Any]:
-    """Sums over all seeds; the named counters, and `counts` with everything that happened."""
+    """Sums over all seeds; the named counters, `counts` with everything that happened, and
+    `coverage`: how many seeds reached each of the states that are looked for."""
     counts: Counter[str] = Counter()
+    reached: Counter[str] = Counter()
     seeds = bad = rounds = 0
     for v in verdicts:
         seeds, rounds, bad = seeds + 1, rounds + v.rounds, bad + bool(v.violations)
         counts.update(v.counts)
+        reached.update(state for state, n in v.counts.items() if n)
     return {
         "seeds": seeds,
         "violations": bad,
@@ -38,33 +86,96 @@ def totals(verdicts: Iterable[Verdict]) -> dict[str, Any]:
         "failovers": counts["failovers"],
         "recoveries": counts["recoveries"],
         "refused": counts["refused"],
+        "coverage": {state: reached[state] for state in STATES},
+        "unreached": [state for state in STATES if not reached[state]],
         "counts": dict(sorted(counts.items())),
     }
 
 
-def main() -> None:
-    """Exit status 1 if any seed broke a promise."""
+def show(verdict: Verdict, command: str) -> None:
+    """Print what a world broke, and how to see it again."""
+    for violation in verdict.violations:
+        print(f"seed {verdict.seed:>6}  {violation}", flush=True)
+    if verdict.violations:
+        print(f"             again: {command}", flush=True)
+
+
+def crash_points(pool: ProcessPoolExecutor) -> Iterator[tuple[str, int, Verdict]]:
+    """(role, n, verdict) of the small world for every effect of every role."""
+    points = [(role, n) for role in ROLES for n in range(1, _effects()[role] + 1)]
+    tasks = [(1, small(role, n)) for role, n in points]
+    for (role, n), verdict in zip(points, pool.map(play_one, tasks, chunksize=CHUNK), strict=True):
+        yield role, n, verdict
+
+
+def _effects() -> Counter[str]:
+    """Effects of the small world in which nobody dies, by role."""
+    return play(1, small()).effects
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=50, help="how many")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first one")
     parser.add_argument("--json", type=Path, help="write the totals there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    args = parser.parse_args()
+    parser.add_argument("--syncers", type=int, help="this many in every world")
+    parser.add_argument(
+        "--no-crash-points", action="store_true", help="seeds alone, not every place to die"
+    )
+    parser.add_argument("--dies", nargs=2, metavar=("ROLE", "N"), help="one place to die alone")
+    return parser.parse_args()
+
+
+def worlds(args: argparse.Namespace) -> list[tuple[int, Options | None]]:
+    """(seed, options) of the worlds to play."""
+    seeds = range(args.first, args.first + args.seeds)
+    if args.syncers is None:
+        return [(seed, None) for seed in seeds]
+    return [(seed, Options.drawn(seed).changed(syncers=args.syncers)) for seed in seeds]
+
+
+def main() -> None:
+    """Exit status 1 if any world broke a promise."""
+    args = arguments()
     began = time.monotonic()
     verdicts: list[Verdict] = []
-    with ProcessPoolExecutor(args.workers) as pool:
-        for v in pool.map(play, range(args.first, args.first + args.seeds), chunksize=8):
+    points: Counter[str] = Counter()
+    broken = 0
+    with ProcessPoolExecutor(args.workers, initializer=gc.disable) as pool:
+        for v in pool.map(play_one, worlds(args), chunksize=CHUNK):
             verdicts.append(v)
-            for violation in v.violations:
-                print(f"seed {v.seed:>6}  {violation}", flush=True)
-            if v.violations:
-                print(f"             again: {again(v.seed)}", flush=True)
+            show(v, again(v.seed))
+        if args.dies:
+            verdict = play(1, small(args.dies[0], int(args.dies[1])))
+            show(verdict, again_at(*args.dies))
+            broken += bool(verdict.violations)
+        elif not args.no_crash_points:
+            for role, n, verdict in crash_points(pool):
+                points[role] += 1
+                broken += bool(verdict.violations)
+                show(verdict, again_at(role, n))
     result = totals(verdicts)
-    figures = "  ".join(f"{name} {result[name]}" for name in ("seeds", "violations", *_SHOWN))
-    print(f"{figures}  ({time.monotonic() - began:.0f} s)")
+    result["violations"] += broken
+    result["crash_points"] = dict(points)
+    report(result, time.monotonic() - began)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     sys.exit(1 if result["violations"] else 0)
+
+
+def report(result: dict[str, Any], seconds: float) -> None:
+    """The coverage, rarest first, then one line of totals."""
+    by_rarity = sorted(result["coverage"].items(), key=lambda item: (item[1], item[0]))
+    for state, seeds in by_rarity if result["seeds"] > 1 else ():
+        print(f"{seeds:>7} seeds  {state}")
+    for state in result["unreached"] if result["seeds"] > 1 else ():
+        print(f"no seed reached: {state}")
+    points = "  ".join(f"{n} of a {role}" for role, n in result["crash_points"].items())
+    if points:
+        print(f"places to die: {points}")
+    figures = "  ".join(f"{name} {result[name]}" for name in ("seeds", "violations", *_SHOWN))
+    print(f"{figures}  ({seconds:.0f} s)")
 
 
 if __name__ == "__main__":

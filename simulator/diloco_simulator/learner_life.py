@@ -26,6 +26,7 @@ from diloco_learner.events import (
     SendProgress,
     StateSeen,
     Stepped,
+    Tell,
     TimePassed,
     Unmerged,
 )
@@ -49,6 +50,8 @@ from diloco_shared.protocol.messages import (
     Pull,
     StateManifest,
 )
+from diloco_simulator.coverage import of_book, of_learner_effect
+from diloco_simulator.process import Process
 from diloco_simulator.world import Item, Reader
 
 if TYPE_CHECKING:
@@ -56,6 +59,10 @@ if TYPE_CHECKING:
 
 Values = NDArray[np.float32]
 SYNCER = "syncer"
+RESTS = {
+    "paused": "learner rests while paused",
+    "epoch": "learner rests for a new epoch's anchors",
+}
 
 
 class Computation(Protocol):
@@ -74,15 +81,14 @@ class Computation(Protocol):
     def load_inner_state(self, data: bytes) -> None: ...
 
 
-class LearnerLife:
+class LearnerLife(Process):
     """One process. `begin` joins the run."""
 
     def __init__(self, node: "LearnerNode") -> None:
+        super().__init__(node.world)
         self.node = node
-        self.hub, self.world, self.name = node.hub, node.world, node.name
+        self.hub, self.watch, self.name = node.hub, node.watch, node.name
         self.spec = node.hub.spec
-        self.alive = True
-        self.frozen_until = 0.0
         self.incarnation = self.hub.next_incarnation(self.name)
         self.life = f"{self.name}/{self.incarnation}"
         self.hash = config_hash(self.spec)
@@ -104,23 +110,16 @@ class LearnerLife:
         self.armed = float("inf")
 
     def begin(self) -> None:
+        self.watch.recovers(self.name)
         self.hub.listen(self.name, lambda: self.alive, self.receive)
         self._event(TimePassed())
         Reader(self.hub.dn, self.name, lambda: self.alive, self._publication)
         Reader(self.hub.state, self.name, lambda: self.alive, self._state)
         self._heartbeat()
 
-    def _enter(self, action: Callable[[], None]) -> None:
-        """Run `action` in this process: later if it stands still, never if it is gone."""
-        if not self.alive:
-            return
-        if self.world.now < self.frozen_until:
-            self.world.at(self.frozen_until, lambda: self._enter(action))
-            return
-        if self.frozen_until:
-            self.frozen_until = 0.0
-            self.node.watch.members.back(self.name, self.incarnation)
-        action()
+    def thawed(self, *, noticed: bool) -> None:
+        """It goes on."""
+        self.watch.members.back(self.name, self.incarnation)
 
     # --- what arrives --------------------------------------------------------------------------
 
@@ -132,15 +131,22 @@ class LearnerLife:
             Donate: DonateSeen,
         }
         event = kinds[type(message)](message)
-        self._enter(lambda: self._event(event))
+        self.enter(lambda: self._hear(message, event))
+
+    def _hear(self, message: Any, event: Any) -> None:
+        if isinstance(message, Beat):
+            self.watch.pace.told(self.life, message)
+        self._event(event)
 
     def _publication(self, item: Item) -> None:
-        self._enter(lambda: self._offer(item))
+        self.enter(lambda: self._offer(item))
 
     def _offer(self, item: Item) -> None:
         manifest = item.message
         assert isinstance(manifest, PublicationManifest)
         ready = self.book.offer(manifest, item.payload)
+        self.watch.pace.published(self.life, manifest.epoch)
+        of_book(self.watch, self.book)
         if ready is not None:
             key = (ready.epoch, ready.fragment, ready.version)
             self.anchors[key] = self.book.take(*key)
@@ -151,13 +157,15 @@ class LearnerLife:
         mine = m.newcomer == self.name and m.newcomer_incarnation == self.incarnation
         if mine:
             self.states[m.nonce] = item.payload
-            self._enter(lambda: self._event(StateSeen(m.donor, m.nonce)))
+            self.enter(lambda: self._event(StateSeen(m.donor, m.nonce)))
 
     def _event(self, event: Any) -> None:
         if self.exchange is None:
             if isinstance(event, PullSeen | DonateSeen):
                 return
-            for effect in self.recovery.handle(event, self.world.now):
+            for effect in self.recovery.handle(event, self.now):
+                if self._dies(effect):
+                    return
                 self._perform(effect)
                 if not self.alive:
                     return
@@ -170,7 +178,7 @@ class LearnerLife:
             self._boundary()
 
     def _arm(self, deadline: float | None) -> None:
-        if deadline is None or deadline >= self.armed > self.world.now:
+        if deadline is None or deadline >= self.armed > self.now:
             return
         self.armed = deadline
 
@@ -179,7 +187,7 @@ class LearnerLife:
                 self.armed = float("inf")
                 self._event(TimePassed())
 
-        self.world.at(deadline + 1e-6, lambda: self._enter(ring))
+        self.ring_at(deadline, ring)
 
     def _heartbeat(self) -> None:
         def beat() -> None:
@@ -190,7 +198,7 @@ class LearnerLife:
                 self.hub.send(self.name, SYNCER, report)
                 self._heartbeat()
 
-        self.world.after(self.spec.membership.heartbeat_s, lambda: self._enter(beat))
+        self.world.after(self.spec.membership.heartbeat_s, lambda: self.enter(beat))
 
     # --- training ------------------------------------------------------------------------------
 
@@ -207,12 +215,15 @@ class LearnerLife:
         if not self.alive:
             return
         if not self.exchange.may_step:
+            why = self.watch.pace.rests(self.life, self.exchange.left)
+            if why in ("paused", "epoch"):
+                self.watch.reached(RESTS[why])
             self._arm(self.exchange.deadline)
             return
         self.in_step = True
         share = self.world.options.jitter
         jitter = self.world.rng.uniform(1 - share, 1 + share)
-        self.world.after(self.node.step_s * jitter, lambda: self._enter(self._stepped))
+        self.world.after(self.node.step_s * jitter, lambda: self.enter(self._stepped))
 
     def _stepped(self) -> None:
         assert self.exchange is not None
@@ -225,15 +236,24 @@ class LearnerLife:
 
     def _handle(self, event: Any) -> None:
         assert self.exchange is not None
-        for effect in self.exchange.handle(event, self.world.now):
-            if self.world.chance(self.world.options.learner_crash, "learner crashes"):
-                self.node.gone(self, self.world.rng.uniform(0.5, 8.0))
+        for effect in self.exchange.handle(event, self.now):
+            if self._dies(effect):
                 return
             self._perform(effect)
+            if not self.alive:
+                return
+
+    def _dies(self, effect: Any) -> bool:
+        rate = self.world.options.learner_crash
+        if self.world.dies("learner", rate, type(effect).__name__):
+            self.node.gone(self, self.world.rng.uniform(0.5, 8.0))
+            return True
+        return False
 
     # --- effects -------------------------------------------------------------------------------
 
     def _perform(self, effect: Any) -> None:
+        of_learner_effect(self.watch, self, effect)
         match effect:
             case SendJoin():
                 self.hub.send(self.name, SYNCER, effect.join)
@@ -248,6 +268,8 @@ class LearnerLife:
             case Contribute():
                 self._contribute(effect)
             case SendProgress():
+                if self.exchange is not None:
+                    self.watch.limits.of_learner(self)
                 self.hub.send(self.name, SYNCER, effect.progress)
             case GiveState():
                 self._give_state(effect)
@@ -260,6 +282,10 @@ class LearnerLife:
                 self.trainer.decided(effect.fragment, effect.round, merged=merged)
             case Leave():
                 self._leave(effect.outcome)
+            case Tell():
+                pass
+            case _:
+                self.watch.broken("I8", f"{self.life} is to wait for {type(effect).__name__}")
 
     def _leave(self, outcome: str) -> None:
         """For good, unless a newer process has the name: then this one just ends."""
@@ -271,6 +297,7 @@ class LearnerLife:
     def _begin(self, begin: Begin) -> None:
         for p, version in enumerate(begin.versions):
             self._adopt((begin.epoch, p, version))
+        self.watch.pace.begins(self.life)
         self.exchange = Exchange(
             self.spec,
             self.name,
@@ -278,9 +305,9 @@ class LearnerLife:
             begin.epoch,
             begin.versions,
             begin.stamp,
-            self.world.now,
+            self.now,
         )
-        self.node.watch.members.trains(self.name, self.incarnation, self.node.step_s)
+        self.watch.members.trains(self.name, self.incarnation, self.node.step_s)
         self.armed = float("inf")
         if self.recovery.beat is not None:
             self._handle(BeatSeen(self.recovery.beat))
@@ -290,7 +317,7 @@ class LearnerLife:
     def _adopt(self, key: tuple[int, int, int]) -> None:
         anchor_F = self.anchors[key]
         self.trainer.adopt(key[1], anchor_F)
-        self.node.watch.anchors.adopted(self.life, *key, digest_array(anchor_F))
+        self.watch.anchors.adopted(self.life, *key, digest_array(anchor_F))
         for other in [o for o in self.anchors if o[1] == key[1] and o <= key]:
             del self.anchors[other]
 
@@ -299,7 +326,7 @@ class LearnerLife:
             self.trainer.load_inner_state(self.states[effect.nonce])
         elif effect.source == "checkpoint" and self.node.checkpoint is not None:
             self.trainer.load_inner_state(self.node.checkpoint)
-        self.node.watch.recovered(self.name, effect.source)
+        self.watch.recovered(self.name, effect.source)
 
     def _send_init(self) -> None:
         for p, values_F in enumerate(self.trainer.initial_fragments()):
@@ -341,7 +368,7 @@ class LearnerLife:
             blob=describe(subject, payload),
         )
         manifest, payload = self.node.tamper(manifest, payload)
-        self.hub.up.put(self.name, subject, manifest, payload, until=e.deadline)
+        self.hub.up.put(self.name, subject, manifest, payload, until=e.deadline - self.origin)
 
     def _give_state(self, effect: GiveState) -> None:
         d, payload = effect.donate, self.trainer.inner_state()

@@ -49,6 +49,8 @@ class LearnerNode:
 
     def gone(self, life: LearnerLife, restart_s: float | None) -> None:
         """A process is over; if it was the newest, the supervisor starts another one."""
+        if life.alive and not self.left:
+            self.watch.learner_died(life)
         life.alive = False
         self.watch.members.silent(self.name, life.incarnation, self.world.now)
         if self.life is life:
@@ -62,7 +64,9 @@ class LearnerNode:
             self.world.counts["learner crashes"] += 1
             self.gone(self.life, restart_s)
 
-    def hang(self, seconds: float, *, replaced_after_s: float | None = None) -> None:
+    def hang(
+        self, seconds: float, *, replaced_after_s: float | None = None, clock_stops: bool = False
+    ) -> None:
         """The process stands still and then goes on as if nothing had happened.
 
         `replaced_after_s`: when another process takes its place, perhaps before it goes on.
@@ -71,7 +75,7 @@ class LearnerNode:
         if life is None:
             return
         self.world.counts["learner hangs"] += 1
-        life.frozen_until = self.world.now + seconds
+        life.freeze(seconds, clock_stops=clock_stops)
         self.watch.members.silent(self.name, life.incarnation, self.world.now)
         if replaced_after_s is not None:
             self.world.counts["doubles"] += 1

@@ -10,7 +10,7 @@ from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Join, Progress
 from diloco_simulator.hub import Hub
-from diloco_simulator.syncer_life import NAME
+from diloco_simulator.syncer_inbox import NAME
 from diloco_simulator.watch import Watch
 
 STRANGER = "stranger"

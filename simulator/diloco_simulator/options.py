@@ -1,7 +1,8 @@
 """What a seeded world is like: drawn once from its seed, so that seeds differ in kind."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +19,22 @@ class Options:
     loss: float = 0.0
     duplicate: float = 0.0
     unknown: float = 0.0  # of an append's answer
-    syncer_crash: float = 0.0  # between any two effects
+    syncer_crash: float = 0.0  # between any two effects, leading or standing by
     learner_crash: float = 0.0
+    dies_at: tuple[str, int] = ("", 0)  # (role, n): dies before its n-th effect, whatever the rates
     syncer_hangs: int = 0  # half of them with a failover meanwhile
     learner_hangs: int = 0  # some of them with a second process of the learner meanwhile
     partitions: int = 0
+    slow_links: int = 0  # for some seconds, everything a process sends or hears takes longer
+    overtaken: float = 0.0  # of what a stream holds: its transfer ends after later ones
     wishes: int = 0  # pauses and changes of the quorum by the user
+    stop: bool = False  # the user stops the run at some time
     power_cuts: int = 0  # the tape loses records that it had acknowledged
+    blackouts: int = 0  # every process dies at once
+    disk_s: float = 2.0  # a snapshot takes up to this long
+    disk_full: float = 0.0  # of a snapshot
+    torn: float = 0.0  # of a snapshot whose writer dies: half of it stays on the disk
+    wall_skew_s: float = 0.0  # wall clocks are off by up to this much, anew with every process
     nan: float = 0.0  # of a contribution being poisoned
     garbage: float = 0.0  # of a contribution that lies, and per second of a stranger
     jitter: float = 0.1  # of every step's time: without it, learners could stay in step for ever
@@ -34,11 +44,16 @@ class Options:
     codec_up: str = "bf16"
     codec_down: str = "bf16"
     syncers: int = 1  # with more than one, the others stand by
+    budget: str = "steps"  # or tokens, or seconds
 
     @classmethod
     def calm(cls, **changes: object) -> "Options":
         """No faults at all."""
         return cls(**changes)  # type: ignore[arg-type]
+
+    def changed(self, **changes: Any) -> "Options":
+        """The same world but for these."""
+        return replace(self, **changes)
 
     @classmethod
     def drawn(cls, seed: int) -> "Options":
@@ -49,6 +64,7 @@ class Options:
             return rng.choice([0.0, 0.0, high / 4, high])
 
         learners = rng.choice([2, 3, 3, 4])
+        budget = rng.choice(["steps"] * 6 + ["tokens", "seconds"])
         return cls(
             learners=learners,
             quorum=rng.randint(1, learners - 1) if learners > 2 else rng.choice([1, 2]),
@@ -64,8 +80,17 @@ class Options:
             syncer_hangs=rng.choice([0, 0, 1]),
             learner_hangs=rng.choice([0, 0, 1, 2]),
             partitions=rng.choice([0, 0, 1, 3]),
+            slow_links=rng.choice([0, 0, 0, 2]),
+            overtaken=sometimes(0.2),
             wishes=rng.choice([0, 0, 0, 1, 2]),
+            stop=rng.random() < 0.05,
             power_cuts=rng.choice([0, 0, 0, 1]),
+            blackouts=rng.choice([0, 0, 0, 0, 1]),
+            disk_s=rng.choice([0.5, 2.0, 15.0]),
+            disk_full=sometimes(0.5),
+            torn=sometimes(1.0),
+            # A run that is to last for some seconds believes the clocks of its leaders.
+            wall_skew_s=5.0 if budget == "seconds" else rng.choice([0.0, 5.0, 1e5]),
             nan=sometimes(0.1),
             garbage=sometimes(0.1),
             speeds=tuple(rng.choice([1.0, 1.0, 0.8, 0.5]) for _ in range(learners)),
@@ -73,5 +98,6 @@ class Options:
             keyframe_every=rng.choice([2, 4]),
             codec_up=rng.choice(["bf16", "int8", "int4", "e3m0"]),  # fp32 is what liars claim
             codec_down=rng.choice(["fp32", "bf16", "int8", "int4", "e3m0"]),
-            syncers=rng.choice([1, 1, 2]),
+            syncers=rng.choice([1, 1, 2, 2, 3]),
+            budget=budget,
         )

@@ -1,8 +1,11 @@
 """One seeded world from start to verdict: safety while anything may go wrong, then liveness."""
 
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from diloco_shared.config import RunSpec
@@ -11,7 +14,8 @@ from diloco_simulator.hub import Hub
 from diloco_simulator.learner_node import LearnerNode
 from diloco_simulator.mischief import Mischief
 from diloco_simulator.options import Options
-from diloco_simulator.syncer_life import NAME
+from diloco_simulator.syncer_disk import FileDisk
+from diloco_simulator.syncer_inbox import NAME
 from diloco_simulator.syncer_node import SyncerNode
 from diloco_simulator.tiny import TinyTrainer
 from diloco_simulator.watch import Watch
@@ -22,6 +26,8 @@ from diloco_syncer.events import Wanted
 LIVENESS_S = 1200.0
 # Whoever stood still at the end goes on within this time, and must see that it is over.
 AFTER_S = 60.0
+# Where disks of simulated machines are, if there is such a folder: syncing real ones takes long.
+MEMORY = Path("/dev/shm")
 
 
 @dataclass(slots=True)
@@ -33,6 +39,7 @@ class Verdict:
     counts: dict[str, int] = field(default_factory=dict)
     rounds: int = 0
     virtual_s: float = 0.0
+    effects: Counter[str] = field(default_factory=Counter)  # performed, by role
 
 
 def spec_of(options: Options, seed: int) -> RunSpec:
@@ -51,6 +58,8 @@ def spec_of(options: Options, seed: int) -> RunSpec:
                 "codec_up": options.codec_up,
                 "codec_down": options.codec_down,
                 "pull_timeout_s_min": 3.0,
+                # Few enough that there are outliers in runs as short as these.
+                "outlier_samples_min": 8,
             },
             "membership": {
                 "learners_min": options.learners,
@@ -61,16 +70,27 @@ def spec_of(options: Options, seed: int) -> RunSpec:
                 "snapshot_every_rounds": options.snapshot_every_rounds,
                 "checkpoint_every_steps": 10,
             },
-            "budget": {"steps": options.steps},
+            "budget": _budget(options),
         }
     )
 
 
-class Scenario:
-    """A world with its processes."""
+def _budget(options: Options) -> dict[str, float]:
+    """About as many steps, whatever it is counted in: 512 tokens a step, a step a second."""
+    amounts = {
+        "steps": options.steps,
+        "tokens": options.steps * 512 * options.learners,
+        "seconds": options.steps,
+    }
+    return {options.budget: amounts[options.budget]}
 
-    def __init__(self, seed: int, options: Options) -> None:
+
+class Scenario:
+    """A world with its processes. `folder`: for what they keep on disk; nobody else uses it."""
+
+    def __init__(self, seed: int, options: Options, folder: Path) -> None:
         self.seed = seed
+        self.folder = folder
         self.options = options
         self.world = World(seed, options)
         self.spec = spec_of(options, seed)
@@ -78,17 +98,19 @@ class Scenario:
         self.watch = Watch(self.world, self.spec)
         self.mischief = Mischief(self.hub, self.watch)
         self.hub.on_record = self.watch.record
+        self.hub.up.on_store = self.watch.numbers.stored
         names = [f"l{m}" for m in range(options.learners)]
         self.syncers = self._syncers(options.syncers, names)
         self.learners = [self._learner(m, name) for m, name in enumerate(names)]
 
     def _syncers(self, count: int, learners: list[str]) -> list[SyncerNode]:
         """One that leads from the start, or several that compete for the lease."""
-        if count == 1:
-            return [SyncerNode(self.hub, self.watch, learners)]
-        names = tuple(f"{NAME}-{n}" for n in range(count))
+        names = (NAME,) if count == 1 else tuple(f"{NAME}-{n}" for n in range(count))
         self.hub.processes[NAME] = names
-        nodes = [SyncerNode(self.hub, self.watch, learners, name) for name in names]
+        nodes = [
+            SyncerNode(self.hub, self.watch, learners, name, FileDisk(self.folder / name))
+            for name in names
+        ]
         for node in nodes:
             node.others = [other for other in nodes if other is not node]
         return nodes
@@ -125,12 +147,14 @@ class Scenario:
         world.run(healed_at + LIVENESS_S, self._over)
         world.run(world.now + AFTER_S)
         self._check_liveness(healed_at)
+        self._check_end()
         return Verdict(
             self.seed,
             list(self.watch.violations),
             dict(world.counts),
             self.watch.rounds,
             world.now,
+            world.effects,
         )
 
     # --- what goes wrong -----------------------------------------------------------------------
@@ -138,6 +162,14 @@ class Scenario:
     def _plan(self) -> None:
         """Draw the faults that have a time; those of single effects and messages come by chance."""
         rng, o = self.world.rng, self.options
+        for name, there in (
+            ("three syncers", o.syncers == 3),
+            ("wall clock off by days", o.wall_skew_s > 86400),
+            ("budget in tokens", o.budget == "tokens"),
+            ("budget in seconds", o.budget == "seconds"),
+        ):
+            if there:
+                self.watch.reached(name)
         for _ in range(o.syncer_hangs):
             self._at(self._syncer_hangs)
         for _ in range(o.learner_hangs):
@@ -145,8 +177,14 @@ class Scenario:
         names = [n.name for n in self.learners]
         for _ in range(o.partitions):
             self._partition(rng.choice([n.process for n in self.syncers] + names))
+        for _ in range(o.slow_links):
+            self._slow_link(rng.choice([n.process for n in self.syncers] + names))
         for _ in range(o.wishes):
             self._at(self._wish)
+        if o.stop:
+            self._at(self._stop)
+        for _ in range(o.blackouts):
+            self._at(self._blackout)
         for _ in range(o.power_cuts):
             self._at(self._power_cut)
         self.mischief.plague()
@@ -156,13 +194,28 @@ class Scenario:
 
     def _syncer_hangs(self) -> None:
         rng = self.world.rng
-        syncer = self.syncers[0] if len(self.syncers) == 1 else rng.choice(self.syncers)
-        syncer.hang(rng.uniform(2.0, 15.0), replaced=rng.random() < 0.5)
+        syncer, seconds = rng.choice(self.syncers), rng.uniform(2.0, 15.0)
+        syncer.hang(seconds, replaced=rng.random() < 0.5, clock_stops=rng.random() < 0.3)
 
     def _learner_hangs(self) -> None:
         rng = self.world.rng
         after = rng.uniform(0.5, 8.0) if rng.random() < 0.4 else None
-        rng.choice(self.learners).hang(rng.uniform(1.0, 12.0), replaced_after_s=after)
+        stops = rng.random() < 0.3
+        if stops:
+            self.watch.reached("a learner's clock stood still")
+        node = rng.choice(self.learners)
+        node.hang(rng.uniform(1.0, 12.0), replaced_after_s=after, clock_stops=stops)
+
+    def _stop(self) -> None:
+        self._wish_for(Wanted(paused=False, stopping=True, quorum=self.options.quorum))
+
+    def _blackout(self) -> None:
+        """Every process dies at once; what is at the hub and on disks stays."""
+        self.world.counts["blackouts"] += 1
+        for syncer in self.syncers:
+            syncer.crash_all(self.world.rng.uniform(0.5, 6.0))
+        for node in self.learners:
+            node.crash(self.world.rng.uniform(0.5, 8.0))
 
     def _wish(self) -> None:
         """Pause, another quorum, and after a while what it was before."""
@@ -181,8 +234,7 @@ class Scenario:
         The init record and terms are kept: what made sense of everything later, and what
         learners have seen of leaders, is not to be had again from anywhere else.
         """
-        disks = [meta["history"]["seq"] for syncer in self.syncers for meta, _ in syncer.disk]
-        covered = max(disks, default=0)
+        covered = max(syncer.disk.covers() for syncer in self.syncers)
         kept = [n for n, r in enumerate(self.hub.tape, 1) if isinstance(r, TapeInit | TapeTerm)]
         covered = max([covered, *kept])
         lost = min(self.world.rng.randint(1, 3), len(self.hub.tape) - covered)
@@ -214,6 +266,17 @@ class Scenario:
         self.world.at(begin, lambda: cut(False))
         self.world.at(begin + seconds, lambda: cut(True))
 
+    def _slow_link(self, process: str) -> None:
+        rng = self.world.rng
+        begin, seconds = rng.uniform(3.0, self.options.safety_s), rng.uniform(2.0, 12.0)
+
+        def slow(is_slow: bool) -> None:
+            self.world.link(process).slow = is_slow
+
+        self.watch.reached("slow links")
+        self.world.at(begin, lambda: slow(True))
+        self.world.at(begin + seconds, lambda: slow(False))
+
     def _check_liveness(self, healed_at: float) -> None:
         """The run ends, everybody leaves, and everybody was merged again if there was time."""
         w = self.watch
@@ -231,6 +294,22 @@ class Scenario:
             if time_enough and w.members.merged_at.get(node.name, -1.0) < healed_at:
                 w.broken("I10", f"{node.name} was never merged again after the heal")
 
+    def _check_end(self) -> None:
+        """What is committed has reached everybody, and can be executed again."""
+        w = self.watch
+        w.limits.down(self.hub.dn, w.terms + w.world.counts["epoch raised"])
+        if len(self.syncers) == 1:  # standbys execute all of it as it goes
+            w.numbers.execute(self.hub.tape)
+        if not w.ended:
+            return
+        for node in self.learners:
+            life = node.lives[-1]
+            if node.left != w.ended or life.exchange is None:
+                continue
+            adopted = life.exchange.counters.adopted_P
+            if adopted != w.merges.versions:
+                w.broken("I6", f"{node.name} ends with {adopted}, the tape {w.merges.versions}")
+
     def why(self) -> str:
         """State and reason, as the syncer gives them."""
         node = self.leader or self.syncers[0]
@@ -243,7 +322,11 @@ class Scenario:
 
 def play(seed: int, options: Options | None = None) -> Verdict:
     """One seed; an exception of the product is a violation too."""
-    scenario = Scenario(seed, options or Options.drawn(seed))
+    with TemporaryDirectory(prefix="diloco-sim-", dir=MEMORY if MEMORY.is_dir() else None) as disk:
+        return _played(Scenario(seed, options or Options.drawn(seed), Path(disk)))
+
+
+def _played(scenario: Scenario) -> Verdict:
     try:
         return scenario.run()
     except Exception as error:
@@ -251,4 +334,4 @@ def play(seed: int, options: Options | None = None) -> Verdict:
         text = f"crash: {error!r} at {where.filename.rsplit('/', 1)[-1]}:{where.lineno}"
         found: list[str] = [*scenario.watch.violations, text]
         counts: dict[str, Any] = dict(scenario.world.counts)
-        return Verdict(seed, found, counts, scenario.watch.rounds, scenario.world.now)
+        return Verdict(scenario.seed, found, counts, scenario.watch.rounds, scenario.world.now)

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 # Between two looks at the tape's end, and after trouble, in virtual seconds.
 FOLLOW_S, RETRY_S = 0.2, 2.0
 
-Snapshot = tuple[dict[str, Any], dict[str, Any]]
-
 
 class Following:
     """Of one process. Calls `life.lead()` once it holds the lease and has executed all."""
@@ -45,6 +43,7 @@ class Following:
         lease_s = spec.membership.leader_lease_s
         self.lease = Lease(process, life.leader, process, lease_s)
         self.lapsed = False
+        self.asked_ahead = life.origin  # its clock against the world's when it last asked
         self.led = False  # a leader that is deposed begins anew: nobody follows after leading
 
     def begin(self) -> None:
@@ -54,11 +53,17 @@ class Following:
     # --- the lease -----------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        was, now = self.lease.leading, self.world.now
+        was, now = self.lease.leading, self.life.now
         request = self.lease.handle(event, now)
-        if isinstance(event, Written) and self.lease.leading:
-            self.life.watch.leases.held(self.node.process, event.sent_at, self.lease.until, now)
+        ahead = self.life.origin
+        # What was asked before its own clock stood still, no clock can vouch for.
+        if isinstance(event, Written) and self.lease.leading and ahead == self.asked_ahead:
+            self.life.watch.leases.held(
+                self.node.process, event.sent_at - ahead, self.lease.until - ahead, now - ahead
+            )
         if request is not None:
+            if self._dies(f"a {type(request).__name__} of the lease"):
+                return
             self._ask(request, now)
         elif (deadline := self.lease.deadline) is not None:
             self._at(deadline, self._ring)
@@ -70,23 +75,32 @@ class Following:
             if self.led:
                 self.life.deposed()
 
+    def _dies(self, before: str) -> bool:
+        rate, role = self.world.options.syncer_crash, "leader" if self.led else "standby"
+        if self.world.dies(role, rate, before):
+            self.node.gone(self.life, self.world.rng.uniform(0.5, 6.0))
+            return True
+        return False
+
     def _at(self, when: float, action: Callable[[], None]) -> None:
-        self.world.at(when + 1e-6, lambda: self.life.enter(action))
+        self.life.ring_at(when, action)
 
     def _ring(self) -> None:
         deadline = self.lease.deadline
-        if deadline is not None and self.world.now >= deadline:
+        if deadline is not None and self.life.now >= deadline:
             self._handle(TimePassed())
 
     def _look_at_lapse(self) -> None:
         """As the leader's edge looks: no round opens while the lease is not renewed."""
-        lapsed = self.lease.lapsed(self.world.now)
+        lapsed = self.lease.lapsed(self.life.now)
         if lapsed != self.lapsed:
             self.lapsed = lapsed
             self.world.counts["lapses"] += lapsed
             self.life.suspended("cannot renew" if lapsed else "")
 
     def _ask(self, request: Request, sent_at: float) -> None:
+        self.asked_ahead = self.life.origin
+
         def answer(result: tuple[Held | None, int] | None) -> None:
             self.life.enter(lambda: self._handle(self._event(request, result, sent_at)))
 
@@ -143,12 +157,12 @@ class Following:
             if payloads is None:
                 self._fetch_snapshot()
                 return
-            if self.world.chance(self.world.options.syncer_crash, "syncer crashes"):
-                self.node.gone(self.life, self.world.rng.uniform(0.5, 6.0))
+            if self._dies("a record"):
                 return
             seq = self.history.seq + 1
             self.store = replay(self.history, self.store, record, seq, payloads)
-            self._cover()
+            if not self._cover():
+                return
         if not found:
             self._handle(Fitness(""))
             if leading and self.lease.leading:
@@ -157,21 +171,33 @@ class Following:
                 return
         self.world.after(FOLLOW_S, lambda: self.life.enter(self._read))
 
-    def _cover(self) -> None:
-        if self.store is not None and self.history.snapshot_covers > self.covered:
-            self.covered = self.history.seq
-            meta = {"history": self.history.meta(), "store": self.store.meta()}
-            self.node.keep(meta, dict(self.store.state_arrays()))
+    def _cover(self) -> bool:
+        """A snapshot of its own once the leader's allows UP to be purged; False if that kills it.
+
+        The thread that writes holds up what follows, but not the lease.
+        """
+        if self.store is None or self.history.snapshot_covers <= self.covered:
+            return True
+        self.covered = self.history.seq
+        meta = {"history": self.history.meta(), "store": self.store.meta()}
+        arrays = dict(self.store.state_arrays())
+        self.life.writing = meta, arrays
+        if self._dies("a snapshot"):
+            return False
+        self.life.writing = None
+        if not self.world.chance(self.world.options.disk_full, "standby's disk full"):
+            self.node.disk.save(meta, arrays)
+        return True
 
     def _fetch_snapshot(self) -> None:
         """From the disk of whoever leads: the next life begins there."""
-        snapshot = self.node.of_leader()
-        if snapshot is None or snapshot[0]["history"]["seq"] <= self.history.seq:
+        leader = self.node.leader()
+        if leader is None or leader.disk.covers() <= self.history.seq:
             self._handle(Fitness("a contribution is gone"))
             self.world.after(RETRY_S, lambda: self.life.enter(self._read))
             return
         self.world.counts["snapshots fetched"] += 1
-        self.node.keep(*snapshot)
+        leader.disk.give(self.node.disk)
         self.node.gone(self.life, 0.1)
 
 

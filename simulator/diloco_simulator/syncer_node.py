@@ -3,30 +3,34 @@
 A process that stands still may be replaced by a second one, and then go on: two leaders.
 """
 
-from typing import Any
-
 from diloco_simulator.hub import Hub
-from diloco_simulator.syncer_life import NAME, SyncerLife
+from diloco_simulator.syncer_disk import Disk
+from diloco_simulator.syncer_inbox import NAME
+from diloco_simulator.syncer_life import SyncerLife
 from diloco_simulator.watch import Watch
 from diloco_syncer.events import Wanted
 from diloco_syncer.history import History
 from diloco_syncer.store import FragmentStore
 
-# Snapshots kept on the disk, as the product keeps them.
-SNAPSHOTS = 2
-
 
 class SyncerNode:
     """Keeps the snapshots; a process is rebuilt from them and the tape."""
 
-    def __init__(self, hub: Hub, watch: Watch, learners: list[str], process: str = NAME) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        watch: Watch,
+        learners: list[str],
+        process: str = NAME,
+        disk: Disk | None = None,
+    ) -> None:
         self.hub = hub
         self.world = hub.world
         self.watch = watch
         self.learners = learners
         self.process = process
         self.others: list[SyncerNode] = []  # machines of the same run
-        self.disk: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.disk = disk or Disk()
         self.lives: list[SyncerLife] = []
         self.life: SyncerLife | None = None  # the newest, if it lives
         self.wanted: Wanted | None = None
@@ -36,19 +40,23 @@ class SyncerNode:
         return not self.others
 
     def newest(self) -> tuple[History, FragmentStore | None]:
-        """What the newest snapshot on the disk holds."""
+        """What the newest sound snapshot on the disk holds."""
         spec = self.hub.spec
-        if not self.disk:
+        found, passed_over = self.disk.newest()
+        if passed_over:
+            self.watch.reached("torn snapshot passed over")
+        if found is None:
             return History(spec), None
-        meta, arrays = self.disk[-1]
+        meta, arrays = found
         store = FragmentStore.restore(meta["store"], arrays, spec.algorithm)
         return History.restore(spec, meta["history"]), store
 
-    def of_leader(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """The newest snapshot of another machine whose process leads, if it can be reached."""
+    def leader(self) -> "SyncerNode | None":
+        """Another machine whose process leads and has a snapshot, if it can be reached."""
         for node in self.others:
-            if node.reachable and node.life is not None and node.life.machine.leading and node.disk:
-                return node.disk[-1]
+            leads = node.life is not None and node.life.machine.leading
+            if leads and node.reachable and node.disk.covers():
+                return node
         return None
 
     @property
@@ -70,6 +78,8 @@ class SyncerNode:
 
     def gone(self, life: SyncerLife, restart_s: float) -> None:
         """A process is over, by a crash or because it was deposed; the supervisor restarts it."""
+        if life.alive:
+            life.over()
         life.alive = False
         self.watch.leases.gone(self.process)
         if self.life is life:
@@ -91,19 +101,19 @@ class SyncerNode:
         if self.life is None:
             self.start()
 
-    def hang(self, seconds: float, *, replaced: bool) -> None:
+    def hang(self, seconds: float, *, replaced: bool, clock_stops: bool = False) -> None:
         """Stand still; `replaced`: another process leads meanwhile, and this one must notice."""
         if self.life is None:
             return
         self.world.counts["syncer hangs"] += 1
-        self.life.frozen_until = self.world.now + seconds
+        self.life.freeze(seconds, clock_stops=clock_stops)
+        if clock_stops:
+            # It will trust its lease for longer than it may: only the tape fences it.
+            self.watch.reached("a syncer's clock stood still")
+            self.watch.leases.gone(self.process)
         if replaced and self.alone:
             self.world.counts["failovers"] += 1
             self.start()
-
-    def keep(self, meta: dict[str, Any], arrays: dict[str, Any]) -> None:
-        """A snapshot is on the disk."""
-        self.disk = [*self.disk, (meta, arrays)][-SNAPSHOTS:]
 
     def wish(self, wanted: Wanted) -> None:
         """What the user wants, told to whoever lives and to every process to come."""

@@ -8,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from diloco_simulator.options import Options
@@ -16,6 +17,10 @@ Action = Callable[[], None]
 
 # A link that is cut is tried again this often, in virtual seconds.
 RETRY_S = 0.5
+# What a slow link's delays are multiplied by.
+SLOW = 10.0
+# A transfer that is overtaken takes up to this many mean delays more.
+OVERTAKEN_DELAYS = 10.0
 
 
 @dataclass(slots=True)
@@ -24,6 +29,7 @@ class Link:
 
     out: bool = True
     into: bool = True
+    slow: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,7 @@ class World:
         self.links: dict[str, Link] = {}
         self.faulty = True  # until healed
         self.counts: Counter[str] = Counter()
+        self.effects: Counter[str] = Counter()  # performed so far, by role
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -76,16 +83,31 @@ class World:
         self.counts[what] += 1
         return True
 
-    def delay(self) -> float:
+    def dies(self, role: str, rate: float, before: str) -> bool:
+        """Whether a process dies before its next effect; counted by role and effect."""
+        self.effects[role] += 1
+        if (role, self.effects[role]) == self.options.dies_at or (
+            rate > 0 and self.faulty and self.rng.random() < rate
+        ):
+            self.counts["learner crashes" if role == "learner" else "syncer crashes"] += 1
+            self.counts[f"{role} dies before {before}"] += 1
+            return True
+        return False
+
+    def delay(self, *processes: str) -> float:
         """One way, in virtual seconds: exponential, so that messages overtake each other."""
         mean = self.options.delay_s
-        return mean * (0.5 + self.rng.expovariate(2.0)) if self.faulty else mean
+        if not self.faulty:
+            return mean
+        if any((link := self.links.get(p)) is not None and link.slow for p in processes):
+            mean *= SLOW
+        return mean * (0.5 + self.rng.expovariate(2.0))
 
     def heal(self) -> None:
         """From now on nothing goes wrong."""
         self.faulty = False
         for link in self.links.values():
-            link.out = link.into = True
+            link.out, link.into, link.slow = True, True, False
 
     def link(self, process: str) -> Link:
         return self.links.setdefault(process, Link())
@@ -103,7 +125,7 @@ class World:
                 if self.link(target).into:
                     deliver()
 
-            self.after(self.delay(), arrive)
+            self.after(self.delay(source, target), arrive)
 
     # --- requests with an answer ---------------------------------------------------------------
 
@@ -119,9 +141,9 @@ class World:
             if not link.into or self.chance(self.options.unknown, "unknown"):
                 self.after(RETRY_S, lambda: answer(None))
             else:
-                self.after(self.delay(), lambda: answer(result))
+                self.after(self.delay(process), lambda: answer(result))
 
-        self.after(self.delay(), there)
+        self.after(self.delay(process), there)
 
 
 @dataclass(slots=True)
@@ -134,6 +156,7 @@ class Log:
     by_subject: dict[str, Item] = field(default_factory=dict)
     readers: list["Reader"] = field(default_factory=list)
     seq: int = 0
+    on_store: Callable[[Item], None] = lambda item: None
 
     def store(self, subject: str, message: Any, payload: bytes = b"") -> Item:
         """Idempotent per subject."""
@@ -144,14 +167,23 @@ class Log:
         item = Item(self.seq, subject, message, payload)
         self.items.append(item)
         self.by_subject[subject] = item
+        self.on_store(item)
         for reader in self.readers:
             reader.wake()
         return item
 
+    def after(self, seq: int) -> list[Item]:
+        """What was stored after `seq`, in order."""
+        first = len(self.items)
+        while first and self.items[first - 1].seq > seq:
+            first -= 1
+        return self.items[first:]
+
     def purge(self, gone: Callable[[Item], bool]) -> None:
-        for item in [i for i in self.items if gone(i)]:
-            self.items.remove(item)
-            del self.by_subject[item.subject]
+        for item in self.items:
+            if gone(item):
+                del self.by_subject[item.subject]
+        self.items = [i for i in self.items if i.subject in self.by_subject]
 
     def put(
         self, process: str, subject: str, message: Any, payload: bytes, *, until: float
@@ -169,7 +201,7 @@ class Log:
             if world.chance(world.options.duplicate, "put twice"):
                 world.after(world.delay(), lambda: self.again(subject))
 
-        world.after(world.delay(), attempt)
+        world.after(world.delay(process), attempt)
 
     def again(self, subject: str) -> None:
         """Deliver a stored item a second time."""
@@ -180,7 +212,11 @@ class Log:
 
 
 class Reader:
-    """One process's place in a log. Delivers in order while its process lives."""
+    """One process's place in a log, while that process lives.
+
+    `found` is told of items in order, as manifests are read; `deliver` gets what they name, and
+    transfers may overtake each other.
+    """
 
     def __init__(
         self,
@@ -189,7 +225,9 @@ class Reader:
         alive: Callable[[], bool],
         deliver: Callable[[Item], None],
         after_seq: int = 0,
+        found: Callable[[Item], None] = lambda item: None,
     ) -> None:
+        self.found = found
         self.log = log
         self.process = process
         self.alive = alive
@@ -202,7 +240,7 @@ class Reader:
     def wake(self) -> None:
         if not self.pumping:
             self.pumping = True
-            self.log.world.after(self.log.world.delay(), self._pump)
+            self.log.world.after(self.log.world.delay(self.process), self._pump)
 
     def repeat(self, item: Item) -> None:
         if self.alive():
@@ -218,7 +256,19 @@ class Reader:
             self.pumping = True
             world.after(RETRY_S, self._pump)
             return
-        for item in list(self.log.items):
-            if item.seq > self.seen and self.alive():
-                self.seen = item.seq
+        for item in self.log.after(self.seen):
+            if not self.alive():
+                return
+            self.seen = item.seq
+            self.found(item)
+            if world.chance(world.options.overtaken, "overtaken"):
+                more_s = world.options.delay_s * OVERTAKEN_DELAYS * world.rng.random()
+                world.after(more_s, partial(self._late, item))
+            else:
                 self.deliver(item)
+
+    def _late(self, item: Item) -> None:
+        if self.log.world.link(self.process).into:
+            self.repeat(item)
+        else:
+            self.log.world.after(RETRY_S, partial(self._late, item))

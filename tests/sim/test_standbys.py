@@ -1,6 +1,7 @@
 """Worlds with a standby: it takes over in time, and whoever led before does no harm (I6, I7)."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,10 @@ FOR_GOOD_S = 1e6
 
 
 def played(
-    strike: Callable[[Scenario, SyncerNode, SyncerNode], None], seed: int
+    strike: Callable[[Scenario, SyncerNode, SyncerNode], None], seed: int, disks: Path
 ) -> tuple[Scenario, Verdict, list[tuple[float, TapeRecord]]]:
     """A calm world of two syncers in which only `strike(world, leader, standby)` happens."""
-    scenario = Scenario(seed, Options.calm(syncers=2, steps=60))
+    scenario = Scenario(seed, Options.calm(syncers=2, steps=60), disks)
     seen: list[tuple[float, TapeRecord]] = []
     on_record = scenario.hub.on_record
 
@@ -60,8 +61,10 @@ TROUBLES: dict[str, Callable[[Scenario, SyncerNode, SyncerNode], None]] = {
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_standby_leads_within_a_lease_and_rounds_go_on(trouble: str, seed: int) -> None:
-    scenario, verdict, seen = played(TROUBLES[trouble], seed)
+def test_a_standby_leads_within_a_lease_and_rounds_go_on(
+    trouble: str, seed: int, tmp_path: Path
+) -> None:
+    scenario, verdict, seen = played(TROUBLES[trouble], seed, tmp_path)
     assert verdict.violations == []
     lease_s = scenario.spec.membership.leader_lease_s
     (_, first), (at, second) = terms(seen)
@@ -74,23 +77,23 @@ def test_a_standby_leads_within_a_lease_and_rounds_go_on(trouble: str, seed: int
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_standby_that_dies_or_is_cut_off_disturbs_nobody(seed: int) -> None:
+def test_a_standby_that_dies_or_is_cut_off_disturbs_nobody(seed: int, tmp_path: Path) -> None:
     def strike(scenario: Scenario, leader: SyncerNode, standby: SyncerNode) -> None:
         standby.crash(1.0)
         scenario.world.after(6.0, lambda: cut(scenario, standby, 8.0))
 
-    _, verdict, seen = played(strike, seed)
+    _, verdict, seen = played(strike, seed, tmp_path)
     assert verdict.violations == []
     assert len(terms(seen)) == 1, "nobody took over"
 
 
-def test_a_fresh_standby_gets_a_snapshot_of_what_is_purged() -> None:
+def test_a_fresh_standby_gets_a_snapshot_of_what_is_purged(tmp_path: Path) -> None:
     def strike(scenario: Scenario, leader: SyncerNode, standby: SyncerNode) -> None:
         standby.crash(8.0)
-        standby.disk = []
+        standby.disk.wipe()
         scenario.world.after(14.0, lambda: leader.crash(FOR_GOOD_S))
 
-    _, verdict, seen = played(strike, 1)
+    _, verdict, seen = played(strike, 1, tmp_path)
     assert verdict.violations == []
     assert verdict.counts["snapshots fetched"] == 1
     assert len(terms(seen)) == 2

@@ -1,0 +1,140 @@
+"""Promises about what must never wait (I8) and never grow (I12), as far as a world shows them."""
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from diloco_learner.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import Beat, PublicationManifest
+from diloco_simulator.checkers import Anchors, Report
+from diloco_simulator.world import Log
+from diloco_syncer.edges.snapshots import KEEP
+
+if TYPE_CHECKING:
+    from diloco_simulator.learner_life import LearnerLife
+    from diloco_simulator.syncer_life import SyncerLife
+
+# States in which a leader tells learners to hold.
+RESTING = ("paused", "finished", "stopped")
+# Beats may overtake each other: one of the newest few is in force.
+NEWEST_BEATS = 3
+
+
+class Pace:
+    """I8: a learner takes step after step; only the user, the end or a new epoch make it rest.
+
+    Judged from what was delivered to the process: beats, and the epochs of publications.
+    """
+
+    def __init__(self, report: Report, spec: RunSpec, anchors: Anchors) -> None:
+        self.report = report
+        self.fragments = range(spec.algorithm.fragments)
+        self.anchors = anchors
+        self.beats: dict[str, deque[str]] = {}
+        self.over: set[str] = set()  # processes that were told of the end
+        self.epochs: dict[str, int] = {}
+        self.begun: set[str] = set()
+
+    def told(self, life: str, beat: Beat) -> None:
+        self.beats.setdefault(life, deque(maxlen=NEWEST_BEATS)).append(beat.state)
+        if beat.state in ("finished", "stopped"):
+            self.over.add(life)
+        self.published(life, beat.epoch)
+
+    def published(self, life: str, epoch: int) -> None:
+        """Something of that epoch came."""
+        self.epochs[life] = max(epoch, self.epochs.get(life, 0))
+
+    def begins(self, life: str) -> None:
+        """It has what it needs to train."""
+        self.begun.add(life)
+
+    def rests(self, life: str, left: bool) -> str:
+        """It does not begin a step at a boundary; why, as far as can be told from outside."""
+        if left or life in self.over or life not in self.begun:
+            return "over"
+        if any(state in RESTING for state in self.beats.get(life, ())):
+            return "paused"
+        epoch = self.epochs.get(life, 0)
+        if any((life, epoch, p) not in self.anchors.by_life for p in self.fragments):
+            return "epoch"
+        self.report("I8", f"{life} takes no step, and nothing told it to rest")
+        return ""
+
+
+class Limits:
+    """I12: what is held in memory, in streams and on disks stays within its limits."""
+
+    def __init__(self, report: Report, spec: RunSpec, learners: int) -> None:
+        self.report = report
+        self.algorithm = spec.algorithm
+        self.learners = learners
+        self.keyframe_every = spec.algorithm.keyframe_every
+        self.purged_at = 0  # newest of UP when a purge was last done
+        self.purged_round = -1  # rounds that were covered then
+        self.covered_round = -1
+
+    def _within(self, whose: str, what: str, size: int, limit: int) -> None:
+        if size > limit:
+            self.report("I12", f"{whose} holds {size} {what}, at most {limit} are promised")
+
+    def of_syncer(self, life: "SyncerLife") -> None:
+        """What a leader holds, looked at with every beat."""
+        machine, whose = life.machine, life.leader
+        in_flight = self.algorithm.rounds_in_flight_max
+        # Contributions of the rounds in flight, and initial parameters before there are any.
+        payloads = self.learners * (in_flight + 1)
+        if not machine.history.initialised:
+            payloads += self.algorithm.fragments * self.learners
+        self._within(whose, "rounds in flight", len(machine.rounds.open), in_flight)
+        self._within(whose, "payloads", len(life.payloads), payloads)
+        self._within(whose, "staged merges", len(life.staged), in_flight)
+        self._within(whose, "merges to publish", len(life.installed), in_flight)
+        self._within(whose, "records to append", len(machine.to_append), in_flight + 4)
+        self._within(whose, "donations", len(machine.admission.donations.under_way), self.learners)
+        self._within(whose, "snapshots", life.node.disk.count(), KEEP)
+
+    def of_learner(self, life: "LearnerLife") -> None:
+        """What a learner holds, looked at with every report."""
+        exchange, whose = life.exchange, life.life
+        assert exchange is not None
+        fragments = self.algorithm.fragments
+        book = life.book
+        waiting = max(len(shelf.waiting) for shelf in book.shelves)
+        kept = max(len(shelf.anchors) for shelf in book.shelves)
+        sent = max((len(rounds) for rounds in exchange.undecided.sent.values()), default=0)
+        self._within(whose, "pulls to answer", len(exchange.pulls.pending), 8)
+        self._within(whose, "rounds answered", len(exchange.pulls.answered), 64)
+        self._within(whose, "undecided contributions", sent, 16)
+        self._within(whose, "newcomers to serve", len(exchange.giving.requests), 8)
+        self._within(whose, "anchors to adopt", len(exchange.ready), fragments)
+        self._within(whose, "deltas ahead of their base", waiting, WAITING_MAX)
+        self._within(whose, "deltas ahead of their epoch", len(book.early), EARLY_MAX)
+        self._within(whose, "anchors of a fragment", kept, KEPT_MAX)
+        self._within(whose, "anchors taken", len(life.anchors), 3 * fragments)
+
+    def covered(self, round_: int) -> None:
+        """A snapshot record covers rounds up to this one."""
+        self.covered_round = round_
+
+    def purged_up(self, up: Log) -> None:
+        """A purge of UP is done: what the one before could have taken, this one has."""
+        old = [
+            i
+            for i in up.items
+            if i.seq <= self.purged_at and getattr(i.message, "round", -1) <= self.purged_round
+        ]
+        if old:
+            self.report("I12", f"UP keeps {len(old)} messages that a snapshot covers")
+        self.purged_at, self.purged_round = up.seq, self.covered_round
+
+    def down(self, dn: Log, terms: int) -> None:
+        """At the end: of every fragment the newest keyframe, and what came after it.
+
+        Every term may have added a keyframe, and one purge may have been lost with its leader.
+        """
+        limit = 2 * self.keyframe_every + terms
+        for p in range(self.algorithm.fragments):
+            manifests = [i.message for i in dn.items]
+            held = [m for m in manifests if isinstance(m, PublicationManifest) and m.fragment == p]
+            self._within("DN", f"publications of fragment {p}", len(held), limit)

@@ -1,0 +1,295 @@
+"""Rare states: which of them a world reached. What no seed reaches, no seed has tested.
+
+Counters of the world, by name; `STATES` lists those that many seeds together must have reached.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from diloco_learner.anchors import AnchorBook
+from diloco_learner.events import Adopt as LearnerAdopts
+from diloco_learner.events import Leave
+from diloco_learner.events import Tell as LearnerTells
+from diloco_shared.protocol.messages import (
+    TapeEnd,
+    TapeEpoch,
+    TapeRecord,
+    TapeRound,
+    TapeSetting,
+)
+from diloco_syncer.events import Effect, Publish, SendBeat, SendGrant, SendPull, Tell
+from diloco_syncer.round import Phase
+
+if TYPE_CHECKING:
+    from diloco_simulator.learner_life import LearnerLife
+    from diloco_simulator.syncer_life import SyncerLife
+    from diloco_simulator.watch import Watch
+
+# Kinds of refusal, on the tape and at the door.
+REFUSED = (
+    "config",
+    "epoch",
+    "incarnation",
+    "late",
+    "malformed",
+    "non-finite",
+    "outlier",
+    "second",
+    "skipped",
+    "stale",
+    "term",
+    "tokens",
+    "uninvited",
+    "wire",
+)
+LEADER_DIES_BEFORE = (
+    "Append",
+    "Drop",
+    "Ended",
+    "Install",
+    "InstallInit",
+    "Publish",
+    "PurgeDown",
+    "PurgeUp",
+    "SendBeat",
+    "SendDonate",
+    "SendGrant",
+    "SendPull",
+    "Snapshot",
+    "Stage",
+    "Tell",
+    "a Write of the lease",
+)
+STANDBY_DIES_BEFORE = (
+    "a Look of the lease",
+    "a Write of the lease",
+    "a record",
+    "a snapshot",
+)
+LEARNER_DIES_BEFORE = (
+    "Adopt",
+    "Begin",
+    "Checkpoint",
+    "Contribute",
+    "Evaluate",
+    "GiveState",
+    "Leave",
+    "LoadState",
+    "Merged",
+    "SendInit",
+    "SendJoin",
+    "SendProgress",
+    "Tell",
+    "Unmerged",
+)
+STATES = (
+    # Faults of the world.
+    "lost",
+    "duplicated",
+    "put again",
+    "put twice",
+    "overtaken",
+    "partitions",
+    "slow links",
+    "disk full",
+    "standby's disk full",
+    "torn",
+    "torn snapshot passed over",
+    "power cuts",
+    "blackouts",
+    "wall clock off by days",
+    "a syncer's clock stood still",
+    "a learner's clock stood still",
+    # Leaders and standbys.
+    "failovers",
+    "deposed",
+    "lapses",
+    "two leaders at once",
+    "three syncers",
+    "takeover during publication",
+    "restart during publication",
+    "leader dies with a record under way",
+    "leader dies with a snapshot half written",
+    "leader dies with a round being pulled",
+    "leader dies with a merge staged",
+    "leader dies before any init",
+    "append fenced by the tape",
+    "append of unknown outcome that was on the tape",
+    "append of unknown outcome that was not on the tape",
+    "purges waited",
+    "snapshots fetched",
+    *(f"leader dies before {effect}" for effect in LEADER_DIES_BEFORE),
+    *(f"standby dies before {effect}" for effect in STANDBY_DIES_BEFORE),
+    # Rounds.
+    "skipped round",
+    "two rounds skipped in a row",
+    "skipped for want of members",
+    "skipped for want of answers",
+    "starvation",
+    "paused",
+    "paused with a round in flight",
+    "quorum changed with a round in flight",
+    "stopped by the user",
+    "rounds in flight: 2",
+    "rounds in flight: 3",
+    "missed",
+    "ineligible",
+    "merged with a base one behind",
+    "merged by one learner alone",
+    "merged by four learners",
+    *(f"refused: {kind}" for kind in REFUSED),
+    "epoch raised",
+    "two epochs raised",
+    "keyframe on demand",
+    "snapshot failed",
+    "join refused: the run is over",
+    "join refused: superseded",
+    "join refused: another configuration",
+    "ended while a learner was away",
+    "budget in tokens",
+    "budget in seconds",
+    # Learners.
+    "learner hangs",
+    "doubles",
+    "superseded process leaves",
+    "from donor",
+    "from checkpoint",
+    "from fresh",
+    "recovery whose donor failed",
+    "recovery whose donor died",
+    "two recoveries at once",
+    "initializer dies",
+    "evaluator dies",
+    "grant sent again",
+    "delta waits for its base",
+    "delta of an epoch to come",
+    "adopts a version past the next",
+    "adopts an epoch's first version",
+    "learner left behind at the end",
+    "learner rests while paused",
+    "learner rests for a new epoch's anchors",
+    *(f"learner dies before {effect}" for effect in LEARNER_DIES_BEFORE),
+)
+
+
+def of_record(watch: "Watch", record: TapeRecord) -> None:
+    """What a record on the tape shows."""
+    match record:
+        case TapeRound():
+            _of_round(watch, record)
+        case TapeEpoch():
+            watch.reached("epoch raised")
+            if record.epoch > 1:
+                watch.reached("two epochs raised")
+        case TapeSetting(name="paused", value=1):
+            watch.reached("paused")
+        case TapeSetting(name="stopping"):
+            watch.reached("stopped by the user")
+        case TapeEnd() if watch.away:
+            watch.reached("ended while a learner was away")
+        case _:
+            pass
+
+
+def _of_round(watch: "Watch", r: TapeRound) -> None:
+    if r.outcome == "skipped":
+        watch.reached("skipped round")
+        members = "eligible" in r.reason
+        watch.reached("skipped for want of", "members" if members else "answers")
+        if watch.skipped_before:
+            watch.reached("two rounds skipped in a row")
+    watch.skipped_before = r.outcome == "skipped"
+    merged = [v for v in r.verdicts if v.outcome == "merged"]
+    if len(merged) == 1:
+        watch.reached("merged by one learner alone")
+    if len(merged) == 4:
+        watch.reached("merged by four learners")
+    for v in r.verdicts:
+        if v.outcome == "merged" and v.base < r.version - 1:
+            watch.reached("merged with a base one behind")
+        elif v.outcome == "refused":
+            watch.reached("refused:", v.reason.split(":")[0])
+        elif v.outcome != "merged":
+            watch.reached(v.outcome)
+
+
+def of_syncer_effect(watch: "Watch", life: "SyncerLife", effect: Effect) -> None:
+    """What an effect of a leader shows; called before it is performed."""
+    match effect:
+        case SendBeat():
+            if effect.beat.state == "starved":
+                watch.reached("starvation")
+            elif effect.beat.state == "paused" and life.machine.rounds.open:
+                watch.reached("paused with a round in flight")
+        case SendPull():
+            watch.reached("rounds in flight:", str(len(life.machine.rounds.open)))
+        case Publish():
+            if effect.round < 0 and effect.version > 0:
+                watch.reached("keyframe on demand")
+        case SendGrant():
+            if not effect.grant.accepted:
+                for part, why in _JOIN_REFUSED:
+                    if part in effect.grant.reason:
+                        watch.reached("join refused:", why)
+            elif effect.grant.nonce in watch.granted_nonces:
+                watch.reached("grant sent again")
+            watch.granted_nonces.add(effect.grant.nonce)
+        case Tell(kind="refused"):
+            watch.reached("refused:", effect.data["kind"])
+        case Tell(kind="snapshot-failed"):
+            watch.reached("snapshot failed")
+        case Tell(kind="setting") if life.machine.rounds.open and "quorum" in effect.text:
+            watch.reached("quorum changed with a round in flight")
+        case _:
+            pass
+
+
+_JOIN_REFUSED = (
+    ("the run is over", "the run is over"),
+    ("is superseded by", "superseded"),
+    ("configuration differs", "another configuration"),
+)
+
+
+def of_syncer_death(watch: "Watch", life: "SyncerLife") -> None:
+    """In what a syncer dies."""
+    if life.writing is not None:
+        watch.reached("leader dies with a snapshot half written")
+    if not life.machine.leading:
+        return
+    if life.machine.appending is not None:
+        watch.reached("leader dies with a record under way")
+    if life.staged:
+        watch.reached("leader dies with a merge staged")
+    if any(r.phase is Phase.PULLING for r in life.machine.rounds.open):
+        watch.reached("leader dies with a round being pulled")
+    if not life.machine.history.initialised:
+        watch.reached("leader dies before any init")
+
+
+def of_learner_effect(watch: "Watch", life: "LearnerLife", effect: Any) -> None:
+    """What an effect of a learner shows; called before it is performed."""
+    match effect:
+        case LearnerTells(kind="donor-failed"):
+            watch.reached("recovery whose donor failed")
+            if str(effect.data["donor"]) in watch.away:
+                watch.reached("recovery whose donor died")
+        case LearnerTells(kind="left-behind"):
+            watch.reached("learner left behind at the end")
+        case LearnerAdopts():
+            before = watch.anchors.by_life.get((life.life, effect.epoch, effect.fragment))
+            if before is None:
+                watch.reached("adopts an epoch's first version")
+            elif effect.version > before + 1:
+                watch.reached("adopts a version past the next")
+        case Leave(outcome="superseded"):
+            watch.reached("superseded process leaves")
+        case _:
+            pass
+
+
+def of_book(watch: "Watch", book: AnchorBook) -> None:
+    """What a learner holds back of the publications."""
+    if book.early:
+        watch.reached("delta of an epoch to come")
+    if any(shelf.waiting for shelf in book.shelves):
+        watch.reached("delta waits for its base")
