@@ -1,4 +1,4 @@
-"""A real run whose learners sit behind the link: the hub's processes on one side, theirs beyond."""
+"""A real run over the link: the hub's processes on one side, all or the later learners beyond."""
 
 import asyncio
 import os
@@ -28,13 +28,14 @@ LOOK_S = 1.0
 START_S, END_S, STOP_S = 120.0, 60.0, 15.0
 
 
-def spec_of(seconds: float, learners: int) -> dict[str, Any]:
+def spec_of(seconds: float, learners: int, model: str, **algorithm: Any) -> dict[str, Any]:
     """The demo's run, ended by the clock."""
     return {
         "name": RUN,
         "seed": 1,
-        "algorithm": {"preset": "long", "fragments": 6, "quorum": 1, "overlap_steps": 8},
-        "model": {"preset": "nano"},
+        "algorithm": {"preset": "long", "fragments": 6, "quorum": 1, "overlap_steps": 8}
+        | algorithm,
+        "model": {"preset": model},
         "membership": {"learners_min": learners},
         "budget": {"seconds": seconds},
     }
@@ -45,10 +46,24 @@ class Training:
 
     AROUND_S = START_S + END_S + STOP_S + 30
 
-    def __init__(self, folder: Path, link: Link, learners: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        link: Link,
+        learners: int,
+        *,
+        at_hub: int = 0,
+        model: str = "nano",
+        **algorithm: Any,
+    ) -> None:
         self.folder = folder
         self.link = link
+        self.model = model
+        self.algorithm = algorithm
         self.ids = [f"learner-{n + 1}" for n in range(learners)]
+        self.beyond = self.ids[at_hub:]
+        # What every look saw: monotonic time, and steps of every learner.
+        self.seen: list[tuple[float, dict[str, int]]] = []
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.expired: Counter[str] = Counter()
 
@@ -63,10 +78,10 @@ class Training:
             self._start_all(server.url)
             with Client(f"http://127.0.0.1:{API_PORT}", await self._token()) as client:
                 await self._until(client.ready, START_S, "the coordinator")
-                client.create_run(spec_of(seconds, len(self.ids)))
+                client.create_run(spec_of(seconds, len(self.ids), self.model, **self.algorithm))
                 await self._until(lambda: _rounds(client), START_S, "the first round")
                 watching = asyncio.create_task(self._watch_members(server.url))
-                await self._until(lambda: _over(client), seconds + END_S, "the end of the run")
+                await self._until(lambda: self._over(client), seconds + END_S, "the end of the run")
                 return self._figures(client)
         except TimeoutError as error:
             raise SystemExit(f"{error}\n{self._last_words()}") from None
@@ -101,7 +116,7 @@ class Training:
             del environment["DILOCO_PORT"]
         with (self.folder / "logs" / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
-                self.link.at_site(command) if name in self.ids else command,
+                self.link.at_site(command) if name in self.beyond else command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -161,6 +176,12 @@ class Training:
         finally:
             await bus.close()
 
+    def _over(self, client: Client) -> bool:
+        run = client.run(RUN)
+        learners = run["status"]["learners"]
+        self.seen.append((time.monotonic(), {n: learners[n]["step"] for n in self.ids}))
+        return bool(run["state"] == "finished")
+
     def _figures(self, client: Client) -> dict[str, Any]:
         """Read before anything is stopped. Nobody was harmed: every loss is a false one."""
         rounds, status = client.rounds(RUN), client.run(RUN)["status"]
@@ -196,7 +217,3 @@ class Training:
 def _rounds(client: Client) -> bool:
     status = client.run(RUN)["status"]
     return bool(status and status["rounds_committed"])
-
-
-def _over(client: Client) -> bool:
-    return bool(client.run(RUN)["state"] == "finished")
