@@ -140,6 +140,45 @@ class Client:
         metrics: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(name)}/metrics")
         return metrics
 
+    # --- checkpoints ---------------------------------------------------------------------------
+
+    def checkpoint(self, run: str) -> dict[str, Any]:
+        """Begin a run-wide checkpoint; `status.checkpoint_state` of the run tells the rest."""
+        begun: dict[str, Any] = self._call("POST", f"/v1/runs/{_part(run)}/checkpoints")
+        return begun
+
+    def checkpoints(self, run: str = "") -> list[dict[str, Any]]:
+        """Complete ones of a run, or of all that are kept where most are; oldest first."""
+        path = f"/v1/runs/{_part(run)}/checkpoints" if run else "/v1/checkpoints"
+        found: list[dict[str, Any]] = self._call("GET", path)["checkpoints"]
+        return found
+
+    def show_checkpoint(self, run: str, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(run)}/checkpoints/{number}")
+        return found
+
+    def delete_checkpoint(self, run: str, number: int) -> None:
+        self._call("DELETE", f"/v1/runs/{_part(run)}/checkpoints/{number}")
+
+    def delete_stored(self, ref: str) -> None:
+        """Remove a checkpoint FOLDER/NUMBER, of a deleted run perhaps."""
+        folder, _, number = ref.partition("/")
+        self._call("DELETE", f"/v1/checkpoints/{_part(folder)}/{_part(number)}")
+
+    def restore(self, run: str, number: int, *, as_run: str = "") -> dict[str, Any]:
+        """Take a run back to a checkpoint, or begin a new one with it."""
+        path = f"/v1/runs/{_part(run)}/checkpoints/{number}/restore"
+        body = {"as": as_run} if as_run else {}
+        restored: dict[str, Any] = self._call("POST", path, json=body)
+        return restored
+
+    def create_run_from(self, checkpoint: str, spec: dict[str, Any]) -> dict[str, Any]:
+        """Submit a run that begins with a checkpoint: FOLDER/NUMBER, or an address of its own."""
+        params = {"checkpoint": checkpoint}
+        path = "/v1/checkpoints/submit"
+        run: dict[str, Any] = self._call("POST", path, json=spec, params=params)
+        return run
+
     # --- members, events, chaos ----------------------------------------------------------------
 
     def members(self) -> list[dict[str, Any]]:

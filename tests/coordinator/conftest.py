@@ -103,6 +103,7 @@ class World:
     def __init__(self) -> None:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "world")
+        self.checkpoints = "/nonexistent/checkpoints"
 
     async def joins(
         self, *names: str, role: str = "learner", ttl_s: float | None = None, **shown: Any
@@ -132,7 +133,7 @@ class World:
         """One life of a coordinator."""
         bus = MemoryBus(self.broker, "coordinator")
         registry = Registry(bus)
-        app = create_app(registry, TOKEN, chaos=chaos)
+        app = create_app(registry, TOKEN, chaos=chaos, checkpoints=self.checkpoints)
         streams: Streams = app.state.streams
         async with fed(registry):
             transport = httpx.ASGITransport(app)

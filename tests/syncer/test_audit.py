@@ -80,10 +80,10 @@ def keep_snapshot(folder: Path, rounds: int) -> None:
 
 async def test_a_whole_run_verifies_and_replays_from_the_beginning(recording: Recording) -> None:
     bus, tape = await bus_with(recording), numbered(recording)
-    verified = await verify(SPEC, bus, tape)
+    verified = await verify(SPEC, bus, tape, "")
     assert (verified.records, verified.faults) == (len(tape), ())
     assert (verified.contributions, verified.covered) == (2 + 3 * ROUNDS, 0)
-    replayed = await reexecute(SPEC, bus, tape, [])
+    replayed = await reexecute(SPEC, bus, tape, [], "")
     assert (replayed.began_at, replayed.rounds, replayed.fault) == (0, ROUNDS, None)
 
 
@@ -92,14 +92,14 @@ async def test_a_contribution_that_is_not_the_one_merged_is_named(recording: Rec
     tape = numbered(recording)
     recording.payloads[subject] = bytes(len(recording.payloads[subject]))
     bus = await bus_with(recording)
-    for fault in ((await verify(SPEC, bus, tape)).faults[0], (await replay(bus, tape)).fault):
+    for fault in ((await verify(SPEC, bus, tape, "")).faults[0], (await replay(bus, tape)).fault):
         assert fault is not None
         assert (fault.seq, fault.subject) == (6, subject)
         assert f"{subject} has digest " in fault.text and ", the tape says " in fault.text
 
 
 async def replay(bus: MemoryBus, tape: list[tuple[int, TapeRecord]], *folders: Path) -> Any:
-    return await reexecute(SPEC, bus, tape, folders)
+    return await reexecute(SPEC, bus, tape, folders, "")
 
 
 async def test_a_record_with_another_digest_is_the_first_difference(recording: Recording) -> None:
@@ -113,7 +113,7 @@ async def test_a_record_with_another_digest_is_the_first_difference(recording: R
 async def test_a_record_that_is_missing_is_found(recording: Recording) -> None:
     bus, tape = await bus_with(recording), numbered(recording)
     del tape[4]
-    (fault,) = (await verify(SPEC, bus, tape)).faults
+    (fault,) = (await verify(SPEC, bus, tape, "")).faults
     assert (fault.seq, fault.text) == (6, "round 3 where 2 was due")
 
 
@@ -126,7 +126,7 @@ async def test_what_a_snapshot_covers_need_not_be_there(
     tape = numbered(recording)
     last = (await bus.last(subjects.up_stream("t"), "up.t.c.0.0.2.1.m")).seq  # type: ignore[union-attr]
     await bus.purge(subjects.up_stream("t"), "up.t.>", below_seq=last + 1)
-    verified = await verify(SPEC, bus, tape)
+    verified = await verify(SPEC, bus, tape, "")
     assert (verified.contributions, verified.covered, verified.faults) == (9, 2 + 9, ())
     nowhere = await replay(bus, tape)
     assert "contributions of record 5 and before are gone, and no snapshot" in nowhere.fault.text
@@ -142,6 +142,6 @@ async def test_what_a_snapshot_covers_need_not_be_there(
 async def test_a_contribution_that_is_gone_too_early_is_named(recording: Recording) -> None:
     bus, tape = await bus_with(recording), numbered(recording)
     await bus.purge(subjects.up_stream("t"), "up.t.b.0.1.3.1.m")
-    (fault,) = (await verify(SPEC, bus, tape)).faults
+    (fault,) = (await verify(SPEC, bus, tape, "")).faults
     assert (fault.seq, fault.subject) == (6, "up.t.b.0.1.3.1")
     assert "is not in UP-t" in fault.text

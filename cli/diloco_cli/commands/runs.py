@@ -20,6 +20,10 @@ app = typer.Typer()
 def submit(
     where: Where,
     file: Annotated[Path, typer.Argument(help="run.toml")],
+    checkpoint: Annotated[
+        str,
+        typer.Option("--from", help="A checkpoint to begin with: FOLDER/NUMBER, or its address."),
+    ] = "",
     if_absent: Annotated[bool, typer.Option(help="No error if the run exists already.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -30,7 +34,9 @@ def submit(
         raise CliError(f"{file}: {error}", INVALID) from None
     with connect(where) as client:
         try:
-            run = client.create_run(spec)
+            run = (
+                client.create_run_from(checkpoint, spec) if checkpoint else client.create_run(spec)
+            )
         except ApiError as error:
             if not (if_absent and error.status == 409):
                 raise

@@ -31,6 +31,10 @@ NatsUrl = Annotated[
     str,
     typer.Option(envvar="DILOCO_NATS_URL", help="Message server of a cluster elsewhere."),
 ]
+Checkpoints = Annotated[
+    str,
+    typer.Option(help="Where run-wide checkpoints are; in --data if left out."),
+]
 NatsToken = Annotated[str, typer.Option(envvar="DILOCO_NATS_TOKEN", help="Its token.")]
 # For a server that is there; a command should not hang on one that is not.
 CONNECT_S = 5.0
@@ -163,6 +167,7 @@ def _format(file: Path) -> None:
 @tape.command()
 def verify(
     run: Run,
+    checkpoints: Checkpoints = "",
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
@@ -172,7 +177,9 @@ def verify(
     from diloco_syncer.edges import audit
 
     async def act(found: Recorded) -> audit.Verified:
-        return await audit.verify(found.spec, found.bus, found.records)
+        return await audit.verify(
+            found.spec, found.bus, found.records, str(checkpoints or data / "checkpoints")
+        )
 
     result = _on_tape(run, data, nats_url, nats_token, act)
     summary = (
@@ -192,6 +199,7 @@ def replay(
         list[Path] | None,
         typer.Option(help="A syncer's snapshot folder of the run; all of --data if left out."),
     ] = None,
+    checkpoints: Checkpoints = "",
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
@@ -203,7 +211,9 @@ def replay(
 
     async def act(found: Recorded) -> audit.Replayed:
         folders = snapshots or sorted(data.glob(f"*/{SNAPSHOTS}/{found.spec.folder}"))
-        return await audit.reexecute(found.spec, found.bus, found.records, folders)
+        return await audit.reexecute(
+            found.spec, found.bus, found.records, folders, str(checkpoints or data / "checkpoints")
+        )
 
     result = _on_tape(run, data, nats_url, nats_token, act)
     begin = f"the snapshot of record {result.began_at}" if result.began_at else "the beginning"

@@ -18,6 +18,7 @@ from diloco_coordinator.edges import problems
 from diloco_coordinator.edges.assigning import keep_assigned
 from diloco_coordinator.edges.auth import Guard, admin_token
 from diloco_coordinator.edges.chaos import Chaos
+from diloco_coordinator.edges.checkpoints import RunCheckpoints
 from diloco_coordinator.edges.gateway import Gateway
 from diloco_coordinator.edges.members import Members
 from diloco_coordinator.edges.metrics import ClusterMetrics
@@ -43,8 +44,11 @@ class AddressTaken(Exception):
     """Nobody can listen there."""
 
 
-def create_app(registry: Registry, token: str, *, chaos: bool) -> FastAPI:
-    """The API over a registry; the caller keeps the registry fed."""
+def create_app(registry: Registry, token: str, *, chaos: bool, checkpoints: str) -> FastAPI:
+    """The API over a registry; the caller keeps the registry fed.
+
+    `checkpoints`: where runs keep theirs unless they say otherwise.
+    """
     # The usual pages for /docs load scripts from the internet; the description itself is served.
     app = FastAPI(
         title="decoupled-diloco", version="1", description=_API, docs_url=None, redoc_url=None
@@ -52,7 +56,9 @@ def create_app(registry: Registry, token: str, *, chaos: bool) -> FastAPI:
     problems.install(app)
     guard, streams = Guard(registry, token), Streams(registry)
     app.state.streams = streams
-    app.include_router(Runs(registry, guard, streams).router)
+    runs = Runs(registry, guard, streams)
+    app.include_router(runs.router)
+    app.include_router(RunCheckpoints(registry, guard, runs, checkpoints).router)
     app.include_router(Members(registry, guard, streams, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)
     app.include_router(Plans(guard).router)
@@ -149,7 +155,12 @@ async def _serve(
     faults = FaultAgent(bus, settings.id, enabled=settings.chaos)
     server = uvicorn.Server(
         uvicorn.Config(
-            create_app(registry, token, chaos=settings.chaos),
+            create_app(
+                registry,
+                token,
+                chaos=settings.chaos,
+                checkpoints=settings.checkpoints or str(settings.data / "checkpoints"),
+            ),
             log_level="warning",
             # Requests carry no secrets in their addresses, but nobody needs them logged either.
             access_log=False,

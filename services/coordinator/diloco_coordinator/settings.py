@@ -18,6 +18,11 @@ class Settings(BaseSettings):
     nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
     nats_token: str = Field("", description="Token for the bus, if it wants one.")
     data: Path = Field(Path("diloco-data"), description="Holds the admin token.")
+    checkpoints: str = Field(
+        "",
+        description="Where run-wide checkpoints are unless the run says; <data>/checkpoints if "
+        "empty. The same place for every process of a run.",
+    )
     host: str = Field("127.0.0.1", description="Address of the API; loopback unless told so.")
     port: int = Field(8400, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
     tls_cert: Path | None = Field(None, description="PEM certificate: the API speaks https.")

@@ -354,7 +354,7 @@ class Recovery:
         self.wake_at = None
         how = {
             "donor": f"with inner state of {self.donor}",
-            "checkpoint": "with the moments of its own checkpoint",
+            "checkpoint": "with the moments of a checkpoint",
             "fresh": "with fresh moments",
         }[self.source]
         data = {

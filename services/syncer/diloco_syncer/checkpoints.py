@@ -33,7 +33,8 @@ class Checkpoints:
         self.roster = roster
         self.wanted = 0  # newest number that the user asked for
         self.number = 0  # of the one that this term makes; 0: none
-        self.pending: set[str] = set()  # learners that were live at the mark, and are
+        self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
+        self.pending: set[str] = set()  # those of them that are awaited
         self.saved: dict[str, int] = {}  # learner -> newest number it has settled
         self.until = 0.0
         self.own_part = False
@@ -107,11 +108,12 @@ class Checkpoints:
         self.number, self.own_part, self.sealing = record.number, False, False
         self.until = now + PARTS_S
         epoch = self.history.epoch
-        self.pending = {
-            m.learner
+        self.invited = {
+            m.learner: m.incarnation
             for m in self.roster.stepping(now)
             if m.progress is not None and m.progress.epoch == epoch
         }
+        self.pending = set(self.invited)
         return [Capture(record.number, seq, record.reason, record.at), told]
 
     # --- parts ---------------------------------------------------------------------------------
@@ -129,11 +131,13 @@ class Checkpoints:
         """Seal once nobody is awaited any more."""
         if not self.number or self.sealing:
             return []
-        live = {m.learner for m in self.roster.live(now)}
+        live = {
+            m.learner for m in self.roster.live(now) if m.incarnation == self.invited.get(m.learner)
+        }
         settled = {m for m in self.pending if self.saved.get(m, 0) >= self.number}
         self.pending = (self.pending & live) - settled
         if not self.own_part or (self.pending and now < self.until):
             return []
         self.sealing = True
         late = {m: f"nothing came within {PARTS_S:.0f} s" for m in sorted(self.pending)}
-        return [Seal(self.number, late)]
+        return [Seal(self.number, dict(self.invited), late)]

@@ -311,9 +311,13 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Write the manifest over the parts that are there; then Sealed. `late` gave none, and why."""
+    """Write the manifest over the parts that are there; then Sealed.
+
+    `invited` may have given one in that incarnation, and no others; `late` did not in time.
+    """
 
     number: int
+    invited: dict[str, int]
     late: dict[str, str]
 
 
@@ -326,9 +330,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class InstallLoaded:
-    """The restore is committed: the state that was loaded is in force."""
+    """The restore is committed: the state that was loaded for it is in force."""
 
-    source: str
+    serial: int
 
 
 @dataclass(frozen=True, slots=True)

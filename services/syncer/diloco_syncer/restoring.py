@@ -24,7 +24,7 @@ class Restoring:
     def __init__(self, history: History) -> None:
         self.history = history
         self.wanted: Restore | None = None
-        self.loading = False
+        self.asked = 0  # serial of the wish that is being loaded, or on its way to the tape
         self.given_up = 0  # serial of a wish that cannot be fulfilled
         self.fault = ""
         self.retry_at = 0.0
@@ -37,7 +37,11 @@ class Restoring:
 
     @property
     def deadline(self) -> float | None:
-        return self.retry_at if self.due and not self.loading else None
+        return self.retry_at if self.due and not self._under_way else None
+
+    @property
+    def _under_way(self) -> bool:
+        return self.wanted is not None and self.asked == self.wanted.serial
 
     @property
     def reason(self) -> str:
@@ -48,21 +52,20 @@ class Restoring:
 
     def advance(self, now: float) -> list[Effect]:
         """Ask for what is to be restored."""
-        if not self.due or self.loading or now < self.retry_at:
+        if not self.due or self._under_way or now < self.retry_at:
             return []
         assert self.wanted is not None
-        self.loading = True
+        self.asked = self.wanted.serial
         return [Load(self.wanted)]
 
     def loaded(self, event: Loaded, now: float, wall: float) -> TapeRestore | Tell | None:
         """The record that puts it in force, or why there will be none."""
-        self.loading = False
         if not self.due or event.restore != self.wanted:
             return None  # the user has changed their mind
         fault = event.fault or unfit(self.history, event.history)
         if fault:
             told = self.fault == fault
-            self.fault, self.retry_at = fault, now + RETRY_S
+            self.asked, self.fault, self.retry_at = 0, fault, now + RETRY_S
             if self.history.initialised:
                 self.given_up = event.restore.serial
             text = f"{event.restore.source} is not restored: {fault}"

@@ -7,7 +7,13 @@ from collections.abc import Collection
 from typing import Any
 
 from diloco_shared.config import RunSpec
-from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord, TapeSetting
+from diloco_shared.protocol.messages import (
+    Progress,
+    TapeCheckpoint,
+    TapeRecord,
+    TapeRestore,
+    TapeSetting,
+)
 from diloco_syncer.checkpoints import Checkpoints
 from diloco_syncer.events import Effect, Kept, Loaded, Sealed, Wanted
 from diloco_syncer.history import History
@@ -44,8 +50,9 @@ class Wishes:
                 ended = self.checkpoints.sealed(event, wall)
                 return [ended] if ended else []
             case Loaded():
-                self.loaded = event.history
                 found = self.restoring.loaded(event, now, wall)
+                if isinstance(found, TapeRestore):
+                    self.loaded = event.history
                 return [found] if found else []
         return []
 

@@ -26,6 +26,7 @@ from diloco_shared.protocol.records import (
     Assignment,
     Deleted,
     Event,
+    Incarnation,
     MemberRecord,
     RunRecord,
     RunStatus,
@@ -234,6 +235,17 @@ class Registry:
         self.runs[record.name] = record
         self.revisions[subjects.RUNS, record.name] = revision
 
+    async def seed_incarnations(self, run: str, newest: dict[str, int]) -> None:
+        """Learners of a run to come begin above these; never moves a number back."""
+        for learner, number in newest.items():
+            key = f"{run}.{learner}"
+            entry = await self.bus.kv_get(subjects.INCARNATIONS, key)
+            there = None if entry is None or entry.value is None else entry.value
+            if there is not None and decode(there, Incarnation).incarnation >= number:
+                continue
+            record = Incarnation(learner=learner, incarnation=number, boot="", at=time.time())
+            await self.bus.kv_put(subjects.INCARNATIONS, key, encode(record))
+
     async def update_run(self, record: RunRecord) -> None:
         """Replace the record that is mirrored here; Conflict, and a fresh mirror, if it changed."""
         place = (subjects.RUNS, record.name)
@@ -261,7 +273,8 @@ class Registry:
                     await self.assign(member, "")
         for stream in subjects.run_streams(run):
             await self.bus.delete_stream(stream)
-        for bucket in (subjects.SHARDS, subjects.INCARNATIONS, subjects.LEASES):
+        of_run = (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES)
+        for bucket in of_run:
             for key in await self.bus.kv_all(bucket):
                 if key.startswith(f"{run}."):
                     await self.bus.kv_delete(bucket, key)

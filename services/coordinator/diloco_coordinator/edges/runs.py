@@ -22,7 +22,7 @@ from diloco_shared.checking import Invalid, check
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Conflict, Refused, Stored, Unavailable
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.records import Restore, RunRecord
 from diloco_shared.protocol.wire import decode_tape
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -101,20 +101,26 @@ class Runs:
         idempotency_key: Key = "",
     ) -> dict[str, Any]:
         """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
-        try:
-            spec = check(body)
-        except Invalid as error:
-            faults = [{"path": f.path, "message": f.message} for f in error.faults]
-            raise invalid("run", faults) from None
+        spec = self.checked(body)
         if idempotency_key and await self._repeated(idempotency_key, body, spec.name):
             response.headers["Idempotency-Replayed"] = "true"
         else:
-            await self._create(spec)
+            await self.begin(spec)
         response.headers["Location"] = f"/v1/runs/{spec.name}"
         response.headers["ETag"] = self.etag(spec.name)
         return self.view(self.registry.runs[spec.name])
 
-    async def _create(self, spec: RunSpec) -> None:
+    @staticmethod
+    def checked(body: dict[str, Any]) -> RunSpec:
+        """A specification; 422 names the path of every fault."""
+        try:
+            return check(body)
+        except Invalid as error:
+            faults = [{"path": f.path, "message": f.message} for f in error.faults]
+            raise invalid("run", faults) from None
+
+    async def begin(self, spec: RunSpec, restore: Restore | None = None) -> RunRecord:
+        """Create a run, perhaps with a checkpoint to begin with; 409 says the name is taken."""
         spec = spec.model_copy(update={"id": secrets.token_hex(6)})
         record = RunRecord(
             name=spec.name,
@@ -122,6 +128,7 @@ class Runs:
             desired="running",
             quorum=spec.algorithm.quorum,
             created_at=time.time(),
+            restore=restore,
         )
         try:
             await self.registry.create_run(record)
@@ -131,7 +138,9 @@ class Runs:
                 "The name is taken",
                 f"there is a run {spec.name!r} already: choose another name, or delete it",
             ) from None
-        await self.registry.tell(spec.name, "run-created", f"run {spec.name} submitted", {})
+        text = f"run {spec.name} submitted" + (f" from {restore.source}" if restore else "")
+        await self.registry.tell(spec.name, "run-created", text, {})
+        return record
 
     async def _repeated(self, key: str, body: dict[str, Any], run: str) -> bool:
         """Whether this very request created its run already; 422 if it was another one."""
@@ -175,7 +184,7 @@ class Runs:
 
     def _verb(self, desired: Desired) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
         async def act(run: str, response: Response, if_match: IfMatch = "") -> dict[str, Any]:
-            view = await self._update(run, if_match, desired=desired)
+            view = await self.update(run, if_match, desired=desired)
             await self.registry.tell(run, f"run-{desired}", f"{run} shall be {desired}", {})
             response.headers["ETag"] = self.etag(run)
             return view
@@ -183,7 +192,7 @@ class Runs:
         act.__doc__ = f"The run shall be {desired}."
         return act
 
-    async def _update(self, run: str, if_match: str, **changes: Any) -> dict[str, Any]:
+    async def update(self, run: str, if_match: str, **changes: Any) -> dict[str, Any]:
         """Compare-and-set changes into the record, and try again if it changed meanwhile."""
         for _ in range(ATTEMPTS_MAX):
             record = self.record(run)
@@ -225,7 +234,7 @@ class Runs:
         self, run: str, change: Change, response: Response, if_match: IfMatch = ""
     ) -> dict[str, Any]:
         """Change the quorum of a live run; its tape records it."""
-        view = await self._update(run, if_match, quorum=change.quorum)
+        view = await self.update(run, if_match, quorum=change.quorum)
         response.headers["ETag"] = self.etag(run)
         return view
 

@@ -19,13 +19,15 @@ from diloco_shared.protocol.messages import (
     InitManifest,
     TapeInit,
     TapeRecord,
+    TapeRestore,
     TapeRound,
 )
 from diloco_shared.protocol.wire import WireError, decode
+from diloco_syncer.edges.checkpointing import load_recorded
 from diloco_syncer.edges.follow import BLOB_TIMEOUT_S
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.history import History, TapeFault
-from diloco_syncer.replay import payloads_needed, replay
+from diloco_syncer.replay import State, payloads_needed, replay
 from diloco_syncer.store import FragmentStore
 
 Records = Sequence[tuple[int, TapeRecord]]
@@ -63,12 +65,16 @@ class Verified:
     faults: tuple[Fault, ...]
 
 
-async def verify(spec: RunSpec, data: Bus, records: Records) -> Verified:
+async def verify(spec: RunSpec, data: Bus, records: Records, checkpoint_root: str) -> Verified:
     """Records follow each other; every contribution not yet covered is there, byte for byte."""
     history, faults = History(spec), list[Fault]()
     for seq, record in records:
         try:
-            history.apply(record, seq)
+            back = await _back(spec, record, checkpoint_root)
+            if back is not None and isinstance(record, TapeRestore):
+                history.resume(back.history, record, seq)
+            else:
+                history.apply(record, seq)
         except TapeFault as fault:
             faults.append(Fault(seq, "", str(fault)))
             break
@@ -88,7 +94,7 @@ async def verify(spec: RunSpec, data: Bus, records: Records) -> Verified:
 
 
 async def reexecute(
-    spec: RunSpec, data: Bus, records: Records, folders: Sequence[Path]
+    spec: RunSpec, data: Bus, records: Records, folders: Sequence[Path], checkpoint_root: str
 ) -> Replayed:
     """Execute all that can be, from the earliest place possible; every digest is compared.
 
@@ -110,12 +116,24 @@ async def reexecute(
                 return Replayed(began_at, done, rounds, Fault(seq, subject, why))
             payloads[subject] = payload
         try:
-            store = await asyncio.to_thread(replay, history, store, record, seq, payloads)
+            back = await _back(spec, record, checkpoint_root)
+            store = await asyncio.to_thread(replay, history, store, record, seq, payloads, back)
         except TapeFault as fault:
             return Replayed(began_at, done, rounds, Fault(seq, "", str(fault)))
         done += 1
         rounds += isinstance(record, TapeRound) and record.outcome == "committed"
     return Replayed(began_at, done, rounds, None)
+
+
+async def _back(spec: RunSpec, record: TapeRecord, checkpoint_root: str) -> State | None:
+    """The state that a restore goes back to; TapeFault when it cannot be had."""
+    if not isinstance(record, TapeRestore):
+        return None
+    root = spec.keeping.run_checkpoint_root or checkpoint_root
+    try:
+        return await asyncio.to_thread(load_recorded, spec, record, root)
+    except (OSError, ValueError, KeyError) as error:
+        raise TapeFault(f"{record.source}, which it goes back to: {error}") from None
 
 
 async def _last_gone(run: str, data: Bus, records: Records) -> int:

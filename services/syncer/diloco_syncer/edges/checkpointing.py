@@ -46,7 +46,7 @@ class Checkpointer:
         self.control = control
         self.put = put
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
-        self.loaded: State | None = None
+        self.loaded: dict[int, State] = {}  # by serial of the wish; the newest
 
     # --- making --------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Checkpointer:
         assert self.captured is not None
         captured, history, shard = self.captured
         try:
-            learners = await asyncio.to_thread(self._seal, captured, history, shard, effect.late)
+            learners = await asyncio.to_thread(self._seal, captured, history, shard, effect)
         except (OSError, ValueError) as error:
             self.put(Sealed(effect.number, fault=str(error)[:400]))
             return
@@ -89,14 +89,14 @@ class Checkpointer:
             log.warning("old checkpoints not removed", error=str(error))
 
     def _seal(
-        self, captured: Capture, history: dict[str, Any], shard: Object, late: dict[str, str]
+        self, captured: Capture, history: dict[str, Any], shard: Object, seal: Seal
     ) -> dict[str, Object]:
         there, ref = Checkpoints(self.root), reference(self.spec.folder, captured.number)
         learners: dict[str, Object] = {}
-        for key in there.vault.keys(f"{ref}/{LEARNER}"):
-            name = key.removeprefix(f"{ref}/").removesuffix(".json")
-            if key.endswith(".json") and (found := there.written_part(ref, name, LearnerPart)):
-                learners[found[0].learner] = found[1]
+        for learner, incarnation in seal.invited.items():
+            found = there.written_part(ref, f"{LEARNER}{learner}", LearnerPart)
+            if found is not None and found[0].incarnation == incarnation:
+                learners[learner] = found[1]
         state = History(self.spec)
         state.load(history)
         there.seal(
@@ -114,7 +114,11 @@ class Checkpointer:
                 spec=self.spec.model_dump(mode="json"),
                 shards=(shard,),
                 learners=learners,
-                missing={m: why for m, why in late.items() if m not in learners},
+                missing={
+                    m: seal.late.get(m, "it gave none")
+                    for m in sorted(seal.invited)
+                    if m not in learners
+                },
                 leases=tuple(
                     ShardLease(
                         shard=n, holder="", incarnation=-1, sequences=sequences, passes=passes
@@ -140,20 +144,19 @@ class Checkpointer:
     async def load(self, restore: Restore) -> None:
         """Read a checkpoint; the store is kept for `install`."""
         try:
-            self.loaded = await asyncio.to_thread(load, self.spec, restore.source, self.root)
+            state = await asyncio.to_thread(load, self.spec, restore.source, self.root)
         except (OSError, ValueError, KeyError) as error:
             self.put(Loaded(restore, fault=str(error)[:400]))
             return
-        state = self.loaded
+        self.loaded = {restore.serial: state}
         self.put(Loaded(restore, state.manifest.run, state.history, state.digest))
 
-    async def rewind(self) -> None:
+    async def rewind(self, serial: int) -> None:
         """Data is read on from where the checkpoint's parameters have it.
 
         Before the restore is on the tape: should this process die between, the wish is still open.
         """
-        assert self.loaded is not None
-        there = {lease.shard: lease for lease in self.loaded.manifest.leases}
+        there = {lease.shard: lease for lease in self.loaded[serial].manifest.leases}
         free = ShardLease(shard=0, holder="", incarnation=-1, sequences=0, passes=0)
         run = self.spec.name
         read = await until_done(lambda: self.control.kv_all(subjects.SHARDS))
@@ -167,11 +170,9 @@ class Checkpointer:
                 )
             )
 
-    def install(self) -> FragmentStore:
+    def install(self, serial: int) -> FragmentStore:
         """The store that was loaded, once."""
-        assert self.loaded is not None, "a restore without its state"
-        state, self.loaded = self.loaded, None
-        return state.store
+        return self.loaded.pop(serial).store
 
 
 def load(spec: RunSpec, source: str, root: str, digest: str = "") -> State:

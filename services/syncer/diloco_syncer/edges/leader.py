@@ -23,6 +23,7 @@ from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import Outbox, until_done
 from diloco_syncer.edges.payloads import Payloads
+from diloco_syncer.edges.places import Places
 from diloco_syncer.edges.purging import UpPurger
 from diloco_syncer.edges.showing import Showing
 from diloco_syncer.edges.snapshots import SnapshotStore
@@ -119,6 +120,7 @@ class Leader:
         self.purger = UpPurger(spec, leader, control, data, self.outbox)
         self.sender = SnapshotSender(spec, leader, control, data, snapshots)
         self.machine = Machine(spec, recovered.history)
+        self.places = Places(control, spec.name, lambda: self.machine.history.ledger)
         self.store: FragmentStore | None = recovered.store
         # By epoch and round.
         self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
@@ -134,6 +136,7 @@ class Leader:
         for note in self.recovered.notes:
             self.outbox.tell(Tell("recovered", note))
         await self.showing.begin()
+        await until_done(self.places.write)
         self._put(Led(self.leader, time.time(), self.recovered.published))
         async with asyncio.TaskGroup() as tasks:
             self.tasks = tasks
@@ -152,6 +155,7 @@ class Leader:
                     self.showing.keep(),
                     self._watch_bus(),
                     self._watch_lease(),
+                    self.places.keep(),
                 )
             ]
             if not self.machine.history.initialised:
@@ -274,7 +278,7 @@ class Leader:
             case Load():
                 self.tasks.create_task(self.checkpointer.load(effect.restore))
             case InstallLoaded():
-                self.store, self.horizon = self.checkpointer.install(), Horizon()
+                self.store, self.horizon = self.checkpointer.install(effect.serial), Horizon()
                 self.staged.clear()
             case PurgeUp():
                 below = self.horizon.below(effect.last_round, self.inbox.up_seq)
@@ -290,7 +294,7 @@ class Leader:
 
     async def _append(self, effect: Append) -> None:
         if isinstance(effect.record, TapeRestore):
-            await self.checkpointer.rewind()
+            await self.checkpointer.rewind(effect.record.serial)
         seq = await self.tape.append(effect.record)
         self.executed(seq)
         self._put(Appended(seq, time.time()))

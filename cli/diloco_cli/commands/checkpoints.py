@@ -1,0 +1,143 @@
+"""Commands about run-wide checkpoints."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from diloco_cli.cluster import Where, connect
+from diloco_cli.commands.options import Json, anywhere, show
+from diloco_cli.faults import FAILED, INVALID, CliError
+from diloco_cli.view import state_line
+from diloco_client import Client
+
+app = typer.Typer()
+checkpoint = typer.Typer(
+    no_args_is_help=True, help="A whole run at one instant: make, list, show, restore, delete."
+)
+app.add_typer(checkpoint, name="checkpoint")
+
+Name = Annotated[str, typer.Argument(help="Name of the run.")]
+Number = Annotated[int, typer.Argument(min=1, help="Number of the checkpoint.")]
+# Between two looks at whether it is done, in seconds.
+LOOK_S = 0.3
+# The syncer leaves out learners after ten minutes; its own part may take as long again.
+WAIT_S = 1200.0
+
+
+@checkpoint.command()
+@anywhere
+def create(where: Where, run: Name, as_json: Json = False) -> None:
+    """Make a checkpoint of a live run, and wait until it is complete."""
+    with connect(where) as client:
+        begun = client.checkpoint(run)
+        made = _made(client, run, int(begun["number"]))
+    show(made, as_json, lambda: [_line(made)])
+
+
+def _made(client: Client, run: str, number: int) -> dict[str, Any]:
+    """The checkpoint once it is complete; CliError says why it never will be."""
+    until = time.monotonic() + WAIT_S
+    while time.monotonic() < until:
+        found = client.run(run)
+        status = found["status"] or {}
+        state = status.get("checkpoint_state", "")
+        newest = int(status.get("checkpoint", 0))
+        if newest == number and state == "failed":
+            raise CliError(f"checkpoint {number} failed: {status['checkpoint_reason']}", FAILED)
+        if newest > number or (newest == number and state == "complete"):
+            return client.show_checkpoint(run, number)
+        if found["state"] in ("finished", "stopped"):
+            raise CliError(f"run {run!r} was over before checkpoint {number} was made", FAILED)
+        time.sleep(LOOK_S)
+    raise CliError(f"checkpoint {number} is not complete after {WAIT_S:.0f} s", FAILED)
+
+
+@checkpoint.command("list")
+@anywhere
+def list_(
+    where: Where,
+    run: Annotated[
+        str, typer.Argument(help="Name of the run; all, of deleted runs too, if left out.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Complete checkpoints, oldest first."""
+    with connect(where) as client:
+        found = client.checkpoints(run)
+    show(found, as_json, lambda: [_line(c) for c in found] or ["no checkpoints"])
+
+
+@checkpoint.command("show")
+@anywhere
+def show_(where: Where, run: Name, number: Number, as_json: Json = False) -> None:
+    """What a checkpoint holds."""
+    with connect(where) as client:
+        found = client.show_checkpoint(run, number)
+    show(found, as_json, lambda: [_line(found), *_details(found)])
+
+
+@checkpoint.command()
+@anywhere
+def restore(
+    where: Where,
+    run: Name,
+    number: Number,
+    as_run: Annotated[
+        str, typer.Option("--as", help="Begin a new run of this name; the old one is left alone.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """Take a live run back to a checkpoint, or begin a new run with it."""
+    with connect(where) as client:
+        wish = client.restore(run, number, as_run=as_run)
+        found = _restored(client, str(wish["run"]), int(wish["serial"]), wait=not as_run)
+    show(found, as_json, lambda: [state_line(found)])
+
+
+def _restored(client: Client, run: str, serial: int, *, wait: bool) -> dict[str, Any]:
+    """The run once it has gone back; a new one waits for its members, and so is not waited for."""
+    until = time.monotonic() + WAIT_S
+    while wait and time.monotonic() < until:
+        found = client.run(run)
+        if int((found["status"] or {}).get("restores", 0)) >= serial:
+            told = [e for e in client.events(run) if e["kind"] in ("restored", "restore-failed")]
+            if told and told[-1]["kind"] == "restore-failed":
+                raise CliError(str(told[-1]["text"]), FAILED)
+            return found
+        time.sleep(LOOK_S)
+    return client.run(run)
+
+
+@checkpoint.command()
+@anywhere
+def delete(
+    where: Where,
+    run: Annotated[str, typer.Argument(help="Name of the run, or FOLDER/NUMBER of a deleted one.")],
+    number: Annotated[int, typer.Argument(min=0, help="Number of the checkpoint.")] = 0,
+) -> None:
+    """Remove a checkpoint for good."""
+    if ("/" in run) == bool(number):
+        raise CliError("give a run and a number, or FOLDER/NUMBER as 'list' shows it", INVALID)
+    with connect(where) as client:
+        if number:
+            client.delete_checkpoint(run, number)
+        else:
+            client.delete_stored(run)
+
+
+def _line(c: dict[str, Any]) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(c["at"]))
+    missing = f", without {', '.join(c['missing'])}" if c["missing"] else ""
+    return (
+        f"{c['ref']}: {c['run']} {c['number']}, {at}, step {c['stamp']['steps']}, "
+        f"{len(c['learners'])} learners{missing}, {c['bytes'] / 1e6:.1f} MB ({c['reason']})"
+    )
+
+
+def _details(c: dict[str, Any]) -> list[str]:
+    return [
+        f"  epoch {c['epoch']}, round {c['stamp']['round']}, versions {c['versions']}",
+        f"  {c['parameters']} parameters; moments of {', '.join(c['learners']) or 'nobody'}",
+        *(f"  no part of {m}: {why}" for m, why in c["missing"].items()),
+    ]
