@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_learner.data.shards import Cut, ShardReader
-from diloco_learner.edges.batches import Batches
+from diloco_learner.edges.batches import FINISHED_TOLD, Batches
 from diloco_shared.protocol.messages import Cursor
 
 CUT = Cut(np.arange(4 * 5 * 8 + 1), shards=4, context=8, seed=0)  # five sequences each
@@ -34,8 +34,8 @@ def test_a_batch_goes_on_into_the_next_shard() -> None:
     rows = np.concatenate([batches.take() for _ in range(3)])
     expected = np.concatenate([shard_rows(2, 1), shard_rows(0, 0, 7)])
     np.testing.assert_array_equal(rows, expected)
-    assert list(batches.finished) == [2]
-    assert batches.cursor == Cursor(shard=0, sequences=5)
+    assert batches.finished == ((2, 0),)
+    assert batches.cursor == Cursor(shard=0, sequences=5, passes=7, finished=((2, 0),))
     assert batches.repeats == 0
 
 
@@ -45,11 +45,11 @@ def test_without_a_lease_in_time_the_shard_is_read_again_in_another_order() -> N
     first, second = batches.take(), batches.take()
     np.testing.assert_array_equal(first, shard_rows(3, 0, 2))
     np.testing.assert_array_equal(second, shard_rows(3, 0, 3))
-    assert batches.repeats == 1 and not batches.finished
+    assert batches.repeats == 1 and batches.finished == ()
     # The lease comes at last: the repeated shard is given back once.
     batches.grant(1, 0, 0)
     np.testing.assert_array_equal(batches.take(), shard_rows(1))
-    assert list(batches.finished) == [3]
+    assert batches.finished == ((3, 3),)
 
 
 @settings(derandomize=True, max_examples=8, deadline=None)
@@ -68,4 +68,57 @@ def test_a_lease_of_a_shard_at_its_end_is_passed_through() -> None:
     batches.grant(0, 5, 0)
     batches.grant(1, 0, 0)
     np.testing.assert_array_equal(batches.take(), shard_rows(1)[:2])
-    assert list(batches.finished) == [0]
+    assert batches.finished == ((0, 0),)
+
+
+def test_a_finished_shard_stays_in_the_cursor_until_it_is_closed() -> None:
+    batches = Batches(CUT, 5)
+    for shard in (0, 1, 2):
+        batches.grant(shard, 0, 0)
+        batches.take()
+    cursor = batches.cursor
+    assert cursor is not None and cursor.finished == ((0, 0), (1, 0))
+    batches.close(0, 0)
+    assert batches.finished == ((1, 0),)
+
+
+def test_a_shard_that_was_taken_away_is_left_as_soon_as_there_is_another() -> None:
+    batches = Batches(CUT, 2)
+    batches.grant(0, 0, 0)
+    batches.take()
+    batches.revoke(0)
+    np.testing.assert_array_equal(batches.take(), shard_rows(0, 2)[:2])  # never waits
+    assert batches.unleased == 2
+    batches.grant(1, 0, 0)
+    np.testing.assert_array_equal(batches.take(), shard_rows(1)[:2])
+    assert batches.unleased == 2 and batches.finished == (), "not ours to call finished"
+
+
+def test_a_lease_ahead_that_was_taken_away_is_not_begun() -> None:
+    batches = Batches(CUT, 5)
+    batches.grant(0, 0, 0)
+    batches.take()
+    batches.grant(1, 0, 0)
+    batches.revoke(1)
+    assert batches.wants
+    batches.grant(2, 0, 0)
+    np.testing.assert_array_equal(batches.take(), shard_rows(2))
+
+
+def test_a_shard_that_is_only_shared_is_left_for_a_leased_one() -> None:
+    batches = Batches(CUT, 2)
+    batches.grant(0, 0, 0, leased=False)
+    batches.take()
+    batches.grant(1, 0, 0)
+    np.testing.assert_array_equal(batches.take(), shard_rows(1)[:2])
+    assert batches.unleased == 2
+
+
+def test_a_cursor_is_never_too_long_for_a_message() -> None:
+    batches = Batches(CUT, 5)
+    for n in range(2 * FINISHED_TOLD):
+        batches.grant(n % 4, 0, n)
+        batches.take()
+    cursor = batches.cursor
+    assert cursor is not None
+    assert len(Cursor.model_validate(cursor.model_dump()).finished) == FINISHED_TOLD

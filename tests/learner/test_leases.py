@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_learner.leases import choose, given_back, order, taken
+from diloco_learner.leases import choose, given_back, order, place, taken
 from diloco_shared.protocol.records import ShardLease
 
 
@@ -13,14 +13,18 @@ def lease(shard: int, holder: str = "", incarnation: int = -1, passes: int = 0) 
     )
 
 
-def pick(leases: dict[int, ShardLease], **change: object) -> int | None:
+def pick(
+    leases: dict[int, ShardLease],
+    merged: dict[int, tuple[int, int]] | None = None,
+    **change: object,
+) -> int | None:
     settings: dict[str, object] = {
         "learner": "a",
         "incarnation": 2,
         "live": ("a", "b"),
         "holding": (),
     }
-    return choose(leases, [3, 1, 0, 2], **{**settings, **change})  # type: ignore[arg-type]
+    return choose(leases, merged or {}, [3, 1, 0, 2], **{**settings, **change})  # type: ignore[arg-type]
 
 
 def test_a_new_run_is_read_in_the_learners_own_order() -> None:
@@ -42,11 +46,22 @@ def test_a_living_learners_shard_is_never_taken() -> None:
     assert pick({s: lease(s, "b", 0) for s in range(4)}) is None
 
 
-def test_a_shard_whose_holder_is_gone_is_taken_over_at_its_cursor() -> None:
+def test_a_shard_whose_holder_is_gone_is_taken_over_behind_what_is_merged() -> None:
     leases = {3: lease(3, "gone", 7)}
     assert pick(leases) == 3
-    mine = taken(leases[3], 3, "a", 2)
-    assert (mine.holder, mine.incarnation, mine.sequences) == ("a", 2, 5)
+    assert place(leases, {}, 3) == (0, 5), "nothing of it was merged since its holder began"
+    assert place(leases, {3: (0, 9)}, 3) == (0, 9)
+    assert place(leases, {3: (1, 2)}, 3) == (1, 2), "merged to its end, and once more from there"
+    assert place({}, {}, 3) == (0, 0)
+    mine = taken(3, "a", 2, (1, 2))
+    assert (mine.holder, mine.incarnation, mine.passes, mine.sequences) == ("a", 2, 1, 2)
+
+
+def test_a_restarted_learner_goes_on_where_it_was_before_what_it_had_leased_ahead() -> None:
+    ahead = ShardLease(shard=3, holder="a", incarnation=1, sequences=0, passes=0)
+    leases = {3: ahead, 0: lease(0, "a", 1)}
+    assert pick(leases) == 0
+    assert pick({3: ahead}) == 3
 
 
 def test_who_is_not_known_to_be_live_takes_nobody_for_gone() -> None:
@@ -58,11 +73,12 @@ def test_who_is_not_known_to_be_live_takes_nobody_for_gone() -> None:
 def test_the_least_read_comes_first() -> None:
     leases = {3: lease(3, passes=2), 1: lease(1, passes=1), 0: lease(0, passes=1)}
     assert pick(leases) == 2  # never read
+    assert pick(leases, {2: (4, 0)}) == 1, "whatever the lease says, the tape knows better"
     assert pick(leases, holding={2}) == 1
 
 
 def test_a_shard_read_to_its_end_is_free_and_begins_anew() -> None:
-    back = given_back(lease(3, "a", 2, passes=1))
+    back = given_back(3, 1)
     assert (back.holder, back.incarnation, back.sequences, back.passes) == ("", -1, 0, 2)
 
 

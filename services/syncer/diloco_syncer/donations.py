@@ -71,7 +71,7 @@ def choose_donor(
     """A live, stepping learner of this epoch that holds every fragment; the last merged first.
 
     Several newcomers at once get different donors: `busy` names who is asked already, once per
-    request. None if nobody healthy is left: never a learner that has not itself trained on this run.
+    request. None if nobody healthy is left: never one that has not itself trained on this run.
     """
 
     def healthy(m: Member) -> bool:

@@ -195,9 +195,9 @@ class Ledger:
         life.pass_mark(p, max(v.tokens_to, life.mark_P[p]))
         life.merged_to = max(life.merged_to, v.tokens_to)
         if v.cursor is not None:
-            self._read(v.cursor)
+            self.read(v.cursor)
 
-    def _read(self, cursor: Cursor) -> None:
+    def read(self, cursor: Cursor) -> None:
         """Samples up to here are part of the published parameters."""
         places = [(shard, (passes + 1, 0)) for shard, passes in cursor.finished]
         for shard, place in [*places, (cursor.shard, (cursor.passes, cursor.sequences))]:

@@ -13,9 +13,10 @@ STATUS = "status"  # <run> -> RunStatus
 ASSIGNMENTS = "assignments"  # <member> -> Assignment
 INCARNATIONS = "incarnations"  # <run>.<learner> -> Incarnation
 SHARDS = "shards"  # <run>.<data shard> -> ShardLease
+PLACES = "places"  # <run>.<data shard> -> Place, written by the run's leader only
 LEASES = "leases"  # <run>.<syncer shard> -> LeaderLease, per-key TTL
 DELETED = "deleted"  # <id of a run> -> Deleted, per-key TTL
-BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, LEASES, DELETED)
+BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, PLACES, LEASES, DELETED)
 
 EVENTS_STREAM = "EVENTS"
 EVENTS_FILTER = "ev.>"

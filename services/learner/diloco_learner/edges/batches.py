@@ -36,7 +36,7 @@ class Batches:
         self.unleased = 0  # sequences read of a shard that somebody else may be reading
 
     def grant(self, shard: int, sequences: int, passes: int, *, leased: bool = True) -> None:
-        """A shard to be read from `sequences` on; one that is not leased only for want of another."""
+        """A shard to be read from `sequences` on; not leased only for want of another."""
         self.granted.append((ShardReader(self.cut, shard, sequences, passes), leased))
 
     def revoke(self, shard: int) -> None:

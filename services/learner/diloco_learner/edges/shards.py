@@ -160,7 +160,7 @@ class Leases:
     def merged(self, cursor: Cursor) -> None:
         """What was read up to `cursor` is part of the published parameters."""
         for shard, passes in cursor.finished:
-            if shard in self.held:
+            if (shard, passes) in self.batches.finished:
                 self.closed[shard] = passes
 
     async def _give_back(self, shard: int, passes: int) -> None:

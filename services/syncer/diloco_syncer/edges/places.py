@@ -1,0 +1,61 @@
+"""Tells learners how far every data shard is merged, as the tape says (bucket PLACES)."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Place
+from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_syncer.ledger import Ledger
+
+log = structlog.get_logger()
+
+# Between two looks, in seconds: a process that reads on where another died takes longer to start.
+LOOK_S = 0.1
+
+
+class Places:
+    """Written by the leader only, which tells all of them before it admits anybody."""
+
+    def __init__(self, bus: Bus, run: str, ledger: Callable[[], Ledger]) -> None:
+        self.bus = bus
+        self.run = run
+        self.ledger = ledger  # the present one
+        self.known = False  # whether `written` is what earlier leaders wrote
+        self.written: dict[int, tuple[int, int]] = {}
+
+    async def write(self) -> None:
+        """Write what is not written yet. Raises BusError; may be called again."""
+        if not self.known:
+            await self._read()
+        merged = self.ledger().places
+        # A place that the tape does not know is one of a history that was gone back behind.
+        for shard in {*merged, *self.written}:
+            passes, sequences = merged.get(shard, (0, 0))
+            if self.written.get(shard) == (passes, sequences):
+                continue
+            place = Place(shard=shard, passes=passes, sequences=sequences)
+            await self.bus.kv_put(subjects.PLACES, f"{self.run}.{shard}", encode(place))
+            self.written[shard] = (passes, sequences)
+
+    async def _read(self) -> None:
+        for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
+            if key.rpartition(".")[0] != self.run or entry.value is None:
+                continue
+            with suppress(WireError):  # then it is written anew
+                place = decode(entry.value, Place)
+                self.written[place.shard] = (place.passes, place.sequences)
+        self.known = True
+
+    async def keep(self) -> None:
+        """For ever."""
+        while True:
+            try:
+                await self.write()
+            except BusError as error:
+                log.debug("places not written yet", error=str(error))
+            await asyncio.sleep(LOOK_S)

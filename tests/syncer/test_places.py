@@ -1,0 +1,48 @@
+"""How far data shards are merged, told to whoever reads on where another stopped."""
+
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Place
+from diloco_shared.protocol.wire import decode
+from diloco_syncer.edges.places import Places
+from diloco_syncer.ledger import Ledger
+
+
+async def told(bus: MemoryBus) -> dict[str, tuple[int, int]]:
+    found = {}
+    for key, entry in (await bus.kv_all(subjects.PLACES)).items():
+        if entry.value is not None:
+            place = decode(entry.value, Place)
+            found[key] = (place.passes, place.sequences)
+    return found
+
+
+async def test_what_the_tape_says_is_told_and_only_what_changed_is_written() -> None:
+    bus = MemoryBus(MemoryBroker(), "s")
+    await bus.ensure_bucket(subjects.PLACES)
+    ledger = Ledger.empty(1, shards=8)
+    ledger.places |= {3: (0, 7), 5: (1, 0)}
+    places = Places(bus, "r", lambda: ledger)
+    await places.write()
+    assert await told(bus) == {"r.3": (0, 7), "r.5": (1, 0)}
+    revisions = {k: e.revision for k, e in (await bus.kv_all(subjects.PLACES)).items()}
+    ledger.places[3] = (0, 9)
+    await places.write()
+    after = {k: e.revision for k, e in (await bus.kv_all(subjects.PLACES)).items()}
+    assert after["r.3"] > revisions["r.3"] and after["r.5"] == revisions["r.5"]
+
+
+async def test_a_later_leader_takes_back_what_its_history_does_not_hold() -> None:
+    """A run that went back to a checkpoint reads again what it has forgotten; no other run does."""
+    bus = MemoryBus(MemoryBroker(), "s")
+    await bus.ensure_bucket(subjects.PLACES)
+    later, other = Ledger.empty(1, shards=8), Ledger.empty(1, shards=8)
+    later.places |= {3: (0, 7), 5: (1, 0)}
+    other.places |= {5: (2, 2)}
+    await Places(bus, "r", lambda: later).write()
+    await Places(bus, "other", lambda: other).write()
+    earlier = Ledger.empty(1, shards=8)
+    earlier.places |= {3: (0, 2)}
+    await Places(bus, "r", lambda: earlier).write()
+    assert await told(bus) == {"r.3": (0, 2), "r.5": (0, 0), "other.5": (2, 2)}
