@@ -21,11 +21,13 @@ _ACTIVITIES = {
 }
 _STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:64rem;padding:0 1rem;color:#222}
-h1{font-size:1.5rem}ul{list-style:none;padding:0}li::before{margin-right:.6rem}
+h1{font-size:1.5rem}h2{font-size:1.15rem}ul{list-style:none;padding:0}li::before{margin-right:.6rem}
 li.yes::before{content:"\\2713";color:#2ca02c}li.no::before{content:"\\2717";color:#d62728}
 th{text-align:left;padding-right:2rem;font-weight:500;vertical-align:top}
 td{font-variant-numeric:tabular-nums}
 """
+# Figures that have a table of their own.
+_TABLES = ("tokens", "tokens_by_fragment", "recoveries")
 _FORMULA = (
     "Data-parallel equivalent: a ring all-reduce of bf16 gradients at every step sends "
     "2 (M - 1) / M * N * 2 bytes per learner and step. Goodput: share of the allocated time in "
@@ -46,15 +48,52 @@ def page(
         f"<li class={'yes' if good else 'no'}>{html.escape(text)}</li>" for text, good in promises
     )
     rows = "".join(
-        f"<tr><th>{html.escape(k)}<td>{html.escape(_text(v))}" for k, v in figures.items()
+        f"<tr><th>{html.escape(k)}<td>{html.escape(_text(v))}"
+        for k, v in figures.items()
+        if k not in _TABLES
     )
     chart = _chart(run, rounds, events).to_html(full_html=False, include_plotlyjs=True)
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width'>"
         f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
-        f"<ul>{kept}</ul>{chart}<table>{rows}</table><p>{html.escape(_FORMULA)}</p></html>"
+        f"<ul>{kept}</ul>{chart}<table>{rows}</table><p>{html.escape(_FORMULA)}</p>"
+        f"{_ledger(figures)}{_recoveries(figures)}</html>"
     )
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A heading and a table; nothing if there are no rows."""
+    if not rows:
+        return ""
+    names = "".join(f"<th>{html.escape(name)}" for name in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(_text(cell))}" for cell in row) for row in rows
+    )
+    return f"<h2>{html.escape(title)}</h2><table><tr>{names}{body}</table>"
+
+
+def _ledger(figures: dict[str, Any]) -> str:
+    """What became of every token: the run, then each fragment."""
+    run = figures.get("tokens") or {}
+    rows = [["the run", *run.values(), sum(run.values())]] if run else []
+    for p, tokens in enumerate(figures.get("tokens_by_fragment", [])):
+        rows.append([f"fragment {p}", *tokens.values(), sum(tokens.values())])
+    head = ["", *(name.replace("_", " ") for name in run), "processed"]
+    return _table("What became of every token", head, rows)
+
+
+def _recoveries(figures: dict[str, Any]) -> str:
+    """Seconds per phase of everybody who came back or came new."""
+    found = figures.get("recoveries") or []
+    names = list(found[0]["phases_s"]) if found else []
+    rows = [
+        [r["learner"], r["incarnation"], r["donor"] or r["source"], r["rounds"]]
+        + [r["phases_s"][name] for name in names]
+        for r in found
+    ]
+    head = ["learner", "life", "moments of", "rounds", *(f"{n.replace('_', ' ')} s" for n in names)]
+    return _table("Recoveries", head, rows)
 
 
 def _text(value: Any) -> str:

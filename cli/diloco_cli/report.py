@@ -10,6 +10,8 @@ Definitions
   payloads, protocol, acknowledgements and repeats; to be compared with the same equivalent.
 - `survivor_wait_s`: the longest total that any learner but the victim's train loop spent on
   anything but its own computation.
+- `tokens` says what became of every processed token (docs/recover.md), as the mean over fragments
+  weighted by size; `tokens_by_fragment` is exact; `tokens_reread` are samples read again.
 - A learner is down from the fault until it steps again; it contributes again when a round that
   closed after that merged it.
 """
@@ -18,6 +20,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from diloco_cli.lanes import Span, lanes
+from diloco_shared.phases import recovery_view
 
 Rows = Sequence[dict[str, Any]]
 
@@ -43,6 +46,10 @@ def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
         "goodput": goodput(status, activities(run, rounds, events), rounds),
         "tokens_processed": tokens,
         "tokens_useful": status.get("tokens_useful", 0),
+        "tokens": status.get("tokens", {}),
+        "tokens_by_fragment": status.get("tokens_by_fragment", []),
+        "tokens_reread": status.get("tokens_reread", 0),
+        "recoveries": recoveries(events),
         "bytes_up": status.get("bytes_up", 0),
         "bytes_down": status.get("bytes_down", 0),
         "bytes_socket": socket_bytes(status),
@@ -90,6 +97,14 @@ def goodput(status: dict[str, Any], spans: dict[str, list[Span]], rounds: Rows) 
         return None
     stepped_s = sum(max(0.0, min(s.ended, ended) - s.began) for s in stepping)
     return float(stepped_s / allocated_s * status["tokens_useful"] / processed)
+
+
+def recoveries(events: Rows) -> list[dict[str, Any]]:
+    """Every learner that came back or came new and was merged: phases in seconds, and rounds."""
+    told = (e["data"] for e in events if e["kind"] == "returned")
+    return [
+        {k: v for k, v in recovery_view(data).items() if not k.endswith("_at")} for data in told
+    ]
 
 
 def fault_of(events: Rows) -> dict[str, Any] | None:

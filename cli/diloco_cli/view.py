@@ -17,6 +17,7 @@ _STATE_STYLE = {
     "recovering": "yellow",
     "joining": "yellow",
     "paused": "cyan",
+    "draining": "cyan",
 }
 # Of the newest round, and of the supervisor's messages: what fits below the table.
 _VERDICTS_SHOWN = 4
@@ -59,6 +60,8 @@ def run_lines(
         f"{_range(status['versions'])}, quorum {status['quorum']}"
     )
     lines.append(_three_numbers(status))
+    if status.get("tokens"):
+        lines.append(ledger_line(status))
     if run.get("syncers"):
         lines.append(_syncers_line(run, status))
     if evaluations:
@@ -85,6 +88,13 @@ def _three_numbers(status: dict[str, Any]) -> str:
         f"alive {len(status['alive'])}, participating {len(status['participating'])}, useful "
         f"{100 * useful:.1f} % of {status['tokens_processed']:,} tokens"
     )
+
+
+def ledger_line(status: dict[str, Any]) -> str:
+    """What became of every token (docs/recover.md), and how many are read again."""
+    became = ", ".join(f"{k.replace('_', ' ')} {v:,}" for k, v in status["tokens"].items())
+    again = status.get("tokens_reread", 0)
+    return f"tokens: {became}" + (f"; read again {again:,}" if again else "")
 
 
 def _syncers_line(run: dict[str, Any], status: dict[str, Any]) -> str:

@@ -140,6 +140,11 @@ class Client:
         metrics: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(name)}/metrics")
         return metrics
 
+    def recoveries(self, name: str) -> list[dict[str, Any]]:
+        """How learners came back, or came new to the run."""
+        page = self._call("GET", f"/v1/runs/{_part(name)}/recoveries")
+        return list(page["recoveries"])
+
     # --- checkpoints ---------------------------------------------------------------------------
 
     def checkpoint(self, run: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pytest
 
 from diloco_cli.page import page
 from diloco_cli.report import data_parallel_bytes, report
+from diloco_shared.protocol.records import RecoveryRecord
 
 Row = dict[str, Any]
 
@@ -79,3 +80,41 @@ def test_the_page_is_whole_and_escapes_what_it_is_told(
     assert "<script>alert" not in text
     # Nothing is fetched from elsewhere.
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", text)
+
+
+def test_the_report_says_what_became_of_every_token_and_how_learners_came_back(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    tokens = {"merged": 70, "refused": 5, "overwritten": 10, "lost": 14, "in_flight": 1}
+    run["status"] |= {"tokens": tokens, "tokens_by_fragment": [tokens], "tokens_reread": 6}
+    back = RecoveryRecord(
+        learner="b",
+        incarnation=1,
+        lost_at=20.0,
+        detected_at=25.0,
+        restarted_at=22.0,
+        joined_at=26.0,
+        donor_at=26.0,
+        transferred_at=27.5,
+        stepping_at=30.0,
+        contributed_at=50.0,
+        donor="<a>",
+        source="donor",
+        rounds=3,
+    )
+    told = {"kind": "returned", "source": "s", "at": 50.0, "data": back.model_dump()}
+    told |= {"text": "b is back", "seq": 99}
+    figures = report(run, rounds, [*events, told])
+    assert (figures["tokens"], figures["tokens_reread"]) == (tokens, 6)
+    (shown,) = figures["recoveries"]
+    assert shown["rounds"] == 3 and shown["phases_s"]["transferred"] == 1.5
+    assert "lost_at" not in shown
+    text = page(figures, run, rounds, events)
+    assert "What became of every token" in text and "<td>fragment 0<td>70" in text
+    assert "Recoveries" in text and "&lt;a&gt;" in text and "first contribution s" in text
+
+
+def test_a_page_of_a_run_without_recoveries_has_no_empty_tables(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    assert "<h2>" not in page(report(run, rounds, events), run, rounds, events)

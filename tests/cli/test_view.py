@@ -83,3 +83,12 @@ def test_sizes_are_readable() -> None:
         "3.0 GB",
         "4.0 TB",
     ]
+
+
+def test_every_class_of_tokens_is_shown(run: Row, rounds: list[Row], events: list[Row]) -> None:
+    tokens = {"merged": 1200, "refused": 0, "overwritten": 7, "lost": 30, "in_flight": 5}
+    run["status"] |= {"tokens": tokens, "tokens_reread": 20}
+    text = "\n".join(lines(seen_of(run, rounds, events)))
+    assert (
+        "tokens: merged 1,200, refused 0, overwritten 7, lost 30, in flight 5; read again 20"
+    ) in text

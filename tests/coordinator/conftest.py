@@ -17,7 +17,7 @@ from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Message, Stamp, TapeRound, TapeTerm, Verdict
-from diloco_shared.protocol.records import Event, MemberRecord, RunStatus
+from diloco_shared.protocol.records import Event, MemberRecord, RunStatus, TokenCounts
 from diloco_shared.protocol.wire import encode
 
 TOKEN = "secret-of-the-admin"
@@ -63,6 +63,8 @@ def status(run: str = "demo", state: str = "running", **changes: Any) -> RunStat
         "tokens_per_step": 512,
         "tokens_processed": 4096,
         "tokens_useful": 2048,
+        "tokens": TokenCounts(merged=2048, overwritten=40, in_flight=2008),
+        "tokens_reread": 8,
         "bytes_up": 10,
         "bytes_down": 20,
         "learners": {"a": {"state": "stepping", "step": 8, "loss": 2.5}},

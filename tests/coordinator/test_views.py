@@ -5,8 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from diloco_coordinator.membership import MemberNote
-from diloco_coordinator.views import fault_views, jsonable, over_view, run_view, syncer_views
-from diloco_shared.protocol.records import Event, MemberRecord, RunRecord
+from diloco_coordinator.views import (
+    fault_views,
+    jsonable,
+    over_view,
+    recovery_views,
+    run_view,
+    syncer_views,
+)
+from diloco_shared.protocol.records import Event, MemberRecord, RecoveryRecord, RunRecord
 
 RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)
 
@@ -76,3 +83,20 @@ def test_faults_are_told_from_plan_to_healing() -> None:
     (fault,) = fault_views(events)
     assert (fault["planned_at"], fault["applied_at"], fault["healed_at"]) == (1.0, 2.0, 3.0)
     assert (fault["kind"], fault["target"], fault["when"]) == ("hang", "a", "at step 3 (now 1)")
+
+
+def test_recoveries_are_those_told_of_then_those_under_way(status: Callable[..., Any]) -> None:
+    done = RecoveryRecord(
+        learner="a", incarnation=1, lost_at=10.0, detected_at=12.0, contributed_at=20.0, rounds=4
+    )
+    begun = RecoveryRecord(learner="b", incarnation=2, lost_at=30.0, detected_at=35.0)
+    told = Event(run="r", kind="returned", source="s", text="", data=done.model_dump(), at=20.0)
+    other = Event(run="r", kind="join", source="s", text="", data={}, at=21.0)
+    now = status(run="r", recoveries=(done, begun))
+    views = recovery_views([(1, told), (2, other)], now)
+    assert [(v["learner"], v["complete"], v["rounds"]) for v in views] == [
+        ("a", True, 4),
+        ("b", False, None),
+    ]
+    assert views[0]["phases_s"]["total"] == 10.0 and views[1]["phases_s"]["detected"] == 5.0
+    assert recovery_views([], None) == []

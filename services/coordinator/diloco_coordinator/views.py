@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from diloco_coordinator.membership import MemberNote
+from diloco_shared.phases import recovery_view
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import Event, RunRecord, RunStatus
 
@@ -103,6 +104,21 @@ def round_views(records: Iterable[tuple[int, TapeRecord]]) -> list[dict[str, Any
         for seq, record in records
         if isinstance(record, TapeRound)
     ]
+
+
+def recovery_views(
+    events: Iterable[tuple[int, Event]], status: RunStatus | None
+) -> list[dict[str, Any]]:
+    """Every recovery that events tell of, then those under way; times of each phase."""
+    told = [e.data for _, e in events if e.kind == "returned" and "contributed_at" in e.data]
+    known = {(d["learner"], d["incarnation"]) for d in told}
+    under_way = [
+        record.model_dump()
+        for record in (status.recoveries if status is not None else ())
+        if (record.learner, record.incarnation) not in known
+    ]
+    found: list[dict[str, Any]] = jsonable([recovery_view(r) for r in [*told, *under_way]])
+    return found
 
 
 def event_view(seq: int, event: Event) -> dict[str, Any]:

@@ -163,6 +163,8 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
             'diloco_rounds_committed_total{run="demo"} 1.0',
             'diloco_tokens_processed_total{run="demo"} 4096.0',
             'diloco_tokens_useful_total{run="demo"} 2048.0',
+            'diloco_tokens{became="overwritten",run="demo"} 40.0',
+            'diloco_tokens_reread{run="demo"} 8.0',
             'diloco_refused_total{reason="non-finite",run="demo"} 3.0',
             'diloco_learners_alive{run="demo"} 2.0',
             'diloco_learners_participating{run="demo"} 1.0',

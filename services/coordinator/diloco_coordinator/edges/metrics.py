@@ -74,7 +74,21 @@ class ClusterMetrics:
                 refused.add_metric([run, reason], count)
             alive.add_metric([run], len(status.alive))
             taking_part.add_metric([run], len(status.participating))
-        yield from (refused, alive, taking_part)
+        yield from (refused, alive, taking_part, *self._ledger())
+
+    def _ledger(self) -> Iterator[Metric]:
+        """Gauges: a token may move on, from in flight to merged for one."""
+        tokens = GaugeMetricFamily(
+            "diloco_tokens", "Tokens processed, by what became of them", labels=["run", "became"]
+        )
+        reread = GaugeMetricFamily(
+            "diloco_tokens_reread", "Tokens read again since their reader is gone", labels=["run"]
+        )
+        for run, status in self.registry.statuses.items():
+            for became, count in status.tokens.model_dump().items():
+                tokens.add_metric([run, became], count)
+            reread.add_metric([run], status.tokens_reread)
+        yield from (tokens, reread)
 
     def _val_loss(self) -> Metric:
         loss = GaugeMetricFamily("diloco_val_loss", "Newest validation loss", labels=["run"])

@@ -17,7 +17,7 @@ from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import REPEATS, Registry
 from diloco_coordinator.edges.sse import Streams
-from diloco_coordinator.views import over_view, round_views, run_view, syncer_views
+from diloco_coordinator.views import over_view, recovery_views, round_views, run_view, syncer_views
 from diloco_shared.checking import Invalid, check
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Conflict, Refused, Stored, Unavailable
@@ -71,6 +71,7 @@ class Runs:
             add(f"/{{run}}/{verb}", self._verb(desired), methods=["POST"], name=verb, **act)
         add("/{run}/rounds", self.rounds, methods=["GET"], **look)
         add("/{run}/metrics", self.metrics, methods=["GET"], **look)
+        add("/{run}/recoveries", self.recoveries, methods=["GET"], **look)
         add("/{run}/stream", self.stream, methods=["GET"], **look)
 
     def record(self, run: str) -> RunRecord:
@@ -293,6 +294,12 @@ class Runs:
             "history": self.registry.histories.of(run),
             "status": self.view(record)["status"],
         }
+
+    async def recoveries(self, run: str) -> dict[str, Any]:
+        """How learners came back, or came new: each phase in seconds, and rounds until merged."""
+        self.record(run)
+        events = self.registry.events_after(0, run)
+        return {"recoveries": recovery_views(events, self.registry.statuses.get(run))}
 
     async def stream(self, run: str) -> StreamingResponse:
         """The run as it changes (server-sent events); ends when the run is over or deleted."""
