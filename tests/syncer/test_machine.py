@@ -302,6 +302,14 @@ def test_silence_while_the_bus_was_away_evicts_nobody(running: Any) -> None:
     assert len(running.machine.roster.live(running.now)) == 2
 
 
+def test_who_was_lost_before_is_not_alive_because_the_bus_was_away(running: Any) -> None:
+    running.now += 30.0
+    running.step("a", 1)
+    assert [m.learner for m in running.machine.roster.live(running.now)] == ["a"]
+    running.give(BusBack())
+    assert [m.learner for m in running.machine.roster.live(running.now)] == ["a"]
+
+
 def test_a_skipped_round_is_never_numbered_again(driver_of: Any) -> None:
     d = driver_of(overlap_steps=8, fragments=4, sync_every_steps=8)
     assert d.spec.algorithm.rounds_in_flight_max == 4

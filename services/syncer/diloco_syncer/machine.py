@@ -159,7 +159,7 @@ class Machine:
                 self.snapshotting = False
                 return [Tell("snapshot-failed", event.reason)]
             case BusBack():
-                self.roster.forgive(now)
+                self.roster.forgive(self.announcer.alive, now)
             case TimePassed():
                 pass
         return []

@@ -125,11 +125,12 @@ class Roster:
         """Live learners that train, sorted by id."""
         return [m for m in self.live(now) if m.stepping]
 
-    def forgive(self, now: float) -> None:
-        """Silence until now is the bus's fault: every lease starts again."""
+    def forgive(self, alive: tuple[str, ...], now: float) -> None:
+        """Silence until now is the bus's fault: leases of those that were alive start again."""
         self.since = now
-        for member in self.members.values():
-            member.seen_at = now
+        for learner in alive:
+            if learner in self.members:
+                self.members[learner].seen_at = now
 
     def drop(self, learner: str) -> None:
         """Forget a learner that left by itself; its incarnation stays known."""

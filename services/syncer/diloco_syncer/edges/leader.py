@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.numerics.fragments import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, TapeRestore
@@ -74,6 +74,8 @@ LEASE_LOOK_S = 0.05
 # After the end, live learners that do not say they are finished are waited for this long: the
 # last evaluation and checkpoint of a large model. Those that died are not waited for.
 LINGER_S = 600.0
+# Between two looks at whether the bus answers, in seconds: five a second, well within any lease.
+BUS_LOOK_S = 0.2
 # A gap this long between two looks at the queue was ours (stopped, swapped out): the learners'
 # silence in it says nothing about them.
 OWN_GAP_S = 1.0
@@ -230,10 +232,17 @@ class Leader:
         )
 
     async def _watch_bus(self) -> None:
+        """While the bus is away, or stands still on open connections, silence is nobody's fault.
+
+        Half a lease at most goes by before that is noticed (heartbeat_s is at most half of it).
+        """
         while True:
-            if not self.control.connected:
+            try:
+                async with asyncio.timeout(self.spec.membership.heartbeat_s):
+                    await self.control.kv_get(subjects.LEASES, self.lease.key)
+            except (BusError, TimeoutError):
                 self._put(BusBack())
-            await asyncio.sleep(0.2)  # five looks a second: well within any lease
+            await asyncio.sleep(BUS_LOOK_S)
 
     async def _watch_lease(self) -> None:
         """Open no round while the lease is not renewed; end when another may have it for good."""
