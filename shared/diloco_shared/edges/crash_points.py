@@ -96,9 +96,7 @@ def arm(setting: str, member: str, folder: Path) -> None:
     done = done_in(folder) if setting else []
     _armed.folder = folder
     _armed.passed.clear()
-    _armed.entries = [
-        e for e in parse(setting) if e.member in ("", member) and e.text not in done
-    ]
+    _armed.entries = [e for e in parse(setting) if e.member in ("", member) and e.text not in done]
     if _armed.entries:
         log.warning("will kill itself", at=[e.text for e in _armed.entries])
 

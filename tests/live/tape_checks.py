@@ -1,0 +1,110 @@
+"""What must hold of a run's tape and publications whatever died meanwhile."""
+
+import asyncio
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import PublicationManifest, TapeRound
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import decode
+from diloco_syncer.edges.follow import payloads_of
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.tape import Tape
+from diloco_syncer.history import History
+from diloco_syncer.replay import replay
+from diloco_syncer.store import FragmentStore
+
+
+def check_tape(rounds: list[dict[str, Any]], fragments: int = 6) -> None:
+    """No round or version lost or repeated (I1, I6), none merged twice (I2), terms grow (I7)."""
+    assert [r["round"] for r in rounds] == list(range(len(rounds)))
+    assert all(a["term"] <= b["term"] for a, b in pairwise(rounds))
+    committed = [r for r in rounds if r["outcome"] == "committed"]
+    for p in range(fragments):
+        versions = [r["version"] for r in committed if r["fragment"] == p]
+        assert versions == list(range(1, len(versions) + 1))
+    merged = [v["subject"] for r in rounds for v in r["verdicts"] if v["outcome"] == "merged"]
+    assert len(merged) == len(set(merged))
+
+
+async def connect(folder: Path, address: str) -> NatsBus:
+    """To the message server of the `diloco up` in `folder`."""
+    token = await asyncio.to_thread((folder / "nats-token").read_text)
+    return await NatsBus.connect(f"nats://{address}", name="test", token=token.strip())
+
+
+async def check_against_an_unfailed_execution(bus: NatsBus, folder: Path) -> int:
+    """Execute run `r` from its beginning in this process, where nothing fails.
+
+    Digests of master, anchor and publication are compared with every record (I9), whole states with
+    every snapshot that a syncer left: master, anchor, outer momentum, history. What is published
+    last is the newest version, with the same digest in every term (I4). Returns merges executed.
+    """
+    entry = await bus.kv_get(subjects.RUNS, "r")
+    assert entry is not None and entry.value is not None
+    spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
+    found = snapshots_in(folder, spec)
+    assert found, "no snapshot to compare with"
+    history, store, merges = History(spec), None, 0
+    digests: dict[tuple[int, int], str] = {}
+    for seq, record in await Tape(bus, "r").read():
+        payloads = await payloads_of("r", bus, record)
+        store = replay(history, store, record, seq, payloads)
+        if isinstance(record, TapeRound) and record.outcome == "committed":
+            merges += 1
+            digests[record.fragment, record.version] = record.anchor_digest
+        for snapshots, covers in found:
+            if covers == seq:
+                assert store is not None
+                compare(snapshots, covers, history, store)
+    assert merges
+    await check_publications(bus, history, digests)
+    return merges
+
+
+def snapshots_in(folder: Path, spec: RunSpec) -> list[tuple[SnapshotStore, int]]:
+    """(where, record covered) of every snapshot of every syncer."""
+    stores = [SnapshotStore(p) for p in folder.glob(f"*/snapshots/{spec.folder}")]
+    return [(store, covers) for store in stores for covers in store.covers()]
+
+
+def compare(snapshots: SnapshotStore, covers: int, history: History, store: FragmentStore) -> None:
+    """A snapshot against the state of the same record, bit for bit."""
+    meta, arrays = snapshots.load(covers)
+    ours = store.state_arrays()
+    assert arrays.keys() == ours.keys()
+    assert any(".outer." in name for name in ours), "no momentum"
+    for name, array in ours.items():
+        assert arrays[name].tobytes() == np.asarray(array).tobytes(), (snapshots.folder, name)
+    # But for the ledger, which also has the newest word of every learner: that is not on the tape.
+    said, known = json.loads(json.dumps(history.meta())), meta["history"]
+    assert said.keys() == known.keys()
+    for name in said.keys() - {"ledger"}:
+        assert said[name] == known[name], (snapshots.folder, name)
+
+
+async def check_publications(
+    bus: NatsBus, history: History, digests: dict[tuple[int, int], str]
+) -> None:
+    """What DN holds is what the tape committed, and the newest of every fragment is there."""
+    newest = dict.fromkeys(range(history.fragments), 0)
+    for (p, version), digest in (await published(bus)).items():
+        assert version == 0 or digest == digests[p, version]
+        newest[p] = max(newest[p], version)
+    assert tuple(newest.values()) == tuple(history.versions)
+
+
+async def published(bus: NatsBus) -> dict[tuple[int, int], str]:
+    """(fragment, version) -> digest of all that DN holds, the same in every term (I4)."""
+    found: dict[tuple[int, int], str] = {}
+    for stored in await bus.fetch(subjects.dn_stream("r"), "dn.r.*.*.*.*.m"):
+        m = decode(stored.payload, PublicationManifest)
+        assert found.setdefault((m.fragment, m.version), m.anchor_digest) == m.anchor_digest
+    return found
