@@ -114,8 +114,14 @@ def encode(
         out_F = body.view(dtype)
         list(pool.map(lambda w: np.copyto(out_F[w], values_F[w], casting="unsafe"), parts))
         return
-    kernel = partial(codec.kernels.encode, codec.find(name), values_F)
-    list(pool.map(lambda w: kernel(w.start // BLOCK, blocks_of(w.stop), data), parts))
+
+    def part(w: slice) -> None:
+        spare_2K = np.empty(2 * BLOCK, np.float32)
+        codec.kernels.encode(
+            codec.find(name), values_F[w], w.start // BLOCK, values_F.size, data, spare_2K
+        )
+
+    list(pool.map(part, parts))
 
 
 def decode(

@@ -4,8 +4,8 @@ Memory per fragment of F values: master, anchor, previous anchor and momentum (4
 A round of M contributions holds their M payloads as they came. While it is staged, its outcome
 comes to that: master, anchor and momentum (3 * 4 * F bytes) and the payload of the publication,
 whatever M is, for contributions are decoded as the merge reads them; the memory of the three
-arrays that a committed round replaces is kept for the next outcome. Only an outer optimizer of
-optax takes copies of its own.
+arrays that a committed round replaces, and of the payload once it is sent, is kept for the next
+outcome. Only an outer optimizer of optax takes copies of its own.
 """
 
 from collections.abc import Mapping, Sequence

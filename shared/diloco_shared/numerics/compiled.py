@@ -19,16 +19,17 @@ def kernel(function: F) -> F:
     """Compile at the first call, without the interpreter's lock, and keep the code on disk.
 
     No fast-math and no contraction: every operation rounds as IEEE 754 says, in the order
-    written, whatever the width of the processor's vectors. Kernels may call each other.
+    written, whatever the width of the processor's vectors. Kernels may call each other. They
+    make no arrays: callers lend them what they work in, so that no views have to be counted
+    (numba's `_nrt`), which would take longer than the work on a few thousand values.
     """
     config: Any = numba.config
     usual = config.CACHE_DIR
     try:
         # Read when the function is wrapped; it is other people's setting before and after.
         config.CACHE_DIR = str(FOLDER)
-        compile_ = numba.njit(
-            nogil=True, cache=FOLDER is not None, fastmath=False, error_model="numpy"
-        )
+        options: dict[str, Any] = {"nogil": True, "fastmath": False, "_nrt": False}
+        compile_ = numba.njit(cache=FOLDER is not None, error_model="numpy", **options)
         return cast(F, compile_(function))
     finally:
         config.CACHE_DIR = usual

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from diloco_shared.numerics import codec, passes
 from diloco_shared.numerics.fragments import Piece
-from diloco_shared.numerics.passes import Outcome, Reading, Rule, State, Step
+from diloco_shared.numerics.passes import Outcome, Reading, Rule, Share, State, Step
 from diloco_shared.numerics.recycled import Recycled
 from diloco_shared.numerics.spread import spread
 from diloco_shared.numerics.sums import Cut, Doubles, Values, by_piece, cut
@@ -111,7 +111,7 @@ def merge_and_step(
         memory.empty(F),
         memory.empty(F) if outer.momentum else EMPTY,
         memory.empty(F),
-        _payload(codec.bytes_of(publishing.codec, F)),
+        memory.payload(codec.bytes_of(publishing.codec, F), codec.kernels.START),
     )
     _run(deltas, pieces, rule, outer, publishing, state, previous_F, out, threads)
     return _headed(out, publishing.codec, F)
@@ -211,7 +211,9 @@ def _directions(
     squares_S = np.zeros(segments.piece_S.size)
 
     def work(first: int, last: int) -> None:
-        passes.direct(reading, segments, radial_P, factor_PxM, first, last, out_F, squares_S)
+        passes.direct(
+            reading, segments, radial_P, factor_PxM, Share(first, last), _room(), out_F, squares_S
+        )
 
     spread(work, segments.ranges, threads)
     length_P = np.sqrt(by_piece(squares_S, segments.piece_S, radial_P.size))
@@ -249,7 +251,7 @@ def _norms(
     squares_SxM = np.zeros((segments.piece_S.size, learners))
 
     def work(first: int, last: int) -> None:
-        passes.squares(reading, segments, radial_P, first, last, squares_SxM)
+        passes.squares(reading, segments, radial_P, Share(first, last), _room(), squares_SxM)
 
     spread(work, segments.ranges, threads)
     columns = [by_piece(squares_S, segments.piece_S, radial_P.size) for squares_S in squares_SxM.T]
@@ -268,7 +270,7 @@ def _finish(
     state = State(*(_still(array_F) for array_F in state))
 
     def work(first: int, last: int) -> None:
-        passes.finish(reading, segments, how, step, state, first, last, out)
+        passes.finish(reading, segments, how, step, state, Share(first, last), _room(), out)
 
     spread(work, segments.ranges, threads)
 
@@ -312,6 +314,11 @@ def _size(pieces: Sequence[Piece]) -> int:
 
 def _payload(size: int) -> NDArray[np.uint8]:
     return np.empty(size, np.uint8)
+
+
+def _room() -> Values:
+    """What a call of a pass works in; kernels allocate nothing."""
+    return np.empty(passes.ROOM, np.float32)
 
 
 def _headed(out: Outcome, codec_name: str, values: int) -> Outcome:

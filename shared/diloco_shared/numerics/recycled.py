@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
 
-# Buffers kept out of use: what a committed round sets free (master, momentum, old anchor), which
-# is what the next one needs.
-SPARE_MAX = 3
+# Buffers kept out of use: what a committed round sets free (master, momentum, old anchor, the
+# payload of its publication), which is what the next one needs.
+SPARE_MAX = 4
+LINE = 64  # bytes; arrays begin where a line of the cache does
 
 
 class Recycled:
@@ -32,8 +33,14 @@ class Recycled:
             if buffer is not None:
                 self.spare = [other for other in self.spare if other is not buffer]
         if buffer is None:
-            buffer = np.empty(size, np.float32)
+            room = np.empty(size + LINE // 4, np.float32)
+            buffer = room[-room.ctypes.data % LINE // 4 :][:size]
         return np.asarray(_Lent(self, buffer, size))
+
+    def payload(self, size: int, head: int) -> NDArray[np.uint8]:
+        """The same for so many bytes, of which those after the `head` begin a line."""
+        room = self.empty((size + LINE) // 4 + 1).view(np.uint8)
+        return room[-head % LINE :][:size]
 
     def give_back(self, buffer: Values) -> None:
         """Keep a buffer for later; the largest ones stay."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from diloco_shared.numerics.compiled import kernel
 from diloco_shared.numerics.fragments import Piece
 
-STRIDE = 4096  # values worked on at once: four contributions and their sum take 80 KB
+STRIDE = 2048  # values worked on at once: four contributions and their sum take 80 KB
 WIDTH = 512  # lanes, 4 KB; a power of two that divides STRIDE
 RANGE = 1 << 16  # values one thread takes at least; a multiple of STRIDE
 

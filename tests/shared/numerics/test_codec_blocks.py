@@ -179,8 +179,29 @@ def test_blocks_may_be_encoded_apart(name: str) -> None:
     data = np.zeros(codec.bytes_of(name, 1100), np.uint8)
     data[:8] = np.frombuffer(codec.header(name, 1100), np.uint8)
     for first, last in ((3, 5), (0, 1), (1, 3)):
-        codec.kernels.encode(codec.find(name), values, first, last, data)
+        part, spare = values[first * 256 : last * 256], np.empty(512, f32)
+        codec.kernels.encode(codec.find(name), part, first, 1100, data, spare)
     assert data.tobytes() == codec.encode(name, values)
+
+
+@quick
+@given(arrays(), st.sampled_from(codec.NAMES), st.data())
+def test_adding_is_decoding_a_product_and_a_sum(
+    values: np.ndarray, name: str, data: st.DataObject
+) -> None:
+    blocks = -(-len(values) // 256)
+    start = 256 * data.draw(st.integers(0, max(blocks - 1, 0)))
+    stop = data.draw(st.integers(start, len(values)))
+    factor, before = f32(0.3), np.linspace(-1, 1, stop - start, dtype=f32)
+    with np.errstate(all="ignore"):
+        payload = codec.encode(name, values)
+        part = codec.decode_part(name, payload, len(values), start, stop)
+        expected = before + part * factor
+    total = before.copy()
+    raw = np.frombuffer(payload, np.uint8)
+    codec.kernels.add(codec.find(name), raw, len(values), start, stop, factor, total)
+    np.testing.assert_array_equal(total, expected)
+    assert (np.signbit(total) == np.signbit(expected))[~np.isnan(expected)].all()
 
 
 @pytest.mark.parametrize("name", codec.NAMES)

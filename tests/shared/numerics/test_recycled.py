@@ -4,7 +4,7 @@ import gc
 
 import numpy as np
 
-from diloco_shared.numerics.recycled import SPARE_MAX, Recycled
+from diloco_shared.numerics.recycled import LINE, SPARE_MAX, Recycled
 
 
 def address(array: np.ndarray) -> int:
@@ -38,10 +38,21 @@ def test_a_view_of_a_view_keeps_its_memory() -> None:
 
 def test_the_smallest_that_fits_is_taken_and_the_largest_are_kept() -> None:
     pool = Recycled()
-    arrays = [pool.empty(size) for size in (10, 40, 20, 30)]
+    arrays = [pool.empty(size) for size in (10, 40, 20, 30, 15)]
     places = {array.size: address(array) for array in arrays}
     del arrays[:]
     gc.collect()
-    assert sorted(b.size for b in pool.spare) == [20, 30, 40] and SPARE_MAX == 3
+    assert sorted(b.size for b in pool.spare) == [15, 20, 30, 40] and SPARE_MAX == 4
     assert address(pool.empty(25)) == places[30]
     assert pool.empty(50).size == 50  # none is as large
+
+
+def test_arrays_begin_a_line_of_the_cache_and_payloads_after_their_header() -> None:
+    pool = Recycled()
+    arrays = [pool.empty(size) for size in (1, 100, 4097)]
+    assert all(address(array) % LINE == 0 for array in arrays)
+    for size in (0, 8, 9, 4099):
+        payload = pool.payload(size, 8)
+        assert payload.dtype == np.uint8 and payload.size == size
+        assert (address(payload) + 8) % LINE == 0
+        arrays.append(payload)  # alive, so that the next is another

@@ -28,10 +28,10 @@ from numpy.typing import NDArray
 from diloco_shared.numerics.codec import kernels
 from diloco_shared.numerics.codec.layout import (
     BF16,
+    BLOCK,
     FP32,
     HEADER,
     NAMES,
-    blocks_of,
     bytes_of,
     check,
     count,
@@ -69,7 +69,7 @@ def encode(name: str, values_F: Values) -> bytes:
             return b"".join([start, values_F.astype(_BF16).view(np.uint8).data])
     data = np.empty(bytes_of(name, values_F.size), np.uint8)
     data[: HEADER.size] = np.frombuffer(start, np.uint8)
-    kernels.encode(number, values_F, 0, blocks_of(values_F.size), data)
+    kernels.encode(number, values_F, 0, values_F.size, data, np.empty(2 * BLOCK, np.float32))
     return data.tobytes()
 
 

@@ -50,7 +50,7 @@ def as_bits(value: np.float32) -> np.int32:
 
 
 @kernel
-def widen(half: int | np.uint16) -> np.float32:
+def widen(half: int | np.uint16 | np.int32) -> np.float32:
     """The number of a bf16 pattern."""
     return as_float(np.int32(np.int32(half) << HALVES))
 
@@ -161,29 +161,107 @@ def _decode_e3m0(bytes_NxH: Bytes, scales_N: Scales, out_NxK: Values) -> None:
             out_NxK[n, 2 * i + 1] = _power(both >> FOUR) * scale
 
 
+# --- adding up ---------------------------------------------------------------------------------
+
+
+@kernel
+def add(
+    codec: int, data: Bytes, values: int, start: int, stop: int, factor: np.float32, sum_B: Values
+) -> None:
+    """Add factor times values [start, stop) to `sum_B`: `decode`, a product and a sum, in one.
+
+    `start` begins a block. The value, the product and the sum are each rounded.
+    """
+    if codec == FP32:
+        words_B = data[START : START + 4 * values].view(np.float32)[start:stop]
+        for i in range(stop - start):
+            sum_B[i] += words_B[i] * factor
+    elif codec == BF16:
+        part_B = data[START : START + 2 * values].view(np.uint16)[start:stop]
+        for i in range(stop - start):
+            sum_B[i] += widen(part_B[i]) * factor
+    else:
+        _add_blocks(codec, data, values, start, stop, factor, sum_B)
+
+
+@kernel
+def _add_blocks(
+    codec: int, data: Bytes, values: int, start: int, stop: int, factor: np.float32, sum_B: Values
+) -> None:
+    scales = data[START : START + 2 * ((values + BLOCK - 1) // BLOCK)].view(np.uint16)
+    quanta = data[START + 2 * scales.size :]
+    first, last = start // BLOCK, stop // BLOCK
+    end = last * BLOCK
+    sum_NxK = sum_B[: end - start].reshape((last - first, BLOCK))
+    if codec == INT8:
+        quanta_NxK = quanta[start:end].reshape((last - first, BLOCK))
+        _add_int8(quanta_NxK, scales[first:last], factor, sum_NxK)
+    else:
+        bytes_NxH = quanta[start // 2 : end // 2].reshape((last - first, HALF))
+        if codec == INT4:
+            _add_int4(bytes_NxH, scales[first:last], factor, sum_NxK)
+        else:
+            _add_e3m0(bytes_NxH, scales[first:last], factor, sum_NxK)
+    for i in range(end, stop):
+        sum_B[i - start] += _value(codec, quanta, i) * widen(scales[last]) * factor
+
+
+@kernel
+def _add_int8(quanta_NxK: Bytes, scales_N: Scales, factor: np.float32, sum_NxK: Values) -> None:
+    for n in range(sum_NxK.shape[0]):
+        scale = widen(scales_N[n])
+        for i in range(BLOCK):
+            sum_NxK[n, i] += np.float32(np.int8(quanta_NxK[n, i])) * scale * factor
+
+
+@kernel
+def _add_int4(bytes_NxH: Bytes, scales_N: Scales, factor: np.float32, sum_NxK: Values) -> None:
+    for n in range(sum_NxK.shape[0]):
+        scale = widen(scales_N[n])
+        for i in range(HALF):
+            both = np.int32(bytes_NxH[n, i])
+            sum_NxK[n, 2 * i] += _low(both) * scale * factor
+            sum_NxK[n, 2 * i + 1] += _high(both) * scale * factor
+
+
+@kernel
+def _add_e3m0(bytes_NxH: Bytes, scales_N: Scales, factor: np.float32, sum_NxK: Values) -> None:
+    for n in range(sum_NxK.shape[0]):
+        scale = widen(scales_N[n])
+        for i in range(HALF):
+            both = np.int32(bytes_NxH[n, i])
+            sum_NxK[n, 2 * i] += _power(both & NIBBLE) * scale * factor
+            sum_NxK[n, 2 * i + 1] += _power(both >> FOUR) * scale * factor
+
+
 # --- encoding ----------------------------------------------------------------------------------
 
 
 @kernel
-def encode(codec: int, values_F: Values, first: int, last: int, data: Bytes) -> None:
-    """Scales and quanta of blocks [first, last) of a block codec into a payload.
+def encode(
+    codec: int, values_B: Values, first: int, values: int, data: Bytes, spare_2K: Values
+) -> None:
+    """Scales and quanta of `values_B`, which block `first` of a payload of a block codec begins.
 
-    Threads may encode different blocks at once: no two share a byte.
+    Only the last of the blocks may be short, and only at the payload's end. Threads may encode
+    different blocks at once: no two share a byte.
     """
-    blocks = (values_F.size + BLOCK - 1) // BLOCK
+    blocks = (values + BLOCK - 1) // BLOCK
     scales = data[START : START + 2 * blocks].view(np.uint16)
     quanta = data[START + 2 * blocks :]
     width = BLOCK if codec == INT8 else HALF  # bytes of a block
-    whole = min(last, values_F.size // BLOCK)
-    if whole > first:
-        part_NxK = values_F[first * BLOCK : whole * BLOCK].reshape((whole - first, BLOCK))
-        out_NxW = quanta[first * width : whole * width].reshape((whole - first, width))
+    count = values_B.size // BLOCK
+    whole = first + count
+    if count > 0:
+        part_NxK = values_B[: count * BLOCK].reshape((count, BLOCK))
+        out_NxW = quanta[first * width : whole * width].reshape((count, width))
         _encode_blocks(codec, part_NxK, scales[first:whole], out_NxW)
-    if last > whole:  # the last block is not full: zeros fill it, and are not sent
-        padded_1xK = np.zeros((1, BLOCK), np.float32)
-        for i in range(values_F.size - whole * BLOCK):
-            padded_1xK[0, i] = values_F[whole * BLOCK + i]
-        out_1xW = np.empty((1, width), np.uint8)
+    if values_B.size > count * BLOCK:  # zeros fill a short block, and are not sent
+        rest_B = values_B[count * BLOCK :]
+        padded_1xK = spare_2K[:BLOCK].reshape((1, BLOCK))
+        for i in range(BLOCK):
+            padded_1xK[0, i] = rest_B[i] if i < rest_B.size else np.float32(0)
+        out_1xW = spare_2K[BLOCK:].view(np.uint8)[:width].reshape((1, width))
         _encode_blocks(codec, padded_1xK, scales[whole:], out_1xW)
         rest = quanta[whole * width :]
         for i in range(rest.size):
