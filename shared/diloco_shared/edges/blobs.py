@@ -160,8 +160,8 @@ class _Sending:
         except (Unavailable, StreamFull) as error:
             self._progress.trouble = str(error)
             # Only silence says something about the link; a refusal came quickly.
-            if time.monotonic() - began >= timeout_s:
-                self._pace.timed_out()
+            if (now := time.monotonic()) - began >= timeout_s:
+                self._pace.timed_out(began, now)
             return False
         else:
             self._pace.answered(time.monotonic() - began)

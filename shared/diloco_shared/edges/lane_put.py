@@ -198,10 +198,10 @@ class _Sender:
         """On a connection on which nothing is answered, nothing more will be."""
         if not self._flying:
             return
-        waited_s = time.monotonic() - next(iter(self._flying.values()))
-        if waited_s > self._pace.timeout_s:
-            self._pace.timed_out()
-            raise LaneBroken(f"no answer within {waited_s:.1f} s")
+        sent_at, now = next(iter(self._flying.values())), time.monotonic()
+        if now - sent_at > self._pace.timeout_s:
+            self._pace.timed_out(sent_at, now)
+            raise LaneBroken(f"no answer within {now - sent_at:.1f} s")
 
 
 def _error(event: Arrived, index: int) -> BusError | None:

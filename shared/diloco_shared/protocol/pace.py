@@ -10,6 +10,7 @@ Pure: the caller measures and tells. Slow start and additive increase as in TCP,
 the sign of congestion, since the link below loses nothing.
 """
 
+import math
 from dataclasses import dataclass, field
 
 # The window grows while answers take less, and shrinks while they take more than twice this:
@@ -37,6 +38,7 @@ class Pace:
     _latency_s: float = field(default=0.0, init=False)
     _quickest_s: float = field(default=LATENCY_S, init=False)
     _timeout_s: float = field(default=0.0, init=False)
+    _backed_off_at: float = field(default=-math.inf, init=False)
 
     @property
     def window(self) -> int:
@@ -64,7 +66,13 @@ class Pace:
         """The server has more waiting than it wants: less at once."""
         self._window = max(1.0, self._window / 2)
 
-    def timed_out(self) -> None:
-        """A chunk got no answer in time: less at once, and more patience."""
+    def timed_out(self, sent_at: float, now: float) -> None:
+        """A chunk sent at `sent_at` got no answer in time: less at once, and more patience.
+
+        Once per silence: what was under way when the window was last cut met the same one.
+        """
+        if sent_at < self._backed_off_at:
+            return
+        self._backed_off_at = now
         self._timeout_s = 2 * self.timeout_s
         self._window = max(1.0, self._window / 2)

@@ -61,13 +61,27 @@ def test_silence_halves_the_window_and_doubles_the_patience_up_to_a_limit() -> N
     for _ in range(20):
         pace.answered(0.01)
     seen = []
-    for _ in range(6):
-        pace.timed_out()
+    for n in range(6):
+        pace.timed_out(sent_at=100.0 * n, now=100.0 * n + pace.timeout_s)
         seen.append((pace.window, pace.timeout_s))
     assert seen == [(8, 10.0), (4, 20.0), (2, 40.0), (1, TIMEOUT_S_MAX), (1, TIMEOUT_S_MAX),
                     (1, TIMEOUT_S_MAX)]  # fmt: skip
     pace.answered(0.01)
     assert (pace.window, pace.timeout_s) == (2, 5.0)
+
+
+def test_chunks_lost_in_one_silence_count_once() -> None:
+    pace = Pace(window_max=64, timeout_s_min=5.0)
+    for _ in range(70):
+        pace.answered(0.01)
+    for n in range(64):  # sent within a second, given up one by one
+        pace.timed_out(sent_at=n / 64, now=n / 64 + 5.0)
+    assert (pace.window, pace.timeout_s) == (32, 10.0)
+    pace.answered(0.01)  # of another connection: the silence is over, and still counts once
+    pace.timed_out(sent_at=1.0, now=6.1)
+    assert (pace.window, pace.timeout_s) == (33, 5.0)
+    pace.timed_out(sent_at=7.0, now=12.0)  # what was sent after it meets the next one
+    assert (pace.window, pace.timeout_s) == (16, 10.0)
 
 
 def test_a_refusal_halves_the_window_and_leaves_the_patience() -> None:
@@ -93,5 +107,5 @@ def test_a_window_of_one_stays_one() -> None:
     pace = Pace(window_max=1, timeout_s_min=1.0)
     pace.answered(0.01)
     assert pace.window == 1
-    pace.timed_out()
+    pace.timed_out(0.0, 1.0)
     assert pace.window == 1
