@@ -6,6 +6,7 @@ Reads the bus and snapshot folders, writes nothing, takes part in nothing.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ class Verified:
 
 async def verify(spec: RunSpec, data: Bus, records: Records, checkpoint_root: str) -> Verified:
     """Records follow each other; every contribution not yet covered is there, byte for byte."""
-    history, faults = History(spec), list[Fault]()
+    history, faults = History(spec), await _missing(spec.name, data)
     for seq, record in records:
         try:
             back = await _back(spec, record, checkpoint_root)
@@ -106,6 +107,9 @@ async def reexecute(
     if why:
         return Replayed(0, 0, 0, Fault(gone, "", why))
     began_at, rounds, done = history.seq, 0, 0
+    for missing in await _missing(spec.name, data):
+        if missing.seq > began_at:
+            return Replayed(began_at, done, rounds, missing)
     for seq, record in records:
         if seq <= began_at:
             continue
@@ -123,6 +127,16 @@ async def reexecute(
         done += 1
         rounds += isinstance(record, TapeRound) and record.outcome == "committed"
     return Replayed(began_at, done, rounds, None)
+
+
+async def _missing(run: str, data: Bus) -> list[Fault]:
+    """Records of any shard that the server counts, and does not give."""
+    stream = subjects.tape_stream(run)
+    info = await data.stream_info(stream)
+    there = {stored.seq for stored in await data.fetch(stream, f"tape.{run}.>")}
+    gone = (n for n in range(max(info.first_seq, 1), info.last_seq + 1) if n not in there)
+    why = "is not given: it is damaged on the message server's disk"
+    return [Fault(n, "", f"record {n} {why}") for n in islice(gone, FAULTS_MAX)]
 
 
 async def _back(spec: RunSpec, record: TapeRecord, checkpoint_root: str) -> State | None:
