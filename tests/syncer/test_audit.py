@@ -123,11 +123,11 @@ async def test_a_record_that_the_server_counts_and_does_not_give_is_named(
     bus, tape = await bus_with(recording), numbered(recording)
     for record in recording.tape:
         await bus.append(subjects.tape("t", 0), encode(record))
-    assert (await verify(SPEC, bus, tape)).faults == ()
+    assert (await verify(SPEC, bus, tape, "")).faults == ()
     gone = len(tape) - 1  # a server leaves out what its own checksum does not match
     bus.broker._streams[subjects.tape_stream("t")].remove(gone)
     del tape[gone - 1]
-    for fault in ((await verify(SPEC, bus, tape)).faults[0], (await replay(bus, tape)).fault):
+    for fault in ((await verify(SPEC, bus, tape, "")).faults[0], (await replay(bus, tape)).fault):
         assert fault is not None
         assert (fault.seq, fault.text[:30]) == (gone, f"record {gone} is not given: it is"[:30])
 
