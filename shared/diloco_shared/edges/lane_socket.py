@@ -41,6 +41,9 @@ _PARTS_MAX = 16
 _TLS_PART_BYTES = 64 * 1024
 # While a payload comes, a thread is woken when this much of it is there: every waking costs.
 _WAKE_BYTES = 256 * 1024
+# Of the pings on an idle connection so many may be unanswered: other connections full of fragments
+# delay answers by seconds. More, and its server or the link is gone without a word.
+_PINGS_MAX = 5
 
 
 class LaneBroken(Unavailable):
@@ -101,6 +104,7 @@ class LaneSocket:
         self._wake_bytes = 1
         self.payload_bytes_max = 0
         self.broken = False
+        self._unanswered = 0  # pings
         # Answers of all that is asked on this connection come below this subject.
         self.inbox = f"_INBOX.{secrets.token_hex(11)}"
 
@@ -247,6 +251,8 @@ class LaneSocket:
         if isinstance(event, Ping):
             self.send(b"PONG\r\n")
             return True
+        if isinstance(event, Pong):
+            self._unanswered = 0
         if isinstance(event, Fault):
             raise self._broke(f"the server says: {event.text}")
         return False
@@ -254,11 +260,25 @@ class LaneSocket:
     def alive(self) -> bool:
         """Whether a connection that lay idle can be used; answers what came meanwhile."""
         try:
-            while self.wait(0):
+            while not self.broken and self.wait(0):
                 self.receive()
         except LaneBroken:
             return False
         return not self.broken
+
+    def tend(self) -> bool:
+        """Keep a connection that lies idle: answer pings, and see that its own are answered.
+
+        Call it every few seconds; waits for nothing. False: the connection is no good.
+        """
+        if not self.alive() or self._unanswered == _PINGS_MAX:
+            return False
+        self._unanswered += 1
+        try:
+            self.send(b"PING\r\n")
+        except LaneBroken:
+            return False
+        return True
 
     # --- end ----------------------------------------------------------------------------------
 

@@ -28,9 +28,12 @@ from diloco_shared.protocol.chunks import Incoming, Outgoing
 # Payloads under way at once over one bus; more wait their turn. Above what a syncer fetches (8)
 # with its publications beside it; bounds threads and sockets.
 TRANSFERS_MAX = 12
-# A connection unused for this long is not used again: nobody answers pings on it, and the embedded
-# server drops one that misses two of them, 10 s apart.
-IDLE_S = 15.0
+# How often connections that lie idle are looked after, in seconds: the embedded server drops one
+# that leaves two pings, 10 s apart, unanswered.
+TEND_S = 3.0
+# One unused for this long is closed: rounds follow each other within minutes, and over a long link
+# a new one costs several round trips; those beyond what rounds use were opened in a rush.
+IDLE_S = 600.0
 # The server forgets the consumer of a receiver that vanished.
 _INACTIVE_S = 60
 
@@ -71,6 +74,7 @@ class NatsLanes:
         # Newest last, with the time each was put back.
         self._idle: deque[tuple[float, LaneSocket]] = deque()
         self._jobs: set[Sending | Receiving] = set()
+        self._tending: asyncio.Task[None] | None = None
         self._closed = False
 
     async def send(
@@ -143,6 +147,8 @@ class NatsLanes:
             self._turns.release()
             raise Unavailable(f"the connection {self._link.name} is closed")
         self._jobs.add(job)
+        if self._tending is None:
+            self._tending = asyncio.create_task(self._tend())
         loop = asyncio.get_running_loop()
         works = [loop.run_in_executor(self._threads, job.work) for _ in range(connections)]
         ended = asyncio.gather(*works, return_exceptions=True)
@@ -181,8 +187,8 @@ class NatsLanes:
     def _take(self) -> LaneSocket | None:
         with self._lock:
             while self._idle:
-                since, lane = self._idle.pop()
-                if time.monotonic() - since < IDLE_S and lane.alive():
+                lane = self._idle.pop()[1]
+                if lane.alive():
                     return lane
                 lane.abort()
         return None
@@ -191,14 +197,27 @@ class NatsLanes:
         with self._lock:
             if not (self._closed or lane.broken or lane.backlog):
                 self._idle.append((time.monotonic(), lane))
-                while time.monotonic() - self._idle[0][0] > IDLE_S:
-                    self._idle.popleft()[1].abort()
                 return
         lane.abort()
+
+    async def _tend(self) -> None:
+        """Keep idle connections open, so that the next payload begins at once; until cancelled."""
+        while True:
+            await asyncio.sleep(TEND_S)
+            with self._lock:  # for moments: nothing waits for the network under it
+                kept: deque[tuple[float, LaneSocket]] = deque()
+                for since, lane in self._idle:
+                    if time.monotonic() - since < IDLE_S and lane.tend():
+                        kept.append((since, lane))
+                    else:
+                        lane.abort()
+                self._idle = kept
 
     def close(self) -> None:
         """End what is under way, with Unavailable, and close every connection."""
         self._closed = True
+        if self._tending is not None:
+            self._tending.cancel()
         for job in self._jobs:
             job.stopped = True
         # Threads end within moments, or when the connection they are making is made or not.

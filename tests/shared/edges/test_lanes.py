@@ -2,99 +2,21 @@
 
 import asyncio
 import json
-import random
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
+from shared.edges.proxy import PAYLOAD, SPEC, through, until
 
 from diloco_shared.edges.blobs import BlobIncomplete, GaveUp, get_blob, put_blob
-from diloco_shared.edges.bus import Refused, StreamSpec, Unavailable
+from diloco_shared.edges.bus import Refused, Unavailable
 from diloco_shared.edges.lane_socket import Address, LaneBroken, LaneSocket
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
-
-SPEC = StreamSpec("S", ("s.>",), 64 << 20)
-PAYLOAD = random.Random(0).randbytes(3_000_000)
-
-
-class Proxy:
-    """Leads to the server; counts what it carries, and cuts as it is told."""
-
-    def __init__(self, server: NatsServer) -> None:
-        self.server = server
-        self.up = self.down = self.connections = 0
-        # From the second connection on (the first is nats-py's): cut after that many bytes a way.
-        self.cut_after: int | None = None
-        self.cuts = 0
-        self.serving: set[asyncio.Task[None]] = set()
-
-    def start(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self.accept(reader, writer))
-        self.serving.add(task)
-        task.add_done_callback(self.serving.discard)
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        limit = self.cut_after if self.connections > 1 else None
-        far_reader, far_writer = await asyncio.open_connection(self.server.host, self.server.port)
-        ways = [
-            asyncio.create_task(self._carry(reader, far_writer, True, limit)),
-            asyncio.create_task(self._carry(far_reader, writer, False, limit)),
-        ]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.wait(ways)
-        writer.transport.abort()
-        far_writer.transport.abort()
-
-    async def _carry(
-        self,
-        source: asyncio.StreamReader,
-        sink: asyncio.StreamWriter,
-        up: bool,
-        limit: int | None,
-    ) -> None:
-        carried = 0
-        with suppress(OSError):
-            while data := await source.read(1 << 16):
-                if limit is not None and carried + len(data) > limit:
-                    self.cuts += 1
-                    return
-                carried += len(data)
-                self.up += len(data) if up else 0
-                self.down += 0 if up else len(data)
-                sink.write(data)
-                await sink.drain()
-
-
-@asynccontextmanager
-async def through(server: NatsServer, **options: Any) -> AsyncIterator[tuple[NatsBus, Proxy]]:
-    proxy = Proxy(server)
-    listener = await asyncio.start_server(proxy.start, "127.0.0.1", 0)
-    port = listener.sockets[0].getsockname()[1]
-    bus = await NatsBus.connect(f"nats://127.0.0.1:{port}", name="lanes", **options)
-    await bus.ensure_stream(SPEC)
-    try:
-        yield bus, proxy
-    finally:
-        await bus.close()
-        listener.close()
-        await asyncio.gather(*proxy.serving)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Look again every few milliseconds; the test's own time limit ends it."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("connections", [1, 3])
@@ -134,17 +56,6 @@ async def test_cut_connections_lose_and_double_nothing(
         cuts = proxy.cuts
         assert await get_blob(bus, "S", blob, timeout_s=30) == PAYLOAD
         assert proxy.cuts > cuts
-
-
-async def test_what_is_idle_for_long_or_broken_is_not_used(nats_server: NatsServer) -> None:
-    async with through(nats_server) as (bus, proxy):
-        blob = await put_blob(bus, "s.a", PAYLOAD)
-        await nats_server.kill()
-        await nats_server.start()
-        await until(lambda: bus.connected)
-        connections = proxy.connections
-        assert await get_blob(bus, "S", blob, timeout_s=20) == PAYLOAD
-        assert proxy.connections == connections + 1
 
 
 class Grudging:
