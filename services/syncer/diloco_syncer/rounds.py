@@ -80,7 +80,10 @@ class Rounds:
             return False
         if self.finishing and n >= h.finishing_from + h.fragments:
             return False
-        stepping = self.roster.stepping(now)
+        # Those of an older epoch have nothing to give until they have adopted this one's anchors.
+        stepping = [
+            m for m in self.roster.stepping(now) if m.progress and m.progress.epoch == h.epoch
+        ]
         if len(stepping) < h.quorum:
             return False
         if max(m.step - m.pace_from for m in stepping) < self.steps_needed:

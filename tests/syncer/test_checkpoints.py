@@ -1,0 +1,297 @@
+"""One cut at a time, sealed once everybody's part is there; and the way back to it."""
+
+from typing import Any
+
+import pytest
+
+from diloco_shared.protocol.messages import TapeCheckpoint, TapeRestore, TapeRound
+from diloco_shared.protocol.records import Restore
+from diloco_syncer.events import (
+    Capture,
+    InstallLoaded,
+    Kept,
+    Led,
+    Load,
+    Loaded,
+    Publish,
+    Seal,
+    Sealed,
+    SendBeat,
+    SendGrant,
+    Snapshot,
+    SnapshotDone,
+    Staged,
+    Tell,
+    Wanted,
+)
+from diloco_syncer.history import History, TapeFault
+from diloco_syncer.machine import Machine
+
+
+def wanted(checkpoint: int = 0, restore: Restore | None = None) -> Wanted:
+    return Wanted(paused=False, stopping=False, quorum=2, checkpoint=checkpoint, restore=restore)
+
+
+def of(effects: Any, kind: Any) -> list[Any]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def marks(driver: Any) -> list[tuple[int, str]]:
+    return [(r.number, r.outcome) for r in driver.tape if isinstance(r, TapeCheckpoint)]
+
+
+def merged(driver: Any) -> None:
+    """One round more, of whichever fragment is due."""
+    per_round, before = driver.spec.algorithm.steps_per_round, len(driver.rounds)
+    for learner in ("a", "b"):
+        driver.step(learner, per_round)
+    for learner in ("a", "b"):
+        driver.answer(driver.pulls[-1], learner)
+    p = driver.rounds[-1].fragment
+    assert (len(driver.rounds), driver.rounds[-1].outcome) == (before + 1, "committed")
+    for learner in ("a", "b"):
+        driver.adopted_at[learner][p] = driver.steps[learner]
+        driver.step(learner, 0)
+
+
+def test_a_checkpoint_is_sealed_once_every_learner_has_given_its_part(running: Any) -> None:
+    merged(running)
+    seen = running.give(wanted(checkpoint=1))
+    capture = of(seen, Capture)[0]
+    assert (capture.number, capture.covers) == (1, len(running.tape))
+    assert of(seen, SendBeat)[-1].beat.checkpoint == 1, "told at once"
+    assert of(running.give(Kept(1)), Seal) == []
+    assert of(running.step("a", 0, checkpoint=1), Seal) == []
+    assert of(running.step("b", 0, checkpoint=1), Seal) == [Seal(1, {"a": 0, "b": 0}, {})]
+    running.give(Sealed(1, ("a", "b")))
+    assert marks(running) == [(1, "begun"), (1, "complete")]
+    assert running.machine.wishes.checkpoints.state()[0] == "complete"
+    running.give(wanted(checkpoint=1))
+    assert marks(running) == [(1, "begun"), (1, "complete")], "a wish is fulfilled once"
+
+
+def test_what_is_published_after_the_mark_carries_it(running: Any) -> None:
+    merged(running)
+    running.give(wanted(checkpoint=1))
+    merged(running)
+    assert [e.checkpoint for e in of(running.effects, Publish)] == [0, 0, 0, 1]
+
+
+def test_a_learner_that_dies_is_not_waited_for_and_one_that_is_slow_not_for_ever(
+    running: Any,
+) -> None:
+    running.give(wanted(checkpoint=1))
+    running.give(Kept(1))
+    running.now += 6.0  # longer than b's lease
+    seen = running.step("a", 1, checkpoint=1)
+    assert of(seen, Seal) == [Seal(1, {"a": 0, "b": 0}, {})]
+
+    running.give(Sealed(1, ("a",)))
+    running.step("b", 1)
+    running.give(wanted(checkpoint=2))
+    running.give(Kept(2))
+    late: list[Any] = []
+    for _ in range(700):
+        running.now += 1.0
+        late += of([*running.step("a", 1, checkpoint=2), *running.step("b", 1)], Seal)
+    assert [s.number for s in late] == [2] and list(late[0].late) == ["b"]
+
+
+def test_another_life_of_a_learner_does_not_answer_for_the_first(running: Any) -> None:
+    running.give(wanted(checkpoint=1))
+    running.give(Kept(1))
+    running.step("a", 0, checkpoint=1)
+    seen = running.join("b", 1)
+    assert of(seen, Seal) == [Seal(1, {"a": 0, "b": 0}, {})]
+
+
+def test_what_cannot_be_written_fails_and_says_why(running: Any) -> None:
+    running.give(wanted(checkpoint=1))
+    seen = running.give(Sealed(1, fault="the folder cannot be written"))
+    assert marks(running) == [(1, "begun"), (1, "failed")]
+    assert "cannot be written" in of(seen, Tell)[0].text
+    running.give(wanted(checkpoint=2))
+    assert marks(running)[-1] == (2, "begun")
+
+
+def test_a_new_leader_ends_what_the_old_one_began(running: Any) -> None:
+    running.give(wanted(checkpoint=1))
+    before = running.machine
+    running.machine = Machine(running.spec, before.history)
+    running.give(Led("s2", 1000.0 + running.now, tuple(before.history.versions)))
+    running.give(wanted(checkpoint=1))
+    assert marks(running) == [(1, "begun"), (1, "failed")]
+    assert before.history.checkpoint_reason.startswith("the leader changed")
+
+
+def test_checkpoints_come_by_themselves_every_so_many_steps(driver_of: Any) -> None:
+    driver = driver_of()
+    keeping = driver.spec.keeping.model_copy(update={"run_checkpoint_every_steps": 8})
+    driver.spec = driver.spec.model_copy(update={"keeping": keeping})
+    driver.machine = Machine(driver.spec, History(driver.spec))
+    driver.start("a", "b")
+    for _ in range(5):
+        merged(driver)
+        if driver.machine.history.checkpoint_open:
+            driver.give(Sealed(driver.machine.history.checkpoint))
+    # Four steps a round: after the second and the fourth.
+    assert marks(driver) == [(1, "begun"), (1, "complete"), (2, "begun"), (2, "complete")]
+    assert [h.stamp.steps for h in driver.rounds][1::2] == [8, 16]
+
+
+# --- going back ----------------------------------------------------------------------------------
+
+
+def kept(driver: Any) -> dict[str, Any]:
+    """Make checkpoint 1; the history as of it."""
+    driver.give(wanted(checkpoint=1))
+    meta: dict[str, Any] = driver.machine.history.meta()
+    driver.give(Sealed(1))
+    return meta
+
+
+WISH = Restore(serial=1, source="t/000001")
+
+
+def loaded(meta: dict[str, Any], **changed: Any) -> Loaded:
+    fields = {"restore": WISH, "run": "t", "history": meta, "digest": "d" * 32}
+    return Loaded(**{**fields, **changed})
+
+
+def test_a_restore_takes_everything_back_under_a_new_epoch(running: Any) -> None:
+    merged(running)
+    merged(running)
+    meta = kept(running)
+    h = running.machine.history
+    useful, stamp = h.tokens_useful, h.stamp
+    merged(running)
+    rounds = len(running.rounds)
+    assert (h.versions, h.next_round) == ([2, 1], 3)
+
+    seen = running.give(wanted(checkpoint=1, restore=WISH))
+    assert of(seen, Load) == [Load(WISH)]
+    assert of(running.join("c"), SendGrant) == [], "nobody joins meanwhile"
+    for learner in ("a", "b"):
+        running.step(learner, 4)
+    assert len(running.rounds) == rounds and not running.machine.rounds.open, "no round opens"
+
+    running.auto = False
+    seen = running.give(loaded(meta))
+    assert running.give(wanted(checkpoint=1, restore=WISH)) == [], "asked for once"
+    running.auto = True
+    record = seen[0].record
+    assert isinstance(record, TapeRestore) and record.epoch == 1
+    for effect in seen:
+        seen = running._answer(effect)
+    assert of(seen, InstallLoaded) == [InstallLoaded(1)]
+    assert [(e.epoch, e.version, e.prev_version) for e in of(seen, Publish)] == [
+        (1, 1, -1),
+        (1, 1, -1),
+    ]
+    assert of(seen, Snapshot), "the next leader need not go back again"
+    assert (h.epoch, h.versions, h.next_round) == (1, [1, 1], 2)
+    assert (h.tokens_useful, h.stamp.steps) == (useful, stamp.steps)
+    assert (h.stamp, h.term, h.checkpoint) == (stamp, 1, 1)
+    beat = of(seen, SendBeat)[-1].beat
+    assert (beat.restored.epoch, beat.restored.source) == (1, WISH.source)
+    assert beat.state in ("starved", "running")
+
+    # Learners begin again, in another life; rounds go on from the number of the checkpoint.
+    running.steps.clear()
+    running.adopted_at.clear()
+    for learner in ("a", "b"):
+        grant = of(running.join(learner, 1), SendGrant)[0].grant
+        assert (grant.versions, grant.restored.epoch, grant.donor) == ((1, 1), 1, "")
+        running.step(learner, 0, incarnation=1)
+    for learner in ("a", "b"):
+        running.step(learner, 4, incarnation=1)
+    for learner in ("a", "b"):
+        running.answer(running.pulls[-1], learner, incarnation=1)
+    last = running.rounds[-1]
+    assert (last.epoch, last.round, last.version, last.outcome) == (1, 2, 2, "committed")
+    assert History.restore(running.spec, h.meta()).meta() == h.meta()
+
+
+def test_nothing_staged_or_snapped_before_a_restore_counts_after_it(running: Any) -> None:
+    """I4: a round of that number comes again, with other contributions."""
+    merged(running)
+    meta = kept(running)
+    running.auto = False
+    for learner in ("a", "b"):
+        running.step(learner, 4)
+    stage = None
+    for learner in ("a", "b"):
+        stage = running.answer(running.pulls[-1], learner)
+    assert stage is not None
+    running.auto = True
+    running.give(wanted(checkpoint=1, restore=WISH))
+    running.give(loaded(meta))
+    digest = "e" * 32
+    rounds = len(running.rounds)
+    running.give(Staged(0, 1, digest, digest, digest))
+    assert len(running.rounds) == rounds
+    covered = running.machine.history.snapshot_covers
+    running.give(SnapshotDone(1, 5, "old"))
+    assert running.machine.history.snapshot_covers == covered
+
+
+def test_a_run_that_has_not_begun_begins_with_a_checkpoint(running: Any, driver_of: Any) -> None:
+    merged(running)
+    meta = kept(running)
+    new = driver_of()
+    new.spec = new.spec.model_copy(update={"name": "u"})
+    new.machine = Machine(new.spec, History(new.spec))
+    new.lead()
+    new.give(wanted(restore=WISH))
+    new.step("a", 0, state="joining", adopted=(-1, -1), c_steps=(0, 0), c_tokens=(0, 0))
+    state, why = new.machine.announcer.state(new.now)
+    assert (state, why) == ("waiting", "restoring t/000001")
+    assert new.machine.announcer.initializer == ""
+
+    # Away at first: it tries again.
+    new.give(loaded({}, fault="the folder is not mounted"))
+    assert "not mounted" in new.machine.announcer.state(new.now)[1]
+    assert of(new.wait(11.0), Load) == [Load(WISH)]
+    new.give(loaded(meta))
+    h = new.machine.history
+    assert (h.initialised, h.versions, h.epoch, h.next_round) == (True, [1, 0], 1, 1)
+    assert h.config_hash != meta["config_hash"]
+    assert new.machine.wishes.restoring.due is False
+
+
+def test_what_does_not_fit_is_told_and_the_run_goes_on(running: Any) -> None:
+    merged(running)
+    meta = kept(running)
+    running.give(wanted(checkpoint=1, restore=WISH))
+    layout = [{**t, "shape": [9]} if t["name"] == "a" else t for t in meta["layout"]]
+    seen = running.give(loaded({**meta, "layout": layout}))
+    assert "another layout" in of(seen, Tell)[0].text
+    merged(running)
+    assert running.machine.history.epoch == 0
+    running.give(wanted(checkpoint=1, restore=Restore(serial=2, source="t/000001")))
+    fragments = {"versions": [1, 1, 1], "anchor_digests": ["0" * 32] * 3}
+    again = Restore(serial=2, source="t/000001")
+    seen = running.give(loaded({**meta, **fragments}, restore=again))
+    assert "set algorithm.fragments = 3" in of(seen, Tell)[0].text
+
+
+def test_a_record_that_speaks_of_another_state_is_refused(running: Any) -> None:
+    merged(running)
+    meta = kept(running)
+    record = TapeRestore(
+        epoch=1,
+        term=1,
+        serial=1,
+        source="t/000001",
+        digest="0" * 32,
+        run="t",
+        versions=(9, 9),
+        anchor_digests=tuple(meta["anchor_digests"]),
+        at=1.0,
+    )
+    history = running.machine.history
+    with pytest.raises(TapeFault, match="another one by now"):
+        history.resume(meta, record, history.seq + 1)
+    with pytest.raises(TapeFault, match="needs the state"):
+        history.apply(record, history.seq + 1)
+    assert isinstance(running.tape[-3], TapeRound) or history.epoch == 0
