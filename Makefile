@@ -12,7 +12,7 @@ FAST_COMPILING = PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=tests/live -n auto --dist worksteal
 
-.PHONY: install format check pure test demo sim quality compose-smoke clean
+.PHONY: install format check pure test demo sim mutants quality compose-smoke clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "decoupled-diloco needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
@@ -49,7 +49,10 @@ demo: install
 	$(BIN)/diloco demo
 
 sim: install
-	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS)
+	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS) $(if $(JSON),--json $(JSON))
+
+mutants: install
+	$(BIN)/python bench/mutants.py $(if $(JSON),--json $(JSON))
 
 quality: install
 	$(BIN)/python bench/quality.py

@@ -19,6 +19,8 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 
+# Faults that no contribution has by bad luck.
+LIES = ("config", "malformed", "tokens", "non-finite")
 # (invariant, what was seen)
 Report = Callable[[str, str], None]
 
@@ -78,6 +80,7 @@ class Merges:
         self.next_round = 0
         self.versions = [-1] * self.fragments
         self.blobs: set[tuple[str, str]] = set()
+        self.merged: set[tuple[str, int, int, int]] = set()  # learner, life, fragment, round
         # (learner, incarnation, fragment) -> the step up to which its work is merged.
         self.steps: dict[tuple[str, int, int], int] = {}
         self.ended = ""
@@ -132,6 +135,7 @@ class Merges:
         if (v.subject, v.digest) in self.blobs:
             self.report("I2", f"round {r.round} merges {v.subject} again")
         self.blobs.add((v.subject, v.digest))
+        self.merged.add((v.learner, v.incarnation, r.fragment, r.round))
         key = (v.learner, v.incarnation, r.fragment)
         if v.step_to <= self.steps.get(key, -1):
             self.report(
@@ -272,10 +276,12 @@ class Refusals:
 
     def round(self, r: TapeRound) -> None:
         for v in r.verdicts:
+            bad = (v.subject, v.learner, v.incarnation) in self.blobs
             if v.outcome == "refused" and not v.reason:
                 self.report("I11", f"round {r.round} refuses {v.learner} without a reason")
+            if v.outcome == "refused" and v.reason.split(":")[0] in LIES and not bad:
+                self.report("I11", f"round {r.round} refuses {v.learner}, wrongly: {v.reason}")
             if v.outcome != "merged":
                 continue
-            bad = (v.subject, v.learner, v.incarnation) in self.blobs
             if bad or v.step_to <= v.step_from or not v.weight > 0:
                 self.report("I11", f"round {r.round} merges a bad contribution of {v.learner}")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 # States in which a leader tells learners to hold.
 RESTING = ("paused", "finished", "stopped")
-# Beats may overtake each other: one of the newest few is in force.
-NEWEST_BEATS = 3
+# Beats of a leader may overtake each other: one of the newest few is in force.
+NEWEST_BEATS = 5
 
 
 class Pace:
@@ -31,12 +31,18 @@ class Pace:
         self.fragments = range(spec.algorithm.fragments)
         self.anchors = anchors
         self.beats: dict[str, deque[str]] = {}
+        self.leads: dict[str, tuple[int, int]] = {}  # newest epoch and term heard of
         self.over: set[str] = set()  # processes that were told of the end
         self.epochs: dict[str, int] = {}
         self.begun: set[str] = set()
 
     def told(self, life: str, beat: Beat) -> None:
-        self.beats.setdefault(life, deque(maxlen=NEWEST_BEATS)).append(beat.state)
+        led = (beat.epoch, beat.term)
+        if led > self.leads.get(life, (-1, -1)):
+            self.leads[life] = led
+            self.beats[life] = deque(maxlen=NEWEST_BEATS)
+        if led == self.leads[life]:
+            self.beats[life].append(beat.state)
         if beat.state in ("finished", "stopped"):
             self.over.add(life)
         self.published(life, beat.epoch)

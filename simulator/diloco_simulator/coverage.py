@@ -88,6 +88,7 @@ STATES = (
     "put again",
     "put twice",
     "overtaken",
+    "corrupted",
     "partitions",
     "slow links",
     "disk full",

@@ -1,7 +1,7 @@
 """A simulated learner process: the product's recovery, exchange and anchor book, and a trainer."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,6 @@ from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import (
     Beat,
     ContributionManifest,
-    Cursor,
     Donate,
     Grant,
     InitManifest,
@@ -52,7 +51,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_simulator.coverage import of_book, of_learner_effect
 from diloco_simulator.process import Process
-from diloco_simulator.world import Item, Reader
+from diloco_simulator.world import RETRY_S, Item, Reader
 
 if TYPE_CHECKING:
     from diloco_simulator.learner_node import LearnerNode
@@ -63,22 +62,6 @@ RESTS = {
     "paused": "learner rests while paused",
     "epoch": "learner rests for a new epoch's anchors",
 }
-
-
-class Computation(Protocol):
-    """What a simulated learner needs of a trainer."""
-
-    layout: Any
-
-    def initial_fragments(self) -> list[Values]: ...
-    def step(self, rate: float) -> tuple[int, float]: ...
-    @property
-    def cursor(self) -> Cursor | None: ...
-    def adopt(self, p: int, anchor_F: Values) -> None: ...
-    def contribution(self, p: int, round_: int) -> bytes: ...
-    def decided(self, p: int, round_: int, *, merged: bool) -> None: ...
-    def inner_state(self) -> bytes: ...
-    def load_inner_state(self, data: bytes) -> None: ...
 
 
 class LearnerLife(Process):
@@ -144,8 +127,10 @@ class LearnerLife(Process):
     def _offer(self, item: Item) -> None:
         manifest = item.message
         assert isinstance(manifest, PublicationManifest)
-        ready = self.book.offer(manifest, item.payload)
-        self.watch.pace.published(self.life, manifest.epoch)
+        if self.node.damaged(self, manifest, item.payload):
+            self.world.after(RETRY_S, lambda: self._publication(item))
+            return
+        ready = self.node.take_in(self, manifest, item.payload)
         of_book(self.watch, self.book)
         if ready is not None:
             key = (ready.epoch, ready.fragment, ready.version)
@@ -230,6 +215,7 @@ class LearnerLife(Process):
         self.in_step = False
         rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
         tokens, loss = self.trainer.step(rate)
+        self.watch.claims.stepped(self.life, tokens)
         self._handle(Stepped(tokens, loss, self.node.step_s, 0.0, self.trainer.cursor))
         if self.alive:
             self._boundary()
@@ -278,6 +264,7 @@ class LearnerLife(Process):
             case Checkpoint():
                 self.node.checkpoint = self.trainer.inner_state()
             case Merged() | Unmerged():
+                self.watch.claims.decided(self.name, self.incarnation, effect)
                 merged = isinstance(effect, Merged)
                 self.trainer.decided(effect.fragment, effect.round, merged=merged)
             case Leave():
@@ -318,6 +305,7 @@ class LearnerLife(Process):
         anchor_F = self.anchors[key]
         self.trainer.adopt(key[1], anchor_F)
         self.watch.anchors.adopted(self.life, *key, digest_array(anchor_F))
+        self.watch.claims.adopted(self.life, *key)
         for other in [o for o in self.anchors if o[1] == key[1] and o <= key]:
             del self.anchors[other]
 
@@ -344,6 +332,7 @@ class LearnerLife(Process):
             self.hub.up.put(self.name, subject, manifest, payload, until=self.world.now + 60)
 
     def _contribute(self, e: Contribute) -> None:
+        self.watch.claims.contributed(self.life, e)
         payload = self.trainer.contribution(e.fragment, e.round)
         subject = subjects.contribution(
             self.spec.name, self.name, e.epoch, e.fragment, e.round, e.term

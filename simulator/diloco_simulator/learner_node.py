@@ -6,10 +6,11 @@ learner, of which only the newer may count (I10).
 
 from collections.abc import Callable
 
-from diloco_learner.events import Evaluate
-from diloco_shared.protocol.messages import ContributionManifest
+from diloco_learner.events import AnchorReady, Evaluate
+from diloco_shared.protocol.messages import ContributionManifest, PublicationManifest
 from diloco_simulator.hub import Hub
-from diloco_simulator.learner_life import Computation, LearnerLife
+from diloco_simulator.learner_life import LearnerLife
+from diloco_simulator.tiny import Computation
 from diloco_simulator.watch import Watch
 
 
@@ -57,6 +58,29 @@ class LearnerNode:
             self.life = None
             if restart_s is not None:
                 self.world.after(restart_s, self.start)
+
+    def take_in(
+        self, life: LearnerLife, m: PublicationManifest, payload: bytes
+    ) -> AnchorReady | None:
+        """Offer a publication to the process's anchors: a sound one must be taken."""
+        before = life.book.refused.copy()
+        ready = life.book.offer(m, payload)
+        faults = set(life.book.refused - before) - {"waiting"}
+        if faults:
+            self.watch.broken("I4", f"{life.life} finds a publication bad: {faults}")
+        self.watch.pace.published(life.life, m.epoch)
+        return ready
+
+    def damaged(self, life: LearnerLife, m: PublicationManifest, payload: bytes) -> bool:
+        """Sometimes a byte is not right; it must be seen, and the sound one comes later."""
+        if not self.world.chance(self.world.options.corrupt, "corrupted"):
+            return False
+        damaged = bytearray(payload)
+        damaged[self.world.rng.randrange(len(damaged))] ^= 0xFF
+        ready = life.book.offer(m, bytes(damaged))
+        if ready is not None and ready.version >= m.version:
+            self.watch.broken("I4", f"{life.life} takes version {m.version} with a wrong byte")
+        return True
 
     def crash(self, restart_s: float) -> None:
         """The process is gone with all it had in memory; another one starts later."""

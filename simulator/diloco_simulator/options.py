@@ -37,6 +37,7 @@ class Options:
     wall_skew_s: float = 0.0  # wall clocks are off by up to this much, anew with every process
     nan: float = 0.0  # of a contribution being poisoned
     garbage: float = 0.0  # of a contribution that lies, and per second of a stranger
+    corrupt: float = 0.0  # of a publication on its way to one learner
     jitter: float = 0.1  # of every step's time: without it, learners could stay in step for ever
     speeds: tuple[float, ...] = (1.0,)
     snapshot_every_rounds: int = 5
@@ -69,7 +70,7 @@ class Options:
             learners=learners,
             quorum=rng.randint(1, learners - 1) if learners > 2 else rng.choice([1, 2]),
             fragments=rng.choice([1, 2, 3]),
-            overlap_steps=rng.choice([1, 2, 6]),
+            overlap_steps=rng.choice([1, 2, 6, 9]),  # 9: more rounds in flight than fragments
             steps=rng.choice([36, 48, 60]),
             delay_s=rng.choice([0.01, 0.1, 0.4]),
             loss=sometimes(0.2),
@@ -93,6 +94,7 @@ class Options:
             wall_skew_s=5.0 if budget == "seconds" else rng.choice([0.0, 5.0, 1e5]),
             nan=sometimes(0.1),
             garbage=sometimes(0.1),
+            corrupt=rng.choice([0.0, 0.0, 0.0, 0.05]),
             speeds=tuple(rng.choice([1.0, 1.0, 0.8, 0.5]) for _ in range(learners)),
             snapshot_every_rounds=rng.choice([3, 5, 1000]),
             keyframe_every=rng.choice([2, 4]),

@@ -25,7 +25,7 @@ from diloco_syncer.events import Wanted
 # Once healed, a run of a few dozen steps of a second must be over well within this time.
 LIVENESS_S = 1200.0
 # Whoever stood still at the end goes on within this time, and must see that it is over.
-AFTER_S = 60.0
+AFTER_S = 30.0
 # Where disks of simulated machines are, if there is such a folder: syncing real ones takes long.
 MEMORY = Path("/dev/shm")
 
@@ -125,7 +125,7 @@ class Scenario:
         def make() -> TinyTrainer:
             o = self.options
             tokens = self.spec.tokens_per_step
-            return TinyTrainer(o.fragments, m, self.seed, tokens, o.codec_up)
+            return TinyTrainer(o.fragments, m, self.seed, tokens, o.codec_up, self.watch.broken)
 
         speeds = self.options.speeds
         node = LearnerNode(self.hub, name, make, self.watch, step_s=1.0 / speeds[m % len(speeds)])

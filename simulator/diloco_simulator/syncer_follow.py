@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from diloco_simulator.syncer_life import SyncerLife
 
 # Between two looks at the tape's end, and after trouble, in virtual seconds.
-FOLLOW_S, RETRY_S = 0.2, 2.0
+FOLLOW_S, RETRY_S = 0.4, 2.0
 
 
 class Following:

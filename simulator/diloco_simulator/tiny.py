@@ -4,6 +4,8 @@ Every learner pulls towards its own target, so that only a merge finds the commo
 """
 
 import random
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +25,42 @@ TENSORS = (
 )
 
 
+class Computation(Protocol):
+    """What a simulated learner needs of a trainer."""
+
+    layout: Any
+
+    def initial_fragments(self) -> list[Values]: ...
+    def step(self, rate: float) -> tuple[int, float]: ...
+    @property
+    def cursor(self) -> Cursor | None: ...
+    def adopt(self, p: int, anchor_F: Values) -> None: ...
+    def contribution(self, p: int, round_: int) -> bytes: ...
+    def decided(self, p: int, round_: int, *, merged: bool) -> None: ...
+    def inner_state(self) -> bytes: ...
+    def load_inner_state(self, data: bytes) -> None: ...
+
+
 class TinyTrainer:
     """Parameters are one fp32 vector per fragment."""
 
-    def __init__(self, fragments: int, learner: int, seed: int, tokens: int, codec_up: str) -> None:
+    def __init__(
+        self,
+        fragments: int,
+        learner: int,
+        seed: int,
+        tokens: int,
+        codec_up: str,
+        report: Callable[[str, str], None] = lambda invariant, text: None,
+    ) -> None:
+        self.report = report
         self.layout = Layout.build(TENSORS, fragments)
         self.codec = codec_up
         self.feedback = [Feedback(np.zeros(n, np.float32)) for n in self.layout.sizes]
+        # What merged contributions should have given and did not, by a second way to count; and
+        # what those that are undecided would add, by round.
+        self.owed = [np.zeros(n) for n in self.layout.sizes]
+        self.undecided: list[dict[int, Values]] = [{} for _ in self.layout.sizes]
         rng = np.random.default_rng([seed, 7])
         self.theta = [rng.normal(size=n).astype(np.float32) for n in self.layout.sizes]
         own = np.random.default_rng([seed, learner])
@@ -61,15 +92,25 @@ class TinyTrainer:
 
     def contribution(self, p: int, round_: int) -> bytes:
         feedback = self.feedback[p]
-        values_F = self.anchors[p] - self.theta[p]
+        meant_F = values_F = self.anchors[p] - self.theta[p]
         if feeds_back(self.codec):
             values_F = values_F + feedback.residual
         payload = codec.encode(self.codec, values_F)
-        feedback.sent(round_, values_F - codec.decode(self.codec, payload, values_F.size))
+        given_F = codec.decode(self.codec, payload, values_F.size)
+        feedback.sent(round_, values_F - given_F)
+        self.undecided[p][round_] = meant_F - given_F
         return payload
 
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
-        self.feedback[p].decided(round_, merged)
+        feedback, difference_F = self.feedback[p], self.undecided[p].pop(round_, None)
+        if merged and difference_F is not None and round_ in feedback.pending:
+            self.owed[p] += difference_F
+        feedback.decided(round_, merged)
+        off = float(np.abs(feedback.residual - self.owed[p]).max())
+        if feeds_back(self.codec) and off > 1e-3:
+            self.report(
+                "I9", f"a residual of fragment {p} is off by {off:.2g} after round {round_}"
+            )
 
     def inner_state(self) -> bytes:
         return self.moments.to_bytes(8, "little")

@@ -15,6 +15,7 @@ from diloco_shared.protocol.messages import (
     TapeSnapshot,
 )
 from diloco_simulator.checkers import Anchors, Leases, Members, Merges, Refusals
+from diloco_simulator.checkers_claims import Claims
 from diloco_simulator.checkers_limits import Limits, Pace
 from diloco_simulator.checkers_numbers import Numbers
 from diloco_simulator.coverage import of_record, of_syncer_death
@@ -39,6 +40,7 @@ class Watch:
         self.leases = Leases(self.broken)
         self.members = Members(self.broken, spec)
         self.refusals = Refusals(self.broken)
+        self.claims = Claims(self.broken, self.merges, lambda: not self.world.counts["power cuts"])
         self.pace = Pace(self.broken, spec, self.anchors)
         self.limits = Limits(self.broken, spec, world.options.learners)
         self.numbers = Numbers(self.broken, spec)

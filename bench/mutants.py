@@ -1,0 +1,232 @@
+"""Break the product on purpose, one small way at a time: do the worlds and tests see it?
+
+`python bench/mutants.py --json FILE`. Each mutation in mutants.toml is a plausible fault of product
+code: a file, an exact old text, a new one, and why somebody might write it. It is put in place
+while the module is imported, never on disk. Seeded worlds are then played until one breaks a
+promise; where none of them can see the fault, a named test must. Exit status 1 if one goes unseen.
+"""
+
+import argparse
+import gc
+import importlib.abc
+import importlib.machinery
+import json
+import multiprocessing
+import os
+import platform
+import signal
+import sys
+import time
+import tomllib
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(__file__).with_suffix(".toml")
+# Worlds played before a mutant counts as one that worlds do not see: a rare fault needs dozens.
+SEEDS = 200
+# A world takes a tenth of a second; one that takes this long goes round in circles.
+WORLD_S_MAX = 60
+# Slow imports that every mutant needs and none changes; done once, before forking.
+LIBRARIES = ("jax", "msgpack", "numba", "numpy", "optax", "pydantic", "safetensors.numpy")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault; `test`: what must see it if no world does; `world`: options of its worlds."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    why: str
+    test: str = ""
+    world: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def module(self) -> str:
+        parts = Path(self.file).with_suffix("").parts
+        first = next(n for n, part in enumerate(parts) if part.startswith("diloco_"))
+        return ".".join(parts[first:])
+
+    def source(self) -> str:
+        """The file with the fault; ValueError if the old text is not there exactly once."""
+        text = (ROOT / self.file).read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise ValueError(
+                f"mutant {self.name}: its old text is {text.count(self.old)} times in {self.file}, "
+                f"not once: adapt {DATA.name} to the code as it is now"
+            )
+        return text.replace(self.old, self.new)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Who saw a mutant: `by` is worlds, tests or "" for nobody."""
+
+    name: str
+    file: str
+    why: str
+    by: str
+    what: str  # the invariant, or the test
+    seeds: int  # worlds played
+    seconds: float
+
+
+def mutants(path: Path = DATA) -> list[Mutant]:
+    """All of them; ValueError for one that does not fit the code."""
+    found = [Mutant(**m) for m in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]]
+    names = [m.name for m in found]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two mutants of one name in {path.name}")
+    for m in found:
+        m.source()
+    return found
+
+
+class Loader(importlib.machinery.SourceFileLoader):
+    """Loads one module with a fault in it."""
+
+    def __init__(self, fullname: str, path: str, source: str) -> None:
+        super().__init__(fullname, path)
+        self.source = source
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return compile(self.source, self.path, "exec")
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Puts the fault in place when its module is imported."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self.mutant = mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.mutant.module:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        assert spec is not None and spec.origin is not None, f"{fullname} is not installed"
+        spec.loader = Loader(fullname, spec.origin, self.mutant.source())
+        return spec
+
+
+def seen_by_worlds(mutant: Mutant, seeds: int) -> tuple[str, int]:
+    """(invariant that broke or "", worlds played)."""
+    from diloco_simulator.options import Options
+    from diloco_simulator.scenario import play
+
+    def stuck(signum: int, frame: object) -> None:
+        raise TimeoutError("a world goes round in circles")
+
+    signal.signal(signal.SIGALRM, stuck)
+    gc.disable()
+    for seed in range(seeds):
+        signal.alarm(WORLD_S_MAX)
+        verdict = play(seed, Options.drawn(seed).changed(**mutant.world))
+        signal.alarm(0)
+        if verdict.violations:
+            return verdict.violations[0].replace(":", " ").split()[0], seed + 1
+        if seed % 16 == 0:
+            gc.collect()
+    return "", seeds
+
+
+def seen_by_test(test: str) -> str:
+    """The test, if it fails."""
+    import pytest
+
+    return test if pytest.main(["-x", "-q", "-p", "no:cacheprovider", test]) == 1 else ""
+
+
+def look(mutant: Mutant, seeds: int, answers: Any) -> None:
+    """In a process of its own: import the product with the fault, and watch it."""
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT / "tests"))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    sys.meta_path.insert(0, Finder(mutant))
+    began = time.monotonic()
+    try:
+        what, played = seen_by_worlds(mutant, seeds)
+    except Exception as error:  # the product cannot even be imported, or a checker fell over it
+        what, played = f"crash: {type(error).__name__}", 0
+    by = "worlds" if what else ""
+    if not what and mutant.test:
+        what = seen_by_test(mutant.test)
+        by = "tests" if what else ""
+    seconds = round(time.monotonic() - began, 1)
+    answers.send(Outcome(mutant.name, mutant.file, mutant.why, by, what, played, seconds))
+
+
+def outcome(mutant: Mutant, seeds: int) -> Outcome:
+    """Fork, look, and take the answer."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=look, args=(mutant, seeds, theirs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jax warns of forking; it has done nothing yet
+        process.start()
+    theirs.close()
+    try:
+        answer: Outcome = ours.recv()
+    except EOFError:
+        answer = Outcome(mutant.name, mutant.file, mutant.why, "worlds", "the process died", 0, 0.0)
+    process.join()
+    return answer
+
+
+def outcomes(chosen: Sequence[Mutant], seeds: int, jobs: int) -> Iterator[Outcome]:
+    """As they come; a thread waits for each process."""
+    for library in LIBRARIES:
+        __import__(library)
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(lambda m: outcome(m, seeds), chosen)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the table there")
+    parser.add_argument("--only", nargs="*", help="mutants by name")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="worlds played at most, of each")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    args = parser.parse_args()
+    try:
+        chosen = [m for m in mutants() if not args.only or m.name in args.only]
+    except ValueError as error:
+        sys.exit(str(error))
+    began, found = time.monotonic(), []
+    for o in outcomes(chosen, args.seeds, args.jobs):
+        found.append(o)
+        print(f"{o.name:<44} {o.by or 'NOT SEEN':<9} {o.what:<48} {o.seeds:>4} worlds", flush=True)
+    caught = [o for o in found if o.by]
+    figures = {
+        "mutants": len(found),
+        "caught": len(caught),
+        "caught_by_worlds": sum(o.by == "worlds" for o in found),
+        "caught_by_tests": sum(o.by == "tests" for o in found),
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    print("  ".join(f"{name} {value}" for name, value in figures.items()))
+    if args.json:
+        result = {
+            **figures,
+            "figures": figures,
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "command": f"python bench/mutants.py --seeds {args.seeds}",
+            "seed": 0,
+            "table": [asdict(o) for o in found],
+        }
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    sys.exit(0 if len(caught) == len(found) else 1)
+
+
+if __name__ == "__main__":
+    main()

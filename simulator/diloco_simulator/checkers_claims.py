@@ -1,0 +1,59 @@
+"""What learners say of their own work, against what they were seen to do (I2, I5, I9)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from diloco_learner.events import Contribute, Merged, Unmerged
+from diloco_simulator.checkers import Merges, Report
+
+
+@dataclass(slots=True)
+class Work:
+    """One process, as seen from outside."""
+
+    steps: int = 0
+    tokens: int = 0
+    # fragment -> (epoch, version, steps and tokens when it was adopted)
+    bases: dict[int, tuple[int, int, int, int]] = field(default_factory=dict)
+
+
+class Claims:
+    """Counts steps and adoptions of every process."""
+
+    def __init__(self, report: Report, merges: Merges, truthful: Callable[[], bool]) -> None:
+        """`truthful`: whether the tape never lost a record, whose publication somebody saw."""
+        self.report = report
+        self.merges = merges
+        self.truthful = truthful
+        self.work: dict[str, Work] = {}
+
+    def stepped(self, life: str, tokens: int) -> None:
+        work = self.work.setdefault(life, Work())
+        work.steps += 1
+        work.tokens += tokens
+
+    def adopted(self, life: str, epoch: int, p: int, version: int) -> None:
+        work = self.work.setdefault(life, Work())
+        work.bases[p] = (epoch, version, work.steps, work.tokens)
+
+    def contributed(self, life: str, c: Contribute) -> None:
+        """I5: a contribution is the work since its fragment was adopted, all of it and no other."""
+        work = self.work[life]
+        said = (c.epoch, c.base, c.step_from, c.tokens_from, c.step_to, c.tokens_to)
+        done = (*work.bases[c.fragment], work.steps, work.tokens)
+        if said != done:
+            self.report("I5", f"{life} claims {said} for round {c.round}, where it did {done}")
+        elif c.step_to == c.step_from:
+            self.report("I5", f"{life} answers round {c.round} without a step of work")
+
+    def decided(self, learner: str, incarnation: int, fate: Merged | Unmerged) -> None:
+        """I9: a learner's residual follows what the tape says of its contributions."""
+        if not self.truthful():
+            return
+        merged = (learner, incarnation, fate.fragment, fate.round) in self.merges.merged
+        if merged != isinstance(fate, Merged):
+            self.report(
+                "I9",
+                f"{learner} takes its contribution to round {fate.round} for "
+                f"{'not merged' if merged else 'merged'}",
+            )

@@ -1,0 +1,68 @@
+"""A term's beginning and a run's: what is taken once, what is given back, what is told again."""
+
+from typing import Any
+
+from tests.syncer.conftest import LAYOUT
+
+from diloco_shared.config import config_hash
+from diloco_shared.protocol.messages import TapeEnd, TapeInit
+from diloco_syncer.events import Append, Appended, Drop, Effect, Ended, InitSeen, Led, SendBeat
+from diloco_syncer.history import History
+from diloco_syncer.machine import Machine
+
+
+def parameters(driver: Any, learner: str, **over: Any) -> InitSeen:
+    """A learner's initial parameters, complete and sound but for `over`."""
+    fields: dict[str, Any] = {
+        "learner": learner,
+        "incarnation": 0,
+        "config_hash": config_hash(driver.spec),
+        "layout": LAYOUT,
+        "subjects": tuple(f"up.t.{learner}.init.0.{p}" for p in range(2)),
+        "digests": ("0" * 32, "1" * 32),
+        "finite": True,
+    }
+    return InitSeen(**{**fields, **over})
+
+
+def dropped(effects: list[Effect]) -> list[str]:
+    return [e.key for e in effects if isinstance(e, Drop)]
+
+
+def test_initial_parameters_that_are_not_taken_are_given_back(driver: Any) -> None:
+    """I12: else a second learner's would stay in the leader's memory for the whole run."""
+    driver.lead()
+    driver.join("a")
+    driver.join("b")
+    refused = parameters(driver, "b", finite=False)
+    assert dropped(driver.give(refused)) == list(refused.subjects)
+    driver.auto = False
+    first, second = parameters(driver, "a"), parameters(driver, "b")
+    (append,) = [e for e in driver.give(first) if isinstance(e, Append)]
+    assert dropped(driver.give(second)) == list(second.subjects)
+    assert dropped(driver.give(first)) == [], "a repeat of those that are on their way to the tape"
+    driver.give(Appended(2, 1000.0))
+    assert isinstance(append.record, TapeInit)
+    assert driver.machine.history.initialised
+    assert dropped(driver.give(second)) == list(second.subjects)
+
+
+def test_a_run_is_initialised_once(driver: Any) -> None:
+    driver.lead()
+    driver.join("a")
+    driver.join("b")
+    driver.auto = False
+    seen = driver.give(parameters(driver, "a")) + driver.give(parameters(driver, "b"))
+    assert [type(e.record) for e in seen if isinstance(e, Append)] == [TapeInit]
+    assert not driver.machine.to_append
+
+
+def test_whoever_leads_after_the_end_tells_it(driver: Any) -> None:
+    """The leader that wrote the end may die before anybody heard of it (liveness)."""
+    history = History(driver.spec)
+    history.apply(TapeEnd(term=1, outcome="finished", reason="", versions=(3, 3), at=9.0), 1)
+    driver.machine = Machine(driver.spec, history)
+    effects = driver.give(Led("s2", 1000.0, (3, 3)))
+    assert [e.beat.state for e in effects if isinstance(e, SendBeat)] == ["finished"]
+    assert [e.outcome for e in effects if isinstance(e, Ended)] == ["finished"]
+    assert driver.tape == [], "nothing follows the end on the tape"
