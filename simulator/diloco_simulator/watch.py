@@ -16,6 +16,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_simulator.checkers import Anchors, Leases, Members, Merges, Refusals
 from diloco_simulator.checkers_claims import Claims
+from diloco_simulator.checkers_ledger import Tokens
 from diloco_simulator.checkers_limits import Limits, Pace
 from diloco_simulator.checkers_numbers import Numbers
 from diloco_simulator.coverage import of_record, of_syncer_death
@@ -41,6 +42,7 @@ class Watch:
         self.members = Members(self.broken, spec)
         self.refusals = Refusals(self.broken)
         self.claims = Claims(self.broken, self.merges, lambda: not self.world.counts["power cuts"])
+        self.tokens = Tokens(self.broken, spec, self.claims)
         self.pace = Pace(self.broken, spec, self.anchors)
         self.limits = Limits(self.broken, spec, world.options.learners)
         self.numbers = Numbers(self.broken, spec)
@@ -70,6 +72,7 @@ class Watch:
         """Every record as the tape takes it."""
         self.merges.record(record)
         self.numbers.record(record)
+        self.tokens.record(record)
         of_record(self, record)
         if isinstance(record, TapeRound):
             self.rounds += 1
@@ -90,6 +93,7 @@ class Watch:
             self.merges.record(record)
         self.merges.report = self.broken
         self.numbers.lost(len(kept))
+        self.tokens.lost(kept)
         self.ended = self.merges.ended
 
     # --- syncers -------------------------------------------------------------------------------
@@ -117,7 +121,17 @@ class Watch:
     def beat(self, life: "SyncerLife", beat: Beat) -> None:
         self.anchors.heads(life.leader, beat.epoch, beat.versions)
         self.limits.of_syncer(life)
+        self._account(life)
         self.duties = {beat.initializer: "initializer", beat.evaluator: "evaluator"}
+
+    def _account(self, life: "SyncerLife") -> None:
+        """What the leader would show of every token, now."""
+        h, roster, now = life.machine.history, life.machine.roster, life.now
+        self.tokens.ledger(life.leader, h.seq, h.ledger.meta())
+        present = h.ledger.with_counts(roster.counts.unrecorded(h.ledger))
+        shown = present.tokens_P(lambda *whose: roster.silent(*whose, now))
+        over = bool(h.outcome)
+        self.tokens.shown(life.leader, h.seq, present.processed, shown, over=over)
 
     def published(self, leader: str, m: PublicationManifest, payload: bytes) -> None:
         self.anchors.held(m.epoch, m.fragment, m.version, m.anchor_digest, leader)

@@ -1,0 +1,115 @@
+"""I5 in every world: all tokens are accounted for, in the same way by every leader.
+
+Counts what the tape merges by itself, token span by token span, and what learners were seen to do;
+compares both with what a leader would show. Looked at whenever the tape grows, and every heartbeat.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import TapeRecord, TapeRound
+from diloco_shared.protocol.records import TokenCounts
+from diloco_simulator.checkers import Report
+from diloco_simulator.checkers_claims import Claims
+
+Spans = list[tuple[int, int]]
+
+
+class Tokens:
+    """Of one world."""
+
+    def __init__(self, report: Report, spec: RunSpec, claims: Claims) -> None:
+        self.report = report
+        self.fragments = spec.algorithm.fragments
+        self.claims = claims
+        self.begin()
+
+    def begin(self) -> None:
+        """From an empty tape."""
+        self.spans: dict[tuple[str, int], Spans] = {}  # (life, fragment)
+        # After each record: tokens that are merged, per fragment.
+        self.merged: list[list[int]] = [[0] * self.fragments]
+        self.ledgers: dict[int, dict[str, Any]] = {}  # record -> the ledger after it
+
+    def record(self, record: TapeRecord) -> None:
+        merged = list(self.merged[-1])
+        if isinstance(record, TapeRound):
+            for v in record.verdicts:
+                if v.outcome == "merged":
+                    spans = self.spans.setdefault(
+                        (f"{v.learner}/{v.incarnation}", record.fragment), []
+                    )
+                    merged[record.fragment] += _add(spans, v.tokens_from, v.tokens_to)
+        self.merged.append(merged)
+
+    def lost(self, kept: Sequence[TapeRecord]) -> None:
+        """The tape lost its last records: they never were."""
+        ledgers = {seq: ledger for seq, ledger in self.ledgers.items() if seq <= len(kept)}
+        self.begin()
+        self.ledgers = ledgers
+        for record in kept:
+            self.record(record)
+
+    def ledger(self, leader: str, seq: int, meta: dict[str, Any]) -> None:
+        """The ledger of the tape alone: the same for everybody, however they came to it."""
+        known = self.ledgers.setdefault(seq, meta)
+        if known != meta:
+            differing = sorted(k for k in known if known[k] != meta.get(k))
+            self.report("I5", f"{leader} has another ledger at record {seq}: {differing}")
+
+    def shown(
+        self,
+        leader: str,
+        seq: int,
+        processed: int,
+        tokens_P: tuple[TokenCounts, ...],
+        *,
+        over: bool,
+    ) -> None:
+        """What a leader tells of every token. `over`: the run has ended."""
+        done = sum(work.tokens for work in self.claims.work.values())
+        if processed > done:
+            self.report("I5", f"{leader} counts {processed} tokens, learners did {done}")
+        for p, tokens in enumerate(tokens_P):
+            if sum(tokens.model_dump().values()) != processed:
+                self.report("I5", f"{leader}: {tokens} of fragment {p} are not {processed}")
+            if seq < len(self.merged) and tokens.merged != self.merged[seq][p]:
+                self.report(
+                    "I5",
+                    f"{leader} counts {tokens.merged} tokens of fragment {p} as merged at record "
+                    f"{seq}, the tape says {self.merged[seq][p]}",
+                )
+            if seq == len(self.merged) - 1 and tokens.overwritten > (most := self._below(p)):
+                self.report(
+                    "I5",
+                    f"{leader} counts {tokens.overwritten} tokens of fragment {p} as overwritten, "
+                    f"{most} were adopted over",
+                )
+            if over and tokens.in_flight:
+                self.report("I5", f"{leader}: the run is over with {tokens} of fragment {p}")
+
+    def _below(self, p: int) -> int:
+        """Unmerged tokens of all lives below their newest adoption of a fragment."""
+        below = 0
+        for life, work in self.claims.work.items():
+            if p in work.bases:
+                base = work.bases[p][3]
+                spans = self.spans.get((life, p), [])
+                below += base - sum(max(0, min(b, base) - a) for a, b in spans)
+        return below
+
+
+def _add(spans: Spans, start: int, stop: int) -> int:
+    """Add (start, stop] to disjoint spans; how many tokens are new."""
+    before = sum(b - a for a, b in spans)
+    joined: Spans = []
+    for a, b in sorted([*spans, (start, stop)]):
+        if b <= a:
+            continue
+        if joined and a <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], b))
+        else:
+            joined.append((a, b))
+    spans[:] = joined
+    return sum(b - a for a, b in spans) - before
