@@ -129,7 +129,9 @@ class Watch:
         h, roster, now = life.machine.history, life.machine.roster, life.now
         self.tokens.ledger(life.leader, h.seq, h.ledger.meta())
         present = h.ledger.with_counts(roster.counts.unrecorded(h.ledger))
-        shown = present.tokens_P(lambda *whose: roster.silent(*whose, now))
+        shown = present.tokens_P(
+            lambda learner, incarnation: roster.silent(learner, incarnation, now)
+        )
         over = bool(h.outcome)
         self.tokens.shown(life.leader, h.seq, present.processed, shown, over=over)
 

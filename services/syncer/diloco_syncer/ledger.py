@@ -126,7 +126,8 @@ class Ledger:
 
     @classmethod
     def empty(cls, fragments: int, shards: int = 0) -> Self:
-        return cls(shards, *([0] * fragments for _ in range(4)))
+        zeros = [0] * fragments
+        return cls(shards, [*zeros], [*zeros], [*zeros], [*zeros])
 
     @property
     def fragments(self) -> int:
