@@ -25,7 +25,6 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.edges.checkpointing import load_recorded
-from diloco_syncer.edges.follow import BLOB_TIMEOUT_S
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.replay import State, payloads_needed, replay
@@ -33,6 +32,9 @@ from diloco_syncer.store import FragmentStore
 
 Records = Sequence[tuple[int, TapeRecord]]
 
+# Time to read a contribution, in seconds, and for its bytes: it lies whole on a disk, or it is
+# damaged there and never comes.
+BLOB_S, BLOB_BYTES_PER_S = 5.0, 10_000_000
 # Faults listed at most: a purged stream has one for every contribution.
 FAULTS_MAX = 100
 
@@ -210,7 +212,8 @@ async def _contribution(run: str, data: Bus, record: TapeRecord, subject: str) -
         return b"", f"{subject} is not in {stream} (of a live run, perhaps since a moment ago)"
     try:
         blob = decode(stored.payload, kind).blob
-        payload = await get_blob(data, stream, blob, timeout_s=BLOB_TIMEOUT_S)
+        patience_s = BLOB_S + blob.bytes / BLOB_BYTES_PER_S
+        payload = await get_blob(data, stream, blob, timeout_s=patience_s)
     except (WireError, BlobIncomplete) as error:
         return b"", f"{subject} is damaged: {error}"
     if isinstance(record, TapeRound):
