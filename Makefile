@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
+MINUTES ?= 60
 # Pure tests take what cores there are; live ones start many processes and run one by one.
 # Little is computed by what they compile: fast compilation matters more than fast code, and what one
 # worker compiled the others need not. Bytecode is kept even where the environment says no: a third of
@@ -12,7 +13,7 @@ FAST_COMPILING = PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=tests/live -n auto --dist worksteal
 
-.PHONY: install format check pure test demo sim mutants quality compose-smoke clean
+.PHONY: install format check pure test demo sim mutants soak quality compose-smoke clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "decoupled-diloco needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
@@ -53,6 +54,9 @@ sim: install
 
 mutants: install
 	$(BIN)/python bench/mutants.py $(if $(JSON),--json $(JSON))
+
+soak: install
+	$(BIN)/python bench/soak.py --minutes $(MINUTES) $(if $(JSON),--json $(JSON))
 
 quality: install
 	$(BIN)/python bench/quality.py

@@ -139,16 +139,19 @@ class Up:
 
     def diloco(self, *arguments: str, status: int = 0) -> Any:
         """What a command prints as JSON."""
-        command = [sys.executable, "-m", "diloco_cli", *arguments, "--json"]
+        return json.loads(self.run(*arguments, "--json", status=status))
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        """What a command prints."""
         done = subprocess.run(
-            [*command, "--data", str(self.folder)],
+            [sys.executable, "-m", "diloco_cli", *arguments, "--data", str(self.folder)],
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == status, done.stderr + done.stdout[-2000:]
-        return json.loads(done.stdout)
+        return done.stdout
 
     def logs(self) -> str:
         """Tails of all logs: what a failure is explained by."""

@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from live.tape_checks import check_tape
 
 from diloco_client import Client
 
@@ -83,18 +83,6 @@ def pair(tmp_path: Path, wait_until: Callable[..., Any], spec: Any) -> Iterator[
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def check_tape(rounds: list[dict[str, Any]]) -> None:
-    """No round or version lost or repeated (I1, I6), none merged twice (I2), terms grow (I7)."""
-    assert [r["round"] for r in rounds] == list(range(len(rounds)))
-    assert all(a["term"] <= b["term"] for a, b in pairwise(rounds))
-    committed = [r for r in rounds if r["outcome"] == "committed"]
-    for p in range(6):
-        versions = [r["version"] for r in committed if r["fragment"] == p]
-        assert versions == list(range(1, len(versions) + 1))
-    merged = [v["subject"] for r in rounds for v in r["verdicts"] if v["outcome"] == "merged"]
-    assert len(merged) == len(set(merged))
 
 
 def test_a_standby_takes_over_from_a_killed_leader_and_the_next_from_it(

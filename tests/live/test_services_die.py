@@ -1,25 +1,11 @@
 """Each service dies once by SIGKILL in the middle of a run; nothing committed is lost (I6)."""
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
+from live.tape_checks import check_tape
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
-
-
-def check_tape(rounds: list[dict[str, Any]]) -> None:
-    """Rounds are numbered without gap or repeat, versions grow by one (I1), none twice (I2)."""
-    assert [r["round"] for r in rounds] == list(range(len(rounds)))
-    for p in range(6):
-        versions = [r["version"] for r in rounds if r["fragment"] == p]
-        assert all(b - a in (0, 1) for a, b in pairwise(versions))
-        committed = [
-            r["version"] for r in rounds if r["fragment"] == p and r["outcome"] == "committed"
-        ]
-        assert committed == list(range(1, len(committed) + 1))
-    merged = [v["subject"] for r in rounds for v in r["verdicts"] if v["outcome"] == "merged"]
-    assert len(merged) == len(set(merged))
 
 
 def goes_on(cluster: Any, wait_until: Any, what: str) -> None:

@@ -1,0 +1,1 @@
+"""Real stacks under seeded storms of faults: what bench/soak.py and bench/replay.py share."""

@@ -1,0 +1,59 @@
+"""Does a series of measurements grow? A rule that outliers and the teeth of a saw do not fool."""
+
+import statistics
+from collections.abc import Mapping
+from itertools import combinations
+from typing import Any
+
+# (seconds since the beginning, value, age of its process or of the stack in seconds)
+Series = list[tuple[float, float, float]]
+
+# Lives younger than this are still starting, in seconds.
+WARM_S = 60.0
+# What may come and go, by kind of series, and why.
+SLACK = {
+    "rss": 48 << 20,  # one round's contributions, an evaluation's batch, allocator's leftovers
+    "files open": 12,  # connections while they are made anew
+    "stream": 24 << 20,  # contributions and deltas between two snapshots, or keyframes
+    "files on disk": 80,  # checkpoints of many small files, made and removed
+    "bytes on disk": 96 << 20,  # block files of the message server are freed whole
+}
+SHARE = 0.1
+# Not judged: the run's own record, and a log that is bounded by its stream's limit.
+RECORDS = ("stream TAPE-", "stream EVENTS")
+# Fewer points say nothing.
+POINTS_MIN = 8
+
+
+def slope(points: Series) -> float:
+    """Theil-Sen: the median slope of all pairs, per second."""
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] > a[0]]
+    return statistics.median(slopes) if slopes else 0.0
+
+
+def verdicts(series: Mapping[str, Series]) -> list[dict[str, Any]]:
+    """One row per series that has enough points: how much it grew, and the bound."""
+    rows = []
+    for name, points in sorted(series.items()):
+        if name.startswith(RECORDS) or not points:
+            continue
+        kind = next(k for k in SLACK if name.startswith(k))
+        begin = points[-1][0] / 3
+        late = [p for p in points if p[0] >= begin and (kind != "rss" or p[2] >= WARM_S)]
+        if len(late) < POINTS_MIN:
+            continue
+        middle = statistics.median(value for _, value, _ in late)
+        grew = slope(late) * (late[-1][0] - begin)
+        bound = max(SHARE * middle, SLACK[kind])
+        rows.append(
+            {
+                "series": name,
+                "points": len(late),
+                "median": middle,
+                "largest": max(value for _, value, _ in late),
+                "grew": grew,
+                "bound": bound,
+                "flat": grew <= bound,
+            }
+        )
+    return rows

@@ -1,0 +1,139 @@
+"""`diloco up` as a user starts it, looked at from outside: processes, streams, disk, API."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from diloco_client import ApiError, Client, Unreachable
+from diloco_shared.edges.nats_bus import NatsBus
+
+# Starting many processes on few busy cores takes its time, in seconds.
+PATIENCE_S = 240.0
+AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError)
+
+
+def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """The first true value; a coordinator that does not answer meanwhile is waited for."""
+    deadline, trouble = time.monotonic() + patience_s, ""
+    while time.monotonic() < deadline:
+        try:
+            if value := condition():
+                return value
+        except AWAY as error:
+            trouble = f" ({type(error).__name__}: {error})"
+        time.sleep(0.2)
+    raise SystemExit(f"never came: {what}{trouble}")
+
+
+class Stack:
+    """One cluster in `folder`; a context manager that stops it."""
+
+    def __init__(self, folder: Path, *, learners: int, syncers: int) -> None:
+        self.folder = folder
+        self.learners = [f"learner-{n}" for n in range(1, learners + 1)]
+        self.syncers = [f"syncer-{n}" for n in range(1, syncers + 1)]
+        options = ("--learners", str(learners), "--syncers", str(syncers), "--chaos")
+        self.process = subprocess.Popen(
+            [*self._diloco("up"), "--port", "0", *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        endpoint = until("the cluster", self.endpoint)
+        token = until("its token", lambda: Path(endpoint["token_file"]).read_text().strip())
+        self.client = Client(endpoint["url"], token)
+        until("the coordinator", self.client.ready)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.close()
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(40)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _diloco(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "diloco_cli", *arguments, "--data", str(self.folder)]
+
+    def endpoint(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "endpoint.json").read_text())
+        return found
+
+    def told(self, *arguments: str) -> str:
+        """What a command prints; its status may say that something was found."""
+        done = subprocess.run(self._diloco(*arguments), capture_output=True, text=True, check=False)
+        if not done.stdout:
+            raise SystemExit(f"diloco {' '.join(arguments)}: {done.stderr}")
+        return done.stdout
+
+    def diloco(self, *arguments: str) -> Any:
+        """What a command prints as JSON."""
+        return json.loads(self.told(*arguments, "--json"))
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def members(self) -> dict[str, psutil.Process]:
+        """Living processes by name: services by their id, `nats`, `supervisor`."""
+        supervisor = psutil.Process(self.process.pid)
+        found = {"supervisor": supervisor}
+        for child in supervisor.children():
+            try:
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    continue
+                named = "nats" if "nats-server" in child.name() else child.environ()["DILOCO_ID"]
+                found[named] = child
+            except (psutil.Error, KeyError):
+                continue  # it ends, or is not yet what it will be
+        return found
+
+    def files(self) -> tuple[int, int]:
+        """(number, bytes) of files in the data folder."""
+        number = size = 0
+        for path, _, names in os.walk(self.folder):
+            for name in names:
+                try:
+                    size += os.stat(Path(path) / name).st_size
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+                number += 1
+        return number, size
+
+    async def streams(self, names: list[str]) -> dict[str, int]:
+        """Bytes of each stream that is there; none while the bus is away."""
+        token = await asyncio.to_thread((self.folder / "nats-token").read_text)
+        found: dict[str, int] = {}
+        try:
+            address = f"nats://{self.endpoint()['nats']}"
+            bus = await NatsBus.connect(address, name="bench", token=token.strip(), timeout_s=2.0)
+        except (OSError, ConnectionError, ValueError):
+            return found
+        except Exception as error:  # the bus's own: away
+            print(f"streams not seen: {error}", flush=True)
+            return found
+        try:
+            for name in names:
+                try:
+                    found[name] = (await bus.stream_info(name)).bytes
+                except Exception:  # not there, or away
+                    continue
+        finally:
+            await bus.close()
+        return found
