@@ -22,7 +22,7 @@ import types
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).with_suffix(".toml")
 # Worlds played before a mutant counts as one that worlds do not see: a rare fault needs dozens.
 SEEDS = 200
-# A world takes a tenth of a second; one that takes this long goes round in circles.
-WORLD_S_MAX = 60
-# Slow imports that every mutant needs and none changes; done once, before forking.
+# A world takes a tenth of a second of processor time; one that takes this goes round in circles.
+WORLD_S_MAX = 30
+# Slow imports that every mutant needs and few change; done once, before forking.
 LIBRARIES = ("jax", "msgpack", "numba", "numpy", "optax", "pydantic", "safetensors.numpy")
+SHARED = "diloco_shared"
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Outcome:
     file: str
     why: str
     by: str
-    what: str  # the invariant, or the test
+    what: str  # the promise that broke and how, or the test
     seeds: int  # worlds played
     seconds: float
 
@@ -117,22 +118,36 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def seen_by_worlds(mutant: Mutant, seeds: int) -> tuple[str, int]:
-    """(invariant that broke or "", worlds played)."""
+def breaks(mutant: Mutant, seed: int) -> str:
+    """What one world of this mutant breaks, in short; "" for nothing."""
     from diloco_simulator.options import Options
     from diloco_simulator.scenario import play
 
-    def stuck(signum: int, frame: object) -> None:
-        raise TimeoutError("a world goes round in circles")
+    warmed()
+    signal.signal(signal.SIGPROF, _stuck)
+    signal.setitimer(signal.ITIMER_PROF, WORLD_S_MAX)
+    verdict = play(seed, Options.drawn(seed).changed(**mutant.world))
+    signal.setitimer(signal.ITIMER_PROF, 0)
+    return verdict.violations[0] if verdict.violations else ""
 
-    signal.signal(signal.SIGALRM, stuck)
+
+def warmed() -> None:
+    """Shared code imported and its kernels at hand: neither is part of a world."""
+    from diloco_shared.numerics.merge import warm
+
+    warm()
+
+
+def _stuck(signum: int, frame: object) -> None:
+    raise TimeoutError("a world goes round in circles")
+
+
+def seen_by_worlds(mutant: Mutant, seeds: int) -> tuple[str, int]:
+    """(what broke or "", worlds played)."""
     gc.disable()
     for seed in range(seeds):
-        signal.alarm(WORLD_S_MAX)
-        verdict = play(seed, Options.drawn(seed).changed(**mutant.world))
-        signal.alarm(0)
-        if verdict.violations:
-            return verdict.violations[0].replace(":", " ").split()[0], seed + 1
+        if broken := breaks(mutant, seed):
+            return broken, seed + 1
         if seed % 16 == 0:
             gc.collect()
     return "", seeds
@@ -147,46 +162,71 @@ def seen_by_test(test: str) -> str:
 
 def look(mutant: Mutant, seeds: int, answers: Any) -> None:
     """In a process of its own: import the product with the fault, and watch it."""
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT / "tests"))
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    os.dup2(quiet, 2)
+    began = _quietly()
+    if mutant.module.startswith(SHARED):
+        for name in [n for n in sys.modules if n.startswith(SHARED)]:
+            del sys.modules[name]
     sys.meta_path.insert(0, Finder(mutant))
-    began = time.monotonic()
     try:
         what, played = seen_by_worlds(mutant, seeds)
-    except Exception as error:  # the product cannot even be imported, or a checker fell over it
-        what, played = f"crash: {type(error).__name__}", 0
+    except Exception as error:  # a checker fell over what the product did
+        what, played = f"crash: {error!r}", 1
     by = "worlds" if what else ""
     if not what and mutant.test:
         what = seen_by_test(mutant.test)
         by = "tests" if what else ""
     seconds = round(time.monotonic() - began, 1)
-    answers.send(Outcome(mutant.name, mutant.file, mutant.why, by, what, played, seconds))
+    answers.send(Outcome(mutant.name, mutant.file, mutant.why, by, what[:200], played, seconds))
 
 
-def outcome(mutant: Mutant, seeds: int) -> Outcome:
-    """Fork, look, and take the answer."""
+def control(mutant: Mutant, seed: int, answers: Any) -> None:
+    """Likewise, without the fault: the same world must be sound."""
+    _quietly()
+    answers.send(breaks(mutant, seed))
+
+
+def _quietly() -> float:
+    """Where the tests are, without output; the time now."""
+    os.chdir(ROOT)
+    sys.path.insert(0, str(ROOT / "tests"))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    return time.monotonic()
+
+
+def forked(target: Any, *args: Any) -> Any:
+    """What `target` sends from a process of its own; None if it dies over it."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=look, args=(mutant, seeds, theirs))
+    process = context.Process(target=target, args=(*args, theirs))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jax warns of forking; it has done nothing yet
         process.start()
     theirs.close()
     try:
-        answer: Outcome = ours.recv()
+        answer = ours.recv()
     except EOFError:
-        answer = Outcome(mutant.name, mutant.file, mutant.why, "worlds", "the process died", 0, 0.0)
+        answer = None
     process.join()
     return answer
+
+
+def outcome(mutant: Mutant, seeds: int) -> Outcome:
+    """With the fault; and if a world saw it, that world without."""
+    found: Outcome | None = forked(look, mutant, seeds)
+    if found is None:
+        return Outcome(mutant.name, mutant.file, mutant.why, "", "the process died", 0, 0.0)
+    if found.by == "worlds" and (sound := forked(control, mutant, found.seeds - 1)) != "":
+        return replace(found, by="", what=f"breaks without the fault too: {sound}")
+    return found
 
 
 def outcomes(chosen: Sequence[Mutant], seeds: int, jobs: int) -> Iterator[Outcome]:
     """As they come; a thread waits for each process."""
     for library in LIBRARIES:
         __import__(library)
+    warmed()
     with ThreadPoolExecutor(jobs) as pool:
         yield from pool.map(lambda m: outcome(m, seeds), chosen)
 
@@ -205,7 +245,9 @@ def main() -> None:
     began, found = time.monotonic(), []
     for o in outcomes(chosen, args.seeds, args.jobs):
         found.append(o)
-        print(f"{o.name:<44} {o.by or 'NOT SEEN':<9} {o.what:<48} {o.seeds:>4} worlds", flush=True)
+        print(
+            f"{o.name:<44} {o.by or 'NOT SEEN':<9} {o.seeds:>4} worlds  {o.what[:90]}", flush=True
+        )
     caught = [o for o in found if o.by]
     figures = {
         "mutants": len(found),
