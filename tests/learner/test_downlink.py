@@ -7,17 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from diloco_learner.anchors import AnchorBook
 from diloco_learner.edges.downlink import Downlink
-from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateSeen
+from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, StateSeen
 from diloco_learner.train import Anchored
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.memory_broker import Fate, MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.edges.metrics import traffic_metrics
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import HEADER_DIGEST, cut
 from diloco_shared.protocol.messages import Blob, Join, PublicationManifest, Stamp, StateManifest
 from diloco_shared.protocol.wire import encode
 
@@ -145,6 +148,63 @@ async def test_a_bad_publication_holds_up_nothing_else(rig: Rig) -> None:
         assert rig.down.book.refused["digest"] == 1
 
 
+# What is changed about a publication of fragment 0, what it is counted as, and what is said.
+MANIFESTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "of another run": ({"run": "other"}, "run", "of run other"),
+    "of another term": ({"term": 2}, "term", "a manifest for dn.r.0.0.0.2"),
+    "of another version": ({"version": 4}, "place", "a manifest for dn.r.0.0.4.1"),
+    "of another configuration": ({"config_hash": "0" * 32}, "configuration", "deleted run"),
+    "of another layout": ({"values": SIZE + 1}, "size", "5 values, the layout has 4"),
+    "of another codec": ({"codec": "bf16"}, "size", "bytes for 4 values, not 16"),
+    "of an unknown codec": ({"codec": "zip"}, "codec", "unknown codec 'zip'"),
+}
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+async def test_a_manifest_that_is_not_right_is_refused_before_its_chunks(
+    rig: Rig, kind: str
+) -> None:
+    """I11: counted by reason, and the next one is taken."""
+    changed, counted, reason = MANIFESTS[kind]
+    await rig.syncer.prepare()
+    subject = subjects.publication("r", 0, 0, 0, 1)
+    blob = await put_blob(rig.syncer.bus, subject, codec.encode("fp32", values(1)))
+    wrong = manifest(rig, 0, 0, 1, values(1), blob).model_copy(update=changed)
+    await rig.syncer.bus.append(subject + ".m", encode(wrong))
+    await rig.syncer.publish(1, values(2))
+    with structlog.testing.capture_logs() as logs:
+        async with rig.running(rig.down.publications()):
+            assert seen(await rig.next()) == (1, 0, 2.0)
+    assert rig.bus.traffic.refused == {("manifest", counted): 1}
+    assert [reason in entry["reason"] for entry in logs if entry["event"] == "refused"] == [True]
+
+
+async def test_chunks_beside_the_good_ones_are_counted_by_reason(rig: Rig) -> None:
+    """Truncated, corrupted, of another attempt, and a good one twice: the publication arrives."""
+    await rig.syncer.prepare()
+    bus, subject = rig.syncer.bus, subjects.publication("r", 0, 0, 0, 1)
+    outgoing = cut(subject, codec.encode("fp32", values(1)), chunk_bytes=16)
+    first, last = bytes(outgoing.data(0)), bytes(outgoing.data(1))
+    headers = outgoing.headers(0)
+    await bus.append(subject, first[:-1], headers=headers)
+    await bus.append(subject, bytes(16), headers=headers)
+    await bus.append(subject, first, headers=headers | {HEADER_DIGEST: "0" * 32})
+    await bus.append(subject, first, headers=headers)
+    await bus.append(subject, first, headers=headers)
+    await bus.append(subject, last, headers=outgoing.headers(1))
+    sent = manifest(rig, 0, 0, 1, values(1), outgoing.blob)
+    await bus.append(subject + ".m", encode(sent))
+    async with rig.running(rig.down.publications()):
+        assert seen(await rig.next()) == (0, 0, 1.0)
+    kinds = ("size", "check", "attempt", "repeat")
+    assert rig.bus.traffic.refused == {("chunk", kind): 1 for kind in kinds}
+    (family,) = (
+        m for m in traffic_metrics({"data": rig.bus.traffic}) if m.name == "diloco_bus_refused"
+    )
+    shown = {(s.labels["what"], s.labels["reason"]): s.value for s in family.samples}
+    assert shown == rig.bus.traffic.refused
+
+
 async def test_a_publication_replaced_while_it_is_fetched_is_left(rig: Rig) -> None:
     """A learner that catches up meets manifests whose chunks a keyframe has just purged."""
     await rig.syncer.prepare()
@@ -210,6 +270,7 @@ async def test_inner_state_is_taken_from_the_granted_donor(rig: Rig) -> None:
     await rig.syncer.prepare()
     async with rig.running(rig.down.state("a", "n-1")):
         await send_state(rig, b"moments")
+        assert await rig.next() == StateComing("a", "n-1")
         assert await rig.next() == StateSeen("a", "n-1")
         assert rig.down.states == {"n-1": b"moments"}
     await rig.down.forget_state()
@@ -238,5 +299,6 @@ async def test_inner_state_that_the_trainer_cannot_use_is_bad(rig: Rig) -> None:
     await rig.syncer.prepare()
     async with rig.running(rig.down.state("a", "n-1")):
         await send_state(rig, b"other moments")
+        assert await rig.next() == StateComing("a", "n-1")
         bad = await rig.next()
         assert bad == StateBad("a", "n-1", "an inner state of another model")

@@ -3,6 +3,7 @@ and in nobody's way."""
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -94,6 +95,7 @@ async def test_a_damaged_chunk_beside_the_good_one(nats_server: NatsServer, kind
         await send(bus, "s.blob", *damage(outgoing, 3))
         with pytest.raises(BlobIncomplete, match=reason or "no good chunks"):
             await get_blob(bus, "S", outgoing.blob, timeout_s=0.4)
+        assert {what for what, _ in bus.traffic.refused} == {"chunk"}
         # In front of the good ones, in the middle, and behind, it changes nothing.
         blob = await put_blob(bus, "s.blob", PAYLOAD, chunk_bytes=CHUNK)
         await send(bus, "s.blob", *damage(outgoing, 3))
@@ -101,7 +103,8 @@ async def test_a_damaged_chunk_beside_the_good_one(nats_server: NatsServer, kind
         seen = await refusals(bus, blob)
         # The bytes of a repeat are not looked at, so that only the first damage shows there.
         twice = bool(reason) and "checksum" not in reason
-        assert (seen.complete, seen.refused) == (True, bool(reason) + twice)
+        faults = seen.refused.total() - seen.refused["attempt"] - seen.refused["repeat"]
+        assert (seen.complete, faults) == (True, bool(reason) + twice)
         assert reason in seen.fault
         await goes_through(bus, "S", "s.next", OTHER)
 
@@ -178,20 +181,22 @@ def manifest(blob: Blob, round_: int, **changed: object) -> ContributionManifest
     return ContributionManifest.model_validate(fields | changed)
 
 
-MANIFESTS: dict[str, tuple[dict[str, object], str]] = {
-    "of another run": ({"run": "other"}, "of run other"),
-    "of another term": ({"term": 2}, "a manifest for up.r.a.0.0.1.2"),
-    "of another learner": ({"learner": "b"}, "a manifest for up.r.b"),
-    "of another size": ({"values": VALUES + 1}, "bytes for 4097 values"),
-    "of another codec": ({"codec": "bf16"}, "bytes for 4096 values"),
-    "of an unknown codec": ({"codec": "zip"}, "zip"),
+# What is changed, what it is counted as, and what is said.
+MANIFESTS: dict[str, tuple[dict[str, object], str, str]] = {
+    "of another run": ({"run": "other"}, "run", "of run other"),
+    "of another term": ({"term": 2}, "term", "a manifest for up.r.a.0.0.1.2"),
+    "of another learner": ({"learner": "b"}, "place", "a manifest for up.r.b"),
+    "of another size": ({"values": VALUES + 1}, "size", "bytes for 4097 values"),
+    "of another codec": ({"codec": "bf16"}, "size", "bytes for 4096 values"),
+    "of an unknown codec": ({"codec": "zip"}, "codec", "zip"),
 }
 
 
 @pytest.mark.parametrize("kind", MANIFESTS)
 async def test_the_syncer_refuses_a_manifest(nats_server: NatsServer, kind: str) -> None:
-    changed, reason = MANIFESTS[kind]
-    events = await seen_by_syncer(nats_server, changed)
+    changed, counted, reason = MANIFESTS[kind]
+    events, refusals = await seen_by_syncer(nats_server, changed)
+    assert refusals == {("manifest", counted): 1}
     (refused,) = [event for event in events if isinstance(event, Malformed)]
     assert reason in refused.reason
     (taken,) = [event for event in events if isinstance(event, ContributionSeen)]
@@ -202,7 +207,8 @@ async def test_the_syncer_refuses_damaged_chunks_and_bytes_that_are_no_manifest(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox_module, "BLOB_TIMEOUT_S", 0.5)
-    events = await seen_by_syncer(nats_server, {}, damaged=True, junk=b"\xc1 no message")
+    events, refusals = await seen_by_syncer(nats_server, {}, damaged=True, junk=b"\xc1 no message")
+    assert refusals[("manifest", "wire")] == 1 and refusals[("chunk", "check")] >= 1
     refused = [event for event in events if isinstance(event, Malformed)]
     assert sorted(event.source for event in refused) == ["a", "up.r.a.0.0.0.3.m"]
     assert any("wrong checksum" in event.reason for event in refused)
@@ -216,8 +222,9 @@ async def seen_by_syncer(
     *,
     damaged: bool = False,
     junk: bytes = b"",
-) -> list[Event]:
-    """Round 1 is answered with what is wrong, round 2 rightly; the syncer's events up to then."""
+) -> tuple[list[Event], Counter[tuple[str, str]]]:
+    """Round 1 is answered with what is wrong, round 2 rightly; the syncer's events up to then, and
+    what it counted."""
     events: list[Event] = []
     stream = subjects.up_stream("r")
     async with connected(server.url) as learner, connected(server.url) as syncer:
@@ -249,4 +256,4 @@ async def seen_by_syncer(
         finally:
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
-    return events
+    return events, syncer.traffic.refused

@@ -75,9 +75,14 @@ class Learner:
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read when asked for."""
         yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
-        progress = self.work.last_progress if self.work is not None else None
-        if progress is None:
+        work = self.work
+        progress = work.last_progress if work is not None else None
+        if work is None or progress is None:
             return
+        refused = CounterMetricFamily("diloco_refused", "Refused input", labels=["run", "kind"])
+        for kind, count in work.book.refused.copy().items():
+            refused.add_metric([work.spec.name, kind], count)
+        yield refused
         yield GaugeMetricFamily("diloco_step", "Inner steps of this life", value=progress.step)
         yield GaugeMetricFamily("diloco_step_seconds", "Mean step time", value=progress.step_s)
         yield CounterMetricFamily(

@@ -178,11 +178,13 @@ async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> me
     or a slice of it; so keep no raw address of it.
 
     Tries again while the bus is unavailable or chunks are missing, until `timeout_s` seconds have
-    passed; then raises BlobIncomplete (which says what is missing) or Unavailable.
+    passed; then raises BlobIncomplete (which says what is missing) or Unavailable. What came
+    beside the good chunks is counted in the bus's `traffic.refused`.
     """
     try:
         incoming = Incoming(blob, _buffers.take)
     except ChunkError as error:
+        bus.traffic.count_refused("manifest", "impossible")
         raise BlobIncomplete(f"{blob.subject}: impossible manifest: {error}") from None
     trouble: BusError = BlobIncomplete(f"{blob.subject}: nothing received in {timeout_s:g} s")
     progress, tries = Progress(), -1
@@ -211,6 +213,9 @@ async def get_blob(bus: Bus, stream: str, blob: Blob, *, timeout_s: float) -> me
         raise trouble from None
     except ChunkError as error:
         raise BlobIncomplete(str(error)) from None
+    finally:
+        for reason, count in incoming.refused.items():
+            bus.traffic.count_refused("chunk", reason, count)
 
 
 async def _fetch(bus: Bus, stream: str, incoming: Incoming) -> None:

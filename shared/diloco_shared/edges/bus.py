@@ -6,6 +6,7 @@ Implementations: `nats_bus.NatsBus`, `memory_bus.MemoryBus`.
 """
 
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -97,6 +98,9 @@ class Traffic:
     socket_bytes_in: int = 0
     # Deliveries dropped because a subscriber was slower than its limit, by subject filter.
     dropped: dict[str, int] = field(default_factory=dict)
+    # What came and was not taken, by what it is (chunk, manifest, message) and a fixed set of
+    # reasons; among good ones it would show nowhere else.
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def sent(self, size: int) -> None:
@@ -121,6 +125,11 @@ class Traffic:
         """A delivery for the subscriber of `subject` was dropped."""
         with self._lock:
             self.dropped[subject] = self.dropped.get(subject, 0) + 1
+
+    def count_refused(self, what: str, reason: str, count: int = 1) -> None:
+        """That many chunks, manifests or messages were not taken."""
+        with self._lock:
+            self.refused[what, reason] += count
 
 
 @dataclass(slots=True)

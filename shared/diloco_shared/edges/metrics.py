@@ -8,7 +8,7 @@ from diloco_shared.edges.bus import Traffic
 
 
 def traffic_metrics(planes: Mapping[str, Traffic]) -> Iterator[Metric]:
-    """Bytes per plane and way: payloads, and all that crossed the sockets."""
+    """Bytes per plane and way: payloads, and all that crossed the sockets; what was refused."""
     payload = CounterMetricFamily(
         "diloco_bus_bytes", "Payload bytes at this process's bus", labels=["plane", "way"]
     )
@@ -17,10 +17,18 @@ def traffic_metrics(planes: Mapping[str, Traffic]) -> Iterator[Metric]:
         "Bytes at this process's sockets to the bus: payloads, protocol, repeats",
         labels=["plane", "way"],
     )
+    refused = CounterMetricFamily(
+        "diloco_bus_refused",
+        "Chunks, manifests and messages that came to this process and were not taken",
+        labels=["plane", "what", "reason"],
+    )
     for plane, traffic in planes.items():
+        for (what, reason), count in sorted(traffic.refused.copy().items()):
+            refused.add_metric([plane, what, reason], count)
         payload.add_metric([plane, "out"], traffic.bytes_out)
         payload.add_metric([plane, "in"], traffic.bytes_in)
         socket.add_metric([plane, "out"], traffic.socket_bytes_out)
         socket.add_metric([plane, "in"], traffic.socket_bytes_in)
     yield payload
     yield socket
+    yield refused

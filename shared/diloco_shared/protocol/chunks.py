@@ -10,6 +10,7 @@ The digest of a payload is XXH3-128 over the XXH3-128 digests of its chunks in o
 hashed once on either side, and a chunk can be judged when it arrives.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -95,7 +96,7 @@ class Incoming:
 
     Per message: `claim` says where its bytes go, then `settle` judges them. A chunk that is here,
     or that somebody else is receiving, cannot be claimed: nothing overwrites what was judged good.
-    `refused` counts chunks that were not what they claimed. Not locked: callers in several threads
+    `refused` counts by reason what came and was not taken. Not locked: callers in several threads
     share a lock, which the filling in between does not need.
     """
 
@@ -116,7 +117,8 @@ class Incoming:
             raise ChunkError(f"{blob.bytes} bytes do not fit into memory") from None
         self.blob = blob
         self.received = 0
-        self.refused = 0
+        # header, index, size, check: not what it claims; attempt, repeat: harmless; digest: of all.
+        self.refused: Counter[str] = Counter()
         self.fault = ""  # the last one met
         self._states = bytearray(blob.chunks)
         self._checks = bytearray(blob.chunks * _CHECK_BYTES)
@@ -140,24 +142,26 @@ class Incoming:
             index, check = int(headers[HEADER_INDEX]), bytes.fromhex(headers[HEADER_CHECK])
             digest = headers[HEADER_DIGEST]
         except KeyError as error:
-            self._refuse(f"header {error} is missing")
+            self._refuse("header", f"header {error} is missing")
             return None
         except ValueError as error:
-            self._refuse(f"malformed header: {error}")
+            self._refuse("header", f"malformed header: {error}")
             return None
         if digest != self.blob.digest:
+            self.refused["attempt"] += 1
             return None
         if not 0 <= index < self.blob.chunks:
-            self._refuse(f"chunk {index} of {self.blob.chunks}")
+            self._refuse("index", f"chunk {index} of {self.blob.chunks}")
             return None
         want = min(self.blob.chunk_bytes, self.blob.bytes - index * self.blob.chunk_bytes)
         if size != want:
-            self._refuse(f"chunk {index} has {size} bytes instead of {want}")
+            self._refuse("size", f"chunk {index} has {size} bytes instead of {want}")
             return None
         if len(check) != _CHECK_BYTES:
-            self._refuse(f"chunk {index}: a check of {len(check)} bytes")
+            self._refuse("header", f"chunk {index}: a check of {len(check)} bytes")
             return None
         if self._states[index] != _ABSENT:
+            self.refused["repeat"] += 1
             return None
         self._states[index] = _UNDER_WAY
         self._checks[index * _CHECK_BYTES : (index + 1) * _CHECK_BYTES] = check
@@ -181,7 +185,7 @@ class Incoming:
             self.received += 1
         else:
             self._states[index] = _ABSENT
-            self._refuse(f"chunk {index} has a wrong checksum")
+            self._refuse("check", f"chunk {index} has a wrong checksum")
 
     def release(self, index: int) -> None:
         """A claimed chunk will not be filled: somebody else may claim it."""
@@ -203,14 +207,15 @@ class Incoming:
         if not self.complete:
             raise ChunkError(f"{self.blob.subject} is not complete: missing {self.missing()}")
         if xxhash.xxh3_128_hexdigest(self._checks) != self.blob.digest:
+            self.refused["digest"] += 1
             raise ChunkError(
                 f"{self.blob.subject}: the chunks are not the payload that was announced"
             )
         return self._view
 
-    def _refuse(self, reason: str) -> None:
-        self.refused += 1
-        self.fault = reason
+    def _refuse(self, reason: str, fault: str) -> None:
+        self.refused[reason] += 1
+        self.fault = fault
 
 
 def _count(size: int, chunk_bytes: int) -> int:

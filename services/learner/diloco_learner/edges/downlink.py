@@ -20,6 +20,7 @@ from diloco_learner.train import Anchored
 from diloco_shared.edges.blobs import BlobIncomplete, get_blob, manifest_subject
 from diloco_shared.edges.bus import Bus, BusError, Stored
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
@@ -101,11 +102,16 @@ class Downlink:
                 try:
                     self.put(event(decode(d.payload, kind)))
                 except WireError as error:
+                    self.control.traffic.count_refused("message", "wire")
                     self._refuse(d.subject, str(error))
 
     def _refuse(self, subject: str, reason: str) -> None:
         self.refused += 1
         log.warning("refused", subject=subject, reason=reason)
+
+    def _refuse_manifest(self, subject: str, kind: str, reason: str) -> None:
+        self.data.traffic.count_refused("manifest", kind)
+        self._refuse(subject, f"{kind}: {reason}")
 
     async def publications(self) -> None:
         """Every publication DN holds, then every new one, for ever.
@@ -129,18 +135,41 @@ class Downlink:
     def _manifest(self, stored: Stored) -> PublicationManifest | None:
         try:
             manifest = decode(stored.payload, PublicationManifest)
-            if manifest.run != self.run or stored.subject != manifest_subject(
-                manifest.blob.subject
-            ):
-                raise WireError("a manifest of another publication")
-            if manifest.config_hash != self.config_hash:
-                raise WireError("a publication of another configuration, or of a deleted run")
-            if manifest.fragment >= len(self.book.versions):
-                raise WireError(f"fragment {manifest.fragment} does not exist")
         except WireError as error:
-            self._refuse(stored.subject, str(error))
+            self._refuse_manifest(stored.subject, "wire", str(error))
+            return None
+        kind, reason = self._fault(manifest, stored.subject)
+        if kind:
+            self._refuse_manifest(stored.subject, kind, reason)
             return None
         return manifest
+
+    def _fault(self, m: PublicationManifest, subject: str) -> tuple[str, str]:
+        """What is wrong with a manifest on `subject`: (kind, reason), or two empty strings.
+
+        Seen before its chunks are fetched: nobody should carry megabytes that nobody can use.
+        """
+        if m.run != self.run:
+            return "run", f"of run {m.run[:40]}"
+        where = subjects.publication(m.run, m.epoch, m.fragment, m.version, m.term)
+        if subject != manifest_subject(where) or m.blob.subject != where:
+            ours, theirs = where.rsplit(".", 1), subject.removesuffix(".m").rsplit(".", 1)
+            kind = "term" if ours[0] == theirs[0] else "place"
+            return kind, f"a manifest for {where} with chunks on {m.blob.subject[:200]}"
+        if m.config_hash != self.config_hash:
+            return "configuration", "of another configuration, or of a deleted run"
+        if m.fragment >= len(self.book.sizes_P):
+            return "fragment", f"fragment {m.fragment} does not exist"
+        size = self.book.sizes_P[m.fragment]
+        if m.values != size:
+            return "size", f"{m.values} values, the layout has {size}"
+        try:
+            expected = codec.bytes_of(m.codec, m.values)
+        except ValueError as error:
+            return "codec", str(error)
+        if m.blob.bytes != expected:
+            return "size", f"{m.blob.bytes} bytes for {m.values} values, not {expected}"
+        return "", ""
 
     async def _fragment(self, manifests: "asyncio.Queue[PublicationManifest]") -> None:
         while True:
@@ -170,7 +199,7 @@ class Downlink:
                 return await self._unless_replaced(manifest.blob)
             except BlobIncomplete as error:
                 # What builds on it waits for the next keyframe.
-                self._refuse(subject, f"not complete: {error}")
+                self._refuse_manifest(subject, "incomplete", str(error))
                 return None
             except BusError as error:
                 log.debug("publication not fetched yet", subject=subject, error=str(error))

@@ -144,15 +144,21 @@ class Inbox:
 
     def _manifest(self, stored: Stored) -> ContributionManifest | None:
         subject = stored.subject.removesuffix(".m")
+        kind = "wire"
         try:
             m = decode(stored.payload, ContributionManifest)
             where = subjects.contribution(self.run, m.learner, m.epoch, m.fragment, m.round, m.term)
             if m.run != self.run or m.blob.subject != subject or where != subject:
+                same = where.rsplit(".", 1)[0] == subject.rsplit(".", 1)[0]
+                kind = "run" if m.run != self.run else "term" if same else "place"
                 raise WireError(f"a manifest for {where} of run {m.run} on {subject}")
+            kind = "codec"
             expected = codec.bytes_of(m.codec, m.values)
             if m.blob.bytes != expected:
+                kind = "size"
                 raise WireError(f"{m.blob.bytes} bytes for {m.values} values, not {expected}")
         except (WireError, ValueError) as error:
+            self.data.traffic.count_refused("manifest", kind)
             self.put(Malformed("malformed", stored.subject, str(error)[:300]))
             return None
         return m
