@@ -85,6 +85,13 @@ class Algorithm(Spec):
         "long", description="Fixes merge, outer rate and momentum, H and the inner rate factor."
     )
     fragments: int = Field(6, ge=1, le=512, description="P. Six suit small models; the paper: 24.")
+    shards: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="S: shard s of the syncer owns the fragments p with p mod S = s, and has "
+        "its own leader, standbys and tape. 1 unless one process cannot merge or hold all.",
+    )
     sync_every_steps: int = Field(ge=1, description="H: each fragment is merged every H steps.")
     overlap_steps: int = Field(
         2, ge=0, description="tau: steps a merge may overlap with training. 2 is the paper's."
@@ -160,19 +167,29 @@ class Algorithm(Spec):
                 f"sync_every_steps ({self.sync_every_steps}) must be a multiple of fragments "
                 f"({self.fragments}), so that every fragment comes round every H steps"
             )
+        if self.fragments % self.shards:
+            raise ValueError(
+                f"fragments ({self.fragments}) must be a multiple of shards ({self.shards}), so "
+                "that every shard owns as many"
+            )
         if self.pull_timeout_s_max < self.pull_timeout_s_min:
             raise ValueError("pull_timeout_s_max must not be below pull_timeout_s_min")
         return self
 
     @property
     def steps_per_round(self) -> int:
-        """Inner steps between the openings of two rounds of an unsharded syncer: H / P."""
-        return self.sync_every_steps // self.fragments
+        """Inner steps between the openings of two rounds of a shard: H / F, F = P / S."""
+        return self.sync_every_steps * self.shards // self.fragments
 
     @property
     def rounds_in_flight_max(self) -> int:
-        """D = max(1, ceil(tau * P / H)), for one shard that owns all fragments."""
-        return max(1, -(-self.overlap_steps * self.fragments // self.sync_every_steps))
+        """D = max(1, ceil(tau * F / H)) of each shard, which owns F = P / S fragments."""
+        owned = self.fragments // self.shards
+        return max(1, -(-self.overlap_steps * owned // self.sync_every_steps))
+
+    def owned(self, shard: int) -> tuple[int, ...]:
+        """Fragments of one shard, in the order of its rounds."""
+        return tuple(range(shard, self.fragments, self.shards))
 
 
 class Model(Spec):

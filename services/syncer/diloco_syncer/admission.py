@@ -33,7 +33,8 @@ class Admission:
         asked = (join.learner, join.incarnation)
         why = self._refuses(join)
         # Not to one that a newer incarnation has replaced since.
-        if not why and cached and (cached.learner, cached.incarnation) == asked:
+        current = cached is not None and cached.epoch == self.history.epoch
+        if not why and cached and current and (cached.learner, cached.incarnation) == asked:
             return [SendGrant(cached)]
         if why:
             return [
@@ -42,7 +43,8 @@ class Admission:
             ]
         self.roster.join(join.learner, join.incarnation, join.nonce, now)
         donor = None
-        if self.history.initialised:
+        # One shard names a donor for all: the learner puts the grants together.
+        if self.history.initialised and self.history.shard == 0:
             donor = choose_donor(
                 self.history,
                 self.roster,
@@ -111,4 +113,5 @@ class Admission:
             donor=donor,
             stamp=h.stamp,
             restored=h.restored,
+            shard=h.shard,
         )

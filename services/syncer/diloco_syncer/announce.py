@@ -69,7 +69,8 @@ class Announcer:
         if not self.history.outcome or member is None or member.progress is None:
             return False
         p = member.progress
-        return p.state == "finished" and p.adopted == tuple(self.history.versions)
+        h = self.history
+        return p.state == "finished" and all(p.adopted[q] == h.versions[q] for q in h.owned)
 
     def state(self, now: float) -> tuple[RunState, str]:
         """The run's state and why."""
@@ -118,6 +119,7 @@ class Announcer:
                     incarnations=dict(self.roster.incarnations),
                     checkpoint=h.checkpoint,
                     restored=h.restored,
+                    shard=h.shard,
                 )
             )
         ]

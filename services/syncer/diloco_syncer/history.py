@@ -36,11 +36,17 @@ class TapeFault(ValueError):
 
 
 class History:
-    """Durable state of an unsharded syncer. Mutated only through `apply`."""
+    """Durable state of one syncer shard. Mutated only through `apply` and `resume`.
 
-    def __init__(self, spec: RunSpec) -> None:
+    Lists of P have an entry for every fragment of the run; what another shard owns is never
+    initialised here (version -1) and has no size.
+    """
+
+    def __init__(self, spec: RunSpec, shard: int = 0) -> None:
         fragments = spec.algorithm.fragments
         self.spec = spec
+        self.shard = shard
+        self.owned = spec.algorithm.owned(shard)
         self.config_hash = config_hash(spec)
         self.seq = 0  # tape sequence of the newest record
         self.epoch = 0
@@ -100,7 +106,7 @@ class History:
     def finished_rounds(self) -> bool:
         """The last round of every fragment is on the tape."""
         return self.finishing_from >= 0 and (
-            self.next_round >= self.finishing_from + self.fragments
+            self.next_round >= self.finishing_from + len(self.owned)
         )
 
     @property
@@ -176,9 +182,10 @@ class History:
         if record.config_hash != self.config_hash:
             raise TapeFault("the tape's configuration is not this run's")
         self.layout = record.layout
-        self.sizes_P = list(Layout.build(record.layout, self.fragments).sizes)
-        self.versions = [0] * self.fragments
-        self.anchor_digests = list(record.anchor_digests)
+        sizes = Layout.build(record.layout, self.fragments).sizes
+        for p in self.owned:
+            self.sizes_P[p], self.versions[p] = sizes[p], 0
+            self.anchor_digests[p] = record.anchor_digests[p]
 
     def _apply_round(self, record: TapeRound) -> None:
         if record.round != self.next_round:
@@ -189,8 +196,8 @@ class History:
                 f"{self.epoch}, term {self.term}"
             )
         p, committed = record.fragment, record.outcome == "committed"
-        if not (self.initialised and p < self.fragments):
-            raise TapeFault(f"a round of fragment {p}, which there is not")
+        if not (self.initialised and p in self.owned):
+            raise TapeFault(f"a round of fragment {p}, which there is not in shard {self.shard}")
         if record.version != self.versions[p] + committed:
             raise TapeFault(f"version {record.version} of {p} after {self.versions[p]}")
         merged = [v for v in record.verdicts if v.outcome == "merged"]
@@ -322,6 +329,7 @@ class History:
         plain = {name: getattr(self, name) for name in self.PLAIN}
         return {
             **{k: list(v) if isinstance(v, list) else v for k, v in plain.items()},
+            "shard": self.shard,
             "config_hash": self.config_hash,
             "layout": [t.model_dump() for t in self.layout],
             "last_merged": [{k: list(v) for k, v in m.items()} for m in self.last_merged],
@@ -336,7 +344,7 @@ class History:
     @classmethod
     def restore(cls, spec: RunSpec, meta: dict[str, Any]) -> Self:
         """Rebuild from `meta`; raises TapeFault when it belongs to another configuration."""
-        self = cls(spec)
+        self = cls(spec, meta["shard"])
         if meta["config_hash"] != self.config_hash:
             raise TapeFault("the snapshot was made under another configuration")
         self.load(meta)

@@ -242,7 +242,7 @@ class Machine:
             case TapeInit():
                 return [
                     InstallInit(record.layout, record.subjects),
-                    *(self._keyframe(p) for p in range(h.fragments)),
+                    *(self._keyframe(p) for p in h.owned),
                     self._snapshot(),
                     Tell("init", f"initial parameters of {record.learner} are version 0"),
                 ]
@@ -261,7 +261,7 @@ class Machine:
                 self.admission.donations = Donations()
                 return [
                     *self.rounds.abort(),
-                    *(self._keyframe(p) for p in range(h.fragments)),
+                    *(self._keyframe(p) for p in h.owned),
                     Tell("epoch", f"epoch {record.epoch} begins: {record.reason}"),
                 ]
             case TapeRestore():
@@ -269,7 +269,7 @@ class Machine:
                 return [
                     *self.rounds.abort(),
                     InstallLoaded(record.serial),
-                    *(self._keyframe(p) for p in range(h.fragments)),
+                    *(self._keyframe(p) for p in h.owned),
                     self._snapshot(),
                     Tell("restored", f"epoch {record.epoch} begins with {record.source}"),
                 ]
@@ -334,7 +334,7 @@ class Machine:
         """A version above the tape's head was published: its record is lost, history restarts."""
         h = self.history
         pending = any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending)
-        if not h.initialised or pending or version <= h.versions[p]:
+        if not h.initialised or pending or p not in h.owned or version <= h.versions[p]:
             return []
         reason = (
             f"{whose} holds version {version} of fragment {p}, the tape ends at {h.versions[p]}: "

@@ -40,7 +40,7 @@ def payloads_needed(record: TapeRecord) -> tuple[str, ...]:
     """Subjects of the blobs that re-executing `record` takes."""
     match record:
         case TapeInit():
-            return record.subjects
+            return tuple(subject for subject in record.subjects if subject)
         case TapeRound(outcome="committed"):
             return tuple(v.subject for v in _merged(record))
         case _:
@@ -66,7 +66,8 @@ def replay(
         case TapeInit():
             history.apply(record, seq)
             store = build_store(history, record.subjects, payloads)
-            for p, digest in enumerate(record.anchor_digests):
+            for p in history.owned:
+                digest = record.anchor_digests[p]
                 _check(store.anchor_digest(p), digest, seq, f"version 0 of fragment {p}")
             return store
         case TapeRound(outcome="committed"):
@@ -119,11 +120,11 @@ def newest_published(history: History, manifests: Iterable[PublicationManifest])
 def build_store(
     history: History, subjects_P: tuple[str, ...], payloads: Mapping[str, bytes]
 ) -> FragmentStore:
-    """The store at version 0 from the initial parameters (fp32 blobs, one per fragment)."""
+    """The store at version 0 from the initial parameters (fp32 blobs, one per fragment owned)."""
     layout = Layout.build(history.layout, history.fragments)
     fragments = [
-        codec.decode("fp32", payloads[subject], size)
-        for subject, size in zip(subjects_P, layout.sizes, strict=True)
+        codec.decode("fp32", payloads[subject], size) if p in history.owned else None
+        for p, (subject, size) in enumerate(zip(subjects_P, layout.sizes, strict=True))
     ]
     return FragmentStore.init(layout, history.spec.algorithm, fragments)
 

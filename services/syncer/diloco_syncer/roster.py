@@ -121,9 +121,13 @@ class Roster:
         """Learners within their lease, sorted by id."""
         return [m for _, m in sorted(self.members.items()) if self.alive(m, now)]
 
-    def stepping(self, now: float) -> list[Member]:
-        """Live learners that train, sorted by id."""
-        return [m for m in self.live(now) if m.stepping]
+    def stepping(self, now: float, epoch: int | None = None) -> list[Member]:
+        """Live learners that train, sorted by id; those of one epoch only, if it is given.
+
+        One of an older epoch has nothing to give until it has adopted the new one's anchors.
+        """
+        found = [m for m in self.live(now) if m.stepping]
+        return [m for m in found if epoch is None or (m.progress and m.progress.epoch == epoch)]
 
     def forgive(self, alive: tuple[str, ...], now: float) -> None:
         """Silence until now is the bus's fault: leases of those that were alive start again."""

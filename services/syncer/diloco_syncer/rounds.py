@@ -56,8 +56,12 @@ class Rounds:
 
     @property
     def steps_needed(self) -> int:
-        """Inner steps between two openings: H / P; at the end of the run, one."""
-        return 1 if self.finishing else self.algorithm.steps_per_round
+        """Inner steps between two openings: H / F, but one at the end; shards begin H / P apart."""
+        if self.finishing:
+            return 1
+        a, first = self.algorithm, not (self.history.next_round or self.open)
+        offset = self.history.shard * a.sync_every_steps // a.fragments if first else 0
+        return a.steps_per_round + offset
 
     def advance(self, now: float) -> list[Effect]:
         """Open what is due and move every round as far as `now` allows."""
@@ -71,19 +75,16 @@ class Rounds:
     def _open_next(self, now: float) -> bool:
         h = self.history
         n = max(h.next_round, self.open[-1].n + 1 if self.open else 0)
-        fragment = n % h.fragments
+        fragment = h.owned[n % len(h.owned)]
         if h.paused or h.outcome or self.suspended or not h.initialised:
             return False
         if len(self.open) >= self.algorithm.rounds_in_flight_max:
             return False
         if any(r.fragment == fragment for r in self.open):
             return False
-        if self.finishing and n >= h.finishing_from + h.fragments:
+        if self.finishing and n >= h.finishing_from + len(h.owned):
             return False
-        # Those of an older epoch have nothing to give until they have adopted this one's anchors.
-        stepping = [
-            m for m in self.roster.stepping(now) if m.progress and m.progress.epoch == h.epoch
-        ]
+        stepping = self.roster.stepping(now, h.epoch)
         if len(stepping) < h.quorum:
             return False
         if max(m.step - m.pace_from for m in stepping) < self.steps_needed:

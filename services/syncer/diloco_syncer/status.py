@@ -29,6 +29,7 @@ def status(
         reason=reason[:500],
         epoch=h.epoch,
         term=h.term,
+        shard=h.shard,
         leader=h.leader,
         quorum=h.quorum,
         versions=tuple(h.versions),

@@ -68,7 +68,9 @@ class Staged:
 class FragmentStore:
     """All fragments of one shard. `stage` computes, `install` puts in force."""
 
-    def __init__(self, layout: Layout, algorithm: Algorithm, fragments: list[Fragment]) -> None:
+    def __init__(
+        self, layout: Layout, algorithm: Algorithm, fragments: dict[int, Fragment]
+    ) -> None:
         self.layout = layout
         self.algorithm = algorithm
         self.outer = Outer(algorithm)
@@ -77,15 +79,16 @@ class FragmentStore:
         self.memory = Recycled()
 
     @classmethod
-    def init(cls, layout: Layout, algorithm: Algorithm, fragments: Sequence[Values]) -> Self:
-        """Version 0: master and anchor are the initial parameters."""
-        self = cls(layout, algorithm, [])
-        for values_F, size in zip(fragments, layout.sizes, strict=True):
+    def init(cls, layout: Layout, algorithm: Algorithm, fragments: Sequence[Values | None]) -> Self:
+        """Version 0: master and anchor are the initial parameters; None: another shard's."""
+        self = cls(layout, algorithm, {})
+        for p, (values_F, size) in enumerate(zip(fragments, layout.sizes, strict=True)):
+            if values_F is None:
+                continue
             if values_F.shape != (size,):
                 raise ValueError(f"a fragment of {values_F.shape} values where {size} belong")
-            self.fragments.append(
-                Fragment(0, values_F, values_F, None, tuple(self.outer.init(values_F)))
-            )
+            outer = tuple(self.outer.init(values_F))
+            self.fragments[p] = Fragment(0, values_F, values_F, None, outer)
         return self
 
     def stage(self, p: int, contributions: Sequence[Contribution], *, keyframe: bool) -> Staged:
@@ -149,6 +152,11 @@ class FragmentStore:
         assert staged.fragment.version == self.fragments[p].version + 1
         self.fragments[p] = staged.fragment
 
+    @property
+    def leaves(self) -> int:
+        """Arrays of the outer optimizer's state per fragment."""
+        return len(self.outer.init(np.zeros(1, np.float32)))
+
     def version(self, p: int) -> int:
         return self.fragments[p].version
 
@@ -167,8 +175,9 @@ class FragmentStore:
     def meta(self) -> dict[str, Any]:
         """What `restore` needs beside the arrays; JSON-ready."""
         return {
-            "versions": [f.version for f in self.fragments],
-            "outer_leaves": [len(f.outer) for f in self.fragments],
+            "versions": {str(p): f.version for p, f in self.fragments.items()},
+            "outer_leaves": self.leaves,
+            "cut_into": len(self.layout.fragments),
             "layout": self.layout.digest(),
             "tensors": [t.model_dump() for t in self.layout.tensors],
         }
@@ -176,7 +185,7 @@ class FragmentStore:
     def state_arrays(self) -> dict[str, NDArray[Any]]:
         """Every array by name; references, since arrays are never written to."""
         arrays: dict[str, NDArray[Any]] = {}
-        for p, f in enumerate(self.fragments):
+        for p, f in self.fragments.items():
             arrays[f"{p}.master"], arrays[f"{p}.anchor"] = f.master, f.anchor
             if f.previous is not None:
                 arrays[f"{p}.previous"] = f.previous
@@ -197,27 +206,25 @@ class FragmentStore:
             TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
             for t in meta["tensors"]
         ]
-        layout = Layout.build(tensors, len(meta["versions"]))
+        layout = Layout.build(tensors, meta["cut_into"])
         stored = meta.get("layout", "(unnamed)")
         if stored != layout.digest():
             raise ValueError(
                 f"the stored layout {stored} is not this program's {layout.digest()}: "
                 "restore with the version that wrote it"
             )
-        leaves = len(Outer(algorithm).init(np.zeros(1, np.float32)))
-        if any(n != leaves for n in meta["outer_leaves"]):
+        self = cls(layout, algorithm, {})
+        if meta["outer_leaves"] != self.leaves:
             raise ValueError(
-                f"the stored outer optimizer has {meta['outer_leaves'][0]} arrays per fragment, "
-                f"{algorithm.outer_optimizer} has {leaves}: take the one that it was stored with"
+                f"the stored outer optimizer has {meta['outer_leaves']} arrays per fragment, "
+                f"{algorithm.outer_optimizer} has {self.leaves}: take the one it was stored with"
             )
-        fragments = [
-            Fragment(
+        for p, version in meta["versions"].items():
+            self.fragments[int(p)] = Fragment(
                 version,
                 arrays[f"{p}.master"],
                 arrays[f"{p}.anchor"],
                 arrays.get(f"{p}.previous"),
-                tuple(arrays[f"{p}.outer.{k}"] for k in range(meta["outer_leaves"][p])),
+                tuple(arrays[f"{p}.outer.{k}"] for k in range(self.leaves)),
             )
-            for p, version in enumerate(meta["versions"])
-        ]
-        return cls(layout, algorithm, fragments)
+        return self

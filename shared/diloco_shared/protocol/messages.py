@@ -16,6 +16,7 @@ from diloco_shared.protocol.parts import Digest as Digest
 from diloco_shared.protocol.parts import Finite as Finite
 from diloco_shared.protocol.parts import Index as Index
 from diloco_shared.protocol.parts import LifeCount as LifeCount
+from diloco_shared.protocol.parts import MaybeDigest as MaybeDigest
 from diloco_shared.protocol.parts import Message as Message
 from diloco_shared.protocol.parts import Reason as Reason
 from diloco_shared.protocol.parts import RecoveryTimes as RecoveryTimes
@@ -54,6 +55,7 @@ class Progress(Message):
     wait_s: Seconds  # total the train loop spent on anything but its own computation
     cursor: Cursor | None = None
     checkpoint: Count = 0  # newest mark for which its part is written, or cannot be
+    mark: Count = 0  # newest mark met
     sockets: SocketBytes = SocketBytes()
     recovery: RecoveryTimes | None = None
 
@@ -88,6 +90,7 @@ class ContributionManifest(Message):
     codec: str
     values: Count
     config_hash: Digest
+    checkpoint: Count = 0  # newest mark that this learner had met
     blob: Blob
 
 
@@ -141,6 +144,8 @@ class Beat(Message):
     incarnations: dict[str, int] = Field(default_factory=dict)  # newest known per learner
     checkpoint: Count = 0  # newest mark: whoever meets it keeps its state before it adopts more
     restored: Restored | None = None
+    shard: Count = 0  # of the syncer; versions of others' fragments are -1
+    terms: tuple[Count, ...] = ()  # of every shard, where a learner has put their beats together
 
 
 class Grant(Message):
@@ -157,6 +162,7 @@ class Grant(Message):
     donor: str
     stamp: Stamp
     restored: Restored | None = None
+    shard: Count = 0  # of the syncer; versions of others' fragments are -1
 
 
 class Donate(Message):
@@ -233,8 +239,9 @@ class TapeInit(Message):
     run: Id
     config_hash: Digest
     layout: tuple[TensorSpec, ...]
-    anchor_digests: tuple[Digest, ...]
-    subjects: tuple[str, ...]  # of the init blobs, per fragment
+    # Per fragment; empty for what another shard owns.
+    anchor_digests: tuple[MaybeDigest, ...]
+    subjects: tuple[str, ...]  # of the init blobs
     learner: Id
     incarnation: Count
     at: Seconds  # wall clock, seconds since 1970
@@ -309,7 +316,7 @@ class TapeRestore(Message):
     digest: Digest  # of its manifest
     run: Id  # that it is of
     versions: tuple[Version, ...]
-    anchor_digests: tuple[Digest, ...]
+    anchor_digests: tuple[MaybeDigest, ...]
     at: Seconds
 
 

@@ -15,6 +15,7 @@ Version = Annotated[int, Field(ge=-1, le=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # 16 bytes, in hex
+MaybeDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
 Reason = Annotated[str, Field(max_length=500)]
 
 

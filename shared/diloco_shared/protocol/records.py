@@ -37,6 +37,7 @@ class MemberRecord(Message):
     draining: bool = False
     reason: Reason = ""  # why a syncer cannot lead
     tape_seq: Count = 0  # newest tape record that a syncer has executed
+    shard: Count = 0  # that a syncer works for
 
 
 class Assignment(Message):
@@ -45,6 +46,7 @@ class Assignment(Message):
     member: Id
     run: str  # empty: none
     run_id: str = ""  # a run deleted and submitted again is another one
+    shard: Count = 0  # of a syncer
     at: Seconds
 
 
@@ -183,6 +185,7 @@ class RunStatus(Message):
     reason: Reason
     epoch: Count
     term: Count
+    shard: Count = 0
     leader: str
     quorum: Count
     versions: tuple[Version, ...]

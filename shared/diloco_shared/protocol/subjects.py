@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # Key-value buckets.
 MEMBERS = "members"  # <member> -> MemberRecord, per-key TTL
 RUNS = "runs"  # <run> -> RunRecord
-STATUS = "status"  # <run> -> RunStatus
+STATUS = "status"  # <run>, <run>.<syncer shard> from 1 on -> RunStatus
 ASSIGNMENTS = "assignments"  # <member> -> Assignment
 INCARNATIONS = "incarnations"  # <run>.<learner> -> Incarnation
 SHARDS = "shards"  # <run>.<data shard> -> ShardLease
@@ -87,9 +87,14 @@ def leader_lease(run: str, shard: int) -> str:
     return f"{run}.{shard}"
 
 
-def snapshot_wish(run: str) -> str:
+def status_key(run: str, shard: int) -> str:
+    """Key in STATUS."""
+    return f"{run}.{shard}" if shard else run
+
+
+def snapshot_wish(run: str, shard: int) -> str:
     """A standby asks the leader for its newest snapshot; answered at once, sent later."""
-    return f"ctl.{run}.snapshot"
+    return f"ctl.{run}.snapshot.{shard}"
 
 
 def event(run: str, kind: str) -> str:

@@ -68,12 +68,14 @@ class Verified:
     faults: tuple[Fault, ...]
 
 
-async def verify(spec: RunSpec, data: Bus, records: Records, checkpoint_root: str) -> Verified:
+async def verify(
+    spec: RunSpec, data: Bus, records: Records, checkpoint_root: str, shard: int = 0
+) -> Verified:
     """Records follow each other; every contribution not yet covered is there, byte for byte."""
-    history, faults = History(spec), await _missing(spec.name, data)
+    history, faults = History(spec, shard), await _missing(spec.name, data)
     for seq, record in records:
         try:
-            back = await _back(spec, record, checkpoint_root)
+            back = await _back(spec, shard, record, checkpoint_root)
             if back is not None and isinstance(record, TapeRestore):
                 history.resume(back.history, record, seq)
             else:
@@ -97,7 +99,12 @@ async def verify(spec: RunSpec, data: Bus, records: Records, checkpoint_root: st
 
 
 async def reexecute(
-    spec: RunSpec, data: Bus, records: Records, folders: Sequence[Path], checkpoint_root: str
+    spec: RunSpec,
+    data: Bus,
+    records: Records,
+    folders: Sequence[Path],
+    checkpoint_root: str,
+    shard: int = 0,
 ) -> Replayed:
     """Execute all that can be, from the earliest place possible; every digest is compared.
 
@@ -105,7 +112,7 @@ async def reexecute(
     contribution is there. The fault is the first difference.
     """
     gone = await _last_gone(spec.name, data, records)
-    history, store, why = await asyncio.to_thread(_begin, spec, folders, gone)
+    history, store, why = await asyncio.to_thread(_begin, spec, shard, folders, gone)
     if why:
         return Replayed(0, 0, 0, Fault(gone, "", why))
     began_at, rounds, done = history.seq, 0, 0
@@ -122,7 +129,7 @@ async def reexecute(
                 return Replayed(began_at, done, rounds, Fault(seq, subject, why))
             payloads[subject] = payload
         try:
-            back = await _back(spec, record, checkpoint_root)
+            back = await _back(spec, shard, record, checkpoint_root)
             store = await asyncio.to_thread(replay, history, store, record, seq, payloads, back)
         except TapeFault as fault:
             return Replayed(began_at, done, rounds, Fault(seq, "", str(fault)))
@@ -141,13 +148,15 @@ async def _missing(run: str, data: Bus) -> list[Fault]:
     return [Fault(n, "", f"record {n} {why}") for n in islice(gone, FAULTS_MAX)]
 
 
-async def _back(spec: RunSpec, record: TapeRecord, checkpoint_root: str) -> State | None:
+async def _back(
+    spec: RunSpec, shard: int, record: TapeRecord, checkpoint_root: str
+) -> State | None:
     """The state that a restore goes back to; TapeFault when it cannot be had."""
     if not isinstance(record, TapeRestore):
         return None
     root = spec.keeping.run_checkpoint_root or checkpoint_root
     try:
-        return await asyncio.to_thread(load_recorded, spec, record, root)
+        return await asyncio.to_thread(load_recorded, spec, shard, record, root)
     except (OSError, ValueError, KeyError) as error:
         raise TapeFault(f"{record.source}, which it goes back to: {error}") from None
 
@@ -168,11 +177,11 @@ async def _last_gone(run: str, data: Bus, records: Records) -> int:
 
 
 def _begin(
-    spec: RunSpec, folders: Sequence[Path], gone: int
+    spec: RunSpec, shard: int, folders: Sequence[Path], gone: int
 ) -> tuple[History, FragmentStore | None, str]:
     """(history, store, why not): the oldest place from which everything is there."""
     if not gone:
-        return History(spec), None, ""
+        return History(spec, shard), None, ""
     faults: list[str] = []
     for covers, folder in sorted((n, f) for f in folders for n in SnapshotStore(f).covers()):
         if covers < gone:
@@ -186,7 +195,7 @@ def _begin(
             faults.append(f"the snapshot of record {covers} in {folder}: {error}")
     there = "; ".join(faults) or f"no snapshot in {', '.join(map(str, folders)) or 'any folder'}"
     return (
-        History(spec),
+        History(spec, shard),
         None,
         f"contributions of record {gone} and before are gone, and {there}: name the syncers' "
         'folders with --snapshots, or keep contributions = "all" in the next run',
@@ -196,7 +205,7 @@ def _begin(
 def _sound(store: FragmentStore, meta: dict[str, Any]) -> FragmentStore:
     """The same store; ValueError when its anchors are not those of its own history."""
     for p, digest in enumerate(meta["history"]["anchor_digests"]):
-        if digest_array(store.anchor(p)) != digest:
+        if digest and digest_array(store.anchor(p)) != digest:
             raise ValueError(f"the anchor of fragment {p} is not the one of its history")
     return store
 

@@ -49,13 +49,16 @@ class Candidate:
         *,
         payload_bytes_max: int,
         checkpoint_root: str,
+        shard: int = 0,
     ) -> None:
         self.spec = spec
         self.me = keeper.lease.me
         self.keeper = keeper
         self.control = control
         self.data = data
-        self.snapshots = SnapshotStore(folder / SNAPSHOTS / spec.folder)
+        self.shard = shard
+        own = folder / SNAPSHOTS / spec.folder
+        self.snapshots = SnapshotStore(own / f"shard-{shard}" if shard else own)
         self.show = show
         self.payload_bytes_max = payload_bytes_max
         self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
@@ -119,7 +122,7 @@ class Candidate:
         told = ""
         self.show("catching up", "", 0)
         while True:
-            tape = Tape(self.control, self.spec.name)
+            tape = Tape(self.control, self.spec.name, self.shard)
             follower = Follower(self.spec, self.data, tape, self.snapshots, self.checkpoint_root)
             try:
                 await follower.load()
@@ -167,7 +170,9 @@ class Candidate:
                         await keeper.changed.wait()
 
     async def _end_is_shown(self) -> bool:
-        entry = await self.control.kv_get(subjects.STATUS, self.spec.name)
+        entry = await self.control.kv_get(
+            subjects.STATUS, subjects.status_key(self.spec.name, self.shard)
+        )
         if entry is None or entry.value is None:
             return False
         try:
@@ -180,7 +185,13 @@ class Candidate:
         self.show("catching up", f"{why}; asks the leader for a snapshot", after)
         try:
             covers = await fetch_snapshot(
-                self.spec.name, self.me, self.control, self.data, self.snapshots, after=after
+                self.spec.name,
+                self.shard,
+                self.me,
+                self.control,
+                self.data,
+                self.snapshots,
+                after=after,
             )
         except Unavailable as error:
             return f"{why}, and no leader answers that could send a snapshot ({error})"

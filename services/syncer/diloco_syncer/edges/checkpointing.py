@@ -31,7 +31,7 @@ from diloco_syncer.store import FragmentStore
 
 log = structlog.get_logger()
 
-SHARD = "shard-0"
+SHARD = "shard-"
 LEARNER = "learner-"
 
 
@@ -39,9 +39,10 @@ class Checkpointer:
     """Of one leader's term: one checkpoint at a time."""
 
     def __init__(
-        self, spec: RunSpec, root: str, control: Bus, put: Callable[[Event], None]
+        self, spec: RunSpec, shard: int, root: str, control: Bus, put: Callable[[Event], None]
     ) -> None:
         self.spec = spec
+        self.shard = shard
         self.root = root
         self.control = control
         self.put = put
@@ -61,9 +62,10 @@ class Checkpointer:
 
         def write() -> Object:
             there, ref = Checkpoints(self.root), reference(self.spec.folder, effect.number)
-            objects = there.write_arrays(ref, SHARD, pack(arrays))
-            part = ShardPart(shard=0, history=history, store=store, arrays=objects)
-            return there.write_part(ref, SHARD, part)
+            name = f"{SHARD}{self.shard}"
+            objects = there.write_arrays(ref, name, pack(arrays))
+            part = ShardPart(shard=self.shard, history=history, store=store, arrays=objects)
+            return there.write_part(ref, name, part)
 
         try:
             written = await asyncio.to_thread(write)
@@ -144,7 +146,7 @@ class Checkpointer:
     async def load(self, restore: Restore) -> None:
         """Read a checkpoint; the store is kept for `install`."""
         try:
-            state = await asyncio.to_thread(load, self.spec, restore.source, self.root)
+            state = await asyncio.to_thread(load, self.spec, self.shard, restore.source, self.root)
         except (OSError, ValueError, KeyError) as error:
             self.put(Loaded(restore, fault=str(error)[:400]))
             return
@@ -154,8 +156,11 @@ class Checkpointer:
     async def rewind(self, serial: int) -> None:
         """Data is read on from where the checkpoint's parameters have it.
 
-        Before the restore is on the tape: should this process die between, the wish is still open.
+        By one shard for all. Before the restore is on the tape: should this process die between,
+        the wish is still open.
         """
+        if self.shard:
+            return
         there = {lease.shard: lease for lease in self.loaded[serial].manifest.leases}
         free = ShardLease(shard=0, holder="", incarnation=-1, sequences=0, passes=0)
         run = self.spec.name
@@ -175,7 +180,7 @@ class Checkpointer:
         return self.loaded.pop(serial).store
 
 
-def load(spec: RunSpec, source: str, root: str, digest: str = "") -> State:
+def load(spec: RunSpec, shard: int, source: str, root: str, digest: str = "") -> State:
     """The state of a checkpoint, every digest checked. Not for an event loop.
 
     `digest`: of the manifest, if it must be a certain one. Raises CheckpointError, VaultError (an
@@ -185,17 +190,22 @@ def load(spec: RunSpec, source: str, root: str, digest: str = "") -> State:
     manifest, found = there.manifest(ref)
     if digest and found != digest:
         raise CheckpointError(f"the manifest of {source} is another one than was restored")
-    part = there.part(ref, manifest.shards[0], ShardPart)
+    if len(manifest.shards) != spec.algorithm.shards:
+        raise CheckpointError(
+            f"{source} is of {len(manifest.shards)} syncer shards, the run has "
+            f"{spec.algorithm.shards}: set algorithm.shards = {len(manifest.shards)}"
+        )
+    part = there.part(ref, manifest.shards[shard], ShardPart)
     arrays: dict[str, NDArray[Any]] = {}
     for blob in there.blobs(ref, part):
         arrays |= unpack(blob)
     store = FragmentStore.restore(part.store, arrays, spec.algorithm)
     for p, wanted in enumerate(part.history["anchor_digests"]):
-        if digest_array(store.anchor(p)) != wanted:
+        if wanted and digest_array(store.anchor(p)) != wanted:
             raise CheckpointError(f"the anchor of fragment {p} in {source} is not the one recorded")
     return State(manifest, found, part.history, store)
 
 
-def load_recorded(spec: RunSpec, record: TapeRestore, root: str) -> State:
+def load_recorded(spec: RunSpec, shard: int, record: TapeRestore, root: str) -> State:
     """What a restore on the tape speaks of."""
-    return load(spec, record.source, root, record.digest)
+    return load(spec, shard, record.source, root, record.digest)

@@ -63,7 +63,7 @@ class Follower:
         self.data = data
         self.tape = tape
         self.snapshots = snapshots
-        self.history = History(spec)
+        self.history = History(spec, tape.shard)
         self.store: FragmentStore | None = None
         self.covered = 0  # tape sequence of our own newest snapshot
         self.executed = 0
@@ -116,7 +116,9 @@ class Follower:
         if not isinstance(record, TapeRestore):
             return None
         try:
-            return await asyncio.to_thread(load_recorded, self.spec, record, self.checkpoint_root)
+            return await asyncio.to_thread(
+                load_recorded, self.spec, self.tape.shard, record, self.checkpoint_root
+            )
         except (OSError, ValueError, KeyError) as error:
             raise Purged(f"the tape goes back to {record.source}, and {error}") from None
 

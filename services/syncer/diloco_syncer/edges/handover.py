@@ -33,9 +33,16 @@ class SnapshotSender:
     """At the leader: answers wishes, one transfer at a time."""
 
     def __init__(
-        self, spec: RunSpec, leader: str, control: Bus, data: Bus, snapshots: SnapshotStore
+        self,
+        spec: RunSpec,
+        shard: int,
+        leader: str,
+        control: Bus,
+        data: Bus,
+        snapshots: SnapshotStore,
     ) -> None:
         self.run = spec.name
+        self.shard = shard
         self.bytes_max = spec.keeping.stream_bytes_max
         self.leader = leader
         self.control = control
@@ -46,7 +53,7 @@ class SnapshotSender:
 
     def serving(self) -> AbstractAsyncContextManager[None]:
         """Answer wishes until the context ends."""
-        return self.control.serve(subjects.snapshot_wish(self.run), self._answer)
+        return self.control.serve(subjects.snapshot_wish(self.run, self.shard), self._answer)
 
     async def _answer(self, delivery: Delivery) -> bytes:
         try:
@@ -99,7 +106,14 @@ class SnapshotSender:
 
 
 async def fetch_snapshot(
-    run: str, standby: str, control: Bus, data: Bus, snapshots: SnapshotStore, *, after: int
+    run: str,
+    shard: int,
+    standby: str,
+    control: Bus,
+    data: Bus,
+    snapshots: SnapshotStore,
+    *,
+    after: int,
 ) -> int:
     """Get the leader's newest snapshot into our own folder; the record that it covers.
 
@@ -107,7 +121,8 @@ async def fetch_snapshot(
     """
     nonce = uuid.uuid4().hex
     wish = SnapshotWish(standby=standby, nonce=nonce, after=after)
-    reply = decode(await control.request(subjects.snapshot_wish(run), encode(wish)), SnapshotReply)
+    where = subjects.snapshot_wish(run, shard)
+    reply = decode(await control.request(where, encode(wish)), SnapshotReply)
     if not reply.accepted:
         raise NoSnapshot(reply.reason)
     stream, ours = subjects.state_stream(run), f"state.{run}.*.{standby}.>"

@@ -56,8 +56,10 @@ class Inbox:
         put: Put,
         wanted: Callable[[ContributionManifest], bool],
         pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
+        shard: int = 0,
     ) -> None:
         self.spec = spec
+        self.owned = spec.algorithm.owned(shard)
         self.run = spec.name
         self.control = control
         self.data = data
@@ -136,6 +138,8 @@ class Inbox:
                 manifest = self._manifest(stored)
                 if manifest is None or manifest.blob.subject in self.under_way:
                     continue
+                if manifest.fragment not in self.owned:
+                    continue  # another shard's
                 if not self.wanted(manifest):
                     self.put(ContributionSeen(manifest, finite=True, norm=0.0))
                     continue
@@ -216,6 +220,9 @@ class Inbox:
         digests, finite = [], True
         try:
             for m in parts:
+                if m.fragment not in self.owned:
+                    digests.append("")
+                    continue
                 self.payloads.room_for(m.blob.bytes)
                 payload = await get_blob(
                     self.data, subjects.up_stream(self.run), m.blob, timeout_s=BLOB_TIMEOUT_S
@@ -234,7 +241,7 @@ class Inbox:
                 first.incarnation,
                 first.config_hash,
                 first.layout,
-                tuple(m.blob.subject for m in parts),
+                tuple(m.blob.subject if m.fragment in self.owned else "" for m in parts),
                 tuple(digests),
                 finite,
             )

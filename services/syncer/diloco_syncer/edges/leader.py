@@ -115,12 +115,13 @@ class Leader:
         self.executed = executed  # told the newest record
         self.payloads = Payloads(payload_bytes_max)
         self.queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_MAX)
+        shard = recovered.history.shard
         self.inbox = Inbox(
-            spec, control, data, self.payloads, self._put, self._wanted, self._pieces
+            spec, control, data, self.payloads, self._put, self._wanted, self._pieces, shard
         )
-        self.outbox = Outbox(spec, leader, control, data)
+        self.outbox = Outbox(spec, leader, control, data, shard)
         self.purger = UpPurger(spec, leader, control, data, self.outbox)
-        self.sender = SnapshotSender(spec, leader, control, data, snapshots)
+        self.sender = SnapshotSender(spec, shard, leader, control, data, snapshots)
         self.machine = Machine(spec, recovered.history)
         self.places = Places(control, spec.name, lambda: self.machine.history.ledger)
         self.store: FragmentStore | None = recovered.store
@@ -131,7 +132,7 @@ class Leader:
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None
         self.showing = Showing(control, self.machine, self.inbox, self.outbox, lease)
-        self.checkpointer = Checkpointer(spec, checkpoint_root, control, self._put)
+        self.checkpointer = Checkpointer(spec, shard, checkpoint_root, control, self._put)
 
     async def run(self) -> str:
         """Lead until the run is over, linger for its learners; the outcome."""
@@ -331,9 +332,9 @@ class Leader:
         return fragments[fragment] if 0 <= fragment < len(fragments) else ()
 
     def _install_init(self, effect: InstallInit) -> None:
-        payloads = {s: self.payloads.held[s] for s in effect.subjects}
+        payloads = {s: self.payloads.held[s] for s in effect.subjects if s}
         self.store = build_store(self.machine.history, effect.subjects, payloads)
-        for subject in effect.subjects:
+        for subject in payloads:
             self.payloads.drop(subject)
 
     def _publish(self, effect: Publish) -> None:

@@ -52,8 +52,10 @@ async def until_done(what: Callable[[], Awaitable[T]]) -> T:
 class Outbox:
     """Everything that goes out for one run."""
 
-    def __init__(self, spec: RunSpec, source: str, control: Bus, data: Bus) -> None:
+    def __init__(self, spec: RunSpec, source: str, control: Bus, data: Bus, shard: int = 0) -> None:
         self.spec = spec
+        self.shard = shard
+        self.status_key = subjects.status_key(spec.name, shard)
         self.run = spec.name
         self.hash = config_hash(spec)
         self.source = source
@@ -124,9 +126,15 @@ class Outbox:
 
     async def purge_up(self, below_seq: int) -> None:
         """Remove everything older from UP. One purge by sequence: one per subject would hold up
-        the stream for seconds."""
-        stream = subjects.up_stream(self.run)
-        await until_done(lambda: self.data.purge(stream, f"up.{self.run}.>", below_seq=below_seq))
+        the stream for seconds. A shard among others removes what is of its own fragments."""
+        stream, algorithm = subjects.up_stream(self.run), self.spec.algorithm
+        filters = [f"up.{self.run}.>"]
+        if algorithm.shards > 1:
+            filters = [f"up.{self.run}.*.*.{p}.*.>" for p in algorithm.owned(self.shard)]
+        for subject in filters:
+            await until_done(
+                lambda s=subject: self.data.purge(stream, s, below_seq=below_seq)  # type: ignore[misc]
+            )
 
     async def purge_down(self, effect: PurgeDown) -> None:
         """Remove what a keyframe replaces: everything of its fragment up to the manifest before.
@@ -176,6 +184,6 @@ class Outbox:
     async def status(self, status: RunStatus) -> None:
         """Show where the run stands; the next one replaces it."""
         try:
-            await self.control.kv_put(subjects.STATUS, self.run, encode(status))
+            await self.control.kv_put(subjects.STATUS, self.status_key, encode(status))
         except BusError as error:
             log.debug("status not written", error=str(error))

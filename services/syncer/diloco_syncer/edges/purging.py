@@ -72,5 +72,6 @@ class UpPurger:
             m = decode(value or b"", MemberRecord)
         except WireError:
             return None
-        ours = m.role == "syncer" and m.run == self.run and m.id != self.me
+        place = (m.role, m.run, m.shard)
+        ours = place == ("syncer", self.run, self.outbox.shard) and m.id != self.me
         return m.id if ours and m.state in FOLLOWING and m.tape_seq < self.covers else None

@@ -35,7 +35,7 @@ class Showing:
         await until_done(self._earlier_bytes)
 
     async def _earlier_bytes(self) -> None:
-        entry = await self.control.kv_get(subjects.STATUS, self.machine.spec.name)
+        entry = await self.control.kv_get(subjects.STATUS, self.outbox.status_key)
         if entry is None or entry.value is None:
             return
         try:
@@ -64,5 +64,5 @@ class Showing:
     async def last(self) -> None:
         """The run is over and left: nobody is needed any more."""
         settled = encode(self._status().model_copy(update={"settled": True}))
-        run = self.machine.spec.name
-        await until_done(lambda: self.control.kv_put(subjects.STATUS, run, settled))
+        key = self.outbox.status_key
+        await until_done(lambda: self.control.kv_put(subjects.STATUS, key, settled))

@@ -21,6 +21,7 @@ class Tape:
 
     def __init__(self, bus: Bus, run: str, shard: int = 0) -> None:
         self.bus = bus
+        self.shard = shard
         self.stream = subjects.tape_stream(run)
         self.subject = subjects.tape(run, shard)
         self.end = 0  # stream sequence of the newest record of this shard
