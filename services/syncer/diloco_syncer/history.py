@@ -268,8 +268,9 @@ class History:
         digests = tuple(meta["anchor_digests"])
         if (tuple(meta["versions"]), digests) != (record.versions, record.anchor_digests):
             raise TapeFault(f"record {seq}: the state of {record.source} is another one by now")
-        stays = {name: getattr(self, name) for name in self.STAYS}
+        stays, present = {name: getattr(self, name) for name in self.STAYS}, self.ledger
         self.load(meta)
+        self.ledger.resume(present)
         for name, value in stays.items():
             setattr(self, name, value)
         self.seq, self.epoch = seq, record.epoch
