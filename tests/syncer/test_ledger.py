@@ -190,3 +190,19 @@ def test_a_runs_figure_is_the_mean_by_size_and_adds_up(
 
 def test_before_there_are_parameters_there_is_no_mean() -> None:
     assert of_run((TokenCounts(merged=5),), [0]) == TokenCounts()
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_counts_on_from_there() -> None:
+    """Its lives are over then, and incarnations of another run say nothing about this one's."""
+    ledger, present = Ledger.empty(P), Ledger.empty(P)
+    ledger.round(record(0, [verdict("a", "merged", 0, 40, incarnation=7)], (life(0),)))
+    ledger.saw(life(60, 40, 0, incarnation=7))
+    present.saw(life(500, 0, 0, incarnation=2))
+    present.saw(life(0, learner="b", incarnation=4))  # joined, has not trained
+    ledger.resume(present)
+    assert classes(ledger) == {"merged": 40, "lost": 20} and ledger.reread() == 20
+    ledger.saw(life(900, 0, 0, incarnation=2))  # of before
+    assert ledger.processed == 60
+    ledger.saw(life(5, 0, 0, incarnation=3))
+    ledger.saw(life(5, 0, 0, learner="b", incarnation=4))
+    assert classes(ledger) == {"merged": 40, "lost": 20, "in_flight": 10}
