@@ -247,7 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--before", type=float, default=20.0, help="seconds before each kill")
-    parser.add_argument("--sequences", type=int, default=64, help="in a batch: sets the step time")
+    parser.add_argument("--sequences", type=int, default=128, help="in a batch: sets the step time")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
