@@ -8,11 +8,14 @@ def is_final(beat: Beat) -> bool:
     return beat.state in ("finished", "stopped")
 
 
-def outdated(beat: Beat, known: Beat | None, *, fragments: int, epoch: int, term: int) -> str:
-    """Why a beat changes nothing beside the newest `known` one, and the leader heard of; or ""."""
+def outdated(beat: Beat, known: Beat | None, *, fragments: int, deposed: bool) -> str:
+    """Why a beat changes nothing beside the newest `known` one; or "".
+
+    `deposed`: a newer leader than the one that sent it was heard of.
+    """
     if len(beat.versions) != fragments:
         return "beat of another layout"
-    if (beat.epoch, beat.term) < (epoch, term):
+    if deposed:
         return "beat of a deposed leader"
     if known is None or (beat.epoch, beat.term) != (known.epoch, known.term):
         return ""

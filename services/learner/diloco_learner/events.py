@@ -164,6 +164,7 @@ class Contribute:
     tokens_to: int
     cursor: Cursor | None
     deadline: float  # same clock as `now`: abandon the upload then
+    checkpoint: int = 0  # newest mark met
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,10 @@ from diloco_learner.events import (
     TimePassed,
 )
 from diloco_learner.giving import Giving
+from diloco_learner.leaders import slowest
 from diloco_learner.marks import Marks
 from diloco_learner.merged import Undecided
-from diloco_learner.pulls import Pulls
+from diloco_learner.pulls import AllPulls
 from diloco_shared.config import RunSpec
 from diloco_shared.numerics.schedule import Position, position
 from diloco_shared.protocol.messages import Beat, Cursor, LearnerState, Progress, Stamp
@@ -81,7 +82,7 @@ class Exchange:
         self.marks = Marks()
         self.counters = Counters(list(versions))
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
-        self.pulls = Pulls(learner, epoch, fragments)
+        self.pulls = AllPulls(learner, epoch, fragments, spec.algorithm.shards)
         self.giving = Giving(learner, incarnation)
         self.draining = Draining()
         self.undecided = Undecided(learner, incarnation)
@@ -109,12 +110,8 @@ class Exchange:
         acts = isinstance(event, Stepped | TimePassed)
         if not self.left and (acts or not self.may_step):
             effects += self._boundary(now, stepped=isinstance(event, Stepped))
-        self.place = position(
-            self.stamp,
-            self.counters.step - self.stamp_step,
-            self.spec.algorithm.steps_per_round,
-            self.place,
-        )
+        own, cap = self.counters.step - self.stamp_step, self.spec.algorithm.steps_per_round
+        self.place = position(self.stamp, own, cap, self.place)
         if not self.left:
             effects += self._report(now)
         return effects
@@ -193,9 +190,9 @@ class Exchange:
         if newest > self.incarnation:
             self.left = True
             return [Leave("superseded", f"incarnation {newest} of {self.learner} has joined")]
-        pulls, fragments = self.pulls, self.spec.algorithm.fragments
-        why = outdated(beat, self.beat, fragments=fragments, epoch=pulls.epoch, term=pulls.term)
-        if why:
+        terms, fragments = beat.terms or (beat.term,), self.spec.algorithm.fragments
+        deposed = self.pulls.deposed(beat.epoch, terms)
+        if why := outdated(beat, self.beat, fragments=fragments, deposed=deposed):
             self._count(why)
             return []
         if beat.restored is not None and beat.restored.epoch > self.joined:
@@ -206,7 +203,7 @@ class Exchange:
         effects: list[ExchangeEffect] = []
         if beat.epoch > self.epoch:
             effects += self._enter(beat.epoch, beat.stamp)
-        self.pulls.lead(beat.epoch, beat.term)
+        self.pulls.lead(beat.epoch, terms)
         was_finishing = self._finishing
         self.beat = beat
         self._progressed(beat.stamp)
@@ -222,7 +219,7 @@ class Exchange:
         self.epoch = epoch
         self.counters.void()
         self.ready.clear()
-        self.pulls.lead(epoch, -1)
+        self.pulls.lead(epoch, (-1,) * self.spec.algorithm.shards)
         self.stamp, self.stamp_step = stamp, self.counters.step
         self.place = position(stamp, 0, self.spec.algorithm.steps_per_round)
         self.anchor_stamp, self.evaluated = stamp, -1
@@ -264,9 +261,11 @@ class Exchange:
         for p, anchor in sorted(self.ready.items()):
             assert anchor.epoch == self.epoch
             self.counters.adopt(p, anchor.version)
-            self._progressed(anchor.stamp)
-            if anchor.stamp.steps > self.anchor_stamp.steps:
-                self.anchor_stamp = anchor.stamp
+            # Of one shard among several: the run may be behind it.
+            single = self.spec.algorithm.shards == 1
+            stamp = anchor.stamp if single else slowest((anchor.stamp, self.stamp))
+            self._progressed(stamp)
+            self.anchor_stamp = max(self.anchor_stamp, stamp, key=lambda s: s.steps)
             effects.append(Adopt(anchor.epoch, p, anchor.version))
         self.ready.clear()
         self.unreported = True
@@ -284,7 +283,7 @@ class Exchange:
             pull, p = owed.pull, owed.pull.fragment
             if c.c_steps(p) < 1:
                 continue  # adopted just now: the next boundary may still be in time
-            self.pulls.answer(pull.round)
+            self.pulls.answer(pull)
             self.undecided.contributed(p, pull.round, pull.epoch, self.cursor)
             effects.append(
                 Contribute(
@@ -299,6 +298,7 @@ class Exchange:
                     tokens_to=c.tokens,
                     cursor=self.cursor,
                     deadline=owed.deadline,
+                    checkpoint=max(self.marks.met, 0),
                 )
             )
         return effects
@@ -395,4 +395,5 @@ class Exchange:
             wait_s=self.wait_s,
             cursor=self.cursor,
             checkpoint=self.marks.settled,
+            mark=max(self.marks.met, 0),
         )

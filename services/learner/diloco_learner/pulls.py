@@ -77,3 +77,40 @@ class Pulls:
             oldest = min(self.answered)
             del self.answered[oldest]
             self.forgotten = max(self.forgotten, oldest)
+
+
+class AllPulls:
+    """Pulls of every syncer shard: each numbers its rounds and terms by itself."""
+
+    def __init__(self, learner: str, epoch: int, fragments: int, shards: int) -> None:
+        self.of = [Pulls(learner, epoch, fragments) for _ in range(shards)]
+
+    def lead(self, epoch: int, terms: tuple[int, ...]) -> None:
+        """The leaders of all shards speak, in their order."""
+        for pulls, term in zip(self.of, terms, strict=True):
+            pulls.lead(epoch, term)
+
+    def deposed(self, epoch: int, terms: tuple[int, ...]) -> bool:
+        """Whether a newer leader than one of these was heard of."""
+        pairs = zip(self.of, terms, strict=True)
+        return any((epoch, term) < (pulls.epoch, pulls.term) for pulls, term in pairs)
+
+    def ask(self, pull: Pull, now: float) -> str:
+        return self.of[pull.fragment % len(self.of)].ask(pull, now)
+
+    @property
+    def pending(self) -> list[Pending]:
+        """Those that wait for a step boundary."""
+        return [pending for pulls in self.of for pending in pulls.pending.values()]
+
+    @property
+    def answered(self) -> list[int]:
+        """Rounds remembered as answered."""
+        return [round_ for pulls in self.of for round_ in pulls.answered]
+
+    def owed(self, now: float) -> list[Pending]:
+        """Pulls that can be answered now."""
+        return [pending for pulls in self.of for pending in pulls.owed(now)]
+
+    def answer(self, pull: Pull) -> None:
+        self.of[pull.fragment % len(self.of)].answer(pull.round)

@@ -291,9 +291,7 @@ class Recovery:
             and beat is not None
             and beat.state == "bootstrapping"
             and beat.initializer == self.learner
-            and max(beat.versions) < 0
-            and max(self.wanted_P) < 0
-            and not self.anchors
+            and self._unborn(beat)
         )
         if not asked:
             return []
@@ -303,6 +301,17 @@ class Recovery:
             self.init_s = min(2 * self.init_s, INIT_S_MAX)
         self.init_sent_at = now
         return [SendInit()]
+
+    def _unborn(self, beat: Beat) -> bool:
+        """Whether nothing was ever published of a syncer shard."""
+        algorithm = self.spec.algorithm
+        return any(
+            all(
+                beat.versions[p] < 0 and self.wanted_P[p] < 0 and p not in self.anchors
+                for p in algorithm.owned(shard)
+            )
+            for shard in range(algorithm.shards)
+        )
 
     def _raised(self, epoch: int, versions_P: tuple[int, ...], now: float) -> list[RecoveryEffect]:
         """History began again: versions and requests of before are void, moments are not."""
@@ -346,8 +355,9 @@ class Recovery:
         versions = tuple(self.anchors[p].version for p in range(fragments))
         if any(have < want for have, want in zip(versions, self.wanted_P, strict=True)):
             return []
-        for p in range(fragments):
-            self._progressed(self.anchors[p].stamp)
+        if self.spec.algorithm.shards == 1:  # else each is of its shard, not of the run
+            for p in range(fragments):
+                self._progressed(self.anchors[p].stamp)
         assert self.source and self.stamp is not None and min(versions) >= 0
         first = self.state is State.BOOTSTRAPPING
         self._move(State.BEGUN)

@@ -16,6 +16,7 @@ from diloco_learner.events import (
     StateComing,
     StateSeen,
 )
+from diloco_learner.leaders import Leaders
 from diloco_learner.train import Anchored
 from diloco_shared.edges.blobs import BlobIncomplete, get_blob, manifest_subject
 from diloco_shared.edges.bus import Bus, BusError, Stored
@@ -67,6 +68,7 @@ class Downlink:
         book: AnchorBook,
         put: Callable[[object], None],
         check_state: Callable[[bytes], None],
+        shards: int = 1,
     ) -> None:
         self.run = run
         self.learner = learner
@@ -77,18 +79,20 @@ class Downlink:
         self.book = book
         self.put = put
         self.check_state = check_state  # raises ValueError for what the trainer cannot use
+        self.leaders = Leaders(learner, shards)
         self.states: dict[str, bytes] = {}  # by nonce; at most the newest
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time
 
     async def beats(self) -> None:
-        await self._listen(subjects.beat(self.run), Beat, BeatSeen)
+        await self._listen(subjects.beat(self.run), Beat, lambda b: _seen(self.leaders.beat(b)))
 
     async def pulls(self) -> None:
         await self._listen(subjects.pull(self.run), Pull, PullSeen)
 
     async def grants(self) -> None:
-        await self._listen(subjects.grant(self.run, self.learner), Grant, GrantSeen)
+        subject = subjects.grant(self.run, self.learner)
+        await self._listen(subject, Grant, lambda g: _granted(self.leaders.grant(g)))
 
     async def donations(self) -> None:
         await self._listen(subjects.donate(self.run, self.learner), Donate, DonateSeen)
@@ -100,10 +104,13 @@ class Downlink:
         async with self.control.subscribe(subject, limit=256) as deliveries:
             async for d in deliveries:
                 try:
-                    self.put(event(decode(d.payload, kind)))
+                    found = event(decode(d.payload, kind))
                 except WireError as error:
                     self.control.traffic.count_refused("message", "wire")
                     self._refuse(d.subject, str(error))
+                    continue
+                if found is not None:
+                    self.put(found)
 
     def _refuse(self, subject: str, reason: str) -> None:
         self.refused += 1
@@ -258,3 +265,11 @@ class Downlink:
             )
         except BusError as error:
             log.debug("state not purged", error=str(error))
+
+
+def _seen(beat: Beat | None) -> BeatSeen | None:
+    return None if beat is None else BeatSeen(beat)
+
+
+def _granted(grant: Grant | None) -> GrantSeen | None:
+    return None if grant is None else GrantSeen(grant)

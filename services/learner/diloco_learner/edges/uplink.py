@@ -206,6 +206,7 @@ class Uplink:
             codec=self.spec.algorithm.codec_up,
             values=self.sizes_P[e.fragment],
             config_hash=self.hash,
+            checkpoint=e.checkpoint,
             blob=blob,
         )
 

@@ -280,6 +280,7 @@ class Work:
             self.book,
             self._put,
             self.trainer.check_inner_state,
+            spec.algorithm.shards,
         )
         self.reporter = Reporter(
             spec,
