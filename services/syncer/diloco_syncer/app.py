@@ -111,7 +111,9 @@ class Syncer:
                     work.cancel()
                     await asyncio.gather(work, return_exceptions=True)
                 self.faults.run = run
-                self.membership.update(run=run, state="idle", reason="", tape_seq=0)
+                self.membership.update(
+                    run=run, shard=self.membership.shard, state="idle", reason="", tape_seq=0
+                )
                 await self.membership.refresh()
                 work = tasks.create_task(self._work(run)) if run else None
         finally:
@@ -119,7 +121,7 @@ class Syncer:
                 work.cancel()
 
     async def _work(self, run: str) -> None:
-        run_id = self.membership.run_id
+        run_id, shard = self.membership.run_id, self.membership.shard
         entry = await until_done(lambda: self.control.kv_get(subjects.RUNS, run))
         value = None if entry is None else entry.value
         spec = RunSpec.model_validate(decode(value, RunRecord).spec) if value else None
@@ -135,13 +137,14 @@ class Syncer:
 
         self.candidate = candidate = Candidate(
             spec,
-            LeaseKeeper(self.control, run, me.id, me.boot, me.lock, lease_s),
+            LeaseKeeper(self.control, run, me.id, me.boot, me.lock, lease_s, shard),
             self.control,
             self.data,
             self.folder.path,
             show,
             payload_bytes_max=self.settings.payload_bytes_max,
             checkpoint_root=self.settings.checkpoints or str(self.settings.data / "checkpoints"),
+            shard=shard,
         )
         try:
             outcome = await candidate.run()

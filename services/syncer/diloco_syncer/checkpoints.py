@@ -9,7 +9,9 @@ before it adopts anything more. So no part has seen what another part has not ye
 under way is not kept: publications come again as keyframes, contributions are void with the epoch,
 and the ledger counts them.
 
-A mark has a number that only grows. Pure: the edge writes, and answers with Kept and Sealed.
+With several syncer shards the first begins; the others set their mark when a message of a learner
+tells of it, before they record a round that it may be part of. A mark has a number that only grows.
+Pure: the edge writes, and answers with Kept and Sealed.
 """
 
 from diloco_shared.config import RunSpec
@@ -32,6 +34,7 @@ class Checkpoints:
         self.history = history
         self.roster = roster
         self.wanted = 0  # newest number that the user asked for
+        self.seen = 0  # newest mark that a learner has met: of another shard's tape, perhaps
         self.number = 0  # of the one that this term makes; 0: none
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
         self.pending: set[str] = set()  # those of them that are awaited
@@ -68,6 +71,10 @@ class Checkpoints:
                 h.checkpoint, "failed", "the leader changed while it was made: ask again", wall
             )
         if h.checkpoint_open or not h.initialised or h.outcome:
+            return None
+        if h.shard:
+            if self.seen > h.checkpoint:
+                return self._record(self.seen, "begun", "learners have met its mark", wall)
             return None
         if self.wanted > h.checkpoint:
             return self._record(self.wanted, "begun", "as the user asked", wall)
@@ -107,11 +114,11 @@ class Checkpoints:
             return [told]
         self.number, self.own_part, self.sealing = record.number, False, False
         self.until = now + PARTS_S
-        epoch = self.history.epoch
+        h, epoch = self.history, self.history.epoch
         self.invited = {
             m.learner: m.incarnation
-            for m in self.roster.stepping(now)
-            if m.progress is not None and m.progress.epoch == epoch
+            for m in self.roster.stepping(now, epoch)
+            if h.shard == 0  # which waits for the learners' parts, and for those of all shards
         }
         self.pending = set(self.invited)
         return [Capture(record.number, seq, record.reason, record.at), told]
@@ -121,6 +128,11 @@ class Checkpoints:
     def progress(self, progress: Progress) -> None:
         """A learner tells which mark it has settled."""
         self.saved[progress.learner] = progress.checkpoint
+        self.met(progress.mark)
+
+    def met(self, number: int) -> None:
+        """A learner that had met this mark sent something."""
+        self.seen = max(self.seen, number)
 
     def kept(self, event: Kept) -> None:
         """The leader's own part is durable."""

@@ -5,7 +5,7 @@ Composes what it knows from the tape (`history`), who there is (`roster`), round
 `now` is monotonic seconds; records carry wall time, which `Led` ties to it.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 
 from diloco_shared.config import RunSpec
@@ -59,6 +59,7 @@ from diloco_syncer.events import (
     Wanted,
 )
 from diloco_syncer.history import History
+from diloco_syncer.refusals import Refusals
 from diloco_syncer.roster import Roster
 from diloco_syncer.rounds import Rounds
 from diloco_syncer.wishes import Wishes
@@ -74,7 +75,7 @@ class Machine:
         self.rounds = Rounds(history, self.roster)
         self.admission = Admission(spec, history, self.roster)
         self.announcer = Announcer(spec, history, self.roster, self.rounds)
-        self.refused: Counter[str] = Counter()  # at the door; the tape counts those in rounds
+        self.refused = Refusals()
         self.wall_offset = 0.0
         self.leading = False
         self.to_append: deque[TapeRecord] = deque()  # at most D rounds and a few settings
@@ -129,10 +130,12 @@ class Machine:
             case ContributionSeen():
                 if not self.leading:
                     return [Drop(event.manifest.blob.subject)]
+                # Marked before the round that it may be merged in is recorded.
+                self.wishes.checkpoints.met(event.manifest.checkpoint)
                 kind, effects = self.rounds.contribution(event, now)
-                return [*effects, *self._refuse(kind, event.manifest.learner, "contribution")]
+                return [*effects, *self.refused.tell(kind, event.manifest.learner, "contribution")]
             case Malformed():
-                return self._refuse(event.kind, event.source, event.reason)
+                return self.refused.tell(event.kind, event.source, event.reason)
             case Staged():
                 return self.rounds.staged(event, now)
             case Appended():
@@ -166,16 +169,6 @@ class Machine:
 
     def _wall(self, now: float) -> float:
         return now + self.wall_offset
-
-    def _refuse(self, kind: str, source: str, what: str) -> list[Effect]:
-        if not kind:
-            return []
-        self.refused[kind] += 1
-        count = self.refused[kind]
-        # Told at powers of two: a flood of bad input must not become a flood of events.
-        if count & (count - 1):
-            return []
-        return [Tell("refused", f"{source}: {kind} ({what}), {count} so far", {"kind": kind})]
 
     # --- leading -------------------------------------------------------------------------------
 
@@ -313,12 +306,12 @@ class Machine:
         h = self.history
         shown = (progress.c_steps, progress.c_tokens, progress.adopted)
         if any(len(of_P) != h.fragments for of_P in shown):
-            return self._refuse("malformed", progress.learner, "progress of another layout")
+            return self.refused.tell("malformed", progress.learner, "progress of another layout")
         if max(progress.c_tokens, default=0) > progress.tokens:
-            return self._refuse("malformed", progress.learner, "more tokens than it has done")
+            return self.refused.tell("malformed", progress.learner, "more tokens than it has done")
         before = self.roster.incarnations.get(progress.learner, -1)
         if self.roster.progress(progress, now):
-            return self._refuse("incarnation", progress.learner, "progress")
+            return self.refused.tell("incarnation", progress.learner, "progress")
         effects: list[Effect] = []
         if progress.incarnation > before and self.leading:
             effects.append(
@@ -328,19 +321,26 @@ class Machine:
         if self.leading and progress.epoch == h.epoch:
             for p, version in enumerate(progress.adopted):
                 effects += self._lost(p, version, progress.learner, self._wall(now))
+        elif self.leading and progress.epoch > h.epoch and self.spec.algorithm.shards > 1:
+            why = f"{progress.learner} is in epoch {progress.epoch}: another shard began it"
+            effects += self._begin_epoch(progress.epoch, why, self._wall(now))
         return effects
 
     def _lost(self, p: int, version: int, whose: str, at: float) -> list[Effect]:
         """A version above the tape's head was published: its record is lost, history restarts."""
         h = self.history
-        pending = any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending)
-        if not h.initialised or pending or p not in h.owned or version <= h.versions[p]:
+        if p not in h.owned or version <= h.versions[p]:
             return []
-        reason = (
-            f"{whose} holds version {version} of fragment {p}, the tape ends at {h.versions[p]}: "
-            "records were lost"
-        )
-        return self._push(TapeEpoch(epoch=h.epoch + 1, term=h.term, reason=reason, at=at))
+        head = h.versions[p]
+        why = f"{whose} holds version {version} of fragment {p}, the tape ends at {head}"
+        return self._begin_epoch(h.epoch + 1, f"{why}: records were lost", at)
+
+    def _begin_epoch(self, epoch: int, reason: str, at: float) -> list[Effect]:
+        h = self.history
+        pending = any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending)
+        if not h.initialised or pending or self.wishes.restoring.due:
+            return []
+        return self._push(TapeEpoch(epoch=epoch, term=h.term, reason=reason, at=at))
 
     def _init(self, event: InitSeen, now: float) -> list[Effect]:
         h = self.history
@@ -351,7 +351,7 @@ class Machine:
             return drops
         known = self.roster.incarnations.get(event.learner, -1)
         if event.config_hash != h.config_hash or not event.finite or event.incarnation < known:
-            return [*self._refuse("init", event.learner, "initial parameters"), *drops]
+            return [*self.refused.tell("init", event.learner, "initial parameters"), *drops]
         return self._push(
             TapeInit(
                 run=self.spec.name,

@@ -70,7 +70,7 @@ class Membership:
         self.bus = bus
         self.changed = asyncio.Event()
         self.writing = asyncio.Lock()
-        self.run_id = ""  # of the run that `assignments` told last
+        self.run_id, self.shard = "", 0  # of the run that `assignments` told last
         self.record = MemberRecord.model_validate(
             {
                 "id": member,
@@ -154,20 +154,21 @@ class Membership:
     async def assignments(self) -> AsyncIterator[str]:
         """The run this member works for, at first and at every change; "" for none.
 
-        A run that was deleted and submitted again is a change; `run_id` is of the newest told.
+        A run that was deleted and submitted again is a change, and so is another shard; `run_id`
+        and `shard` are of the newest told.
         """
-        last: tuple[str, str] | None = None
+        last: Assignment | None = None
         async with self.bus.kv_watch(subjects.ASSIGNMENTS, self.record.id) as entries:
             async for entry in entries:
-                run, run_id = "", ""
+                assigned = Assignment(member=self.record.id, run="", at=0.0)
                 if entry.value is not None:
                     try:
                         assigned = decode(entry.value, Assignment)
-                        run, run_id = assigned.run, assigned.run_id
                     except WireError as error:
                         log.error("unreadable assignment", error=str(error))
                         continue
-                if (run, run_id) != last:
-                    last = (run, run_id)
-                    self.run_id = run_id
-                    yield run
+                assigned = assigned.model_copy(update={"at": 0.0})
+                if assigned != last:
+                    self.run_id, self.shard = assigned.run_id, assigned.shard
+                    last = assigned
+                    yield assigned.run

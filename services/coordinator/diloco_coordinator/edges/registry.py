@@ -286,11 +286,11 @@ class Registry:
         self.histories.forget(run)
         self.events = deque((e for e in self.events if e[1].run != run), maxlen=EVENTS_MAX)
 
-    async def assign(self, member: str, run: str) -> None:
+    async def assign(self, member: str, run: str, shard: int = 0) -> None:
         """Write an assignment; Conflict, and a fresh mirror, if another coordinator did."""
         place = (subjects.ASSIGNMENTS, member)
         run_id = run_id_of(self.runs[run]) if run else ""
-        assignment = Assignment(member=member, run=run, run_id=run_id, at=time.time())
+        assignment = Assignment(member=member, run=run, run_id=run_id, shard=shard, at=time.time())
         try:
             if place in self.revisions:
                 known = self.revisions[place]

@@ -1,6 +1,7 @@
 """Run-wide checkpoints at the leader: its own part, the manifest, and the way back."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from diloco_shared.protocol.checkpoints import (
 from diloco_shared.protocol.messages import TapeRestore
 from diloco_shared.protocol.records import Restore, ShardLease
 from diloco_shared.protocol.wire import encode
+from diloco_syncer.checkpoints import PARTS_S
 from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
 from diloco_syncer.history import History
@@ -33,6 +35,8 @@ log = structlog.get_logger()
 
 SHARD = "shard-"
 LEARNER = "learner-"
+# Between two looks at whether another shard has written its part, in seconds.
+PART_LOOK_S = 0.5
 
 
 class Checkpointer:
@@ -76,11 +80,17 @@ class Checkpointer:
         self.put(Kept(effect.number))
 
     async def seal(self, effect: Seal) -> None:
-        """The manifest over what is there; then what is too old goes."""
+        """The manifest over what is there; then what is too old goes. By one shard for all."""
         assert self.captured is not None
+        if self.shard:
+            self.put(Sealed(effect.number))
+            return
         captured, history, shard = self.captured
         try:
-            learners = await asyncio.to_thread(self._seal, captured, history, shard, effect)
+            others = await self._other_shards(effect.number)
+            learners = await asyncio.to_thread(
+                self._seal, captured, [(history, shard), *others], effect
+            )
         except (OSError, ValueError) as error:
             self.put(Sealed(effect.number, fault=str(error)[:400]))
             return
@@ -90,8 +100,25 @@ class Checkpointer:
         except OSError as error:
             log.warning("old checkpoints not removed", error=str(error))
 
+    async def _other_shards(self, number: int) -> list[tuple[dict[str, Any], Object]]:
+        """`History.meta` of every other shard's part, once all are there."""
+        there, ref = Checkpoints(self.root), reference(self.spec.folder, number)
+        found: list[tuple[dict[str, Any], Object]] = []
+        until = time.monotonic() + PARTS_S
+        for n in range(1, self.spec.algorithm.shards):
+            name = f"{SHARD}{n}"
+            while True:
+                part = await asyncio.to_thread(there.written_part, ref, name, ShardPart)
+                if part is not None:
+                    found.append((part[0].history, part[1]))
+                    break
+                if time.monotonic() > until:
+                    raise CheckpointError(f"syncer shard {n} gave no part in {PARTS_S:.0f} s")
+                await asyncio.sleep(PART_LOOK_S)
+        return found
+
     def _seal(
-        self, captured: Capture, history: dict[str, Any], shard: Object, seal: Seal
+        self, captured: Capture, parts: list[tuple[dict[str, Any], Object]], seal: Seal
     ) -> dict[str, Object]:
         there, ref = Checkpoints(self.root), reference(self.spec.folder, captured.number)
         learners: dict[str, Object] = {}
@@ -99,8 +126,12 @@ class Checkpointer:
             found = there.written_part(ref, f"{LEARNER}{learner}", LearnerPart)
             if found is not None and found[0].incarnation == incarnation:
                 learners[learner] = found[1]
-        state = History(self.spec)
-        state.load(history)
+        states = []
+        for n, (history, _) in enumerate(parts):
+            states.append(History(self.spec, n))
+            states[n].load(history)
+        places = [place for state in states for place in state.ledger.places.items()]
+        newest = {n: max(place for m, place in places if m == n) for n, _ in places}
         there.seal(
             ref,
             CheckpointManifest(
@@ -109,12 +140,14 @@ class Checkpointer:
                 number=captured.number,
                 reason=captured.reason,
                 at=captured.at,
-                epoch=state.epoch,
-                stamp=state.stamp,
-                versions=tuple(state.versions),
-                parameters=sum(state.sizes_P),
+                epoch=states[0].epoch,
+                stamp=min((s.stamp for s in states), key=lambda stamp: stamp.steps),
+                versions=tuple(
+                    max(of_p) for of_p in zip(*(s.versions for s in states), strict=True)
+                ),
+                parameters=sum(sum(s.sizes_P) for s in states),
                 spec=self.spec.model_dump(mode="json"),
-                shards=(shard,),
+                shards=tuple(part for _, part in parts),
                 learners=learners,
                 missing={
                     m: seal.late.get(m, "it gave none")
@@ -125,10 +158,10 @@ class Checkpointer:
                     ShardLease(
                         shard=n, holder="", incarnation=-1, sequences=sequences, passes=passes
                     )
-                    for n, (passes, sequences) in sorted(state.ledger.places.items())
+                    for n, (passes, sequences) in sorted(newest.items())
                 ),
-                incarnations=dict(state.ledger.newest),
-                bytes=shard.bytes + sum(o.bytes for o in learners.values()),
+                incarnations=dict(states[0].ledger.newest),
+                bytes=sum(o.bytes for o in (*(part for _, part in parts), *learners.values())),
             ),
         )
         return learners
