@@ -7,6 +7,7 @@ carried out, so that detection and recovery can be scored against it.
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -155,12 +156,14 @@ class FaultAgent:
             self.abilities.hang(duration_s)
             await asyncio.sleep(duration_s)
             return
-        waker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _HANG, str(os.getpid()), str(duration_s)),
+        # Not the event loop's own way: uvloop's forks, which a process with jax in it must not.
+        await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-I", "-S", "-c", _HANG, str(os.getpid()), str(duration_s)],
             start_new_session=True,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
-        await waker.wait()
 
     async def _tell(self, kind: str, fault: Fault) -> None:
         """Write the truth down; a fault whose record cannot be written is carried out anyway."""
