@@ -20,8 +20,9 @@ def run(
     over: bool = False,
     syncers: int = 1,
     leader: str = "",
+    shards: int = 1,
 ) -> RunView:
-    return RunView(name, least, most, over, syncers, leader)
+    return RunView(name, least, most, over, syncers, (leader,), shards)
 
 
 def written(members: list[MemberView], runs: list[RunView], had: dict[str, str]) -> dict[str, str]:
@@ -182,3 +183,23 @@ def test_promises(members: list[MemberView], runs: list[RunView], had: dict[str,
             living = [m for m in mine if by_id[m].role == "syncer" and by_id[m].alive]
             assert len(living) <= wish.syncers
         assert name in plan.waiting or any(by_id[m].role == "syncer" for m in mine)
+
+
+def test_every_shard_gets_a_leader_before_any_gets_a_standby() -> None:
+    members = [*syncers("s", "s2", "s3", "s4", "s5"), learner("a")]
+    sharded = run(syncers=2, shards=2)
+    plan = schedule(members, [sharded], {})
+    given_ = {c.member: c.shard for c in plan.changes if c.member != "a"}
+    assert given_ == {"s": 0, "s2": 1, "s3": 0, "s4": 1}, "and nobody more than it wants"
+    few = schedule([SYNCER, learner("a")], [sharded], {})
+    assert (few.changes, few.waiting) == ((), {"r": "queued: 1 of 2 syncers free"})
+    # One of them died for good, and a free one is there: it takes that shard.
+    had = {"s": "r", "s2": "r", "a": "r"}
+    members = [
+        MemberView("s", "syncer", alive=True, shard=0),
+        MemberView("s2", "syncer", alive=False, shard=1),
+        *syncers("s3"),
+        learner("a"),
+    ]
+    plan = schedule(members, [run(shards=2)], had)
+    assert [(c.member, c.shard) for c in plan.changes] == [("s3", 1)]

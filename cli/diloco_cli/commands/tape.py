@@ -31,6 +31,7 @@ NatsUrl = Annotated[
     str,
     typer.Option(envvar="DILOCO_NATS_URL", help="Message server of a cluster elsewhere."),
 ]
+Shard = Annotated[int, typer.Option(min=0, help="Syncer shard, of a run that has several.")]
 Checkpoints = Annotated[
     str,
     typer.Option(help="Where run-wide checkpoints are; in --data if left out."),
@@ -50,7 +51,12 @@ class Recorded:
 
 
 def _on_tape(
-    run: str, data: Path, url: str, token: str, act: Callable[[Recorded], Awaitable[T]]
+    run: str,
+    data: Path,
+    url: str,
+    token: str,
+    act: Callable[[Recorded], Awaitable[T]],
+    shard: int = 0,
 ) -> T:
     """Connect, read the tape, and do `act`; CliError says what is missing."""
 
@@ -64,7 +70,7 @@ def _on_tape(
                 NO_CLUSTER,
             ) from None
         try:
-            return await act(await _recorded(bus, run))
+            return await act(await _recorded(bus, run, shard))
         except BusError as error:
             raise CliError(f"the message server does not give it: {error}") from None
         finally:
@@ -80,7 +86,7 @@ def _on_tape(
     return asyncio.run(work())
 
 
-async def _recorded(bus: Bus, run: str) -> Recorded:
+async def _recorded(bus: Bus, run: str, shard: int) -> Recorded:
     entry = await bus.kv_get(subjects.RUNS, run)
     if entry is None or entry.value is None:
         known = ", ".join(sorted(await bus.kv_all(subjects.RUNS))) or "none"
@@ -90,7 +96,10 @@ async def _recorded(bus: Bus, run: str) -> Recorded:
         await bus.stream_info(subjects.tape_stream(run))
     except BusError:
         return Recorded(spec, [], bus)  # no syncer has begun with it yet
-    stored = await bus.fetch(subjects.tape_stream(run), subjects.tape(run, 0))
+    shards = spec.algorithm.shards
+    if shard >= shards:
+        raise CliError(f"run {run!r} has {shards} shards, numbered from 0", UNKNOWN)
+    stored = await bus.fetch(subjects.tape_stream(run), subjects.tape(run, shard))
     records = []
     for s in stored:
         try:
@@ -104,6 +113,7 @@ async def _recorded(bus: Bus, run: str) -> Recorded:
 def show_tape(
     run: Run,
     begin: Annotated[int, typer.Option("--from", min=0, help="First record shown.")] = 0,
+    shard: Shard = 0,
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
@@ -114,7 +124,7 @@ def show_tape(
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return [(seq, record) for seq, record in found.records if seq >= begin]
 
-    records = _on_tape(run, data, nats_url, nats_token, act)
+    records = _on_tape(run, data, nats_url, nats_token, act, shard)
     shown = [{"seq": seq, **plain(record.model_dump(mode="json"))} for seq, record in records]
     show(shown, as_json, lambda: [_line(s, r) for s, r in records] or ["the tape is empty"])
 
@@ -123,6 +133,7 @@ def show_tape(
 def export(
     run: Run,
     file: Annotated[Path, typer.Argument(help=".jsonl: JSON lines; .msgpack: msgpack objects.")],
+    shard: Shard = 0,
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
@@ -133,7 +144,7 @@ def export(
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return found.records
 
-    records = _on_tape(run, data, nats_url, nats_token, act)
+    records = _on_tape(run, data, nats_url, nats_token, act, shard)
     rows = [{"seq": seq, **record.model_dump(mode="json")} for seq, record in records]
     try:
         with file.open("wb") as out:
@@ -168,6 +179,7 @@ def _format(file: Path) -> None:
 def verify(
     run: Run,
     checkpoints: Checkpoints = "",
+    shard: Shard = 0,
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
@@ -178,10 +190,10 @@ def verify(
 
     async def act(found: Recorded) -> audit.Verified:
         return await audit.verify(
-            found.spec, found.bus, found.records, str(checkpoints or data / "checkpoints")
+            found.spec, found.bus, found.records, str(checkpoints or data / "checkpoints"), shard
         )
 
-    result = _on_tape(run, data, nats_url, nats_token, act)
+    result = _on_tape(run, data, nats_url, nats_token, act, shard)
     summary = (
         f"{result.records} records follow each other; {result.contributions} contributions "
         f"compared, {result.covered} covered by a snapshot"
@@ -200,6 +212,7 @@ def replay(
         typer.Option(help="A syncer's snapshot folder of the run; all of --data if left out."),
     ] = None,
     checkpoints: Checkpoints = "",
+    shard: Shard = 0,
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
@@ -210,12 +223,19 @@ def replay(
     from diloco_syncer.edges.snapshots import SNAPSHOTS
 
     async def act(found: Recorded) -> audit.Replayed:
-        folders = snapshots or sorted(data.glob(f"*/{SNAPSHOTS}/{found.spec.folder}"))
+        of_shard = f"/shard-{shard}" if shard else ""
+        where = f"*/{SNAPSHOTS}/{found.spec.folder}{of_shard}"
+        folders = snapshots or sorted(data.glob(where))
         return await audit.reexecute(
-            found.spec, found.bus, found.records, folders, str(checkpoints or data / "checkpoints")
+            found.spec,
+            found.bus,
+            found.records,
+            folders,
+            str(checkpoints or data / "checkpoints"),
+            shard,
         )
 
-    result = _on_tape(run, data, nats_url, nats_token, act)
+    result = _on_tape(run, data, nats_url, nats_token, act, shard)
     begin = f"the snapshot of record {result.began_at}" if result.began_at else "the beginning"
     done = f"{result.records} records from {begin} on, {result.rounds} merges"
     lines = (

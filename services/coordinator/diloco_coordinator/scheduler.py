@@ -19,6 +19,7 @@ class MemberView:
     alive: bool
     draining: bool = False
     unfit: str = ""  # why a syncer could not lead its run
+    shard: int = 0  # that a syncer is assigned to
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,9 @@ class RunView:
     learners_min: int
     learners_max: int
     over: bool
-    syncers: int = 1  # living ones wanted: a leader, and standbys
-    leader: str = ""  # the syncer that led it last
+    syncers: int = 1  # living ones wanted per shard: a leader, and standbys
+    leaders: tuple[str, ...] = ()  # the syncers that led its shards last
+    shards: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class Change:
     member: str
     run: str
     reason: str
+    shard: int = 0  # of a syncer
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,10 @@ def schedule(
 ) -> Plan:
     """`runs` in order of creation; the result is stable: applied, it yields no more changes.
 
-    A run begins with a syncer and at least `learners_min` living learners; from then on it gets
-    every free learner up to `learners_max`, the dead ones that may come back included, and free
-    syncers until `syncers` of its own live. A run that waits for a syncer gets the standby of
-    another one.
+    A run begins with a syncer for each of its shards and at least `learners_min` living learners;
+    from then on it gets every free learner up to `learners_max`, the dead ones that may come back
+    included, and free syncers until `syncers` of every shard live. A run that waits for a syncer
+    gets the standby of another one.
     """
     return _Scheduling(members, runs, assigned).plan()
 
@@ -76,6 +79,7 @@ class _Scheduling:
         self.by_id = {m.id: m for m in members}
         self.assigned = assigned
         self.now: dict[str, str] = {}
+        self.shards: dict[str, int] = {}  # of the syncers among them
         self.reasons: dict[str, str] = {}
         self.waiting: dict[str, str] = {}
 
@@ -86,7 +90,9 @@ class _Scheduling:
         for run in self.wanted.values():
             self._stand_by(run)
         changes = tuple(
-            Change(member, self.now.get(member, ""), self.reasons[member])
+            Change(
+                member, self.now.get(member, ""), self.reasons[member], self.shards.get(member, 0)
+            )
             for member in sorted(self.assigned.keys() | self.now.keys())
             if self.assigned.get(member, "") != self.now.get(member, "")
         )
@@ -105,6 +111,7 @@ class _Scheduling:
                 self.reasons[member] = f"{member} is draining"
             else:
                 self.now[member] = run
+                self.shards[member] = self.by_id[member].shard
 
     def _free(self, role: Literal["learner", "syncer"]) -> list[str]:
         return sorted(
@@ -117,24 +124,32 @@ class _Scheduling:
         mine = (self.by_id[m] for m, r in self.now.items() if r == run.name)
         return [m for m in mine if m.role == role]
 
-    def _give(self, member: str, run: RunView, reason: str) -> None:
+    def _give(self, member: str, run: RunView, reason: str, shard: int = 0) -> None:
         self.now[member], self.reasons[member] = run.name, reason
+        self.shards[member] = shard
+
+    def _of_shard(self, run: RunView, shard: int) -> list[MemberView]:
+        return [m for m in self._of(run, "syncer") if self.shards[m.id] == shard]
 
     def _serve(self, run: RunView) -> None:
         learners, spare = self._of(run, "learner"), self._free("learner")
-        syncers = self._of(run, "syncer")
-        if not syncers:
+        led = [s for s in range(run.shards) if self._of_shard(run, s)]
+        unled = [s for s in range(run.shards) if s not in led]
+        if unled:
             have = len(learners) + len(spare)
-            candidates = self._free("syncer") or self._standbys()
-            if not candidates:
-                self.waiting[run.name] = "queued: no free syncer"
+            candidates = self._free("syncer")
+            candidates += self._standbys() if len(candidates) < len(unled) else []
+            if not led and len(candidates) < len(unled):
+                least = f"{len(candidates)} of {run.shards} syncers free"
+                self.waiting[run.name] = "queued: " + (least if candidates else "no free syncer")
                 return
-            if have < run.learners_min:
+            if not led and have < run.learners_min:
                 self.waiting[run.name] = f"queued: {have} of {run.learners_min} learners free"
                 return
-            self._give(candidates[0], run, f"a free syncer for run {run.name}")
-        else:
-            self._look_at(run, syncers)
+            for shard, candidate in zip(unled, candidates, strict=False):
+                self._give(candidate, run, self._named("a free syncer for", run, shard), shard)
+        for shard in led:
+            self._look_at(run, self._of_shard(run, shard))
         taken = spare[: max(run.learners_max - len(learners), 0)]
         for member in taken:
             self._give(member, run, f"run {run.name} may have {run.learners_max} learners")
@@ -160,16 +175,24 @@ class _Scheduling:
         """Syncers that a run could do without: not its leader, and another one lives."""
         spare = []
         for run in self.wanted.values():
-            living = [m.id for m in self._of(run, "syncer") if m.alive]
-            keep = run.leader if run.leader in living else min(living, default="")
-            spare += [m for m in living if m != keep]
+            for shard in range(run.shards):
+                living = [m.id for m in self._of_shard(run, shard) if m.alive]
+                keep = next((m for m in run.leaders if m in living), min(living, default=""))
+                spare += [m for m in living if m != keep]
         return sorted(spare)
 
     def _stand_by(self, run: RunView) -> None:
         """Free syncers for a run that has begun."""
-        syncers = self._of(run, "syncer")
-        if not syncers:
+        if not self._of(run, "syncer"):
             return
-        missing = run.syncers - sum(m.alive for m in syncers)
-        for member in self._free("syncer")[: max(missing, 0)]:
-            self._give(member, run, f"stands by for run {run.name}")
+        # Evenly: no shard gets a second standby before every shard has its first.
+        for wanted in range(1, run.syncers + 1):
+            for shard in range(run.shards):
+                living = sum(m.alive for m in self._of_shard(run, shard))
+                for member in self._free("syncer")[: max(wanted - living, 0)]:
+                    self._give(member, run, self._named("stands by for", run, shard), shard)
+
+    @staticmethod
+    def _named(what: str, run: RunView, shard: int) -> str:
+        of_shard = f", shard {shard}" if run.shards > 1 else ""
+        return f"{what} run {run.name}{of_shard}"

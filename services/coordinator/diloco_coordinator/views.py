@@ -62,17 +62,23 @@ def over_view(view: dict[str, Any]) -> bool:
 def syncer_views(notes: Iterable[MemberNote]) -> list[dict[str, Any]]:
     """The syncers of one run: what each does for it, and how many tape records it is behind."""
     syncers = sorted(
-        (n for n in notes if n.record.role == "syncer"), key=lambda note: note.record.id
+        (n for n in notes if n.record.role == "syncer"),
+        key=lambda note: (note.record.shard, note.record.id),
     )
-    at = [n.record.tape_seq for n in syncers if n.alive and n.record.state == "leading"]
-    head = max(at, default=None)
+    heads: dict[int, int] = {}
+    for n in syncers:
+        if n.alive and n.record.state == "leading":
+            heads[n.record.shard] = max(heads.get(n.record.shard, 0), n.record.tape_seq)
     return [
         {
             "id": n.record.id,
+            "shard": n.record.shard,
             "state": n.record.state if n.alive else "gone",
             "reason": n.record.reason if n.alive else "",
             # Told every second or so, each by its own process: a fresh leader may be behind.
-            "lag_records": None if head is None else max(head - n.record.tape_seq, 0),
+            "lag_records": None
+            if (head := heads.get(n.record.shard)) is None
+            else max(head - n.record.tape_seq, 0),
         }
         for n in syncers
     ]

@@ -35,6 +35,7 @@ async def assign(registry: Registry) -> None:
             alive=note.alive,
             draining=note.draining,
             unfit=note.record.reason if note.record.state == "ineligible" else "",
+            shard=a.shard if (a := registry.assignments.get(m)) else 0,
         )
         for m, note in registry.roll.notes.items()
     ]
@@ -48,7 +49,7 @@ async def assign(registry: Registry) -> None:
     for change in plan.changes:
         before = assigned.get(change.member, "")
         try:
-            await registry.assign(change.member, change.run)
+            await registry.assign(change.member, change.run, change.shard)
         except Conflict:
             log.info("another coordinator was first", member=change.member)
             continue
@@ -62,18 +63,19 @@ def _runs(registry: Registry) -> list[RunView]:
     found = []
     for record in sorted(registry.runs.values(), key=lambda r: (r.created_at, r.name)):
         try:
-            membership = RunSpec.model_validate(record.spec).membership
+            spec = RunSpec.model_validate(record.spec)
         except ValidationError as error:  # written by another version
             log.error("unreadable specification", run=record.name, error=str(error))
             continue
         found.append(
             RunView(
                 record.name,
-                membership.learners_min,
-                membership.learners_max,
+                spec.membership.learners_min,
+                spec.membership.learners_max,
                 registry.over(record.name),
-                membership.syncers,
-                status.leader if (status := registry.statuses.get(record.name)) else "",
+                spec.membership.syncers,
+                registry.leaders(record.name),
+                spec.algorithm.shards,
             )
         )
     return found

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.history import Histories
 from diloco_coordinator.membership import MemberNote, Roll
+from diloco_coordinator.shards import merged
 from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.deletion import MARK_S
@@ -63,7 +64,8 @@ class Registry:
         self.bus = bus
         self.roll = Roll()
         self.runs: dict[str, RunRecord] = {}
-        self.statuses: dict[str, RunStatus] = {}
+        self.shards: dict[str, dict[str, RunStatus]] = {}  # run -> key -> of one syncer shard
+        self.statuses: dict[str, RunStatus] = {}  # of runs, made of those
         self.assignments: dict[str, Assignment] = {}
         self.tokens: dict[str, TokenRecord] = {}
         self.revisions: dict[tuple[str, str], int] = {}  # of runs, assignments and notes
@@ -187,9 +189,7 @@ class Registry:
             case subjects.RUNS:
                 _put(self.runs, key, value, RunRecord)
             case subjects.STATUS:
-                _put(self.statuses, key, value, RunStatus)
-                if value is not None:
-                    self.histories.add(self.statuses[key])
+                self._status(key, value)
             case subjects.ASSIGNMENTS:
                 _put(self.assignments, key, value, Assignment)
             case _ if bucket == NOTES:
@@ -198,6 +198,24 @@ class Registry:
                 self.tokens.pop(key, None)
                 if value is not None:
                     self.tokens[key] = TokenRecord.model_validate_json(value)
+
+    def _status(self, key: str, value: bytes | None) -> None:
+        """A shard's status: a run's is made of those of all its shards."""
+        run = key.partition(".")[0]
+        shards = self.shards.setdefault(run, {})
+        _put(shards, key, value, RunStatus)
+        record = self.runs.get(run)
+        known = [shards[k] for k in sorted(shards, key=lambda k: shards[k].shard)]
+        whole = merged(known, shards_of(record) if record else 1)
+        if whole is None:
+            self.statuses.pop(run, None)
+        else:
+            self.statuses[run] = whole
+            self.histories.add(whole)
+
+    def leaders(self, run: str) -> tuple[str, ...]:
+        """Who led each shard of a run last."""
+        return tuple(s.leader for s in self.shards.get(run, {}).values())
 
     def _noted(self, member: str, value: bytes | None) -> None:
         there = self.roll.notes.get(member)
@@ -279,10 +297,12 @@ class Registry:
                 if key.startswith(f"{run}."):
                     await self.bus.kv_delete(bucket, key)
         await self.bus.purge(subjects.EVENTS_STREAM, f"ev.{run}.>")
-        await self.bus.kv_delete(subjects.STATUS, run)
+        for shard in range(shards_of(self.runs[run])):
+            await self.bus.kv_delete(subjects.STATUS, subjects.status_key(run, shard))
         await self.bus.kv_delete(subjects.RUNS, run)
         self.runs.pop(run, None)
         self.statuses.pop(run, None)
+        self.shards.pop(run, None)
         self.histories.forget(run)
         self.events = deque((e for e in self.events if e[1].run != run), maxlen=EVENTS_MAX)
 
@@ -353,6 +373,12 @@ class Registry:
 def run_id_of(record: RunRecord) -> str:
     """What tells a run from an earlier one of its name."""
     return str(record.spec.get("id", ""))
+
+
+def shards_of(record: RunRecord) -> int:
+    """Syncer shards of a run."""
+    algorithm = record.spec.get("algorithm", {})
+    return int(algorithm.get("shards", 1))
 
 
 async def _for_ever(what: str, mirror: Callable[[], Awaitable[None]]) -> None:

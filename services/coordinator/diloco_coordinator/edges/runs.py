@@ -257,13 +257,18 @@ class Runs:
         raise Problem(409, "The run is not left yet", f"{who} still work for {run!r}: try again")
 
     async def rounds(self, run: str, after: After = 0, limit: Limit = 100) -> dict[str, Any]:
-        """Closed rounds after tape sequence `after`: who was merged, who was not, and why."""
+        """Closed rounds after tape sequence `after`: who was merged, who was not, and why.
+
+        Of all syncer shards, as they were recorded; each numbers its rounds by itself.
+        """
         self.record(run)
         views: list[dict[str, Any]] = []
         start = after + 1
         while len(views) <= limit:
             stored = await self._tape(run, start)
-            views += round_views((s.seq, decode_tape(s.payload)) for s in stored)
+            shards = {s.seq: int(s.subject.rpartition(".")[2]) for s in stored}
+            found = round_views((s.seq, decode_tape(s.payload)) for s in stored)
+            views += [{**view, "shard": shards[view["seq"]]} for view in found]
             if len(stored) < FETCH:
                 break
             start = stored[-1].seq + 1
@@ -271,10 +276,10 @@ class Runs:
         return {"rounds": page, "next": page[-1]["seq"] if len(views) > limit else None}
 
     async def _tape(self, run: str, start: int) -> list[Stored]:
-        stream, shard = subjects.tape_stream(run), subjects.tape(run, 0)
+        stream, every = subjects.tape_stream(run), f"tape.{run}.*"
         bus = self.registry.bus
         try:
-            return await bus.fetch(stream, shard, start_seq=start, limit=FETCH)
+            return await bus.fetch(stream, every, start_seq=start, limit=FETCH)
         except Unavailable:
             # A missing stream looks like a missing server, unless one asks for its sizes.
             with contextlib.suppress(Refused):

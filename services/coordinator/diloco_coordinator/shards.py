@@ -1,0 +1,90 @@
+"""One status of a run, made of those that the leaders of its syncer shards write."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from diloco_shared.protocol.messages import RunState
+from diloco_shared.protocol.records import RunStatus, TokenCounts
+
+OVER: tuple[RunState, ...] = ("finished", "stopped")
+# While shards differ, the run is said to be what comes first here.
+FIRST: tuple[RunState, ...] = ("waiting", "bootstrapping", "paused", "starved", "finishing")
+
+
+def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
+    """`parts` by shard, those that are known; None while the first is not.
+
+    Counts are sums; progress is that of the slowest shard; tokens are the mean over all fragments
+    weighted by their size, as within a shard; learners are as the first shard sees them.
+    """
+    if not parts or parts[0].shard:
+        return None
+    first = parts[0]
+    if shards == 1:
+        return first
+    state, reason = _state(parts, shards)
+    refused: Counter[str] = Counter()
+    for part in parts:
+        refused.update(part.refused)
+    tokens = _tokens(parts)
+    return first.model_copy(
+        update={
+            "state": state,
+            "reason": reason,
+            "epoch": max(p.epoch for p in parts),
+            "versions": tuple(max(of_p) for of_p in zip(*(p.versions for p in parts), strict=True)),
+            "stamp": min((p.stamp for p in parts), key=lambda stamp: stamp.steps),
+            "rounds_committed": sum(p.rounds_committed for p in parts),
+            "rounds_skipped": sum(p.rounds_skipped for p in parts),
+            "contributions_merged": sum(p.contributions_merged for p in parts),
+            "refused": dict(refused),
+            "alive": _all([p.alive for p in parts]),
+            "participating": _all([p.participating for p in parts]),
+            "parameters": sum(p.parameters for p in parts),
+            "tokens_processed": max(p.tokens_processed for p in parts),
+            "tokens_useful": tokens.merged,
+            "tokens": tokens,
+            "tokens_by_fragment": tuple(
+                parts[p % shards].tokens_by_fragment[p] if p % shards < len(parts) else count
+                for p, count in enumerate(first.tokens_by_fragment)
+            ),
+            "bytes_up": sum(p.bytes_up for p in parts),
+            "bytes_down": sum(p.bytes_down for p in parts),
+            "restores": min(p.restores for p in parts),
+            "settled": len(parts) == shards and all(p.settled for p in parts),
+            "at": max(p.at for p in parts),
+        }
+    )
+
+
+def _state(parts: Sequence[RunStatus], shards: int) -> tuple[RunState, str]:
+    if len(parts) < shards:
+        return "waiting", f"{len(parts)} of {shards} syncer shards have a leader"
+    if all(p.state in OVER for p in parts):
+        ended = next((p for p in parts if p.state == "stopped"), parts[0])
+        return ended.state, ended.reason
+    for state in FIRST:
+        told = next((p for p in parts if p.state == state), None)
+        if told is not None:
+            return state, f"shard {told.shard}: {told.reason}"[:500]
+    running = next(p for p in parts if p.state not in OVER)
+    ending = any(p.state in OVER for p in parts)
+    return ("finishing" if ending else running.state), running.reason
+
+
+def _all(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(sorted({name for some in names for name in some}))
+
+
+def _tokens(parts: Sequence[RunStatus]) -> TokenCounts:
+    """Weighted by parameters; what rounding and reports on their way leave is in flight."""
+    weights = sum(p.parameters for p in parts)
+    if not weights:
+        return parts[0].tokens
+
+    def mean(name: str) -> int:
+        return sum(int(getattr(p.tokens, name)) * p.parameters for p in parts) // weights
+
+    settled = {name: mean(name) for name in ("merged", "refused", "overwritten", "lost")}
+    processed = max(p.tokens_processed for p in parts)
+    return TokenCounts(**settled, in_flight=max(processed - sum(settled.values()), 0))
