@@ -5,7 +5,7 @@ from typing import Any
 from tests.syncer.conftest import LAYOUT
 
 from diloco_shared.config import config_hash
-from diloco_shared.protocol.messages import TapeEnd, TapeInit
+from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeInit
 from diloco_syncer.events import Append, Appended, Drop, Effect, Ended, InitSeen, Led, SendBeat
 from diloco_syncer.history import History
 from diloco_syncer.machine import Machine
@@ -66,3 +66,11 @@ def test_whoever_leads_after_the_end_tells_it(driver: Any) -> None:
     assert [e.beat.state for e in effects if isinstance(e, SendBeat)] == ["finished"]
     assert [e.outcome for e in effects if isinstance(e, Ended)] == ["finished"]
     assert driver.tape == [], "nothing follows the end on the tape"
+
+
+def test_an_epoch_that_the_tape_lost_is_left_behind(running: Any) -> None:
+    """Learners in an epoch above the tape's would else wait for ever for a leader to follow."""
+    running.step("a", 1, epoch=2, adopted=(5, 4))
+    (epoch,) = [r for r in running.tape if isinstance(r, TapeEpoch)]
+    assert epoch.epoch == 3
+    assert "a is in epoch 2, the tape in 0" in epoch.reason

@@ -321,9 +321,10 @@ class Machine:
         if self.leading and progress.epoch == h.epoch:
             for p, version in enumerate(progress.adopted):
                 effects += self._lost(p, version, progress.learner, self._wall(now))
-        elif self.leading and progress.epoch > h.epoch and self.spec.algorithm.shards > 1:
-            why = f"{progress.learner} is in epoch {progress.epoch}: another shard began it"
-            effects += self._begin_epoch(progress.epoch, why, self._wall(now))
+        elif self.leading and progress.epoch > h.epoch:
+            alone = self.spec.algorithm.shards == 1  # no other shard began it: its record is lost
+            why = f"{progress.learner} is in epoch {progress.epoch}, the tape in {h.epoch}"
+            effects += self._begin_epoch(progress.epoch + alone, why, self._wall(now))
         return effects
 
     def _lost(self, p: int, version: int, whose: str, at: float) -> list[Effect]:
