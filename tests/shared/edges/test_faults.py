@@ -279,7 +279,8 @@ def test_a_process_killed_while_it_hangs_leaves_nobody_behind() -> None:
     with process("hang") as victim:
         while state(victim.pid) != "T":
             assert victim.poll() is None, "it was never stopped"
-        children = Path(f"/proc/{victim.pid}/task/{victim.pid}/children").read_text().split()
+        tasks = Path(f"/proc/{victim.pid}/task").glob("*/children")
+        children = [child for task in tasks for child in task.read_text().split()]
         assert len(children) == 1
         os.kill(victim.pid, signal.SIGKILL)
         victim.wait(20)
