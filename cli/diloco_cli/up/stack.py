@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from diloco_cli.faults import CONFLICT, CliError
+from diloco_cli.faults import CONFLICT, INVALID, CliError
 from diloco_cli.up.folder import Folder, unusable
 from diloco_cli.up.logfile import bound, last_line
 from diloco_cli.up.process import Child
+from diloco_shared.edges import crash_points
 from diloco_shared.edges.bus import BusError
 from diloco_shared.edges.faults import Abilities, FaultAgent
 from diloco_shared.edges.logs import configure
@@ -75,6 +76,7 @@ class Stack:
 
     async def run(self) -> None:
         """Until cancelled; everything is stopped on the way out. CliError says what is amiss."""
+        _check_crash_points()
         self.folder.take()
         try:
             self.folder.begin(throwaway=self.throwaway)
@@ -227,6 +229,14 @@ def _inherited() -> dict[str, str]:
     """This process's environment without settings of ours that are meant for others."""
     kept = ("DILOCO_LOG", "DILOCO_CRASH_AT")
     return {k: v for k, v in os.environ.items() if not k.startswith("DILOCO_") or k in kept}
+
+
+def _check_crash_points() -> None:
+    """Said here once, instead of by every child, for ever."""
+    try:
+        crash_points.parse(os.environ.get("DILOCO_CRASH_AT", ""))
+    except ValueError as error:
+        raise CliError(f"DILOCO_CRASH_AT: {error}", INVALID) from None
 
 
 def free_port(port: int) -> int:
