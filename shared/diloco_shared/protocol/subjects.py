@@ -13,7 +13,7 @@ STATUS = "status"  # <run>, <run>.<syncer shard> from 1 on -> RunStatus
 ASSIGNMENTS = "assignments"  # <member> -> Assignment
 INCARNATIONS = "incarnations"  # <run>.<learner> -> Incarnation
 SHARDS = "shards"  # <run>.<data shard> -> ShardLease
-PLACES = "places"  # <run>.<data shard> -> Place, written by the run's leader only
+PLACES = "places"  # <run>.<data shard>.<syncer shard> -> Place, by that shard's leader only
 LEASES = "leases"  # <run>.<syncer shard> -> LeaderLease, per-key TTL
 DELETED = "deleted"  # <id of a run> -> Deleted, per-key TTL
 BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, PLACES, LEASES, DELETED)
@@ -109,7 +109,7 @@ def contribution(run: str, learner: str, epoch: int, fragment: int, round_: int,
 
 def initial(run: str, learner: str, incarnation: int, fragment: int) -> str:
     """Initial parameters: `init` stands where a contribution has its epoch."""
-    return f"up.{run}.{learner}.init.{incarnation}.{fragment}"
+    return f"up.{run}.{learner}.init.{fragment}.{incarnation}"
 
 
 def publication(run: str, epoch: int, fragment: int, version: int, term: int) -> str:

@@ -130,7 +130,7 @@ class Outbox:
         stream, algorithm = subjects.up_stream(self.run), self.spec.algorithm
         filters = [f"up.{self.run}.>"]
         if algorithm.shards > 1:
-            filters = [f"up.{self.run}.*.*.{p}.*.>" for p in algorithm.owned(self.shard)]
+            filters = [f"up.{self.run}.*.*.{p}.>" for p in algorithm.owned(self.shard)]
         for subject in filters:
             await until_done(
                 lambda s=subject: self.data.purge(stream, s, below_seq=below_seq)  # type: ignore[misc]

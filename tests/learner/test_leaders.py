@@ -1,0 +1,150 @@
+"""Several syncer shards are one syncer to a learner, whatever one of them does meanwhile."""
+
+from typing import Any
+
+from diloco_learner.events import BeatSeen, Contribute, PullSeen, Stepped, TimePassed
+from diloco_learner.exchange import Exchange
+from diloco_learner.leaders import Leaders
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import Beat, Grant, Pull, Restored, Stamp
+
+
+def stamp(steps: int) -> Stamp:
+    return Stamp(round=steps // 4, steps=steps, fraction=0.1, fraction_per_step=0.01)
+
+
+def beat(shard: int, versions: tuple[int, ...], **changed: Any) -> Beat:
+    fields: dict[str, Any] = {
+        "run": "t",
+        "epoch": 0,
+        "term": 1,
+        "state": "running",
+        "reason": f"of shard {shard}",
+        "versions": tuple(v if p % 2 == shard else -1 for p, v in enumerate(versions)),
+        "stamp": stamp(8),
+        "live": ("a",),
+        "shard": shard,
+    }
+    return Beat(**{**fields, **changed})
+
+
+def heard(leaders: Leaders, *beats: Beat) -> Beat:
+    told = [leaders.beat(b) for b in beats][-1]
+    assert told is not None
+    return told
+
+
+def test_one_shard_speaks_for_itself() -> None:
+    alone = beat(0, (1, 2))
+    assert Leaders("a", 1).beat(alone) is alone
+
+
+def test_nothing_is_told_until_every_leader_was_heard() -> None:
+    leaders = Leaders("a", 2)
+    assert leaders.beat(beat(0, (3, 3, 3, 3))) is None
+    both = heard(leaders, beat(1, (2, 2, 2, 2), term=4, stamp=stamp(4), live=("b",)))
+    assert both.versions == (3, 2, 3, 2)
+    assert (both.term, both.terms, both.stamp.steps, both.live) == (5, (1, 4), 4, ("a", "b"))
+    assert leaders.beat(beat(7, (9, 9, 9, 9))) is None, "there is no such shard"
+
+
+def test_a_deposed_or_overtaken_beat_changes_nothing() -> None:
+    leaders = Leaders("a", 2)
+    heard(leaders, beat(0, (3, 3)), beat(1, (2, 2), term=2))
+    assert leaders.beat(beat(1, (9, 9), term=1)) is None
+    assert leaders.beat(beat(0, (2, 2))) is None
+    assert heard(leaders, beat(0, (4, 4))).versions == (4, 2)
+
+
+def test_the_run_is_what_its_least_shard_is_and_over_once_all_are() -> None:
+    leaders = Leaders("a", 2)
+    heard(leaders, beat(0, (3, 3)), beat(1, (2, 2)))
+    slow = heard(leaders, beat(1, (2, 2), state="starved", reason="starved (0 of 1)"))
+    assert (slow.state, slow.reason) == ("starved", "starved (0 of 1)")
+    heard(leaders, beat(1, (2, 2)))
+    assert heard(leaders, beat(0, (3, 3), state="finished", evaluator="a")).state == "finishing"
+    over = heard(leaders, beat(1, (3, 3), state="finished", evaluator="b"))
+    assert (over.state, over.evaluator) == ("finished", "a")
+    assert over.versions == (3, 3)
+
+
+def test_of_an_older_epoch_nothing_counts() -> None:
+    leaders = Leaders("a", 2)
+    heard(leaders, beat(0, (3, 3)), beat(1, (2, 2)))
+    back = Restored(epoch=1, source="t/000001")
+    raised = heard(leaders, beat(0, (1, 1), epoch=1, restored=back, checkpoint=4))
+    assert (raised.epoch, raised.versions) == (1, (1, -1))
+    assert (raised.restored, raised.checkpoint) == (back, 4)
+    assert heard(leaders, beat(1, (1, 1), epoch=1)).versions == (1, 1)
+
+
+def test_whoever_a_shard_asks_for_initial_parameters_is_asked() -> None:
+    leaders = Leaders("b", 2)
+    none = (-1, -1)
+    leaders.beat(beat(0, none, state="bootstrapping", initializer="a"))
+    told = heard(leaders, beat(1, none, state="bootstrapping", initializer="b"))
+    assert (told.state, told.initializer) == ("bootstrapping", "b")
+
+
+def grant(shard: int, versions: tuple[int, ...], **changed: Any) -> Grant:
+    fields: dict[str, Any] = {
+        "learner": "a",
+        "incarnation": 2,
+        "nonce": "n-1",
+        "accepted": True,
+        "reason": "",
+        "epoch": 0,
+        "term": 1,
+        "versions": tuple(v if p % 2 == shard else -1 for p, v in enumerate(versions)),
+        "donor": "d" if shard == 0 else "",
+        "stamp": stamp(8),
+        "shard": shard,
+    }
+    return Grant(**{**fields, **changed})
+
+
+def test_a_grant_is_complete_once_every_shard_has_accepted_in_one_epoch() -> None:
+    leaders = Leaders("a", 2)
+    assert leaders.grant(grant(1, (2, 2), stamp=stamp(4))) is None
+    both = leaders.grant(grant(0, (3, 3)))
+    assert both is not None
+    assert (both.versions, both.donor, both.stamp.steps) == ((3, 2), "d", 4)
+    assert leaders.grant(grant(0, (3, 3), nonce="n-2")) is None, "another attempt"
+    assert leaders.grant(grant(1, (3, 3), nonce="n-2", epoch=1)) is None, "of another epoch"
+    assert leaders.grant(grant(0, (3, 3), nonce="n-2", epoch=1)) is not None
+    refused = grant(1, (2, 2), accepted=False, reason="superseded")
+    assert leaders.grant(refused) is refused, "one refusal is enough"
+
+
+SPEC = RunSpec.model_validate(
+    {
+        "name": "t",
+        "algorithm": {"fragments": 2, "shards": 2, "sync_every_steps": 8},
+        "budget": {"steps": 80},
+    }
+)
+
+
+def pull(p: int, term: int, round_: int = 0) -> PullSeen:
+    asked = {"epoch": 0, "round": round_, "fragment": p, "participants": ("a",)}
+    return PullSeen(Pull(term=term, timeout_s=9.0, **asked))
+
+
+def test_each_shard_numbers_its_rounds_and_terms_by_itself() -> None:
+    """I2: answered once each; a new leader of one shard voids nothing of the other."""
+    leaders = Leaders("a", 2)
+    exchange = Exchange(SPEC, "a", 0, 0, (0, 0), stamp(0), 0.0)
+    leaders.beat(beat(0, (0, 0)))
+    exchange.handle(BeatSeen(heard(leaders, beat(1, (0, 0), term=5))), 0.0)
+
+    def answers(*events: Any) -> list[tuple[int, int, int]]:
+        effects = exchange.handle(Stepped(8, 1.0, 0.1, 0.0, None), 1.0)
+        for event in events:
+            effects += exchange.handle(event, 1.0)
+        effects += exchange.handle(TimePassed(), 1.0)
+        return [(e.fragment, e.round, e.term) for e in effects if isinstance(e, Contribute)]
+
+    assert answers(pull(0, 1), pull(1, 5)) == [(0, 0, 1), (1, 0, 5)]
+    assert answers(pull(0, 1), pull(1, 5)) == [], "repeats"
+    newer = BeatSeen(heard(leaders, beat(1, (0, 0), term=6)))
+    assert answers(pull(0, 1, 1), newer, pull(1, 5, 1), pull(1, 6)) == [(0, 1, 1), (1, 0, 6)]

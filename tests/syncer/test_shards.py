@@ -1,0 +1,150 @@
+"""Two shards of one run: each its own fragments, rounds, tape and epoch; nothing in common."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.numerics.fragments import Layout
+from diloco_shared.protocol.messages import TapeCheckpoint, TapeEpoch, TensorSpec
+from diloco_syncer.events import InitSeen, Kept, Seal, SendGrant, SendPull, Wanted
+from diloco_syncer.history import History, TapeFault
+from diloco_syncer.machine import Machine
+from diloco_syncer.store import FragmentStore
+
+# As the driver's learners have it.
+TENSORS = (
+    TensorSpec(name="a", shape=(8,), embedding=False),
+    TensorSpec(name="b", shape=(6,), embedding=True),
+)
+ALGORITHM = {"fragments": 4, "shards": 2, "sync_every_steps": 8, "overlap_steps": 1}
+
+
+def begun(driver_of: Any, shard: int) -> Any:
+    """A driver of one shard, initialised; learners a and b step."""
+    driver = driver_of(**ALGORITHM)
+    driver.machine = Machine(driver.spec, History(driver.spec, shard))
+    driver.lead()
+    owned = driver.spec.algorithm.owned(shard)
+    for learner in ("a", "b"):
+        driver.adopted_at[learner] = [0, 0, 0, 0]
+        driver.join(learner)
+    subjects = tuple(f"up.t.a.init.{p}.0" if p in owned else "" for p in range(4))
+    digests = tuple(f"{p:032x}" if p in owned else "" for p in range(4))
+    driver.give(InitSeen("a", 0, config_hash(driver.spec), TENSORS, subjects, digests, True))
+    for learner in ("a", "b"):
+        driver.step(learner, 0)
+    return driver
+
+
+def rounds(driver: Any, steps: int) -> list[tuple[int, int, int]]:
+    """(step, round, fragment) of the pulls while both learners step side by side."""
+    seen = []
+    for _ in range(steps):
+        for learner in ("a", "b"):
+            for effect in driver.step(learner):
+                if isinstance(effect, SendPull):
+                    pull = effect.pull
+                    seen.append((driver.steps["a"], pull.round, pull.fragment))
+                    for one in ("a", "b"):
+                        driver.answer(pull, one)
+                        driver.adopted_at[one][pull.fragment] = driver.steps[one]
+    return seen
+
+
+@pytest.fixture
+def pair(driver_of: Any) -> list[Any]:
+    return [begun(driver_of, shard) for shard in (0, 1)]
+
+
+def test_each_shard_merges_its_own_fragments_in_turn_a_little_after_the_other(
+    pair: list[Any],
+) -> None:
+    """H = 8, F = 2: one round per 4 steps and shard; the first openings are 2 steps apart."""
+    first, second = (rounds(d, 16) for d in pair)
+    assert [(n, p) for _, n, p in first] == [(0, 0), (1, 2), (2, 0), (3, 2)]
+    assert [(n, p) for _, n, p in second] == [(0, 1), (1, 3), (2, 1)]
+    assert second[0][0] - first[0][0] == 2
+    versions = [d.machine.history.versions for d in pair]
+    assert versions == [[2, -1, 2, -1], [-1, 2, -1, 1]]
+    assert [d.machine.history.stamp.steps for d in pair] == [16, 12]
+
+
+def test_a_round_of_another_shards_fragment_cannot_follow(pair: list[Any]) -> None:
+    rounds(pair[1], 6)
+    history = pair[0].machine.history
+    foreign = pair[1].rounds[0].model_copy(update={"term": history.term})
+    with pytest.raises(TapeFault, match="not in shard 0"):
+        history.apply(foreign, history.seq + 1)
+    assert History.restore(pair[1].spec, pair[1].machine.history.meta()).owned == (1, 3)
+
+
+def test_what_another_shard_published_says_nothing_about_this_ones_tape(pair: list[Any]) -> None:
+    first = pair[0]
+    first.step("a", 1, adopted=(0, 9, 0, 9))
+    assert not [r for r in first.tape if isinstance(r, TapeEpoch)]
+    first.step("a", 1, adopted=(1, 9, 0, 9))
+    assert [r.epoch for r in first.tape if isinstance(r, TapeEpoch)] == [1]
+
+
+def test_an_epoch_that_one_shard_began_the_others_follow(pair: list[Any]) -> None:
+    second = pair[1]
+    second.step("a", 1, epoch=1)
+    assert [r.epoch for r in second.tape if isinstance(r, TapeEpoch)] == [1]
+    second.step("b", 1, epoch=1)
+    assert second.machine.history.epoch == 1
+
+
+def test_one_shard_names_the_donor(pair: list[Any]) -> None:
+    donors = []
+    for d in pair:
+        for learner in ("a", "b"):
+            d.step(learner, 1, adopted=(0, 0, 0, 0))
+        donors += [e.grant.donor for e in d.join("c") if isinstance(e, SendGrant)]
+    assert donors[0] in ("a", "b") and donors[1] == ""
+
+
+def marks(driver: Any) -> list[tuple[int, str]]:
+    return [(r.number, r.outcome) for r in driver.tape if isinstance(r, TapeCheckpoint)]
+
+
+def test_the_others_mark_when_a_learner_tells_of_it_before_they_merge_what_it_sends(
+    pair: list[Any],
+) -> None:
+    first, second = pair
+    wish = Wanted(paused=False, stopping=False, quorum=2, checkpoint=1)
+    first.give(wish)
+    second.give(wish)
+    assert (marks(first), marks(second)) == ([(1, "begun")], [])
+    for learner in ("a", "b"):
+        second.step(learner, 6)
+    pull = second.pulls[-1]
+    second.answer(pull, "a", checkpoint=1)
+    second.answer(pull, "b")
+    kinds = [r.kind for r in second.tape]
+    assert kinds.index("checkpoint") < kinds.index("round"), "the cut goes before that round"
+    seen = second.give(Kept(1))
+    assert [e for e in seen if isinstance(e, Seal)] == [Seal(1, {}, {})], "it waits for nobody"
+
+
+def test_a_store_holds_nothing_of_other_shards(driver_of: Any) -> None:
+    spec = driver_of(**ALGORITHM).spec
+    layout = Layout.build(TENSORS, 4)
+    values = [np.full(n, p, np.float32) for p, n in enumerate(layout.sizes)]
+    own = [v if p in spec.algorithm.owned(1) else None for p, v in enumerate(values)]
+    store = FragmentStore.init(layout, spec.algorithm, own)
+    assert {name.partition(".")[0] for name in store.state_arrays()} == {"1", "3"}
+    again = FragmentStore.restore(store.meta(), store.state_arrays(), spec.algorithm)
+    assert again.anchor(3).tobytes() == values[3].tobytes() and sorted(again.fragments) == [1, 3]
+
+
+def test_shards_must_divide_the_fragments() -> None:
+    with pytest.raises(ValueError, match="multiple of shards"):
+        RunSpec.model_validate(
+            {
+                "name": "t",
+                "algorithm": {"fragments": 4, "shards": 3, "sync_every_steps": 8},
+                "budget": {"steps": 8},
+            }
+        )
