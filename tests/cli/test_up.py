@@ -19,7 +19,7 @@ from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder, supervisor_of
 from diloco_cli.up.logfile import bound, last_line
 from diloco_cli.up.restarts import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts
-from diloco_cli.up.stack import free_port
+from diloco_cli.up.stack import Stack, free_port
 
 
 def test_the_first_restart_is_prompt_and_a_crash_loop_backs_off() -> None:
@@ -96,6 +96,16 @@ def test_a_full_disk_is_told_before_anything_starts(
     with pytest.raises(CliError, match="is full"):
         Folder(tmp_path).take()
     assert supervisor_of(tmp_path) == 0
+
+
+async def test_an_unknown_crash_point_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILOCO_CRASH_AT", "syncer-1/lunch")
+    stack = Stack(tmp_path / "data", learners=1, port=0, chaos=False, threads=1)
+    with pytest.raises(CliError, match="DILOCO_CRASH_AT: .*there is no 'lunch'; known: before-"):
+        await stack.run()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_endpoint_is_announced_whole_and_withdrawn(tmp_path: Path) -> None:
