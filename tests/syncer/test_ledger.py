@@ -206,3 +206,12 @@ def test_a_run_that_goes_back_to_a_checkpoint_counts_on_from_there() -> None:
     ledger.saw(life(5, 0, 0, incarnation=3))
     ledger.saw(life(5, 0, 0, learner="b", incarnation=4))
     assert classes(ledger) == {"merged": 40, "lost": 20, "in_flight": 10}
+
+
+def test_a_shard_of_the_syncer_forgets_lives_once_its_own_fragments_are_settled_i12() -> None:
+    ledger = Ledger.empty(P, owned=(0,))
+    ledger.saw(life(30, 0, 0))
+    ledger.saw(life(0, 0, 0, incarnation=1))
+    ledger.round(record(0, []))
+    assert ledger.lives["a"].keys() == {1} and ledger.processed == 30
+    assert all(sum(t.model_dump().values()) == 30 for t in ledger.tokens_P())

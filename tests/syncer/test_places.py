@@ -25,12 +25,12 @@ async def test_what_the_tape_says_is_told_and_only_what_changed_is_written() -> 
     ledger.places |= {3: (0, 7), 5: (1, 0)}
     places = Places(bus, "r", lambda: ledger)
     await places.write()
-    assert await told(bus) == {"r.3": (0, 7), "r.5": (1, 0)}
+    assert await told(bus) == {"r.3.0": (0, 7), "r.5.0": (1, 0)}
     revisions = {k: e.revision for k, e in (await bus.kv_all(subjects.PLACES)).items()}
     ledger.places[3] = (0, 9)
     await places.write()
     after = {k: e.revision for k, e in (await bus.kv_all(subjects.PLACES)).items()}
-    assert after["r.3"] > revisions["r.3"] and after["r.5"] == revisions["r.5"]
+    assert after["r.3.0"] > revisions["r.3.0"] and after["r.5.0"] == revisions["r.5.0"]
 
 
 async def test_a_later_leader_takes_back_what_its_history_does_not_hold() -> None:
@@ -45,4 +45,16 @@ async def test_a_later_leader_takes_back_what_its_history_does_not_hold() -> Non
     earlier = Ledger.empty(1, shards=8)
     earlier.places |= {3: (0, 2)}
     await Places(bus, "r", lambda: earlier).write()
-    assert await told(bus) == {"r.3": (0, 2), "r.5": (0, 0), "other.5": (2, 2)}
+    assert await told(bus) == {"r.3.0": (0, 2), "r.5.0": (0, 0), "other.5.0": (2, 2)}
+
+
+async def test_shards_of_the_syncer_do_not_overwrite_each_other() -> None:
+    bus = MemoryBus(MemoryBroker(), "s")
+    await bus.ensure_bucket(subjects.PLACES)
+    first, second = Ledger.empty(2, shards=8), Ledger.empty(2, shards=8)
+    first.places |= {3: (0, 7)}
+    second.places |= {3: (0, 5), 4: (0, 1)}
+    for syncer, ledger in ((0, first), (1, second)):
+        await Places(bus, "r", lambda ledger=ledger: ledger, syncer).write()  # type: ignore[misc]
+    await Places(bus, "r", lambda: first, 0).write()
+    assert await told(bus) == {"r.3.0": (0, 7), "r.3.1": (0, 5), "r.4.1": (0, 1)}

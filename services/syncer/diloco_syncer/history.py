@@ -69,7 +69,7 @@ class History:
         self.skips_in_a_row = 0
         self.merged_total = 0
         self.refused: Counter[str] = Counter()
-        self.ledger = Ledger.empty(fragments, spec.data.virtual_shards)
+        self.ledger = Ledger.empty(fragments, spec.data.virtual_shards, tuple(self.owned))
         self.norms = self._norms()
         # Who was merged in the newest H rounds: "participating".
         self.recent: deque[tuple[str, ...]] = deque(maxlen=spec.algorithm.sync_every_steps)

@@ -123,11 +123,14 @@ class Ledger:
     ended: bool = False
     # Data shard -> (passes, sequences): the newest place that is merged in any fragment.
     places: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # Fragments whose rounds this ledger sees: of a syncer with several shards, not all.
+    owned: tuple[int, ...] = ()
 
     @classmethod
-    def empty(cls, fragments: int, shards: int = 0) -> Self:
+    def empty(cls, fragments: int, shards: int = 0, owned: tuple[int, ...] | None = None) -> Self:
         zeros = [0] * fragments
-        return cls(shards, [*zeros], [*zeros], [*zeros], [*zeros])
+        mine = tuple(range(fragments)) if owned is None else owned
+        return cls(shards, [*zeros], [*zeros], [*zeros], [*zeros], owned=mine)
 
     @property
     def fragments(self) -> int:
@@ -161,7 +164,9 @@ class Ledger:
         for learner, incarnation, life in list(self._all()):
             over = self._over(learner, incarnation, life)
             self._settle(p, life, life.tokens if over else min(life.base_P[p], life.tokens))
-            if over and all(mark == life.tokens for mark in life.mark_P):
+            if over and all(life.mark_P[q] == life.tokens for q in self.owned):
+                for q in range(self.fragments):
+                    self._settle(q, life, life.tokens)
                 self._forget(learner, incarnation)
 
     def end(self, record: TapeEnd) -> None:
@@ -335,6 +340,7 @@ class Ledger:
         """Everything, as JSON-ready values; `restore` is the inverse."""
         return {
             **{name: deepcopy(getattr(self, name)) for name in self.PLAIN},
+            "owned": list(self.owned),
             "places": [[shard, *place] for shard, place in sorted(self.places.items())],
             "lives": [
                 [learner, n, {name: deepcopy(getattr(life, name)) for name in self.OF_LIFE}]
@@ -347,6 +353,7 @@ class Ledger:
         self = cls.empty(len(meta["merged_P"]))
         for name in cls.PLAIN:
             setattr(self, name, deepcopy(meta[name]))
+        self.owned = tuple(meta["owned"])
         self.places = {shard: (passes, n) for shard, passes, n in meta["places"]}
         for learner, n, saved in meta["lives"]:
             life = Life(**deepcopy(saved))

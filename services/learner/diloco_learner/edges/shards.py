@@ -114,9 +114,9 @@ class Leases:
         """How far each shard is merged."""
         found: dict[int, Where] = {}
         for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
-            if key.rpartition(".")[0] == self.run and entry.value is not None:
+            if key.startswith(f"{self.run}.") and entry.value is not None:
                 p = decode(entry.value, Place)
-                found[p.shard] = (p.passes, p.sequences)
+                found[p.shard] = max(found.get(p.shard, (0, 0)), (p.passes, p.sequences))
         return found
 
     async def _acquire(self) -> None:

@@ -123,7 +123,7 @@ class Leader:
         self.purger = UpPurger(spec, leader, control, data, self.outbox)
         self.sender = SnapshotSender(spec, shard, leader, control, data, snapshots)
         self.machine = Machine(spec, recovered.history)
-        self.places = Places(control, spec.name, lambda: self.machine.history.ledger)
+        self.places = Places(control, spec.name, lambda: self.machine.history.ledger, shard)
         self.store: FragmentStore | None = recovered.store
         # By epoch and round.
         self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds

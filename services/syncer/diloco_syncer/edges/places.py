@@ -19,11 +19,15 @@ LOOK_S = 0.1
 
 
 class Places:
-    """Written by the leader only, which tells all of them before it admits anybody."""
+    """Written by a syncer shard's leader only, which tells all before it admits anybody.
 
-    def __init__(self, bus: Bus, run: str, ledger: Callable[[], Ledger]) -> None:
+    Each shard of the syncer has keys of its own: what is merged in any of them is merged.
+    """
+
+    def __init__(self, bus: Bus, run: str, ledger: Callable[[], Ledger], syncer: int = 0) -> None:
         self.bus = bus
         self.run = run
+        self.syncer = syncer
         self.ledger = ledger  # the present one
         self.known = False  # whether `written` is what earlier leaders wrote
         self.written: dict[int, tuple[int, int]] = {}
@@ -39,16 +43,20 @@ class Places:
             if self.written.get(shard) == (passes, sequences):
                 continue
             place = Place(shard=shard, passes=passes, sequences=sequences)
-            await self.bus.kv_put(subjects.PLACES, f"{self.run}.{shard}", encode(place))
+            await self.bus.kv_put(subjects.PLACES, self._key(shard), encode(place))
             self.written[shard] = (passes, sequences)
+
+    def _key(self, shard: int) -> str:
+        return f"{self.run}.{shard}.{self.syncer}"
 
     async def _read(self) -> None:
         for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
-            if key.rpartition(".")[0] != self.run or entry.value is None:
+            if entry.value is None:
                 continue
             with suppress(WireError):  # then it is written anew
                 place = decode(entry.value, Place)
-                self.written[place.shard] = (place.passes, place.sequences)
+                if key == self._key(place.shard):
+                    self.written[place.shard] = (place.passes, place.sequences)
         self.known = True
 
     async def keep(self) -> None:
