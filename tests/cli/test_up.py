@@ -1,5 +1,6 @@
 """The supervisor's parts: restart policy, logs, the data folder, the demo's promises."""
 
+import asyncio
 import io
 import json
 import os
@@ -98,13 +99,13 @@ def test_a_full_disk_is_told_before_anything_starts(
     assert supervisor_of(tmp_path) == 0
 
 
-async def test_an_unknown_crash_point_is_told_before_anything_starts(
+def test_an_unknown_crash_point_is_told_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DILOCO_CRASH_AT", "syncer-1/lunch")
     stack = Stack(tmp_path / "data", learners=1, port=0, chaos=False, threads=1)
-    with pytest.raises(CliError, match="DILOCO_CRASH_AT: .*there is no 'lunch'; known: before-"):
-        await stack.run()
+    with pytest.raises(CliError, match=r"DILOCO_CRASH_AT: .*there is no 'lunch'; known: before-"):
+        asyncio.run(stack.run())
     assert list(tmp_path.iterdir()) == []
 
 
