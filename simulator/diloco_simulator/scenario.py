@@ -98,7 +98,7 @@ class Scenario:
         self.watch = Watch(self.world, self.spec)
         self.mischief = Mischief(self.hub, self.watch)
         self.hub.on_record = self.watch.record
-        self.hub.up.on_store = self.watch.numbers.stored
+        self.hub.up.on_store = self.watch.stored
         names = [f"l{m}" for m in range(options.learners)]
         self.syncers = self._syncers(options.syncers, names)
         self.learners = [self._learner(m, name) for m, name in enumerate(names)]

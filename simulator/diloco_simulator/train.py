@@ -103,7 +103,7 @@ class Fleet:
         )
         self.world.heal()
         self.hub = Hub(self.world, spec)
-        self.watch = Watch(self.world, spec)
+        self.watch = Watch(self.world, spec, numbers=False)  # a long run's contributions are many
         self.hub.on_record = self.watch.record
         self.program = Program.build(spec)
         corpus = load(spec.data)

@@ -20,7 +20,7 @@ from diloco_simulator.checkers_ledger import Tokens
 from diloco_simulator.checkers_limits import Limits, Pace
 from diloco_simulator.checkers_numbers import Numbers
 from diloco_simulator.coverage import of_record, of_syncer_death
-from diloco_simulator.world import SLOW, World
+from diloco_simulator.world import SLOW, Item, World
 
 if TYPE_CHECKING:
     from diloco_simulator.learner_life import LearnerLife
@@ -33,7 +33,8 @@ LATE_DELAYS = 12
 class Watch:
     """All observations of one world."""
 
-    def __init__(self, world: World, spec: RunSpec) -> None:
+    def __init__(self, world: World, spec: RunSpec, *, numbers: bool = True) -> None:
+        """`numbers`: compute every merge again; keeps all that was ever uploaded."""
         self.world = world
         self.violations: list[str] = []
         self.anchors = Anchors(self.broken)
@@ -45,7 +46,7 @@ class Watch:
         self.tokens = Tokens(self.broken, spec, self.claims)
         self.pace = Pace(self.broken, spec, self.anchors)
         self.limits = Limits(self.broken, spec, world.options.learners)
-        self.numbers = Numbers(self.broken, spec)
+        self.numbers = Numbers(self.broken, spec) if numbers else None
         self.spec = spec
         self.ended = ""
         self.rounds = 0
@@ -66,12 +67,18 @@ class Watch:
         """A state that is worth counting."""
         self.world.counts[" ".join(words)] += 1
 
+    def stored(self, item: Item) -> None:
+        """UP takes something."""
+        if self.numbers is not None:
+            self.numbers.stored(item)
+
     # --- the tape ------------------------------------------------------------------------------
 
     def record(self, seq: int, record: TapeRecord) -> None:
         """Every record as the tape takes it."""
         self.merges.record(record)
-        self.numbers.record(record)
+        if self.numbers is not None:
+            self.numbers.record(record)
         self.tokens.record(record)
         of_record(self, record)
         if isinstance(record, TapeRound):
@@ -92,7 +99,8 @@ class Watch:
         for record in kept:
             self.merges.record(record)
         self.merges.report = self.broken
-        self.numbers.lost(len(kept))
+        if self.numbers is not None:
+            self.numbers.lost(len(kept))
         self.tokens.lost(kept)
         self.ended = self.merges.ended
 
@@ -137,7 +145,8 @@ class Watch:
 
     def published(self, leader: str, m: PublicationManifest, payload: bytes) -> None:
         self.anchors.held(m.epoch, m.fragment, m.version, m.anchor_digest, leader)
-        self.numbers.published(m, payload)
+        if self.numbers is not None:
+            self.numbers.published(m, payload)
 
     # --- learners ------------------------------------------------------------------------------
 
