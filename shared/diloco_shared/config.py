@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from diloco_shared.ids import Id
+from diloco_shared.optimizers import known
 
 Codec = Literal["fp32", "bf16", "int8", "int4", "e3m0"]
 
@@ -32,44 +33,6 @@ PRESETS: dict[str, dict[str, Any]] = {
         "inner_rate_factor": 1.0,
     },
 }
-
-# Optimizers of optax that need nothing but a gradient and a rate, keep plain arrays, and step
-# against the gradient; a test runs every one of them on both sides.
-OPTIMIZERS = (
-    "adabelief",
-    "adadelta",
-    "adafactor",
-    "adagrad",
-    "adam",
-    "adamax",
-    "adamaxw",
-    "adamw",
-    "adan",
-    "amsgrad",
-    "fromage",
-    "lamb",
-    "lars",
-    "lion",
-    "nadam",
-    "nadamw",
-    "novograd",
-    "optimistic_adam_v2",
-    "optimistic_gradient_descent",
-    "radam",
-    "rmsprop",
-    "sgd",
-    "sign_sgd",
-    "signum",
-    "sm3",
-    "yogi",
-)
-
-
-def _known(name: str, *ours: str) -> str:
-    """`name` if it is one of `ours` or of OPTIMIZERS, else ValueError with all of them."""
-    if name in ours or name in OPTIMIZERS:
-        return name
-    raise ValueError(f"{name[:40]!r} is not one of {', '.join([*ours, *OPTIMIZERS])}")
 
 
 class Spec(BaseModel):
@@ -150,7 +113,7 @@ class Algorithm(Spec):
     @field_validator("outer_optimizer")
     @classmethod
     def _optimizer(cls, name: str) -> str:
-        return _known(name, "nesterov")
+        return known(name, "nesterov")
 
     @model_validator(mode="before")
     @classmethod
@@ -210,7 +173,7 @@ class Data(Spec):
 
     source: str = Field(
         "stdlib",
-        description="'stdlib' (source code of the running Python), or a folder or file of text or JSONL.",
+        description="'stdlib' (source code of the running Python), or a folder or file of text.",
     )
     tokenizer: str = Field("bytes", description="'bytes' needs no download.")
     virtual_shards: int = Field(
@@ -242,7 +205,7 @@ class Inner(Spec):
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, name: str) -> str:
-        return _known(name)
+        return known(name)
 
 
 class Budget(Spec):

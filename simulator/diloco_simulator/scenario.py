@@ -299,6 +299,7 @@ class Scenario:
         w = self.watch
         w.limits.down(self.hub.dn, w.terms + w.world.counts["epoch raised"])
         if len(self.syncers) == 1:  # standbys execute all of it as it goes
+            assert w.numbers is not None
             w.numbers.execute(self.hub.tape)
         if not w.ended:
             return

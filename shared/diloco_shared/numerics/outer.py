@@ -22,7 +22,7 @@ Values = NDArray[np.float32]
 
 
 def optimizer(algorithm: Algorithm) -> optax.GradientTransformation:
-    """The configured outer optimizer: 'nesterov', or one of `config.OPTIMIZERS`."""
+    """The configured outer optimizer: 'nesterov', or one of `optimizers.OPTIMIZERS`."""
     name, rate = algorithm.outer_optimizer, algorithm.outer_rate
     if name == "nesterov":
         momentum = algorithm.outer_momentum or None

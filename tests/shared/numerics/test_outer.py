@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_shared.config import OPTIMIZERS, Algorithm
+from diloco_shared.config import Algorithm
 from diloco_shared.numerics.outer import Outer
+from diloco_shared.optimizers import OPTIMIZERS
 
 f32 = np.float32
 
