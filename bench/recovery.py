@@ -218,7 +218,7 @@ def digests(client: Client, found: dict[str, Any]) -> tuple[str, str] | None:
         e["data"]["moments"]
         for e in events
         if e["kind"] == "recovered"
-        and (e["data"]["learner"], e["data"]["incarnation"]) == (learner, incarnation)
+        and (e["source"], e["data"].get("incarnation")) == (learner, incarnation)
         and "moments" in e["data"]
     ]
     given = [
