@@ -73,5 +73,9 @@ def test_one_shards_leader_dies_and_the_run_goes_on_whole(tmp_path: Path) -> Non
         )
         again = stack.client.run("again")["status"]
         assert again["epoch"] == 1
-        sources = [e["data"].get("source") for e in stack.client.events("again")]
-        assert sources.count("checkpoint") == 2
+        recovered = {
+            e["source"]: e["data"]["source"]
+            for e in stack.client.events("again")
+            if e["kind"] == "recovered" and e["source"].startswith("learner")
+        }
+        assert recovered == {"learner-1": "checkpoint", "learner-2": "checkpoint"}
