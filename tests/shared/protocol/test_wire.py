@@ -19,6 +19,7 @@ from diloco_shared.protocol.wire import (
     encode,
 )
 
+
 def records() -> tuple[Any, ...]:
     """A first term, the initial parameters, a committed round."""
     recording = Recording()
