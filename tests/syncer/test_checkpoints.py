@@ -259,6 +259,16 @@ def test_a_run_that_has_not_begun_begins_with_a_checkpoint(running: Any, driver_
     assert new.machine.wishes.restoring.due is False
 
 
+def test_what_history_began_with_is_not_removed(running: Any) -> None:
+    merged(running)
+    meta = kept(running)
+    running.give(wanted(checkpoint=1, restore=WISH))
+    running.give(loaded(meta))
+    running.give(wanted(checkpoint=2, restore=WISH))
+    (seal,) = of(running.give(Kept(2)), Seal)
+    assert set(seal.needed) == {WISH.source}
+
+
 def test_what_does_not_fit_is_told_and_the_run_goes_on(running: Any) -> None:
     merged(running)
     meta = kept(running)

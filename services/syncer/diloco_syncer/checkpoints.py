@@ -16,7 +16,7 @@ Pure: the edge writes, and answers with Kept and Sealed.
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Progress, TapeCheckpoint
-from diloco_shared.protocol.records import CheckpointState
+from diloco_shared.protocol.records import CheckpointState, Restore
 from diloco_syncer.events import Capture, Effect, Kept, Seal, Sealed, Tell
 from diloco_syncer.history import History
 from diloco_syncer.roster import Roster
@@ -34,6 +34,7 @@ class Checkpoints:
         self.history = history
         self.roster = roster
         self.wanted = 0  # newest number that the user asked for
+        self.restore: Restore | None = None  # the newest wish to go back
         self.seen = 0  # newest mark that a learner has met: of another shard's tape, perhaps
         self.number = 0  # of the one that this term makes; 0: none
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
@@ -53,6 +54,8 @@ class Checkpoints:
         h = self.history
         if not h.checkpoint:
             return "", ""
+        if h.checkpoint_open and h.outcome:
+            return "failed", "the run was over before it was complete"
         if not h.checkpoint_open:
             failed = h.checkpoint_outcome == "failed"
             return "failed" if failed else "complete", h.checkpoint_reason
@@ -108,10 +111,13 @@ class Checkpoints:
     def recorded(self, record: TapeCheckpoint, seq: int, now: float) -> list[Effect]:
         """The tape has it, and so has the history."""
         text = f"checkpoint {record.number} {record.outcome}: {record.reason}"
-        told = Tell("checkpoint", text[:500], {"number": record.number, "state": record.outcome})
+        data = {"number": record.number, "state": record.outcome}
+        told: list[Effect] = [Tell("checkpoint", text[:500], data)]
+        if self.history.shard and record.outcome != "failed":
+            told = []  # the first shard tells of the whole
         if record.outcome != "begun":
             self.number = 0
-            return [told]
+            return told
         self.number, self.own_part, self.sealing = record.number, False, False
         self.until = now + PARTS_S
         h, epoch = self.history, self.history.epoch
@@ -121,7 +127,7 @@ class Checkpoints:
             if h.shard == 0  # which waits for the learners' parts, and for those of all shards
         }
         self.pending = set(self.invited)
-        return [Capture(record.number, seq, record.reason, record.at), told]
+        return [Capture(record.number, seq, record.reason, record.at), *told]
 
     # --- parts ---------------------------------------------------------------------------------
 
@@ -152,4 +158,10 @@ class Checkpoints:
             return []
         self.sealing = True
         late = {m: f"nothing came within {PARTS_S:.0f} s" for m in sorted(self.pending)}
-        return [Seal(self.number, dict(self.invited), late)]
+        return [Seal(self.number, dict(self.invited), late, self._needed())]
+
+    def _needed(self) -> tuple[str, ...]:
+        """Whoever joins without a donor begins with the moments that lie there."""
+        restored, wish = self.history.restored, self.restore
+        there = [restored.source] if restored else []
+        return tuple(there + ([wish.source] if wish else []))

@@ -313,12 +313,14 @@ class Capture:
 class Seal:
     """Write the manifest over the parts that are there; then Sealed.
 
-    `invited` may have given one in that incarnation, and no others; `late` did not in time.
+    `invited` may have given one in that incarnation, and no others; `late` did not in time. What is
+    in `needed` stays, however old: history began with it, or shall.
     """
 
     number: int
     invited: dict[str, int]
     late: dict[str, str]
+    needed: tuple[str, ...] = ()  # references
 
 
 @dataclass(frozen=True, slots=True)

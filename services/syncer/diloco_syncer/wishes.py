@@ -44,6 +44,7 @@ class Wishes:
             case Wanted():
                 self.wanted, self.restoring.wanted = event, event.restore
                 self.checkpoints.wanted = event.checkpoint
+                self.checkpoints.restore = event.restore
             case Kept():
                 self.checkpoints.kept(event)
             case Sealed():

@@ -22,6 +22,7 @@ from diloco_shared.protocol.messages import (
     TapeRecord,
     TapeRestore,
     TapeRound,
+    TapeSnapshot,
 )
 from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.edges.checkpointing import load_recorded
@@ -84,7 +85,7 @@ async def verify(
             faults.append(Fault(seq, "", str(fault)))
             break
     keep_all = spec.keeping.contributions == "all"
-    covers = 0 if keep_all else history.snapshot_covers
+    covers = 0 if keep_all else _covered_by(records)
     compared = covered = 0
     for seq, record in records:
         for subject in payloads_needed(record):
@@ -96,6 +97,11 @@ async def verify(
             if why and len(faults) < FAULTS_MAX:
                 faults.append(Fault(seq, subject, why))
     return Verified(len(records), compared, covered, tuple(faults))
+
+
+def _covered_by(records: Records) -> int:
+    """The newest record that a snapshot covers, also of a tape that cannot be followed."""
+    return max((r.covers for _, r in records if isinstance(r, TapeSnapshot)), default=0)
 
 
 async def reexecute(

@@ -96,7 +96,7 @@ class Checkpointer:
             return
         self.put(Sealed(effect.number, tuple(sorted(learners))))
         try:
-            await asyncio.to_thread(self._prune, effect.number)
+            await asyncio.to_thread(self._prune, effect)
         except OSError as error:
             log.warning("old checkpoints not removed", error=str(error))
 
@@ -166,12 +166,12 @@ class Checkpointer:
         )
         return learners
 
-    def _prune(self, number: int) -> None:
+    def _prune(self, seal: Seal) -> None:
         """Keep the newest complete ones, and nothing of those that were never completed."""
         there, folder = Checkpoints(self.root), self.spec.folder
-        kept = set(there.complete(folder)[-self.spec.keeping.run_checkpoints :])
+        kept = {*seal.needed, *there.complete(folder)[-self.spec.keeping.run_checkpoints :]}
         for ref in there.begun(folder):
-            if ref not in kept and ref < reference(folder, number):
+            if ref not in kept and ref < reference(folder, seal.number):
                 there.remove(ref)
 
     # --- going back ----------------------------------------------------------------------------

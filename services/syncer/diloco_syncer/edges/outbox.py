@@ -30,6 +30,8 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
+# What every shard sees alike is told by the first alone.
+OF_LEARNERS = frozenset({"join", "learner-seen", "learner-alive", "learner-lost", "returned"})
 Control = SendPull | SendGrant | SendDonate | SendBeat
 # First and longest pause between attempts, in seconds.
 PAUSE_S, PAUSE_S_MAX = 0.2, 3.0
@@ -157,6 +159,8 @@ class Outbox:
 
     def tell(self, effect: Tell) -> None:
         """Queue an event for the log; the oldest goes when the queue is full."""
+        if self.shard and effect.kind in OF_LEARNERS:
+            return
         record = EventRecord(
             run=self.run,
             kind=effect.kind,
