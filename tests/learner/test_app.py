@@ -174,6 +174,10 @@ async def test_a_learner_whose_assignment_is_taken_back_delivers_what_it_has_don
         await until(lambda: app.membership.record.state == "idle")
         leave = (await syncer.events("leave"))[-1]
         assert leave.text.startswith("drained: not assigned any more")
+        async with syncer.bus.kv_watch(subjects.MEMBERS, "a") as entries:
+            async for entry in entries:
+                if decode(entry.value, MemberRecord).run == "":
+                    break
 
 
 async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leaves(
@@ -206,6 +210,9 @@ async def test_without_a_donor_the_moments_of_the_own_checkpoint_are_taken(
             await syncer.bootstrap("a")
             await syncer.until("a", stepping)
             await syncer.assign("a", "")
+            await syncer.until("a", lambda p: p.state == "draining")
+            for p in range(3):
+                await syncer.merge(p, ("a",))
             await syncer.until("a", lambda p: p.state == "finished")
             folder = tmp_path / "a" / "checkpoints"
             await until(lambda: any(p.name.isdigit() for p in folder.glob("r/*")))
@@ -258,23 +265,6 @@ async def test_a_stopped_process_says_so_and_gives_its_shards_back(
         leases = (await syncer.bus.kv_all(subjects.SHARDS)).values()
         assert all(decode(e.value, ShardLease).holder == "" for e in leases if e.value)
         assert await syncer.bus.kv_get(subjects.MEMBERS, "a") is None
-
-
-async def test_an_assignment_taken_back_ends_the_work_at_a_step_boundary(
-    broker: MemoryBroker, syncer: Any, tmp_path: Path
-) -> None:
-    await syncer.prepare()
-    await syncer.assign("a", "r")
-    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
-        await syncer.bootstrap("a")
-        await syncer.until("a", stepping)
-        await syncer.assign("a", "")
-        await syncer.until("a", lambda p: p.state == "finished")
-        await until(lambda: app.membership.record.state == "idle")
-        async with syncer.bus.kv_watch(subjects.MEMBERS, "a") as entries:
-            async for entry in entries:
-                if decode(entry.value, MemberRecord).run == "":
-                    break
 
 
 async def test_training_goes_on_while_the_bus_is_away(

@@ -321,7 +321,9 @@ def test_a_withdrawn_learner_keeps_its_moments_and_says_good_bye(rig: Rig) -> No
     leave = loop.run()
     assert leave == Leave("withdrawn", "the process is told to stop")
     assert box.newest_progress().state == "finished"
-    assert [o.effect for o in outgoing(box, Checkpoint)] == [Checkpoint(0, 4, (0, 0, 0), final=True)]
+    assert [o.effect for o in outgoing(box, Checkpoint)] == [
+        Checkpoint(0, 4, (0, 0, 0), final=True)
+    ]
 
 
 def test_the_same_arrivals_give_the_same_bits(rig: Rig) -> None:
