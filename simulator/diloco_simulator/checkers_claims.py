@@ -36,6 +36,12 @@ class Claims:
         work = self.work.setdefault(life, Work())
         work.bases[p] = (epoch, version, work.steps, work.tokens)
 
+    def voided(self, life: str) -> None:
+        """History began again: what this life did since its adoptions is void."""
+        if work := self.work.get(life):
+            for p, (epoch, *_) in work.bases.items():
+                work.bases[p] = (epoch, -1, work.steps, work.tokens)
+
     def contributed(self, life: str, c: Contribute) -> None:
         """I5: a contribution is the work since its fragment was adopted, all of it and no other."""
         work = self.work[life]

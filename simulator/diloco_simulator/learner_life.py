@@ -270,7 +270,8 @@ class LearnerLife(Process):
             case Leave():
                 self._leave(effect.outcome)
             case Tell():
-                pass
+                if effect.kind == "epoch-entered":
+                    self.watch.claims.voided(self.life)
             case _:
                 self.watch.broken("I8", f"{self.life} is to wait for {type(effect).__name__}")
 

@@ -19,7 +19,9 @@ CHUNK = 10
 verdicts: dict[int, Verdict] = {}
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(n, marks=pytest.mark.whole) for n in range(CHUNK, SEEDS, CHUNK))]
+)
 def test_no_seed_breaks_a_promise(first: int) -> None:
     for seed in range(first, first + CHUNK):
         verdicts[seed] = play(seed)
@@ -31,6 +33,7 @@ def test_no_seed_breaks_a_promise(first: int) -> None:
     assert not broken, "\n" + "\n".join(broken)
 
 
+@pytest.mark.whole
 def test_the_worlds_met_every_kind_of_trouble() -> None:
     """Fifty calm worlds would prove nothing. Seeds that the test above played are not repeated."""
     played = [verdicts.get(seed) or play(seed) for seed in range(SEEDS)]
@@ -68,6 +71,7 @@ def test_the_worlds_met_every_kind_of_trouble() -> None:
     assert len(result["unreached"]) < len(STATES) / 3, result["unreached"]
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("role", ROLES)
 def test_a_process_may_die_before_any_effect(role: str) -> None:
     """Every seventh place of a small calm world; `make sim` tries them all."""
@@ -76,7 +80,7 @@ def test_a_process_may_die_before_any_effect(role: str) -> None:
     broken = []
     for n in range(1, effects + 1, max(effects // 7, 1)):
         verdict = play(1, small(role, n))
-        assert sum(k.startswith(f"{role} dies") for k in verdict.counts) == 1
+        assert sum(k.startswith(f"{role} dies before") for k in verdict.counts) == 1
         broken += [f"{violation}\n    {again_at(role, n)}" for violation in verdict.violations]
     assert not broken, "\n" + "\n".join(broken)
 
@@ -98,6 +102,8 @@ def test_the_same_seed_is_the_same_world() -> None:
 def test_without_faults_everybody_is_merged_in_every_round() -> None:
     verdict = play(1, Options.calm(jitter=0.0))
     assert verdict.violations == []
-    assert verdict.counts == {"from fresh": 3, "recoveries": 3, "refused": 0}
+    # Nothing but how it went: they began, and waited for the first of them to be enough.
+    reached = {name for name, n in verdict.counts.items() if n}
+    assert reached == {"from fresh", "recoveries", "starvation", "rounds in flight: 1"}
     # 48 steps at one fragment of two every 3 steps, and a last round of each fragment.
     assert verdict.rounds == 48 // 3 + 2
