@@ -1,9 +1,12 @@
-"""Build the containers, train in them, kill a learner's container, see it heal, take all down.
+"""Build the containers, train in them, kill a learner's and the leading syncer's container.
+
+Sees the learner merged again and the standby lead, and takes all down:
 
     python compose/smoke.py [--json FILE]
 
 Needs a Docker engine and Compose. DILOCO_BUILD_NETWORK names the build network where the default
-one has no way out. Exit status 0 only if the killed learner was merged again.
+one has no way out. Exit status 0 only if the killed learner was merged again and rounds committed
+under the standby.
 """
 
 import argparse
@@ -89,8 +92,30 @@ def merged_lives(client: Client, learner: str) -> set[int]:
     }
 
 
+def kill_container(client: Client, member: str) -> float:
+    """SIGKILL its container and start it again; when that was.
+
+    A killed container counts as stopped by hand, so the engine does not restart it, as it does
+    after a fault of chaos: started again as an operator would.
+    """
+    host = client.member(member)["host"]
+    subprocess.run(["docker", "kill", "--signal", "KILL", host], check=True, capture_output=True)
+    killed = time.monotonic()
+    subprocess.run(["docker", "start", host], check=True, capture_output=True)
+    return killed
+
+
+def kill_leader(client: Client) -> float:
+    """Seconds from the leader's death to a round of a later term."""
+    until("a standby", lambda: "standby" in [x["state"] for x in client.run("demo")["syncers"]])
+    status = client.run("demo")["status"]
+    killed = kill_container(client, status["leader"])
+    until("a round of a later term", lambda: client.rounds("demo")[-1]["term"] > status["term"])
+    return time.monotonic() - killed
+
+
 def exercise(smoke: Smoke) -> dict[str, Any]:
-    """From nothing to healed."""
+    """From nothing to healed twice."""
     began = time.monotonic()
     smoke.compose("up", "--build", "-d")
     built_s = time.monotonic() - began
@@ -100,20 +125,17 @@ def exercise(smoke: Smoke) -> dict[str, Any]:
     learners = sorted(client.run("demo")["status"]["learners"])
     victim = learners[0]
     until("a contribution of the victim", lambda: merged_lives(client, victim))
-    host = client.member(victim)["host"]
     rounds = len(client.rounds("demo"))
-    subprocess.run(["docker", "kill", "--signal", "KILL", host], check=True, capture_output=True)
-    killed = time.monotonic()
-    # A killed container counts as stopped by hand; its own chaos kill would be restarted by the
-    # engine. Start it again as an operator would.
-    subprocess.run(["docker", "start", host], check=True, capture_output=True)
+    killed = kill_container(client, victim)
     until("the victim merged again", lambda: len(merged_lives(client, victim)) > 1)
     healed_s = time.monotonic() - killed
+    taken_over_s = kill_leader(client)
     evaluations = client.metrics("demo")["evaluations"]
     return {
         "learners": len(learners),
         "seconds_build_and_start": round(built_s, 1),
         "seconds_kill_to_contributing": round(healed_s, 1),
+        "seconds_leader_kill_to_round": round(taken_over_s, 1),
         "rounds_committed_before_kill": rounds,
         "rounds_committed": len(client.rounds("demo")),
         "val_loss_start": evaluations[0]["val_loss"],

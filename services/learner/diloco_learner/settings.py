@@ -1,19 +1,13 @@
 """Settings of a learner process, from the environment (prefix DILOCO_)."""
 
-import socket
 from pathlib import Path
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from diloco_shared.edges.crash_points import CrashAt
+from diloco_shared.edges.membership import id_of_host
 from diloco_shared.ids import Id
-
-
-def default_id() -> str:
-    """`learner-<host>`: a container keeps its host name when it is restarted."""
-    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname().lower())
-    return f"learner-{host}"[:63].strip("-")
 
 
 class Settings(BaseSettings):
@@ -21,7 +15,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True)
 
-    id: Id = Field(default_factory=default_id, description="This learner's id, unique in the run.")
+    id: Id = Field(
+        default_factory=lambda: id_of_host("learner"),
+        description="Unique in the run.",
+    )
     nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
     nats_token: str = Field("", description="Token for the bus, if it wants one.")
     connections: int = Field(

@@ -6,6 +6,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from diloco_shared.edges.crash_points import CrashAt
+from diloco_shared.edges.membership import id_of_host
 from diloco_shared.ids import Id
 
 
@@ -14,7 +15,9 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True)
 
-    id: Id = Field("syncer-1", description="This process's member id.")
+    id: Id = Field(
+        default_factory=lambda: id_of_host("syncer"), description="This process's member id."
+    )
     nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
     nats_token: str = Field("", description="Token for the bus, if it wants one.")
     connections: int = Field(

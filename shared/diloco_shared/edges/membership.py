@@ -30,6 +30,12 @@ TTL_S = 5.0
 REFRESH_S = 1.5
 
 
+def id_of_host(role: str) -> str:
+    """`<role>-<host>`: a container keeps its host name when it is restarted."""
+    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname().lower())
+    return f"{role}-{host}"[:63].strip("-")
+
+
 class FolderTaken(Exception):
     """Another process works in this data folder."""
 
