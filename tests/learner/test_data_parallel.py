@@ -24,6 +24,7 @@ def test_a_stream_reads_its_shards_in_turn_and_then_again_in_another_order() -> 
     np.testing.assert_array_equal(rows, np.concatenate(expected))
 
 
+@pytest.mark.whole
 def test_training_lowers_the_loss_of_what_is_held_out(spec: RunSpec) -> None:
     run = RunSpec.model_validate({**spec.model_dump(), "budget": {"steps": 40}})
     told: list[tuple[int, float]] = []

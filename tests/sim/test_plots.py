@@ -12,6 +12,7 @@ from diloco_simulator.plots import bandwidth_chart, goodput_chart, quality_chart
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
+@pytest.mark.whole
 def test_charts_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "DPI", 20)
     files = [tmp_path / "new" / f"{name}.png" for name in ("goodput", "bandwidth", "quality")]

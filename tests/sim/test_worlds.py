@@ -19,9 +19,8 @@ CHUNK = 10
 verdicts: dict[int, Verdict] = {}
 
 
-@pytest.mark.parametrize(
-    "first", [0, *(pytest.param(n, marks=pytest.mark.whole) for n in range(CHUNK, SEEDS, CHUNK))]
-)
+@pytest.mark.whole
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_no_seed_breaks_a_promise(first: int) -> None:
     for seed in range(first, first + CHUNK):
         verdicts[seed] = play(seed)
@@ -85,6 +84,7 @@ def test_a_process_may_die_before_any_effect(role: str) -> None:
     assert not broken, "\n" + "\n".join(broken)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("seed", [3007, 3125, 370])
 def test_found_seeds_stay_sound(seed: int) -> None:
     """With two syncers: a member that returned was left out (I10); an end that nobody told
@@ -93,6 +93,7 @@ def test_found_seeds_stay_sound(seed: int) -> None:
     assert verdict.violations == [], again(seed)
 
 
+@pytest.mark.whole
 def test_the_same_seed_is_the_same_world() -> None:
     first, second = play(7), play(7)
     assert first == second

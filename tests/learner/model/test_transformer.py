@@ -66,6 +66,7 @@ def test_places_matter(params: Any) -> None:
     assert np.abs(a - b).max() > 1e-3
 
 
+@pytest.mark.whole
 def test_recomputing_activations_changes_no_gradient(params: Any) -> None:
     plain, saved = (
         gradients(shape, params, tokens(2, 11)) for shape in (TINY, replace(TINY, remat=True))
