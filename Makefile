@@ -44,7 +44,7 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PURE)
-	$(BIN)/pytest -q -m "live or whole"
+	$(BIN)/pytest -q -m "live or whole" --durations 15
 
 demo: install
 	$(BIN)/diloco demo
