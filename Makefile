@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
 MINUTES ?= 60
-# Pure tests take what cores there are; live ones start many processes and run one by one.
+# Pure tests take what cores there are.
 # Little is computed by what they compile: fast compilation matters more than fast code, and what one
 # worker compiled the others need not. Bytecode is kept even where the environment says no: a third of
 # the time of collecting is pytest's rewriting of assertions.
@@ -12,6 +12,9 @@ FAST_COMPILING = PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_
 	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=tests/live -n auto --dist worksteal
+# Whole stacks of processes want the cores for themselves; what starts one server, or none, does not.
+STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
+WHOLE = $(BIN)/pytest -q -m "live or whole"
 
 .PHONY: install format check pure test demo sim mutants soak quality compose-smoke clean
 
@@ -44,7 +47,8 @@ test: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(PURE)
-	$(BIN)/pytest -q -m "live or whole" --durations 15
+	$(WHOLE) -n auto --dist loadfile $(addprefix --ignore=,$(STACKS)) tests
+	$(WHOLE) --durations 10 $(STACKS)
 
 demo: install
 	$(BIN)/diloco demo
