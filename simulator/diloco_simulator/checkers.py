@@ -31,11 +31,12 @@ class Anchors:
     def __init__(self, report: Report) -> None:
         self.report = report
         self.digests: dict[tuple[int, int, int], tuple[str, str]] = {}
+        self.public: set[tuple[int, int, int]] = set()  # more than leaders have them
         self.by_life: dict[tuple[str, int, int], int] = {}
         self.announced: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def held(self, epoch: int, p: int, version: int, digest: str, whose: str) -> None:
-        """Somebody holds, publishes or has rebuilt an anchor."""
+        """Somebody holds or has rebuilt an anchor."""
         known, first = self.digests.setdefault((epoch, p, version), (digest, whose))
         if known != digest:
             self.report(
@@ -44,13 +45,22 @@ class Anchors:
                 f"{first} had {known}",
             )
 
+    def published(self, epoch: int, p: int, version: int, digest: str, whose: str) -> None:
+        """An anchor is there for everybody."""
+        self.public.add((epoch, p, version))
+        self.held(epoch, p, version, digest, whose)
+
+    def lost(self) -> None:
+        """With the records and their leaders goes what nobody else ever had."""
+        self.digests = {key: seen for key, seen in self.digests.items() if key in self.public}
+
     def adopted(self, life: str, epoch: int, p: int, version: int, digest: str) -> None:
         """One process of a learner adopts an anchor."""
         before = self.by_life.get((life, epoch, p), -1)
         if version <= before:
             self.report("I1", f"{life} adopts version {version} of fragment {p} after {before}")
         self.by_life[(life, epoch, p)] = version
-        self.held(epoch, p, version, digest, life)
+        self.published(epoch, p, version, digest, life)
 
     def heads(self, leader: str, epoch: int, versions_P: tuple[int, ...]) -> None:
         """A leader announces its heads."""

@@ -102,6 +102,7 @@ class Watch:
         if self.numbers is not None:
             self.numbers.lost(len(kept))
         self.tokens.lost(kept)
+        self.anchors.lost()
         self.ended = self.merges.ended
 
     # --- syncers -------------------------------------------------------------------------------
@@ -144,7 +145,7 @@ class Watch:
         self.tokens.shown(life.leader, h.seq, present.processed, shown, over=over)
 
     def published(self, leader: str, m: PublicationManifest, payload: bytes) -> None:
-        self.anchors.held(m.epoch, m.fragment, m.version, m.anchor_digest, leader)
+        self.anchors.published(m.epoch, m.fragment, m.version, m.anchor_digest, leader)
         if self.numbers is not None:
             self.numbers.published(m, payload)
 
