@@ -73,6 +73,13 @@ class Algorithm(Spec):
     )
     outer_rate: float = Field(gt=0, description="eta of the outer optimizer.")
     outer_momentum: float = Field(ge=0, lt=1, description="mu of the outer optimizer.")
+    outer_settle_from: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Share of the budget from which the outer rate goes to 1 and the momentum to "
+        "0, linearly until the end: the last merges are plain averages. 1: never.",
+    )
     alpha: float = Field(
         0.0, ge=0, lt=1, description="Share of own parameters kept on adoption; 0 overwrites."
     )
@@ -129,6 +136,11 @@ class Algorithm(Spec):
             raise ValueError(
                 f"sync_every_steps ({self.sync_every_steps}) must be a multiple of fragments "
                 f"({self.fragments}), so that every fragment comes round every H steps"
+            )
+        if self.outer_settle_from < 1 and self.outer_optimizer != "nesterov":
+            raise ValueError(
+                f"outer_settle_from ({self.outer_settle_from:g}) is for the outer optimizer "
+                f"'nesterov'; with '{self.outer_optimizer}' leave it out"
             )
         if self.fragments % self.shards:
             raise ValueError(

@@ -123,9 +123,11 @@ class Numbers:
         if merged_F is None:
             state[r.fragment] = (np.full_like(master_F, np.nan), trace_F)
         else:
-            trace_F = merged_F + algorithm.outer_momentum * trace_F
-            step_F = merged_F + algorithm.outer_momentum * trace_F
-            state[r.fragment] = (master_F - algorithm.outer_rate * step_F, trace_F)
+            begin, rate = algorithm.outer_settle_from, algorithm.outer_rate
+            left = 1.0 if r.outer_fraction <= begin else (1 - r.outer_fraction) / (1 - begin)
+            momentum, rate = algorithm.outer_momentum * left, 1 + (rate - 1) * left
+            trace_F = merged_F + momentum * trace_F
+            state[r.fragment] = (master_F - rate * (merged_F + momentum * trace_F), trace_F)
         self.expected[(r.epoch, r.fragment, r.version)] = state[r.fragment][0]
         return state
 

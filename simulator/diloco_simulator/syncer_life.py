@@ -238,7 +238,12 @@ class SyncerLife(Process):
         assert self.store is not None
         payloads = {c.key: self.payloads[c.key] for c in effect.contributions}
         staged = stage_chosen(
-            self.store, effect.fragment, effect.contributions, payloads, keyframe=effect.keyframe
+            self.store,
+            effect.fragment,
+            effect.contributions,
+            payloads,
+            keyframe=effect.keyframe,
+            fraction=effect.fraction,
         )
         self.staged[effect.round] = staged
         done = Staged(

@@ -27,7 +27,11 @@ LAYOUT = (
     TensorSpec(name="b", shape=(6,), embedding=True),
 )
 SPEC = RunSpec.model_validate(
-    {"name": "t", "algorithm": {"fragments": 2, "sync_every_steps": 8}, "budget": {"steps": 80}}
+    {
+        "name": "t",
+        "algorithm": {"fragments": 2, "sync_every_steps": 8, "outer_settle_from": 0.3},
+        "budget": {"steps": 80},
+    }
 )
 
 
@@ -98,7 +102,14 @@ class Recording:
         digests = {"anchor_digest": "", "master_digest": "", "payload_digest": ""}
         keyframe = n == 5
         if not skipped:
-            staged = stage_chosen(self.store, p, tuple(chosen), self.payloads, keyframe=keyframe)
+            staged = stage_chosen(
+                self.store,
+                p,
+                tuple(chosen),
+                self.payloads,
+                keyframe=keyframe,
+                fraction=n / 10,
+            )
             self.store.install(p, staged)
             digests = {name: getattr(staged, name) for name in digests}
         self.append(
@@ -114,6 +125,7 @@ class Recording:
                 version=h.versions[p] + (not skipped),
                 verdicts=tuple(verdicts),
                 keyframe=keyframe,
+                outer_fraction=n / 10,
                 stamp=h.stamp_after(n, 3.0 + n),
                 quorum_s=0.0,
                 grace_s=0.0,

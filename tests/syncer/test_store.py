@@ -236,3 +236,16 @@ def test_a_restored_store_goes_on_to_the_bit(tmp_path: Path, optimizer: str) -> 
     for p in (0, 1, 0):
         assert advance(again, p, 9).payload_digest == advance(store, p, 9).payload_digest
     assert state(again) == state(store)
+
+
+def test_momentum_is_kept_where_the_outer_step_has_settled() -> None:
+    store = store_of(outer_settle_from=0.5, codec_up="fp32")
+    advance(store, 0, 0)
+    master_F, trace_F = (store.state_arrays()[name] for name in ("0.master", "0.outer.0"))
+    sent = contribution(store, 0, 5)
+    store.install(0, store.stage(0, [sent], keyframe=False, fraction=1.0))
+    delta_F = codec.decode("fp32", sent.payload, LAYOUT.sizes[0])
+    after = store.state_arrays()
+    assert np.linalg.norm(trace_F) > 0
+    np.testing.assert_array_equal(after["0.outer.0"], delta_F)
+    np.testing.assert_array_equal(after["0.master"], master_F - delta_F)

@@ -243,6 +243,7 @@ class Stage:
     fragment: int
     contributions: tuple[Chosen, ...]  # sorted by learner
     keyframe: bool
+    fraction: float  # of the budget that is used: where the outer schedule stands
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ def replay(
                         for v in _merged(record)
                     ],
                     keyframe=record.keyframe,
+                    fraction=record.outer_fraction,
                 )
             except (KeyError, ValueError) as error:
                 raise TapeFault(f"record {seq} cannot be executed again: {error}") from error
@@ -137,6 +138,7 @@ def stage_chosen(
     norms: Mapping[str, NDArray[np.float64]] | None = None,
     *,
     keyframe: bool,
+    fraction: float,
 ) -> Staged:
     """Compute the merge that a Stage effect asks for; `norms` of pieces save it a pass."""
     known = norms or {}
@@ -147,6 +149,7 @@ def stage_chosen(
             for c in chosen
         ],
         keyframe=keyframe,
+        fraction=fraction,
     )
 
 

@@ -57,6 +57,7 @@ class Round:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     chosen: tuple[Chosen, ...] = ()
     staged: Staged | None = None
+    fraction: float = 0.0  # of the budget, when it closed
     skip_reason: str = ""
     pushed: bool = False  # its record is on its way to the tape
 

@@ -268,7 +268,9 @@ class Rounds:
             )
             for learner, k in sorted(r.kept.items())
         )
-        return [*effects, Stage(self.history.epoch, r.n, r.fragment, r.chosen, self._keyframe(r))]
+        h, r.fraction = self.history, self.history.stamp.fraction
+        keyframe = self._keyframe(r)
+        return [*effects, Stage(h.epoch, r.n, r.fragment, r.chosen, keyframe, r.fraction)]
 
     def _keyframe(self, r: Round) -> bool:
         return (self.history.versions[r.fragment] + 1) % self.algorithm.keyframe_every == 0
@@ -337,6 +339,7 @@ class Rounds:
                 version=h.versions[r.fragment] + (1 if committed else 0),
                 verdicts=tuple(v for _, v in sorted(r.verdicts.items())),
                 keyframe=committed and self._keyframe(r),
+                outer_fraction=r.fraction,
                 anchor_digest=r.staged.anchor_digest if r.staged else "",
                 master_digest=r.staged.master_digest if r.staged else "",
                 payload_digest=r.staged.payload_digest if r.staged else "",

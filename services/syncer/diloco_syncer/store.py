@@ -19,7 +19,14 @@ from diloco_shared.config import Algorithm
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array, digest_bytes
 from diloco_shared.numerics.fragments import Layout
-from diloco_shared.numerics.merge import Delta, Publishing, merge, merge_and_step, publish
+from diloco_shared.numerics.merge import (
+    Delta,
+    Nesterov,
+    Publishing,
+    merge,
+    merge_and_step,
+    publish,
+)
 from diloco_shared.numerics.outer import Outer
 from diloco_shared.numerics.passes import Outcome, State
 from diloco_shared.numerics.recycled import Recycled
@@ -91,17 +98,26 @@ class FragmentStore:
             self.fragments[p] = Fragment(0, values_F, values_F, None, outer)
         return self
 
-    def stage(self, p: int, contributions: Sequence[Contribution], *, keyframe: bool) -> Staged:
+    def stage(
+        self,
+        p: int,
+        contributions: Sequence[Contribution],
+        *,
+        keyframe: bool,
+        fraction: float = 0.0,
+    ) -> Staged:
         """Merge, outer step, publication: pure, the same inputs give the same bytes.
 
         A keyframe publishes the master itself (rounded by its codec); a delta publishes
-        Q(master - anchor), so that the error of Q is carried into the next one. Raises
+        Q(master - anchor), so that the error of Q is carried into the next one. `fraction` of the
+        budget is used: where the outer schedule stands. Raises
         ValueError for a base that is neither the head nor one behind.
         """
         ordered = sorted(contributions, key=lambda c: c.learner)
         f, a = self.fragments[p], self.algorithm
         publishing = Publishing(a.keyframe_codec if keyframe else a.codec_down, keyframe)
-        outcome, outer = self._step(p, [self._delta(p, c) for c in ordered], publishing)
+        deltas = [self._delta(p, c) for c in ordered]
+        outcome, outer = self._step(p, deltas, publishing, self.outer.nesterov(fraction))
         payload = outcome.payload.data
         return Staged(
             Fragment(f.version + 1, outcome.master_F, outcome.anchor_F, f.anchor, outer),
@@ -112,12 +128,16 @@ class FragmentStore:
         )
 
     def _step(
-        self, p: int, deltas: Sequence[Delta], publishing: Publishing
+        self,
+        p: int,
+        deltas: Sequence[Delta],
+        publishing: Publishing,
+        nesterov: Nesterov | None,
     ) -> tuple[Outcome, tuple[Any, ...]]:
         """What follows from merging `deltas`, and the new state of the outer optimizer."""
         f, pieces, rule = self.fragments[p], self.layout.fragments[p], self.algorithm.merge
         previous_F = EMPTY if f.previous is None else f.previous
-        if (nesterov := self.outer.nesterov) is not None:
+        if nesterov is not None:
             state = State(f.master, f.outer[0] if f.outer else EMPTY, f.anchor)
             outcome = merge_and_step(
                 deltas,

@@ -62,7 +62,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Nesterov:
-    """Nesterov SGD (paper section 3.6); without momentum plain SGD."""
+    """Nesterov SGD (paper section 3.6); plain SGD where a state keeps no momentum."""
 
     rate: float
     momentum: float
@@ -109,7 +109,7 @@ def merge_and_step(
     memory = memory or Recycled()
     out = Outcome(
         memory.empty(F),
-        memory.empty(F) if outer.momentum else EMPTY,
+        memory.empty(F) if state.momentum_F.size else EMPTY,
         memory.empty(F),
         memory.payload(codec.bytes_of(publishing.codec, F), codec.kernels.START),
     )

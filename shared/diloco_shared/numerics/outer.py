@@ -44,10 +44,22 @@ class Outer:
         self.transform = optimizer(algorithm)
         self.device = jax.devices("cpu")[0]
         self.structure: Any = None
-        # What the merge's passes need in order to step themselves; None: `apply` must.
-        self.nesterov: Nesterov | None = None
-        if algorithm.outer_optimizer == "nesterov":
-            self.nesterov = Nesterov(algorithm.outer_rate, algorithm.outer_momentum)
+        self.algorithm = algorithm
+
+    def nesterov(self, fraction: float) -> Nesterov | None:
+        """What the merge's passes step with when so much of the budget is used; None: `apply` must.
+
+        Rate and momentum go to 1 and 0 from `outer_settle_from` on.
+        """
+        a = self.algorithm
+        if a.outer_optimizer != "nesterov":
+            return None
+        settled = 0.0
+        if fraction > a.outer_settle_from:
+            settled = (min(fraction, 1.0) - a.outer_settle_from) / (1 - a.outer_settle_from)
+        return Nesterov(
+            a.outer_rate + settled * (1 - a.outer_rate), a.outer_momentum * (1 - settled)
+        )
 
     def init(self, theta_F: Values) -> list[Any]:
         """State leaves for parameters of shape (F,)."""

@@ -83,7 +83,7 @@ class Step(NamedTuple):
     steps: bool  # Nesterov SGD
     publishes: bool
     descent: np.float32  # minus the rate
-    momentum: np.float32  # 0: no momentum is kept
+    momentum: np.float32
     codec: int  # of the publication
     keyframe: bool  # publishes the master, not its distance from the anchor
 
@@ -92,7 +92,7 @@ class State(NamedTuple):
     """A fragment in force; not written to."""
 
     master_F: Values
-    momentum_F: Values  # empty without momentum
+    momentum_F: Values  # empty where none is kept
     anchor_F: Values
 
 
@@ -250,7 +250,7 @@ def finish(
             s += 1
             if cut.start_S[s] >= stop:
                 break
-        if step.steps and step.momentum != 0:
+        if step.steps and f.momentum_F.size:
             store(trace_S[: stop - at], out.momentum_F[at:stop])
         if step.publishes:
             _publish(step, f, at, stop, rest_S[: stop - at], sum_S, out)
@@ -269,7 +269,7 @@ def _outer(
     b = a + new_B.size
     if not step.steps:
         multiply(new_B, scale)
-    elif step.momentum == 0:
+    elif not f.momentum_F.size:
         descend(step.descent, scale, f.master_F[a:b], f.anchor_F[a:b], new_B, rest_B)
     else:
         accelerate(

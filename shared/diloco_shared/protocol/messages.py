@@ -282,6 +282,7 @@ class TapeRound(Message):
     version: Version  # of the fragment after this round
     verdicts: tuple[Verdict, ...]
     keyframe: bool
+    outer_fraction: Finite = 0.0  # of the budget: where the outer schedule stood
     anchor_digest: str  # after this round; empty when skipped
     master_digest: str
     payload_digest: str

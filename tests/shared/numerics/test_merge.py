@@ -254,7 +254,8 @@ def test_one_pass_equals_merge_step_and_publication_one_by_one(
 @pytest.mark.parametrize("preset", ["long", "short"])
 def test_the_step_is_that_of_optax_to_the_bit(preset: str) -> None:
     outer = Outer(Algorithm.model_validate({"preset": preset, "outer_rate": 0.3}))
-    assert outer.nesterov is not None
+    nesterov = outer.nesterov(0.0)
+    assert nesterov is not None
     rng = np.random.default_rng(3)
     master, delta = rng.standard_normal((2, 5000)).astype(f32)
     anchor, leaves = master, outer.init(master)
@@ -265,7 +266,7 @@ def test_the_step_is_that_of_optax_to_the_bit(preset: str) -> None:
             encoded([delta], [1.0]),
             parts,
             "rda",
-            outer.nesterov,
+            nesterov,
             Publishing("bf16", False),
             State(master, trace, anchor),
         )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from diloco_shared.config import Algorithm
+from diloco_shared.numerics.merge import Nesterov
 from diloco_shared.numerics.outer import Outer
 from diloco_shared.optimizers import OPTIMIZERS
 
@@ -81,3 +82,14 @@ def test_numbers_too_small_to_be_normal_are_kept() -> None:
     theta = np.array([1e-40, -1e-44], f32)
     new, _ = outer.apply(theta, [], np.zeros(2, f32))
     assert new.tobytes() == theta.tobytes()
+
+
+def test_the_outer_step_settles_into_plain_averages() -> None:
+    outer = Outer(algorithm(outer_rate=0.5, outer_momentum=0.75, outer_settle_from=0.5))
+    for fraction, rate, momentum in [(0.0, 0.5, 0.75), (0.5, 0.5, 0.75), (0.75, 0.75, 0.375)]:
+        assert outer.nesterov(fraction) == Nesterov(rate, momentum)
+    for fraction in (1.0, 1.2):  # rounds in flight when the budget ends
+        assert outer.nesterov(fraction) == Nesterov(1.0, 0.0)
+    for begin in (1.0, 0.0):
+        assert Outer(algorithm(outer_settle_from=begin)).nesterov(0.0) == Nesterov(0.7, 0.8)
+    assert Outer(algorithm()).nesterov(1.0) == Nesterov(0.7, 0.8)

@@ -321,6 +321,7 @@ class Leader:
             payloads,
             norms,
             keyframe=effect.keyframe,
+            fraction=effect.fraction,
         )
         self.staged[effect.epoch, effect.round] = staged
         digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
