@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,23 +20,34 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diloco_shared.config import Data, RunSpec
+from diloco_simulator.setting import Interruptions, Loan, Setting
 
 SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 # Packages whose pure code makes the numbers; what lies in folders or files of these names cannot
 # change them.
 COMPUTING = ("diloco_shared", "diloco_learner", "diloco_syncer", "diloco_simulator")
 OTHERS = {"edges", "commands", "goodput", "bandwidth", "planner", "plots", "check", "experiments"}
+# Settings of a fleet that an experiment's description names only where they are not the default.
+LATER = ("jitter", "interruptions", "loan", "only_ready", "over_time")
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "ml_dtypes")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One training run on a virtual clock; `speeds` are repeated over the learners."""
+    """One training run on a virtual clock; for its settings see `Setting`.
+
+    `idle`: Decoupled without computing anything, for when things happen.
+    """
 
     spec: RunSpec
     learners: int
-    method: Literal["decoupled", "data-parallel"] = "decoupled"
+    method: Literal["decoupled", "data-parallel", "idle"] = "decoupled"
     speeds: tuple[float, ...] = (1.0,)
+    jitter: float = 0.0
+    interruptions: Interruptions | None = None
+    loan: Loan | None = None
+    only_ready: bool = False
+    over_time: bool = False
 
     def key(self) -> str:
         """Names the result: 32 hex digits."""
@@ -47,12 +58,16 @@ class Experiment:
         """What is run, JSON-ready; the corpus by its content, wherever it lies."""
         spec = self.spec.model_dump(mode="json")
         spec["data"]["source"] = Path(self.spec.data.source).name
+        given = asdict(self)
+        # Named where they are used: results from before a setting existed keep their names.
+        used = {name: given[name] for name in LATER if given[name]}
         return {
             "method": self.method,
             "learners": self.learners,
             "speeds": list(self.speeds),
             "spec": spec,
             "corpus": _corpus(self.spec.data),
+            **used,
         }
 
     def run(self) -> dict[str, Any]:
@@ -61,9 +76,19 @@ class Experiment:
             from diloco_learner.data_parallel import train_data_parallel
 
             return train_data_parallel(self.spec, self.learners, rate=self.spec.inner_rate)
-        from diloco_simulator.train import Fleet, Setting
+        from diloco_simulator.train import Fleet, IdleFleet
 
-        return Fleet(self.spec, Setting(self.learners, speeds=self.speeds)).run()
+        fleet = IdleFleet if self.method == "idle" else Fleet
+        return fleet(self.spec, self.setting).run()
+
+    @property
+    def setting(self) -> Setting:
+        """Of the fleet."""
+        return Setting(
+            self.learners,
+            speeds=self.speeds,
+            **{name: getattr(self, name) for name in LATER},
+        )
 
 
 def results(

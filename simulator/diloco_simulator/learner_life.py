@@ -104,6 +104,15 @@ class LearnerLife(Process):
         """It goes on."""
         self.watch.members.back(self.name, self.incarnation)
 
+    def drain(self, reason: str) -> bool:
+        """Leave as soon as none of its work is unmerged; False if it does not train yet."""
+        if self.exchange is None:
+            return False
+        self.watch.pace.over.add(self.life)  # it may rest from now on
+        self.exchange.drain(reason, self.now)
+        self._event(TimePassed())
+        return True
+
     # --- what arrives --------------------------------------------------------------------------
 
     def receive(self, message: Any) -> None:

@@ -36,6 +36,7 @@ class LearnerNode:
         self.life: LearnerLife | None = None  # the newest, if it lives
         self.lives: list[LearnerLife] = []
         self.left = ""
+        self.left_at = float("inf")
         self.on_evaluate: Callable[[LearnerLife, Evaluate], None] = lambda life, effect: None
         self.tamper: Callable[[ContributionManifest, bytes], tuple[ContributionManifest, bytes]] = (
             lambda manifest, payload: (manifest, payload)
@@ -56,7 +57,9 @@ class LearnerNode:
         self.watch.members.silent(self.name, life.incarnation, self.world.now)
         if self.life is life:
             self.life = None
-            if restart_s is not None:
+            if restart_s is None:
+                self.left_at = self.world.now
+            else:
                 self.world.after(restart_s, self.start)
 
     def take_in(

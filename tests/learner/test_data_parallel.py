@@ -24,6 +24,14 @@ def test_a_stream_reads_its_shards_in_turn_and_then_again_in_another_order() -> 
     np.testing.assert_array_equal(rows, np.concatenate(expected))
 
 
+@pytest.mark.parametrize("taken", [2, 3, 5, 9])
+def test_a_stream_goes_on_from_a_cursor(taken: int) -> None:
+    whole, resumed = LearnerStream(CUT, 1, 3), LearnerStream(CUT, 1, 3)
+    whole.take(taken)
+    resumed.resume(whole.reader.cursor)
+    np.testing.assert_array_equal(resumed.take(7), whole.take(7))
+
+
 @pytest.mark.whole
 def test_training_lowers_the_loss_of_what_is_held_out(spec: RunSpec) -> None:
     run = RunSpec.model_validate({**spec.model_dump(), "budget": {"steps": 40}})

@@ -8,6 +8,7 @@ import pytest
 from diloco_shared.config import RunSpec
 from diloco_simulator import experiments
 from diloco_simulator.experiments import Experiment, results
+from diloco_simulator.setting import Interruptions, Loan
 
 
 def experiment(**algorithm: Any) -> Experiment:
@@ -25,6 +26,28 @@ def test_a_key_depends_on_what_is_run() -> None:
     }
     assert len(keys) == 5
     assert experiment().key() == experiment(codec_up="bf16").key(), "bf16 is the default"
+
+
+def test_a_setting_that_is_not_used_is_not_part_of_the_description() -> None:
+    plain = experiment()
+    assert not {"jitter", "interruptions", "loan", "only_ready"} & plain.described().keys()
+    settings: list[dict[str, Any]] = [
+        {"jitter": 0.1},
+        {"interruptions": Interruptions(200.0, 10.0)},
+        {"loan": Loan(1, 5.0, 9.0)},
+        {"loan": Loan(1, 5.0, 9.0, notice=False)},
+        {"only_ready": True},
+    ]
+    others = [Experiment(plain.spec, 2, **s) for s in settings]
+    assert len({e.key() for e in [plain, *others]}) == 6
+    assert others[1].described()["interruptions"] == {"mtbi_s": 200.0, "away_s": 10.0}
+
+
+def test_an_idle_experiment_tells_when_and_not_what() -> None:
+    body = {"name": "x", "algorithm": {}, "budget": {"steps": 48}}
+    found = Experiment(RunSpec.model_validate(body), 2, "idle", over_time=True).run()
+    assert found["tokens"] >= 48 * 2 * 512 and "val_loss" not in found
+    assert found["useful_over_time"][-1][1] == found["tokens_useful"]
 
 
 def test_one_corpus_is_the_same_wherever_it_lies(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from diloco_shared.config import RunSpec
-from diloco_simulator.train import Fleet, Setting
+from diloco_simulator.setting import Interruptions, Loan
+from diloco_simulator.train import Fleet, IdleFleet, Setting
 
 pytestmark = pytest.mark.whole
 
@@ -45,3 +46,16 @@ def test_four_bits_and_learners_of_two_speeds_get_to_the_end(tmp_path: Path) -> 
     result = Fleet(run, Setting(3, speeds=(1.0, 0.5))).run()
     assert result["val_loss"] < 5.0
     assert result["virtual_s"] >= 60
+
+
+def test_learners_that_die_or_are_lent_train_on_and_a_seed_is_a_run(tmp_path: Path) -> None:
+    run, dying = spec(tmp_path), Interruptions(mtbi_s=40.0, away_s=3.0)
+    setting = Setting(2, interruptions=dying, loan=Loan(1, 15.0, 35.0), over_time=True)
+    first = Fleet(run, setting).run()
+    assert first["interruptions"] and first["recoveries_from_donors"] > 1
+    assert first["val_loss"] < first["losses_over_time"][0][2]
+    assert Fleet(run, setting).run() == first
+    # What is computed has no part in when things happen.
+    idle = IdleFleet(run, setting).run()
+    assert [s for s, _ in idle["useful_over_time"]] == [s for s, _ in first["useful_over_time"]]
+    assert idle["tokens"] == first["tokens"]

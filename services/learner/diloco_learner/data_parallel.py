@@ -15,6 +15,7 @@ from diloco_learner.evaluate import held_out
 from diloco_learner.trainer import Program, Trainer
 from diloco_shared.config import RunSpec
 from diloco_shared.numerics.schedule import inner_rate
+from diloco_shared.protocol.messages import Cursor
 
 
 class LearnerStream:
@@ -27,6 +28,13 @@ class LearnerStream:
             raise ValueError(f"{cut.shards} data shards are too few for {learners} learners")
         self.turn = 0
         self.reader = ShardReader(cut, self.shards[0])
+
+    def resume(self, cursor: Cursor) -> None:
+        """Go on where that place of one of its shards is: what was read after it is read again."""
+        self.turn = cursor.passes * len(self.shards) + self.shards.index(cursor.shard)
+        self.reader = ShardReader(
+            self.cut, cursor.shard, sequences=cursor.sequences, passes=cursor.passes
+        )
 
     def take(self, sequences: int) -> Any:
         """The next batch, shape (sequences, L + 1)."""
