@@ -25,7 +25,7 @@ from diloco_shared.protocol.messages import (
     TapeSnapshot,
 )
 from diloco_shared.protocol.wire import WireError, decode
-from diloco_syncer.edges.checkpointing import load_recorded
+from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.replay import State, payloads_needed, replay

@@ -23,7 +23,7 @@ from diloco_shared.protocol.messages import (
     TapeRestore,
 )
 from diloco_shared.protocol.wire import WireError, decode
-from diloco_syncer.edges.checkpointing import load_recorded
+from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.history import History, TapeFault
