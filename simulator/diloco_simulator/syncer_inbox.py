@@ -91,7 +91,10 @@ class Inbox:
 
     def _wanted(self, m: ContributionManifest) -> bool:
         return any(
-            r.n == m.round and r.phase is Phase.PULLING and m.learner in r.unanswered
+            r.n == m.round
+            and r.phase is Phase.PULLING
+            and m.learner in r.participants
+            and not r.answer(m.learner)
             for r in self.life.machine.rounds.open
         )
 

@@ -18,12 +18,6 @@ def test_k_with_enough_steps_make_it(steps: list[int], needed: int, steps_needed
     enough = [r.learner for r in live if r.steps >= steps_needed]
     assert list(answer.ready) == enough
     assert answer.reached == (len(enough) >= needed)
-    assert answer.everyone == (len(enough) == len(live) > 0)
-
-
-def test_nobody_alive_is_not_everybody() -> None:
-    answer = quorum([], needed=1, steps_needed=1)
-    assert not answer.everyone and not answer.reached
 
 
 def said(live: list[Readiness], needed: int = 2) -> str:

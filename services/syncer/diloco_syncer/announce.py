@@ -29,9 +29,9 @@ class Announcer:
 
     def appoint(self, now: float) -> list[Effect]:
         """Who is live, who initialises and who evaluates: those two stay as long as they live."""
-        alive = tuple(m.learner for m in self.roster.live(now))
-        told = self._changes(alive, now)
-        if told:
+        alive, told = self.roster.names(now), list[Effect]()
+        if alive != self.alive:
+            told = self._changes(alive, now)
             self.alive, self.beat_at = alive, now
         self._appoint(now)
         return told
@@ -49,10 +49,10 @@ class Announcer:
         return told
 
     def _appoint(self, now: float) -> None:
-        stepping = [m.learner for m in self.roster.stepping(now)]
         self.evaluated = self.evaluated or self._evaluation_made()
-        if self.evaluator not in stepping and not self.evaluated:
-            self.evaluator = next(iter(stepping), "")
+        stepping = self.roster.stepping(now)
+        if not self.evaluated and all(m.learner != self.evaluator for m in stepping):
+            self.evaluator = stepping[0].learner if stepping else ""
         early = len(self.alive) < self.spec.membership.learners_min
         if self.history.initialised or early or self.rounds.suspended:
             self.initializer = ""

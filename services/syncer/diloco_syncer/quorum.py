@@ -15,24 +15,24 @@ class Readiness:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`reached`: K are ready. `everyone`: all live learners are."""
+    """`reached`: K are ready."""
 
     reached: bool
-    everyone: bool
     ready: tuple[str, ...]
 
 
 def quorum(live: Sequence[Readiness], *, needed: int, steps_needed: int) -> Answer:
     """K learners with `steps_needed` inner steps make the quorum."""
     ready = tuple(r.learner for r in live if r.steps >= steps_needed)
-    return Answer(len(ready) >= needed, bool(live) and len(ready) == len(live), ready)
+    return Answer(len(ready) >= needed, ready)
 
 
 def explain(
     live: Sequence[Readiness], answer: Answer, *, needed: int, steps_needed: int, suspect_s: float
 ) -> str:
     """The answer in words, naming who is awaited and how far each is."""
-    waiting = [r for r in live if r.learner not in answer.ready]
+    ready = set(answer.ready)
+    waiting = [r for r in live if r.learner not in ready]
     parts = [f"{len(answer.ready)} of {len(live)} ready, {needed} needed"]
     for r in waiting[:4]:  # a reason is for reading: the first four say enough
         if r.silent_s >= suspect_s:

@@ -4,6 +4,7 @@ Liveness is silence measured against the lease. Steps are counted within one inc
 baseline that is set anew when a round opens.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -56,6 +57,17 @@ class Member:
         return 0 if self.progress is None else self.progress.step
 
 
+@dataclass(frozen=True, slots=True)
+class Present:
+    """Who is live, sorted by id: looked up with every event, so not sought anew each time."""
+
+    live: tuple[Member, ...]
+    names: tuple[str, ...]
+    oldest: float  # since when the most silent one is; none falls silent before its lease is over
+    # Those that train, by epoch; None: of any.
+    stepping: dict[int | None, tuple[Member, ...]] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class Roster:
     """All learners heard of since this leader began."""
@@ -68,6 +80,7 @@ class Roster:
     since: float = 0.0  # when this leader began: nobody is silent for longer
     wall_offset: float = 0.0  # from `now` to seconds since 1970
     recoveries: Recoveries = field(default_factory=Recoveries)
+    present: Present | None = None  # None: somebody came, went, or does something else by now
 
     @classmethod
     def of(cls, spec: RunSpec, history: History) -> Self:
@@ -83,6 +96,7 @@ class Roster:
             self.members[learner] = member
             self.incarnations[learner] = incarnation
         member.nonce, member.seen_at = nonce, now
+        self.present = None
         return member
 
     def progress(self, progress: Progress, now: float) -> str | None:
@@ -99,11 +113,15 @@ class Roster:
             member = Member(progress.learner, progress.incarnation, now, step, pace_from=step)
             self.members[progress.learner] = member
             self.incarnations[progress.learner] = progress.incarnation
+            self.present = None
         self.counts.saw(progress)
         self.recoveries.spoke(progress, now + self.wall_offset)
         old = member.progress
         if old is not None and progress.step < old.step:
             return None  # overtaken on the way: the newer one is already here
+        same = old is not None and (old.state, old.epoch) == (progress.state, progress.epoch)
+        if not same or not self.alive(member, now):
+            self.present = None
         member.progress, member.seen_at = progress, now
         return None
 
@@ -117,21 +135,42 @@ class Roster:
             return now - self.since > self.lease_s
         return not self.alive(member, now)
 
-    def live(self, now: float) -> list[Member]:
-        """Learners within their lease, sorted by id."""
-        return [m for _, m in sorted(self.members.items()) if self.alive(m, now)]
+    def _present(self, now: float) -> Present:
+        found = self.present
+        if found is None or not now - found.oldest <= self.lease_s:
+            live = tuple(m for _, m in sorted(self.members.items()) if self.alive(m, now))
+            names = tuple(m.learner for m in live)
+            oldest = min((m.seen_at for m in live), default=float("inf"))
+            self.present = found = Present(live, names, oldest)
+        return found
 
-    def stepping(self, now: float, epoch: int | None = None) -> list[Member]:
+    def live(self, now: float) -> Sequence[Member]:
+        """Learners within their lease, sorted by id."""
+        return self._present(now).live
+
+    def names(self, now: float) -> tuple[str, ...]:
+        """Ids of `live`."""
+        return self._present(now).names
+
+    def stepping(self, now: float, epoch: int | None = None) -> Sequence[Member]:
         """Live learners that train, sorted by id; those of one epoch only, if it is given.
 
         One of an older epoch has nothing to give until it has adopted the new one's anchors.
         """
-        found = [m for m in self.live(now) if m.stepping]
-        return [m for m in found if epoch is None or (m.progress and m.progress.epoch == epoch)]
+        present = self._present(now)
+        found = present.stepping.get(epoch)
+        if found is None:
+            of_epoch = [
+                m
+                for m in present.live
+                if m.stepping and (epoch is None or (m.progress and m.progress.epoch == epoch))
+            ]
+            found = present.stepping[epoch] = tuple(of_epoch)
+        return found
 
     def forgive(self, alive: tuple[str, ...], now: float) -> None:
         """Silence until now is the bus's fault: leases of those that were alive start again."""
-        self.since = now
+        self.since, self.present = now, None
         for learner in alive:
             if learner in self.members:
                 self.members[learner].seen_at = now
@@ -139,6 +178,7 @@ class Roster:
     def drop(self, learner: str) -> None:
         """Forget a learner that left by itself; its incarnation stays known."""
         self.members.pop(learner, None)
+        self.present = None
 
     def step_s(self, now: float) -> float:
         """xi_step: the fastest live learner's seconds per step; 0 while unknown."""

@@ -68,6 +68,11 @@ class Round:
             sorted(p for p in self.participants if p not in self.kept and p not in self.verdicts)
         )
 
+    @property
+    def complete(self) -> bool:
+        """Whether nobody is unanswered; looked at with every event."""
+        return all(p in self.kept or p in self.verdicts for p in self.participants)
+
     def answer(self, learner: str) -> str:
         """Subject of what was kept or refused of a participant; "" while nothing was."""
         if learner in self.kept:

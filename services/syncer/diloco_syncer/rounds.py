@@ -4,6 +4,8 @@ Holds at most D rounds, in order of n, never two of one fragment. Asks for pulls
 effects; hands finished rounds to the machine as tape records, strictly in order.
 """
 
+from collections.abc import Iterator
+
 from diloco_shared.numerics.weights import weight
 from diloco_shared.protocol.messages import Pull, TapeRound
 from diloco_syncer.events import (
@@ -22,7 +24,7 @@ from diloco_syncer.events import (
 from diloco_syncer.gate import Expected, judge
 from diloco_syncer.grace import Timings, grace_s, pull_timeout_s
 from diloco_syncer.history import History
-from diloco_syncer.quorum import Answer, Readiness, explain, quorum
+from diloco_syncer.quorum import Readiness, explain, quorum
 from diloco_syncer.roster import Member, Roster
 from diloco_syncer.round import Kept, Phase, Round, contribution_verdict
 from diloco_syncer.stragglers import Stragglers
@@ -95,24 +97,16 @@ class Rounds:
         self.open.append(Round(n, fragment, now, since))
         return True
 
-    def readiness(self, r: Round, now: float) -> list[Readiness]:
+    def readiness(self, r: Round, now: float) -> Iterator[Readiness]:
         """Steps of every live, stepping learner since the round before `r` opened."""
-        return [
-            Readiness(
-                m.learner,
-                m.step - r.since.get((m.learner, m.incarnation), m.baseline),
-                now - m.seen_at,
-            )
-            for m in self.roster.stepping(now)
-        ]
+        for m in self.roster.stepping(now):
+            since = r.since.get((m.learner, m.incarnation), m.baseline)
+            yield Readiness(m.learner, m.step - since, now - m.seen_at)
 
-    def quorum(self, r: Round, now: float) -> tuple[Answer, str]:
-        """Whether `r` has its quorum at `now`, and why."""
-        live = self.readiness(r, now)
-        needed, steps = self.history.quorum, self.steps_needed
-        answer = quorum(live, needed=needed, steps_needed=steps)
-        suspect_s = self.roster.lease_s / 2
-        return answer, explain(live, answer, needed=needed, steps_needed=steps, suspect_s=suspect_s)
+    def _everyone(self, r: Round, now: float) -> bool:
+        """Whether nobody who is live has steps to take before the pull."""
+        ready = (x.steps >= self.steps_needed for x in self.readiness(r, now))
+        return bool(self.roster.stepping(now)) and all(ready)
 
     # --- phases --------------------------------------------------------------------------------
 
@@ -120,25 +114,27 @@ class Rounds:
         effects: list[Effect] = []
         if r.phase is Phase.COLLECTING:
             self._collect(r, now)
-        if r.phase is Phase.GRACE:
-            answer, _ = self.quorum(r, now)
-            if answer.everyone or now >= r.grace_until:
-                effects += self._pull(r, now)
+        if r.phase is Phase.GRACE and (now >= r.grace_until or self._everyone(r, now)):
+            effects += self._pull(r, now)
         if r.phase is Phase.PULLING:
-            if not r.unanswered or now >= r.deadline:
+            if r.complete or now >= r.deadline:
                 effects += self._close(r, now)
             elif now >= r.resend_at:
                 effects.append(self._send_pull(r, now))
         return effects
 
     def _collect(self, r: Round, now: float) -> None:
-        answer, why = self.quorum(r, now)
+        live = tuple(self.readiness(r, now))
+        needed, steps = self.history.quorum, self.steps_needed
+        answer = quorum(live, needed=needed, steps_needed=steps)
         if not answer.reached:
             return
+        lease_s = self.roster.lease_s
+        why = explain(live, answer, needed=needed, steps_needed=steps, suspect_s=lease_s / 2)
         r.phase, r.quorum_at, r.quorum_reason = Phase.GRACE, now, why
         self.last_quorum_reason = why
         # A longer wait was for a learner that is no longer live: not a measure of readiness.
-        self.timings.quorum.update(min(now - r.opened_at, self.roster.lease_s))
+        self.timings.quorum.update(min(now - r.opened_at, lease_s))
         window = grace_s(
             factor=self.algorithm.grace_factor,
             overlap_steps=self.algorithm.overlap_steps,

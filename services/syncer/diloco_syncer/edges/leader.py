@@ -228,7 +228,7 @@ class Leader:
             r.n == manifest.round
             and r.phase is Phase.PULLING
             and r.participants.get(manifest.learner) == manifest.incarnation
-            and manifest.learner in r.unanswered
+            and not r.answer(manifest.learner)
             for r in self.machine.rounds.open
         )
 

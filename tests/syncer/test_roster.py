@@ -1,0 +1,66 @@
+"""Who is live and who trains: what the roster remembers is what a fresh look would find."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_shared.protocol.messages import LearnerState, Progress
+from diloco_syncer.roster import Member, Roster
+
+LEASE_S = 5.0
+STATES: tuple[LearnerState, ...] = ("recovering", "stepping", "paused", "draining", "finished")
+
+ACTIONS = st.tuples(
+    st.sampled_from(["progress"] * 4 + ["join", "forgive", "drop", "nothing"]),
+    st.sampled_from("abc"),
+    st.integers(0, 2),  # incarnation
+    st.sampled_from(STATES),
+    st.integers(0, 1),  # epoch
+    st.sampled_from([0.0, 0.5, 2.0, 5.0, 5.1]),  # seconds before it
+)
+
+
+def report(learner: str, incarnation: int, state: LearnerState, epoch: int, step: int) -> Progress:
+    return Progress(
+        learner=learner,
+        incarnation=incarnation,
+        epoch=epoch,
+        state=state,
+        step=step,
+        tokens=step,
+        c_steps=(0,),
+        c_tokens=(0,),
+        adopted=(0,),
+        adopted_at=(0,),
+        loss=1.0,
+        step_s=1.0,
+        wait_s=0.0,
+    )
+
+
+@settings(derandomize=True, max_examples=200)
+@given(st.lists(ACTIONS, max_size=40))
+def test_what_is_remembered_is_what_a_fresh_look_finds(
+    actions: list[tuple[str, str, int, LearnerState, int, float]],
+) -> None:
+    roster, now = Roster(LEASE_S), 0.0
+    for n, (what, learner, incarnation, state, epoch, seconds) in enumerate(actions):
+        now += seconds
+        if what == "progress":
+            roster.progress(report(learner, incarnation, state, epoch, n), now)
+        elif what == "join" and incarnation >= roster.incarnations.get(learner, -1):
+            roster.join(learner, incarnation, "n", now)
+        elif what == "forgive":
+            roster.forgive((learner,), now)
+        elif what == "drop":
+            roster.drop(learner)
+        members = sorted(roster.members.values(), key=lambda m: m.learner)
+        live = [m for m in members if now - m.seen_at <= LEASE_S]
+        assert list(roster.live(now)) == live
+        assert list(roster.names(now)) == [m.learner for m in live]
+        stepping = [m for m in live if m.stepping]
+        assert list(roster.stepping(now)) == stepping
+        assert list(roster.stepping(now, 1)) == [m for m in stepping if in_epoch(m, 1)]
+
+
+def in_epoch(member: Member, epoch: int) -> bool:
+    return member.progress is not None and member.progress.epoch == epoch
