@@ -1,0 +1,362 @@
+"""Other systems in the same race: the same model, data order, inner optimizer, outer setting.
+
+    python bench/peers.py --python PYTHON [--systems ours ddp torchft hivemind] [--json FILE]
+
+PYTHON is an interpreter that has torch and what of torchft and hivemind there is (the extra
+`peers`; docs/peers.md); a system whose package it lacks is skipped, and said so. Two workers of one
+thread each on this machine, per system three runs: *whole* (a fixed number of steps), *kill* (one
+worker is killed by SIGKILL and started again at once) and *hang* (SIGSTOP, 10 s later SIGCONT).
+
+- val_loss: of the parameters at the end of *whole*, computed by this project's code on the same
+  held-out sequences for everybody.
+- tokens_per_s: processed by both workers; in *kill* and *hang* over the 40 s from the fault on.
+- bytes_per_token: at the workers' sockets, sent and received, over the tokens of *whole*. Peers
+  exchange with each other: twice what crossed the loopback of a network namespace of their own
+  (with IP headers). Ours: what the learners count at their sockets, to and from the hub.
+- full_speed_s: from the fault until the survivor's next 10 s hold 90 % of the steps that it took
+  in the 10 s before. lost_s: seconds' worth of its steps that it did not take in the 40 s.
+- contributes_s: until an exchange had the victim's work in it again, from its start or SIGCONT.
+- utilisation: tokens_per_s of *whole* over that of two workers that exchange nothing.
+
+With `--json`, what the file knows of other systems stays.
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peers import job, timeline
+from peers.crew import Crew
+from peers.network import isolated, loopback_bytes
+from peers.ours import Ours, faulted, whole
+from runs import surroundings
+
+from diloco_cli.up.stack import free_port
+from diloco_learner.data.corpus import load
+from diloco_learner.data.shards import Cut, ShardReader
+from diloco_learner.evaluate import held_out
+from diloco_learner.leases import order
+from diloco_learner.model.named import from_named, to_named
+from diloco_learner.model.transformer import SHAPES
+from diloco_learner.trainer import Program
+from diloco_shared.config import RunSpec
+from diloco_shared.numerics.schedule import inner_rate
+
+WORKERS = 2
+# What each system's workers run, and the packages it needs.
+SCRIPTS = {
+    "torch alone": ("run_alone.py", ("torch",)),
+    "ddp": ("run_ddp.py", ("torch",)),
+    "torchft": ("run_torchft.py", ("torch", "torchft")),
+    "hivemind": ("run_hivemind.py", ("torch", "hivemind")),
+}
+SYSTEMS = ("ours alone", "ours", *SCRIPTS)
+SCENARIOS = ("whole", "kill", "hang")
+# Steps before anything is measured: starting, compiling, meeting.
+WARM = 48
+HANG_S, WATCHED_S = 10.0, 40.0
+# Starting torch and meeting takes seconds; the slowest exchange takes a few seconds a round.
+START_S, WHOLE_S = 90.0, 300.0
+LEASE_S, PATIENCE_S = 5.0, 10.0
+# Steps that our learners take while a run finishes, about.
+ENDING = 10
+# Of one step of one worker.
+TOKENS = 8 * 64
+
+
+def main() -> None:
+    """Run what is asked for; print a table; write the figures."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--python", help="an interpreter that has the peers")
+    parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--model", default="micro", help="preset: nano or micro")
+    parser.add_argument("--steps", type=int, default=480, help="of each worker in `whole`")
+    parser.add_argument("--rate", type=float, default=4e-3, help="peak inner rate of everybody")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that nothing is left behind
+    rows: dict[str, dict[str, Any]] = {}
+    if args.json and args.json.exists():
+        rows = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
+    for system in args.systems:
+        if lacking := missing(system, args.python):
+            print(f"{system}: skipped, {lacking}", flush=True)
+            continue
+        row = rows.setdefault(system, {})
+        alone = system.endswith("alone")
+        for scenario in args.scenarios[:1] if alone else args.scenarios:
+            row[scenario] = measured(system, scenario, args)
+            print(f"{system} {scenario}: {json.dumps(row[scenario])}", flush=True)
+    result = {"rows": rows, "settings": settings_told(args), **told_about(args.python)}
+    table(rows)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+# --- what everybody is told ----------------------------------------------------------------------
+
+
+def spec_of(args: argparse.Namespace, steps: int) -> dict[str, Any]:
+    """Our run: the preset `long`, ended by the tokens that all workers are given together."""
+    factor = RunSpec.model_validate({"name": "x", "budget": {"steps": 1}}).algorithm
+    return {
+        "name": "peers",
+        "model": {"preset": args.model},
+        # Two cores for two learners and the hub: merges overlap with more steps.
+        "algorithm": {"preset": "long", "fragments": 6, "quorum": 1, "overlap_steps": 8},
+        "inner": {"learning_rate": args.rate / factor.inner_rate_factor},
+        "membership": {"learners_min": WORKERS, "lease_s": LEASE_S},
+        "evaluation": {"every_steps": 10**9, "sequences": 256},
+        "keeping": {"checkpoint_every_steps": 10**9},
+        # The last round of every fragment comes behind it.
+        "budget": {"tokens": WORKERS * (steps - ENDING) * TOKENS},
+    }
+
+
+def write_job(folder: Path, args: argparse.Namespace, steps: int) -> None:
+    """Our initial parameters, batches and rates, for those that cannot run our code."""
+    planned = steps or 10**6
+    spec = RunSpec.model_validate(spec_of(args, planned))
+    a, inner = spec.algorithm, spec.inner
+    cut = Cut(load(spec.data).train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
+    taken = shards_of([f"learner-{n + 1}" for n in range(WORKERS)], cut.shards, spec.seed)
+    settings = job.Settings(
+        shape=tuple(astuple(SHAPES[args.model])[:7]),
+        workers=WORKERS,
+        steps=steps,
+        sync_every=a.sync_every_steps,
+        outer_rate=a.outer_rate,
+        outer_momentum=a.outer_momentum,
+        b1=inner.b1,
+        b2=inner.b2,
+        weight_decay=inner.weight_decay,
+        clip_norm=inner.clip_norm,
+        lease_s=LEASE_S,
+        patience_s=PATIENCE_S,
+        port=free_port(0),
+    )
+    known = range(steps or 10 * WARM)
+    rates = [inner_rate(inner, spec.inner_rate, n, n / planned) for n in known]
+    initial = to_named(Program.build(spec).initial())
+    batches = [batches_of(cut, shards, args.steps, inner.batch_sequences) for shards in taken]
+    job.write(folder, settings, np.array(rates), initial, batches)
+
+
+def shards_of(learners: Sequence[str], shards: int, seed: int) -> list[list[int]]:
+    """Who leases which shards, in turn: everybody the next of its own order that is free."""
+    orders = [order(shards, learner, seed) for learner in learners]
+    taken: list[list[int]] = [[] for _ in learners]
+    for turn in range(shards):
+        held = {shard for mine in taken for shard in mine}
+        free = [shard for shard in orders[turn % len(learners)] if shard not in held]
+        taken[turn % len(learners)].append(free[0])
+    return taken
+
+
+def batches_of(cut: Cut, shards: list[int], steps: int, sequences: int) -> Any:
+    """Shape (steps, B, L + 1): the shards one behind the other, as a learner reads them."""
+    parts: list[Any] = []
+    for shard in shards:
+        if sum(map(len, parts)) >= steps * sequences:
+            break
+        parts.append(ShardReader(cut, shard).take(cut.sequences_per_shard))
+    whole = np.concatenate(parts)[: steps * sequences].astype(np.uint8)
+    return whole.reshape(steps, sequences, -1)
+
+
+def val_loss(parameters: Mapping[str, Any], args: argparse.Namespace) -> float:
+    """By our code, on the sequences that our runs are evaluated on."""
+    spec = RunSpec.model_validate(spec_of(args, args.steps))
+    program, e = Program.build(spec), spec.evaluation
+    tokens = held_out(load(spec.data).validation, spec.model.context_tokens, e.sequences, spec.seed)
+    return program.evaluate(from_named(program.initial(), parameters), tokens)
+
+
+# --- one run -------------------------------------------------------------------------------------
+
+
+def missing(system: str, python: str | None) -> str:
+    """What it takes that is not there; empty when it can run."""
+    if system not in SCRIPTS:
+        return ""
+    if python is None:
+        return "no interpreter: give --python"
+    code = f"import {', '.join(SCRIPTS[system][1])}"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return done.stderr.strip().splitlines()[-1] if done.returncode else ""
+
+
+def measured(system: str, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One run, in a network of its own where that is allowed."""
+    own_network = isolated()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "job"
+        if system == "ours alone":
+            return alone(args)
+        if system == "ours":
+            found = ours(folder, scenario, args)
+        else:
+            write_job(folder, args, args.steps if scenario == "whole" else 0)
+            found = peer(system, folder, scenario, args)
+            if own_network and scenario == "whole":
+                found["bytes"] = 2 * loopback_bytes()
+    return figures(found, scenario)
+
+
+def ours(folder: Path, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
+    if scenario == "whole":
+        return Ours(folder, spec_of(args, args.steps), WORKERS).run(whole)
+    body = faulted(scenario, WARM, HANG_S, WATCHED_S)
+    return Ours(folder, spec_of(args, 10**6), WORKERS).run(body)
+
+
+def alone(args: argparse.Namespace) -> dict[str, Any]:
+    """Two of our workers that exchange nothing."""
+    script = Path(__file__).parent / "peers" / "allreduce.py"
+    command = [sys.executable, str(script), "--seconds", "15", "--model", args.model]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
+    done = [json.loads(p.communicate(timeout=START_S)[0].splitlines()[-1]) for p in both]
+    return {"tokens_per_s": sum(d["steps"] / d["seconds"] for d in done) * TOKENS}
+
+
+def peer(system: str, folder: Path, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
+    victim, began = WORKERS - 1, time.monotonic()
+    with Crew(args.python, SCRIPTS[system][0], folder, WORKERS) as crew:
+        crew.all_stepped(WARM, START_S)
+        if scenario == "whole":
+            if not crew.finished(WHOLE_S):
+                raise SystemExit(f"{system}: {'; '.join(crew.ended) or 'not done in time'}")
+            told = [crew.told(n) for n in crew.workers]
+            return {
+                "val_loss": val_loss(np.load(job.final(folder, 0)), args),
+                "tokens": sum(line["kind"] == "step" for mine in told for line in mine) * TOKENS,
+                "steps": {str(n): crew.steps(n) for n in crew.workers},
+                "exchanges": sum(line["kind"] == "exchange" for line in told[0]),
+                "seconds": time.monotonic() - began,
+            }
+        time.sleep(timeline.WINDOW_S)
+        struck = time.monotonic()
+        back = struck
+        if scenario == "kill":
+            crew.kill(victim)
+            crew.start(victim)
+        else:
+            crew.signal(victim, signal.SIGSTOP)
+            crew.watch(struck + HANG_S)
+            back = time.monotonic()
+            crew.signal(victim, signal.SIGCONT)
+        crew.watch(struck + WATCHED_S)
+        together = [
+            line["at"]
+            for line in crew.told(victim)
+            if line["kind"] == "exchange" and line["at"] > back and line["workers"] == WORKERS
+        ]
+        failed = [line for line in crew.told(0) if line["kind"] == "failed" and line["at"] > struck]
+        return {
+            "struck": struck,
+            "contributes_s": together[0] - back if together else None,
+            "steps": {str(n): crew.steps(n) for n in crew.workers},
+            "failed_exchanges": len(failed),
+            "notes": crew.ended,
+        }
+
+
+def figures(found: dict[str, Any], scenario: str) -> dict[str, Any]:
+    """What is kept of a run: times of steps become rates."""
+    steps = list(found.pop("steps").values())
+    if scenario == "whole":
+        rate = timeline.speed({str(n): times for n, times in enumerate(steps)}, WARM)
+        shown = {"tokens_per_s": rate * TOKENS}
+        if "bytes" in found:
+            shown["bytes_per_token"] = found["bytes"] / found["tokens"]
+        return found | shown
+    struck, survivor = found.pop("struck"), steps[0]
+    end = struck + WATCHED_S
+    done = sum(timeline.steps_between(times, struck, end) for times in steps)
+    before = sum(timeline.steps_between(t, struck - timeline.WINDOW_S, struck) for t in steps)
+    return found | {
+        "tokens_per_s": done * TOKENS / WATCHED_S,
+        "tokens_per_s_before": before * TOKENS / timeline.WINDOW_S,
+        "full_speed_s": timeline.full_speed_after(survivor, struck, end),
+        "lost_s": timeline.lost(survivor, struck, end),
+        "longest_pause_s": timeline.longest_pause(survivor, struck, end),
+    }
+
+
+# --- telling -------------------------------------------------------------------------------------
+
+
+def settings_told(args: argparse.Namespace) -> dict[str, Any]:
+    spec = spec_of(args, args.steps)
+    return {
+        "workers": WORKERS,
+        "steps": args.steps,
+        "spec": {k: spec[k] for k in ("model", "algorithm", "inner", "membership")},
+        "patience_s": PATIENCE_S,
+        "hang_s": HANG_S,
+        "watched_s": WATCHED_S,
+    }
+
+
+def told_about(python: str | None) -> dict[str, Any]:
+    """The machine and every version; whose interpreter it was is nobody's business."""
+    about = surroundings(__file__)
+    if python is None:
+        return about
+    names = ("torch", "torchft", "hivemind", "numpy")
+    code = "import sys, importlib.metadata as m\nfor n in sys.argv[1:]: print(n, m.version(n))"
+    done = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=False)
+    about["command"] = about["command"].replace(python, "PYTHON")
+    about["peers"] = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    return about
+
+
+def table(rows: dict[str, dict[str, Any]]) -> None:
+    """One line per system: the whole run, then both faults."""
+
+    def shown(row: dict[str, Any], scenario: str, name: str, form: str) -> str:
+        if scenario not in row:
+            return "-"
+        value = row[scenario].get(name)
+        return "no" if value is None else format(value, form)
+
+    heads = ("tokens/s", "util", "loss", "B/token")
+    after = ("tokens/s", "full s", "lost s", "back s")
+    columns = [f"{h:>9}" for h in heads + after + after]
+    print(f"{'':>12}{'whole':>36}{'kill':>36}{'hang':>36}\n{'':>12}" + "".join(columns))
+    for system, row in rows.items():
+        base = rows.get("ours alone" if system.startswith("ours") else "torch alone", {})
+        if base and "whole" in row:
+            ratio = row["whole"]["tokens_per_s"] / base["whole"]["tokens_per_s"]
+            row["whole"]["utilisation"] = ratio
+        cells = [
+            shown(row, "whole", "tokens_per_s", ".0f"),
+            shown(row, "whole", "utilisation", ".2f"),
+            shown(row, "whole", "val_loss", ".4f"),
+            shown(row, "whole", "bytes_per_token", ".1f"),
+        ]
+        for scenario in ("kill", "hang"):
+            cells += [
+                shown(row, scenario, name, form)
+                for name, form in (
+                    ("tokens_per_s", ".0f"),
+                    ("full_speed_s", ".1f"),
+                    ("lost_s", ".1f"),
+                    ("contributes_s", ".1f"),
+                )
+            ]
+        print(f"{system:>12}" + "".join(f"{cell:>9}" for cell in cells))
+
+
+if __name__ == "__main__":
+    main()
