@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from diloco_simulator.bandwidth import BadSetting
+
 
 @dataclass(frozen=True, slots=True)
 class Interruptions:
@@ -16,7 +18,7 @@ class Interruptions:
 
     def __post_init__(self) -> None:
         if not (0 < self.mtbi_s < float("inf") and 0 <= self.away_s < float("inf")):
-            raise ValueError("mtbi_s must be above 0 s, away_s at least 0 s")
+            raise BadSetting("mtbi_s must be above 0 s, away_s at least 0 s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Loan:
 
     def __post_init__(self) -> None:
         if self.learners < 1 or not 0 <= self.begin_s < self.end_s < float("inf"):
-            raise ValueError("a loan is of 1 learner or more, and begins before it ends")
+            raise BadSetting("a loan is of 1 learner or more, and begins before it ends")
 
 
 @dataclass(frozen=True, slots=True)

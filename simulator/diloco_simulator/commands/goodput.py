@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from diloco_simulator.commands.shown import settings_named, show
+from diloco_simulator.commands.shown import numbers, settings_named, show
 
 app = typer.Typer()
 
@@ -64,17 +64,10 @@ def goodput(
             overlap_steps=overlap_steps,
             grace_factor=grace,
             sync_s=sync_seconds,
-            speeds=_numbers(speeds),
+            speeds=numbers(speeds),
             jitter=jitter,
         )
         cell = Cell(method, chips, learners)  # type: ignore[arg-type]  # checked by Cell
         found = goodput_table.one(cell, failures, coupling, seed=seed, seeds=seeds)
     settings = {"cell": asdict(cell), "failures": asdict(failures), "coupling": asdict(coupling)}
     show(found | {"seed": seed, "settings": settings} if as_json else found, as_json)
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a list of numbers: 1,0.82") from None

@@ -1,4 +1,4 @@
-"""How models show a result, and what is wrong with a setting."""
+"""How models take lists, show a result, and tell what is wrong with a setting."""
 
 import json
 from collections.abc import Iterator
@@ -27,3 +27,11 @@ def show(result: dict[str, Any], as_json: bool) -> None:
     width = max(map(len, result))
     for key, value in result.items():
         print(f"{key:<{width}}  {f'{value:.4g}' if isinstance(value, float) else value}")
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Numbers with commas between them; wrong usage if they are not."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a list of numbers: 1,0.82") from None

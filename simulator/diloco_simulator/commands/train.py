@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from diloco_simulator.commands.shown import numbers, settings_named
+
 app = typer.Typer()
 
 
@@ -44,6 +46,12 @@ def train(
         bool, typer.Option("--data-parallel", help="One optimizer step per M local batches.")
     ] = False,
     speeds: Annotated[str, typer.Option(help="Relative speeds, repeated: 1,1,0.5")] = "1",
+    mtbi_seconds: Annotated[
+        float | None, typer.Option(help="Mean time between a learner's deaths; none if left out.")
+    ] = None,
+    away_seconds: Annotated[
+        float, typer.Option(help="Until a dead one starts again, mean.")
+    ] = 11.0,
     file: Annotated[Path | None, typer.Option("--spec", help="A run.toml instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
@@ -72,9 +80,12 @@ def train(
         result = train_data_parallel(spec, learners, rate=inner_rate, progress=told)
         result |= {"method": "data-parallel"}
     else:
-        from diloco_simulator.train import Fleet, Setting
+        from diloco_simulator.setting import Interruptions, Setting
+        from diloco_simulator.train import Fleet
 
-        setting = Setting(learners, speeds=tuple(float(x) for x in speeds.split(",")))
+        with settings_named():
+            dying = None if mtbi_seconds is None else Interruptions(mtbi_seconds, away_seconds)
+        setting = Setting(learners, speeds=numbers(speeds), interruptions=dying)
         result = Fleet(spec, setting, told=None if as_json else told).run()
         result |= {"method": "decoupled", "preset": spec.algorithm.preset}
     result |= {
