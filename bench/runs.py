@@ -35,6 +35,8 @@ def pack() -> None:
     lines = []
     for file in sorted(FOLDER.glob("*.json")):
         body = json.loads(file.read_text(encoding="utf-8"))
+        if body["method"] == "idle":
+            continue  # seconds to compute again
         if spec := body.pop("spec", None):
             shown = ("algorithm", "inner", "budget")
             body |= {"seed": spec["seed"]} | {name: spec[name] for name in shown}
@@ -52,6 +54,8 @@ def results_of(
         experiments, FOLDER, workers=workers, any_sources=any_sources
     ):
         found[experiment.key()] = result
+        if experiment.method == "idle":
+            continue
         a = experiment.spec.algorithm
         print(
             f"{experiment.method:>13}  M={experiment.learners:<3} seed {experiment.spec.seed}  "
