@@ -12,7 +12,8 @@ FAST_COMPILING = PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_
 	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=tests/live -n auto --dist worksteal
-# Whole stacks of processes want the cores for themselves; what starts one server, or none, does not.
+# Whole stacks of processes wait more than they compute, for leases to end or processes to start: two at
+# a time. What starts one server, or none, goes by files.
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "live or whole"
 
@@ -48,7 +49,7 @@ test: install
 	$(BIN)/lint-imports
 	$(PURE)
 	$(WHOLE) -n auto --dist loadfile $(addprefix --ignore=,$(STACKS)) tests
-	$(WHOLE) --durations 10 $(STACKS)
+	$(WHOLE) --durations 10 -n 2 --dist worksteal $(STACKS)
 
 demo: install
 	$(BIN)/diloco demo

@@ -18,6 +18,9 @@ from diloco_client import Client
 # Starting jax in several processes on two busy cores takes its time.
 PATIENCE_S = 120.0
 
+# One folder of compiled programs for all stacks: compiling is most of what a learner's start takes.
+os.environ.setdefault("DILOCO_CACHE", str(Path(__file__).parents[2] / ".pytest_cache" / "compiled"))
+
 
 def until(condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
     """The first true value of `condition`; fails naming `what` when patience ends."""

@@ -137,12 +137,11 @@ class Stack:
             "DILOCO_CHAOS": "1" if self.chaos else "0",
             "DILOCO_HOST": HOST,
             "DILOCO_PORT": str(self.port),
-            "DILOCO_CACHE": str(self.data / "compiled"),
         }
         return Child(
             name,
             [sys.executable, "-m", module],
-            {**_inherited(), **shared, **environment},
+            {"DILOCO_CACHE": str(self.data / "compiled"), **_inherited(), **shared, **environment},
             self.folder.logs / f"{name}.log",
             self.told,
             niceness=niceness,
@@ -227,7 +226,7 @@ class Stack:
 
 def _inherited() -> dict[str, str]:
     """This process's environment without settings of ours that are meant for others."""
-    kept = ("DILOCO_LOG", "DILOCO_CRASH_AT")
+    kept = ("DILOCO_LOG", "DILOCO_CRASH_AT", "DILOCO_CACHE")
     return {k: v for k, v in os.environ.items() if not k.startswith("DILOCO_") or k in kept}
 
 
