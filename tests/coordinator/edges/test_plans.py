@@ -13,6 +13,14 @@ async def test_a_plan_comes_with_reasons_and_alternatives(world: Any) -> None:
         assert len(body["sensitivity"]) == 10
 
 
+async def test_what_may_be_asked_is_told_with_meanings_and_defaults(world: Any) -> None:
+    async with world.coordinator() as desk:
+        schema = await desk.get("/v1/plan")
+        assert schema["required"] == ["params", "chips"]
+        assert schema["properties"]["link_gbit_per_s"]["default"] == 5.0
+        assert all(about["description"] for about in schema["properties"].values())
+
+
 async def test_what_is_wrong_or_short_is_said(world: Any) -> None:
     async with world.coordinator() as desk:
         wrong = await desk.ask("POST", "/v1/plan", {"params": 5e9, "chips": 0, "chip": 1})

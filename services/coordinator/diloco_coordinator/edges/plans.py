@@ -1,4 +1,4 @@
-"""/v1/plan: settings for hardware and links that one may not have yet."""
+"""/v1/plan: settings for hardware and links that one may not have yet; GET tells what to ask."""
 
 from typing import Any
 
@@ -10,12 +10,17 @@ from diloco_simulator.planner import Infeasible, Wishes, plan, sensitivity
 
 
 class Plans:
-    """The route; it depends on nothing that runs."""
+    """The routes; they depend on nothing that runs."""
 
     def __init__(self, guard: Guard) -> None:
         self.router = APIRouter(prefix="/v1/plan", tags=["plan"])
         look = [Depends(guard.needs("viewer"))]
+        self.router.add_api_route("", self.wishes, methods=["GET"], dependencies=look)
         self.router.add_api_route("", self.show, methods=["POST"], dependencies=look)
+
+    async def wishes(self) -> dict[str, Any]:
+        """What a plan may be asked for: a JSON schema, with meanings and defaults."""
+        return Wishes.model_json_schema()
 
     async def show(self, wishes: Wishes) -> dict[str, Any]:
         """Settings with their reasons, predictions, and plans for other circumstances.

@@ -2,6 +2,7 @@
 
 import { Refusal, call, dropToken, get, hasToken, keepToken, memberPath, runPath, takeTokenFromAddress } from "./api.js";
 import { $, make, reconcile, say } from "./dom.js";
+import { offerPlans } from "./plan.js";
 import { showEvents, showLearners, showLosses, showRounds, showRun, showServices } from "./views.js";
 
 const EVERY_MS = 1000;
@@ -199,4 +200,5 @@ $("login").addEventListener("submit", (event) => {
 document.addEventListener("visibilitychange", () => document.hidden || loop());
 
 takeTokenFromAddress();
+offerPlans();
 loop();
