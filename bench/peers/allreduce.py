@@ -51,7 +51,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
     body = {"name": "allreduce", "model": {"preset": args.model}, "budget": {"steps": 1}}
     spec = RunSpec.model_validate(body)
-    model, transform = build(spec.model), optimizer(spec.inner)
+    model = build(spec.model)
+    transform = optimizer(spec.inner, model.is_embedding)
     params = jax.jit(model.init)(jax.random.key(spec.seed))
     _, unravel = ravel_pytree(params)
     state = transform.init(params)

@@ -199,7 +199,9 @@ class Data(Spec):
 class Inner(Spec):
     """The inner optimizer of every learner."""
 
-    optimizer: str = Field("adamw", description="'adamw', or another optax optimizer by name.")
+    optimizer: str = Field(
+        "adamw", description="'adamw', 'muon', or another optax optimizer by name."
+    )
     learning_rate: float = Field(
         3.2e-2, gt=0, description="Peak rate of *data-parallel* training of this model."
     )
@@ -217,7 +219,7 @@ class Inner(Spec):
     @field_validator("optimizer")
     @classmethod
     def _optimizer(cls, name: str) -> str:
-        return known(name)
+        return known(name, "muon")
 
 
 class Budget(Spec):

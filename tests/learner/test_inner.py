@@ -28,7 +28,7 @@ MODEL = ModelDef(
 def stepped(rate: float, batch: Any = ((1, 1),), **settings: Any) -> Any:
     inner = Inner.model_validate(settings)
     params = MODEL.init(jax.random.key(0))
-    state = optimizer(inner).init(params)
+    state = optimizer(inner, MODEL.is_embedding).init(params)
     new, _, loss = make_step(MODEL, inner)(params, state, np.array(batch, np.float32), rate)
     return SimpleNamespace(**{k: np.asarray(v) for k, v in new.items()}, loss=float(loss))
 
@@ -67,8 +67,30 @@ def test_accumulation_is_the_mean_over_the_parts() -> None:
 @pytest.mark.parametrize("name", ["adafactor", "lamb", "sm3"])
 def test_an_optimizer_by_name_steps_against_the_gradient(name: str) -> None:
     theta = {"matrix": np.ones((4, 4), np.float32), "bias": np.ones(3, np.float32)}
-    transform = optimizer(Inner(optimizer=name))
+    transform = optimizer(Inner(optimizer=name), MODEL.is_embedding)
     state = transform.init(theta)
     for _ in range(2):  # some only look on in their first step
         update, state = transform.update(theta, state, theta)
     assert all(float(part.sum()) < 0 for part in jax.tree.leaves(update))
+
+
+def test_muon_orthogonalises_matrices_and_leaves_embeddings_to_nadam() -> None:
+    rng = np.random.default_rng(0)
+    theta = {
+        "embedding": np.ones((6, 4), np.float32),
+        "matrix": np.ones((8, 4), np.float32),
+        "bias": np.ones(3, np.float32),
+    }
+    gradient = {k: rng.standard_normal(v.shape).astype(np.float32) for k, v in theta.items()}
+    inner = Inner(optimizer="muon", weight_decay=0.0, clip_norm=1e9)
+    transform = optimizer(inner, lambda name: name == "embedding")
+    update, _ = transform.update(gradient, transform.init(theta), theta)
+    singular = np.linalg.svd(np.asarray(update["matrix"]), compute_uv=False)
+    # Five Newton-Schulz steps leave all singular values within a factor of two; their root mean
+    # square is that of a matrix whose entries are 0.2.
+    assert singular.max() < 2 * singular.min()
+    assert np.sqrt(np.mean(np.square(update["matrix"]))) == pytest.approx(0.2, rel=0.3)
+    # Adam's first step is the sign of the gradient; looking ahead adds b1 / (1 + b1) of it.
+    for name in ("embedding", "bias"):
+        expected = -np.sign(gradient[name]) * (1 + inner.b1 / (1 + inner.b1))
+        np.testing.assert_allclose(update[name], expected, rtol=1e-3)

@@ -10,27 +10,59 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from optax import contrib
 
 from diloco_learner.model import ModelDef
+from diloco_learner.model.named import from_named, to_named
 from diloco_shared.config import Inner
+
+# Root mean square of Muon's updates: about that of AdamW's, so that rates for one suit the other
+# (Liu et al. 2025, arXiv 2502.16982).
+MUON_RMS = 0.2
 
 # (params, opt_state, tokens_BxL1, rate) -> (params, opt_state, loss)
 Step = Callable[[Any, Any, jax.Array, float], tuple[Any, Any, jax.Array]]
 
 
-def optimizer(inner: Inner) -> optax.GradientTransformation:
+def optimizer(inner: Inner, is_embedding: Callable[[str], bool]) -> optax.GradientTransformation:
     """Clipping, then the optimizer at rate 1; the step scales its update by the rate.
 
-    AdamW decays matrices only: norms and biases have no scale to lose. The others come with
-    their own defaults.
+    AdamW and Muon decay matrices only: norms and biases have no scale to lose. Muon steps
+    matrices but embeddings along their orthogonalised momentum, all else by NAdam. The others come
+    with their own defaults.
     """
+
+    def matrices(params: Any) -> Any:
+        return jax.tree.map(lambda p: p.ndim > 1, params)
+
     if inner.optimizer == "adamw":
         chosen = optax.adamw(
             1.0,
             b1=inner.b1,
             b2=inner.b2,
             weight_decay=inner.weight_decay,
-            mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params),
+            mask=matrices,
+        )
+    elif inner.optimizer == "muon":
+
+        def orthogonal(params: Any) -> Any:
+            dimensions = {
+                name: contrib.MuonDimensionNumbers()
+                if leaf.ndim == 2 and not is_embedding(name)
+                else None
+                for name, leaf in to_named(params).items()
+            }
+            return from_named(params, dimensions)
+
+        chosen = contrib.muon(
+            1.0,
+            consistent_rms=MUON_RMS,
+            weight_decay=inner.weight_decay,
+            weight_decay_mask=matrices,
+            adam_b1=inner.b1,
+            adam_b2=inner.b2,
+            adam_weight_decay=inner.weight_decay,
+            muon_weight_dimension_numbers=orthogonal,
         )
     else:
         chosen = getattr(optax, inner.optimizer)(1.0)
@@ -42,7 +74,7 @@ def make_step(model: ModelDef, inner: Inner) -> Step:
 
     Tokens have shape (accumulation * B, L + 1); gradients are averaged over the parts.
     """
-    transform = optimizer(inner)
+    transform = optimizer(inner, model.is_embedding)
 
     def gradients(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, Any]:
         if inner.accumulation == 1:

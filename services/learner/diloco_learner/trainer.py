@@ -108,7 +108,8 @@ class Trainer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.params = program.initial()
-        self.opt_state = jax.jit(optimizer(program.spec.inner).init)(self.params)
+        chosen = optimizer(program.spec.inner, program.model.is_embedding)
+        self.opt_state = jax.jit(chosen.init)(self.params)
         self.anchors: list[jax.Array | None] = [None] * len(program.layout.fragments)
         algorithm = program.spec.algorithm
         with_error = algorithm.error_feedback and feeds_back(algorithm.codec_up)
