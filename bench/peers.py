@@ -96,10 +96,24 @@ def main() -> None:
         alone = system.endswith("alone")
         for scenario in args.scenarios[:1] if alone else args.scenarios:
             row[scenario] = measured(system, scenario, args)
+            row["command"] = told_about(args.python)["command"]
             print(f"{system} {scenario}: {json.dumps(row[scenario])}", flush=True)
-    result = {"rows": rows, "settings": settings_told(args), **told_about(args.python)}
+            keep(rows, args)
     table(rows)
+
+
+def keep(rows: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
+    """Write what is known so far, with the utilisations that follow from it."""
+    for system, row in rows.items():
+        base = rows.get("ours alone" if system.startswith("ours") else "torch alone", {})
+        if "whole" in row and "whole" in base:
+            ratio = row["whole"]["tokens_per_s"] / base["whole"]["tokens_per_s"]
+            row["whole"]["utilisation"] = ratio
     if args.json:
+        ordered = {system: rows[system] for system in SYSTEMS if system in rows}
+        about = told_about(args.python)
+        del about["command"]  # each row has its own
+        result = {"rows": ordered, "settings": settings_told(args), **about}
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
@@ -335,10 +349,6 @@ def table(rows: dict[str, dict[str, Any]]) -> None:
     columns = [f"{h:>9}" for h in heads + after + after]
     print(f"{'':>12}{'whole':>36}{'kill':>36}{'hang':>36}\n{'':>12}" + "".join(columns))
     for system, row in rows.items():
-        base = rows.get("ours alone" if system.startswith("ours") else "torch alone", {})
-        if base and "whole" in row:
-            ratio = row["whole"]["tokens_per_s"] / base["whole"]["tokens_per_s"]
-            row["whole"]["utilisation"] = ratio
         cells = [
             shown(row, "whole", "tokens_per_s", ".0f"),
             shown(row, "whole", "utilisation", ".2f"),

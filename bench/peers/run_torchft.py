@@ -55,13 +55,11 @@ def main() -> None:
         while (rounds := manager.current_step()) < worker.job.steps // s.sync_every:
             for n in range(s.sync_every):
                 worker.step(rounds * s.sync_every + n)
-            # The last inner step ended with the exchange, as a hook of its optimizer.
-            committed = manager.current_step() > rounds
-            worker.diary.tell(
-                "exchange" if committed else "failed",
-                workers=manager.num_participants(),
-                round=manager.current_step(),
-            )
+            # The last inner step ended with the exchange, as a hook of its optimizer. Who was
+            # behind took a peer's parameters first, and what it gave was that peer's work.
+            steps = manager.current_step() - rounds
+            kind = {0: "failed", 1: "exchange"}.get(steps, "healed")
+            worker.diary.tell(kind, workers=manager.num_participants(), round=rounds + steps)
     worker.finish()
     manager.shutdown(wait=False)
 
