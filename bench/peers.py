@@ -47,7 +47,7 @@ from diloco_learner.evaluate import held_out
 from diloco_learner.leases import order
 from diloco_learner.model.named import from_named, to_named
 from diloco_learner.model.transformer import SHAPES
-from diloco_learner.trainer import Program
+from diloco_learner.trainer import Program, Trainer
 from diloco_shared.config import RunSpec
 from diloco_shared.numerics.schedule import inner_rate
 
@@ -69,6 +69,8 @@ START_S, WHOLE_S = 90.0, 300.0
 LEASE_S, PATIENCE_S = 5.0, 10.0
 # Steps that our learners take while a run finishes, about.
 ENDING = 10
+# First steps whose losses torch and our code are compared on.
+COMPARED = 24
 # Of one step of one worker.
 TOKENS = 8 * 64
 
@@ -229,7 +231,12 @@ def measured(system: str, scenario: str, args: argparse.Namespace) -> dict[str, 
 
 def ours(folder: Path, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
     if scenario == "whole":
-        return Ours(folder, spec_of(args, args.steps), WORKERS).run(whole)
+        found = Ours(folder, spec_of(args, args.steps), WORKERS).run(whole)
+        read = found.pop("shards")
+        spec = RunSpec.model_validate(spec_of(args, args.steps))
+        planned = shards_of(list(read), spec.data.virtual_shards, spec.seed)
+        pairs = zip(read.values(), planned, strict=True)
+        return found | {"order_as_planned": all(b[: len(a)] == a for a, b in pairs)}
     body = faulted(scenario, WARM, HANG_S, WATCHED_S)
     return Ours(folder, spec_of(args, 10**6), WORKERS).run(body)
 
@@ -243,6 +250,14 @@ def alone(args: argparse.Namespace) -> dict[str, Any]:
     return {"tokens_per_s": sum(d["steps"] / d["seconds"] for d in done) * TOKENS}
 
 
+def difference(folder: Path, told: list[dict[str, Any]], args: argparse.Namespace) -> float:
+    """Largest between a torch worker's first losses and those of our code on the same batches."""
+    trainer = Trainer(Program.build(RunSpec.model_validate(spec_of(args, args.steps))))
+    same, found = job.Job(folder), [line["loss"] for line in told if line["kind"] == "step"]
+    mine = [float(trainer.step(same.batch(0, n), same.rate(n))) for n in range(COMPARED)]
+    return max(abs(a - b) for a, b in zip(mine, found[:COMPARED], strict=True))
+
+
 def peer(system: str, folder: Path, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
     victim, began = WORKERS - 1, time.monotonic()
     with Crew(args.python, SCRIPTS[system][0], folder, WORKERS) as crew:
@@ -251,11 +266,13 @@ def peer(system: str, folder: Path, scenario: str, args: argparse.Namespace) -> 
             if not crew.finished(WHOLE_S):
                 raise SystemExit(f"{system}: {'; '.join(crew.ended) or 'not done in time'}")
             told = [crew.told(n) for n in crew.workers]
+            compared = difference(folder, told[0], args) if system == "torch alone" else None
             return {
                 "val_loss": val_loss(np.load(job.final(folder, 0)), args),
                 "tokens": sum(line["kind"] == "step" for mine in told for line in mine) * TOKENS,
                 "steps": {str(n): crew.steps(n) for n in crew.workers},
                 "exchanges": sum(line["kind"] == "exchange" for line in told[0]),
+                "first_losses_differ_by": compared,
                 "seconds": time.monotonic() - began,
             }
         time.sleep(timeline.WINDOW_S)

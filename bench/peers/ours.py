@@ -80,6 +80,11 @@ class Ours:
             times += [at + (later - at) * (n + 1) / new for n in range(new)]
         return times
 
+    def shards(self, learner: str) -> list[int]:
+        """Data shards in the order in which it read them."""
+        cursors = [p.cursor for _, p in self.seen.reports[learner] if p.cursor is not None]
+        return list(dict.fromkeys(cursor.shard for cursor in cursors))
+
     async def all_stepped(self, steps: int) -> None:
         def enough() -> bool:
             return min(len(self.steps(learner)) for learner in self.learners) >= steps
@@ -105,6 +110,7 @@ async def whole(ours: Ours) -> dict[str, Any]:
         "bytes_by_plane": socket_bytes(status),
         "bytes": sum(socket_bytes(status).values()),
         "steps": {name: ours.steps(name) for name in ours.learners},
+        "shards": {name: ours.shards(name) for name in ours.learners},
         "rounds": status["rounds_committed"],
         "rounds_skipped": status["rounds_skipped"],
     }
