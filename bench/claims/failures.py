@@ -12,6 +12,9 @@ Three things are compared at equal useful tokens (merged ones; data-parallel's a
   failures do not change which tokens it learns from, and its time that of the goodput simulator,
   whose stalls were fitted to the published row (docs/claims.md).
 
+Data-parallel learns more from the same tokens where the model is small and rounds are few, so it
+reaches the other's loss with fewer of them: how many, from a run of half the tokens (first seed).
+
 The budget of a run that fails is raised until it has as many useful tokens; how far, fleets that
 compute nothing tell beforehand, and how goodput scatters over seeds.
 """
@@ -52,7 +55,7 @@ def main() -> None:
     elastic = elastic_goodput(1.0)
     rows = [row(seed, args, elastic) for seed in args.seeds]
     variants = [variant(times, away_s, args) for times, away_s in VARIANTS]
-    figures = figures_of(rows, goodput, elastic)
+    figures = figures_of(rows, goodput, elastic) | to_this_loss(rows[0], args)
     _table(rows, variants, figures)
     if args.json:
         write(
@@ -144,6 +147,25 @@ def row(seed: int, args: argparse.Namespace, elastic: dict[str, float]) -> dict[
         "seconds_elastic": elastic_s,
         "times_sooner": elastic_s / failing_s,
     }
+
+
+def to_this_loss(row: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
+    """How much sooner the fleet that fails is at its loss than elastic data-parallel."""
+    theirs, steps = row["data_parallel"], row["data_parallel"]["tokens"] // TOKENS_PER_STEP
+    half_run = reference(row["seed"], args.rate_data_parallel, steps // 2, LEARNERS)
+    (half,) = found(args, half_run)
+    loss = row["with_failures"]["val_loss"]
+    share = share_of_tokens(loss, theirs["val_loss"], half["val_loss"])
+    return {
+        "data_parallel_val_loss_half_the_tokens": half["val_loss"],
+        "data_parallel_share_of_tokens_to_this_loss": share,
+        "times_sooner_to_this_loss": share * row["times_sooner"],
+    }
+
+
+def share_of_tokens(loss: float, whole: float, half: float) -> float:
+    """Share of the tokens with which data-parallel reaches `loss`, log-linear through two runs."""
+    return 0.5 ** ((loss - whole) / (half - whole))
 
 
 def variant(times: float, away_s: float, args: argparse.Namespace) -> dict[str, Any]:
