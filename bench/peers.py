@@ -9,12 +9,12 @@ worker is killed by SIGKILL and started again at once) and *hang* (SIGSTOP, 10 s
 
 - val_loss: of the parameters at the end of *whole*, computed by this project's code on the same
   held-out sequences for everybody.
-- tokens_per_s: processed by both workers; in *kill* and *hang* over the 40 s from the fault on.
+- tokens_per_s: processed by both workers; in *kill* and *hang* over the 30 s from the fault on.
 - bytes_per_token: at the workers' sockets, sent and received, over the tokens of *whole*. Peers
   exchange with each other: twice what crossed the loopback of a network namespace of their own
   (with IP headers). Ours: what the learners count at their sockets, to and from the hub.
 - full_speed_s: from the fault until the survivor's next 10 s hold 90 % of the steps that it took
-  in the 10 s before. lost_s: seconds' worth of its steps that it did not take in the 40 s.
+  in the 10 s before. lost_s: seconds' worth of its steps that it did not take in the 30 s.
 - contributes_s: until an exchange had the victim's work in it again, from its start or SIGCONT.
 - utilisation: tokens_per_s of *whole* over that of two workers that exchange nothing.
 
@@ -63,7 +63,7 @@ SYSTEMS = ("ours alone", "ours", *SCRIPTS)
 SCENARIOS = ("whole", "kill", "hang")
 # Steps before anything is measured: starting, compiling, meeting.
 WARM = 48
-HANG_S, WATCHED_S = 10.0, 40.0
+HANG_S, WATCHED_S = 10.0, 30.0
 # Starting torch and meeting takes seconds; the slowest exchange takes a few seconds a round.
 START_S, WHOLE_S = 90.0, 300.0
 LEASE_S, PATIENCE_S = 5.0, 10.0
