@@ -4,7 +4,7 @@ from typing import Any
 
 from diloco_coordinator.shards import merged
 from diloco_shared.protocol.messages import Stamp
-from diloco_shared.protocol.records import TokenCounts
+from diloco_shared.protocol.records import RecoveryRecord, TokenCounts
 
 
 def stamp(steps: int) -> Stamp:
@@ -71,3 +71,37 @@ def test_its_state_is_that_of_the_shard_that_keeps_it_waiting(status: Any) -> No
     assert state_of(over, ended) == ("finished", "run finished")
     whole = merged([over, ended], 2)
     assert whole is not None and whole.settled
+
+
+def test_learners_and_their_returns_are_those_of_all_shards(status: Any) -> None:
+    def back(learner: str, contributed_at: float, rounds: int = -1) -> RecoveryRecord:
+        return RecoveryRecord(
+            learner=learner,
+            incarnation=1,
+            restarted_at=5.0,
+            contributed_at=contributed_at,
+            rounds=rounds,
+        )
+
+    def seen(silent_s: float, step: int, *, participating: bool = False) -> dict[str, Any]:
+        shown = {"incarnation": 1, "silent_s": silent_s, "step": step}
+        return {**shown, "participating": participating}
+
+    first = status(
+        tokens_reread=300,
+        recoveries=(back("a", 0.0), back("b", 9.0, 4)),
+        learners={"a": seen(3.0, 4), "b": seen(0.1, 9, participating=True)},
+    )
+    second = status(
+        shard=1,
+        tokens_reread=200,
+        recoveries=(back("b", 8.0, 3), back("a", 7.0, 2), back("c", 0.0)),
+        learners={"a": seen(0.2, 6, participating=True), "b": seen(0.3, 8), "c": seen(0.0, 0)},
+    )
+    whole = merged([first, second], 2)
+    assert whole is not None
+    returns = [(r.learner, r.contributed_at, r.rounds) for r in whole.recoveries]
+    assert returns == [("a", 7.0, 2), ("b", 8.0, 3), ("c", 0.0, -1)]
+    assert whole.tokens_reread == 200
+    assert {n: v["step"] for n, v in whole.learners.items()} == {"a": 6, "b": 9, "c": 0}
+    assert [n for n, v in whole.learners.items() if v["participating"]] == ["a", "b"]

@@ -10,6 +10,7 @@ import pytest
 import structlog
 
 from diloco_learner.anchors import AnchorBook
+from diloco_learner.edges import downlink
 from diloco_learner.edges.downlink import Downlink
 from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, StateSeen
 from diloco_learner.train import Anchored
@@ -20,7 +21,7 @@ from diloco_shared.edges.metrics import traffic_metrics
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import HEADER_DIGEST, cut
+from diloco_shared.protocol.chunks import HEADER_DIGEST, cut, describe
 from diloco_shared.protocol.messages import Blob, Join, PublicationManifest, Stamp, StateManifest
 from diloco_shared.protocol.wire import encode
 
@@ -119,6 +120,49 @@ def manifest(
         stamp=Stamp(round=version, steps=0, fraction=0.0, fraction_per_step=0.0),
         blob=blob,
     )
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0)
+
+
+async def test_a_keyframe_that_was_not_whole_is_fetched_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next keyframe may be far, and a run that ends has none."""
+    monkeypatch.setattr(downlink, "AGAIN_S", 0.0)
+    monkeypatch.setattr(downlink, "patience_s", lambda blob: 0.2)
+    await rig.syncer.prepare()
+    bus, subject = rig.syncer.bus, subjects.publication("r", 0, 0, 5, 1)
+    payload = codec.encode("fp32", values(1))
+    blob = describe(subject, payload)
+    await bus.append(subject + ".m", encode(manifest(rig, 0, 5, 1, values(1), blob)))
+    async with rig.running(rig.down.publications()):
+        await until(lambda: rig.down.refused)
+        await rig.syncer.publish(1, values(2))
+        assert seen(await rig.next()) == (1, 0, 2.0), "the others go on"
+        await put_blob(bus, subject, payload)
+        assert seen(await rig.next()) == (0, 5, 1.0)
+        assert not rig.down.incomplete
+
+
+async def test_one_that_was_replaced_meanwhile_is_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downlink, "AGAIN_S", 0.0)
+    await rig.syncer.prepare()
+    subject = subjects.publication("r", 0, 0, 5, 1)
+    blob = describe(subject, codec.encode("fp32", values(1)))
+    rig.down.incomplete[0, 0, 5] = manifest(rig, 0, 5, 1, values(1), blob)
+    async with rig.running(rig.down.publications()):
+        await until(lambda: not rig.down.incomplete)
+        await rig.syncer.publish(0, values(2))
+        assert seen(await rig.next()) == (0, 0, 2.0)
+        assert not rig.down.refused
 
 
 async def test_a_bad_publication_holds_up_nothing_else(rig: Rig) -> None:

@@ -7,6 +7,8 @@ import pytest
 from diloco_shared.protocol.messages import TapeCheckpoint, TapeRestore, TapeRound
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.events import (
+    Append,
+    Appended,
     Capture,
     InstallLoaded,
     Kept,
@@ -305,3 +307,18 @@ def test_a_record_that_speaks_of_another_state_is_refused(running: Any) -> None:
     with pytest.raises(TapeFault, match="needs the state"):
         history.apply(record, history.seq + 1)
     assert isinstance(running.tape[-3], TapeRound) or history.epoch == 0
+
+
+def test_another_wish_waits_until_the_first_is_in_force(running: Any) -> None:
+    """What was loaded for a record on its way to the tape must be there when it arrives."""
+    merged(running)
+    meta = kept(running)
+    running.give(wanted(restore=WISH))
+    running.auto = False
+    (append,) = of(running.give(loaded(meta)), Append)
+    second = Restore(serial=2, source="t/000001")
+    assert of(running.give(wanted(restore=second)), Load) == []
+    running.tape.append(append.record)
+    seen = running.give(Appended(len(running.tape), 1000.0))
+    assert of(seen, InstallLoaded) == [InstallLoaded(1)]
+    assert of(seen, Load) == [Load(second)]

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import (
     LifeCount,
+    PublicationManifest,
     Stamp,
     TapeEnd,
     TapeEpoch,
@@ -21,6 +23,7 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_syncer.history import History, TapeFault
+from diloco_syncer.replay import newest_published
 
 
 def spec(**budget: Any) -> RunSpec:
@@ -138,10 +141,40 @@ def test_what_the_records_say_is_what_is_known() -> None:
     assert h.participating == ("a", "b")
     assert h.ledger.merged_P == [200, 100]
     assert (h.quorum, h.paused, h.snapshot_covers) == (2, True, 5)
-    # A new epoch makes every earlier contribution void.
-    assert h.last_merged == [{}, {}]
+    # A new epoch voids what is not merged; what is, learners of the old one are still to hear.
+    assert h.last_merged == [{"a": (0, 0), "b": (0, 0)}, {"a": (0, 1)}]
     # Norms are per root step, refused ones included.
     assert list(h.norms.norms[1]) == [1.5, 0.25]
+
+
+def test_a_publication_above_the_head_counts_whatever_it_holds() -> None:
+    """Its record is lost; another version of that number would be a second one."""
+    h = of(*EVENTFUL)
+
+    def published(fragment: int, version: int, digest: str, epoch: int = 1) -> PublicationManifest:
+        return PublicationManifest(
+            run="t",
+            epoch=epoch,
+            term=1,
+            round=version,
+            fragment=fragment,
+            version=version,
+            prev_version=-1,
+            codec="fp32",
+            values=1,
+            anchor_digest=digest,
+            config_hash=h.config_hash,
+            participants=(),
+            last_merged={},
+            stamp=h.stamp,
+            blob=describe("dn", b"1234"),
+        )
+
+    assert newest_published(h, []) == (-1, -1)
+    ours, theirs = h.anchor_digests[0], "f" * 32
+    assert newest_published(h, [published(0, 1, ours), published(1, 1, theirs)]) == (1, -1)
+    assert newest_published(h, [published(0, 1, ours), published(0, 2, theirs)]) == (2, -1)
+    assert newest_published(h, [published(0, 2, theirs, epoch=0)]) == (-1, -1)
 
 
 @pytest.mark.parametrize("known", range(len(EVENTFUL) + 1))
@@ -153,6 +186,7 @@ def test_a_snapshot_at_any_place_goes_on_alike(known: int) -> None:
         again.apply(record, seq)
     assert again.meta() == of(*EVENTFUL).meta()
     assert again.layout == of(*EVENTFUL).layout
+    assert (again.quorum, again.paused) == (2, True), "not what the specification says"
 
 
 def test_a_snapshot_of_another_configuration_is_refused() -> None:

@@ -47,6 +47,20 @@ def test_initial_parameters_that_are_not_taken_are_given_back(driver: Any) -> No
     assert dropped(driver.give(second)) == list(second.subjects)
 
 
+def test_initial_parameters_that_come_before_the_term_is_on_the_tape_are_not_lost(
+    driver: Any,
+) -> None:
+    """The bus drops a repeat for two minutes: they would come too late."""
+    driver.auto = False
+    driver.lead()
+    driver.join("a")
+    first, second = parameters(driver, "a"), parameters(driver, "b")
+    assert dropped(driver.give(first)) == []
+    assert dropped(driver.give(second)) == list(first.subjects), "one set is kept"
+    seen = driver.give(Appended(1, 1000.0))
+    assert [e.record.learner for e in seen if isinstance(e, Append)] == ["b"]
+
+
 def test_a_run_is_initialised_once(driver: Any) -> None:
     driver.lead()
     driver.join("a")

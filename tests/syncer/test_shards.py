@@ -1,16 +1,28 @@
 """Two shards of one run: each its own fragments, rounds, tape and epoch; nothing in common."""
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
 
 from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.edges.blobs import manifest_subject, put_blob
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout
-from diloco_shared.protocol.messages import TapeCheckpoint, TapeEpoch, TensorSpec
-from diloco_syncer.events import InitSeen, Kept, Seal, SendGrant, SendPull, Wanted
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import InitManifest, TapeCheckpoint, TapeEpoch, TensorSpec
+from diloco_shared.protocol.wire import encode
+from diloco_syncer.edges.inbox import Inbox
+from diloco_syncer.edges.payloads import Payloads
+from diloco_syncer.edges.showing import over_elsewhere, shown_over, until_over
+from diloco_syncer.events import Event, InitSeen, Kept, Seal, SendGrant, SendPull, Wanted
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.machine import Machine
+from diloco_syncer.status import status
 from diloco_syncer.store import FragmentStore
 
 # As the driver's learners have it.
@@ -148,3 +160,61 @@ def test_shards_must_divide_the_fragments() -> None:
                 "budget": {"steps": 8},
             }
         )
+
+
+def test_a_shard_that_is_over_lets_learners_in_for_the_others(pair: list[Any]) -> None:
+    """One grant of all shards: without it the rest of the run would have no learners."""
+    first = pair[0]
+    first.give(Wanted(paused=False, stopping=True, quorum=2))
+    for _ in range(8):
+        rounds(first, 1)
+    assert first.machine.history.outcome == "stopped"
+    (grant,) = [e.grant for e in first.join("c") if isinstance(e, SendGrant)]
+    assert grant.accepted
+
+
+async def test_a_leader_is_needed_until_every_shard_is_over() -> None:
+    spec = RunSpec.model_validate(
+        {"name": "r", "algorithm": {"fragments": 24, "shards": 3}, "budget": {"steps": 1}}
+    )
+    bus = MemoryBus(MemoryBroker(), "s")
+    await bus.ensure_bucket(subjects.STATUS)
+    shown = status(Machine(spec, History(spec)), 0.0, 0.0, bytes_up=0, bytes_down=0)
+    for shard, state, over in ((2, "finished", False), (1, "running", False), (1, "stopped", True)):
+        told = encode(shown.model_copy(update={"shard": shard, "state": state}))
+        await bus.kv_put(subjects.STATUS, subjects.status_key("r", shard), told)
+        assert await over_elsewhere(bus, spec, 0) is over
+    await until_over(bus, spec, 0)
+    assert await shown_over(bus, "r", 0) is False
+
+
+async def test_a_shard_takes_its_own_initial_parameters_without_the_others() -> None:
+    """Another shard has purged its own: a leader of this one must not wait for them."""
+    algorithm = {"fragments": 4, "shards": 2, "sync_every_steps": 8}
+    spec = RunSpec.model_validate({"name": "r", "algorithm": algorithm, "budget": {"steps": 1}})
+    bus = MemoryBus(MemoryBroker(), "s")
+    stream = subjects.up_stream("r")
+    await bus.ensure_stream(StreamSpec(stream, ("up.r.>",), 1 << 20))
+    for p in (1, 3):
+        subject = subjects.initial("r", "a", 0, p)
+        blob = await put_blob(bus, subject, codec.encode("fp32", np.full(3, p, np.float32)))
+        manifest = InitManifest(
+            run="r",
+            learner="a",
+            incarnation=0,
+            config_hash=config_hash(spec),
+            layout=TENSORS,
+            fragment=p,
+            blob=blob,
+        )
+        await bus.append(manifest_subject(subject), encode(manifest))
+    seen: asyncio.Queue[Event] = asyncio.Queue()
+    payloads = Payloads(1 << 20)
+    inbox = Inbox(spec, bus, bus, payloads, seen.put_nowait, lambda _: True, shard=1)
+    reading = asyncio.create_task(inbox.initial())
+    event = await seen.get()
+    reading.cancel()
+    assert isinstance(event, InitSeen)
+    assert [bool(s) for s in event.subjects] == [False, True, False, True]
+    assert sorted(payloads.held) == sorted(s for s in event.subjects if s)
+    assert [bool(d) for d in event.digests] == [False, True, False, True]

@@ -1,10 +1,12 @@
 """One status of a run, made of those that the leaders of its syncer shards write."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from diloco_shared.protocol.messages import RunState
-from diloco_shared.protocol.records import RunStatus, TokenCounts
+from diloco_shared.protocol.records import RecoveryRecord, RunStatus, TokenCounts
 
 OVER: tuple[RunState, ...] = ("finished", "stopped")
 # While shards differ, the run is said to be what comes first here.
@@ -15,7 +17,9 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
     """`parts` by shard, those that are known; None while the first is not.
 
     Counts are sums; progress is that of the slowest shard; tokens are the mean over all fragments
-    weighted by their size, as within a shard; learners are as the first shard sees them.
+    weighted by their size, as within a shard. A learner is as the shard shows it that heard of it
+    last, and back once the first of them has merged it. What one shard has merged nobody reads
+    again: so the least that a shard expects to be.
     """
     if not parts or parts[0].shard:
         return None
@@ -48,6 +52,9 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
                 parts[p % shards].tokens_by_fragment[p] if p % shards < len(parts) else count
                 for p, count in enumerate(first.tokens_by_fragment)
             ),
+            "tokens_reread": min(p.tokens_reread for p in parts),
+            "recoveries": _recoveries(parts),
+            "learners": _learners(parts),
             "bytes_up": sum(p.bytes_up for p in parts),
             "bytes_down": sum(p.bytes_down for p in parts),
             "restores": min(p.restores for p in parts),
@@ -74,6 +81,28 @@ def _state(parts: Sequence[RunStatus], shards: int) -> tuple[RunState, str]:
 
 def _all(names: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(sorted({name for some in names for name in some}))
+
+
+def _recoveries(parts: Sequence[RunStatus]) -> tuple[RecoveryRecord, ...]:
+    """Of each life, that of the shard which merged it first."""
+    found: dict[tuple[str, int], RecoveryRecord] = {}
+    for record in (r for p in parts for r in p.recoveries):
+        key = (record.learner, record.incarnation)
+        known = found.setdefault(key, record)
+        earlier = record.contributed_at or math.inf
+        if earlier < (known.contributed_at or math.inf):
+            found[key] = record
+    return tuple(sorted(found.values(), key=lambda r: (r.restarted_at, r.learner)))
+
+
+def _learners(parts: Sequence[RunStatus]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for name in sorted({name for p in parts for name in p.learners}):
+        views = [p.learners[name] for p in parts if name in p.learners]
+        newest = max(views, key=lambda v: (v.get("incarnation", -1), -v.get("silent_s", 0.0)))
+        participating = any(v.get("participating", False) for v in views)
+        found[name] = {**newest, "participating": participating}
+    return found
 
 
 def _tokens(parts: Sequence[RunStatus]) -> TokenCounts:

@@ -81,7 +81,8 @@ class Admission:
         ]
 
     def _refuses(self, join: Join) -> str:
-        if self.history.outcome:
+        # Where others' shards go on, they need learners: whose grant is of all shards.
+        if self.history.outcome and self.spec.algorithm.shards == 1:
             return f"the run is over ({self.history.outcome})"
         known = self.roster.incarnations.get(join.learner, -1)
         if join.incarnation < known:

@@ -159,8 +159,8 @@ class History:
             case TapeEpoch():
                 if record.epoch <= self.epoch:
                     raise TapeFault(f"record {seq}: epoch {record.epoch} after {self.epoch}")
+                # Who was merged stays: learners that have not heard yet are told by the keyframes.
                 self.epoch = record.epoch
-                self.last_merged = [{} for _ in self.versions]
             case TapeRound():
                 self._apply_round(record)
             case TapeSnapshot():

@@ -25,6 +25,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_syncer.admission import Admission
 from diloco_syncer.announce import Announcer
+from diloco_syncer.beginning import Beginning
 from diloco_syncer.donations import Donations
 from diloco_syncer.events import (
     Append,
@@ -76,6 +77,7 @@ class Machine:
         self.admission = Admission(spec, history, self.roster)
         self.announcer = Announcer(spec, history, self.roster, self.rounds)
         self.refused = Refusals()
+        self.beginning = Beginning(spec, history, self.roster, self.refused)
         self.wall_offset = 0.0
         self.leading = False
         self.to_append: deque[TapeRecord] = deque()  # at most D rounds and a few settings
@@ -126,7 +128,11 @@ class Machine:
                 able = self.leading and not self.wishes.restoring.due
                 return self.admission.join(event.join, now) if able else []
             case InitSeen():
-                return self._init(event, now)
+                if self.wishes.restoring.due:
+                    return [Drop(s) for s in event.subjects]
+                wall, on_the_way = self._wall(now), self._pending
+                seen = self.beginning.seen(event, wall, on_the_way, leading=self.leading)
+                return self._put(seen)
             case ContributionSeen():
                 if not self.leading:
                     return [Drop(event.manifest.blob.subject)]
@@ -231,7 +237,7 @@ class Machine:
                 effects.append(Tell("term", f"{record.leader} leads, term {record.term}"))
                 for p, version in enumerate(self.published):
                     effects += self._lost(p, version, "DN", event.at)
-                return effects
+                return effects + self._put(self.beginning.leads(event.at, self._pending))
             case TapeInit():
                 return [
                     InstallInit(record.layout, record.subjects),
@@ -342,29 +348,6 @@ class Machine:
         if not h.initialised or pending or self.wishes.restoring.due:
             return []
         return self._push(TapeEpoch(epoch=epoch, term=h.term, reason=reason, at=at))
-
-    def _init(self, event: InitSeen, now: float) -> list[Effect]:
-        h = self.history
-        pending = [r for r in self._pending if isinstance(r, TapeInit | TapeRestore)]
-        used = {s for r in pending if isinstance(r, TapeInit) for s in r.subjects}
-        drops: list[Effect] = [Drop(s) for s in event.subjects if s not in used]
-        if not self.leading or self.wishes.restoring.due or h.initialised or pending:
-            return drops
-        known = self.roster.incarnations.get(event.learner, -1)
-        if event.config_hash != h.config_hash or not event.finite or event.incarnation < known:
-            return [*self.refused.tell("init", event.learner, "initial parameters"), *drops]
-        return self._push(
-            TapeInit(
-                run=self.spec.name,
-                config_hash=event.config_hash,
-                layout=event.layout,
-                anchor_digests=event.digests,
-                subjects=event.subjects,
-                learner=event.learner,
-                incarnation=event.incarnation,
-                at=self._wall(now),
-            )
-        )
 
     # --- what time and the user bring ----------------------------------------------------------
 

@@ -25,6 +25,7 @@ class Restoring:
         self.history = history
         self.wanted: Restore | None = None
         self.asked = 0  # serial of the wish that is being loaded, or on its way to the tape
+        self.recorded = 0  # serial of the newest wish whose record was handed out
         self.given_up = 0  # serial of a wish that cannot be fulfilled
         self.fault = ""
         self.retry_at = 0.0
@@ -41,7 +42,9 @@ class Restoring:
 
     @property
     def _under_way(self) -> bool:
-        return self.wanted is not None and self.asked == self.wanted.serial
+        # A record on its way to the tape must find there what was loaded for it.
+        recording = self.recorded > self.history.restores
+        return recording or (self.wanted is not None and self.asked == self.wanted.serial)
 
     @property
     def reason(self) -> str:
@@ -70,7 +73,7 @@ class Restoring:
                 self.given_up = event.restore.serial
             text = f"{event.restore.source} is not restored: {fault}"
             return None if told else Tell("restore-failed", text)
-        h = self.history
+        h, self.recorded = self.history, event.restore.serial
         return TapeRestore(
             epoch=h.epoch + 1,
             term=h.term,

@@ -42,11 +42,12 @@ class Recycled:
         room = self.empty((size + LINE) // 4 + 1).view(np.uint8)
         return room[-head % LINE :][:size]
 
-    def give_back(self, buffer: Values) -> None:
-        """Keep a buffer for later; the largest ones stay."""
+    def give_back(self, buffer: Values, spare_max: int = SPARE_MAX) -> None:
+        """Keep a buffer for later; the `spare_max` largest ones stay."""
+        # A parameter: arrays also die when the interpreter ends and has cleared this module.
         with self.lock:
             spare = sorted([*self.spare, buffer], key=lambda b: b.size)
-            self.spare = spare[-SPARE_MAX:]
+            self.spare = spare[-spare_max:]
 
 
 class _Lent:

@@ -1,9 +1,12 @@
 """Recycled arrays: memory comes back when the last view is gone, and never before."""
 
 import gc
+import sys
 
 import numpy as np
+import pytest
 
+from diloco_shared.numerics import recycled
 from diloco_shared.numerics.recycled import LINE, SPARE_MAX, Recycled
 
 
@@ -56,3 +59,16 @@ def test_arrays_begin_a_line_of_the_cache_and_payloads_after_their_header() -> N
         assert payload.dtype == np.uint8 and payload.size == size
         assert (address(payload) + 8) % LINE == 0
         arrays.append(payload)  # alive, so that the next is another
+
+
+def test_arrays_may_die_when_the_interpreter_has_cleared_the_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    array = Recycled().empty(100)
+    for name in [name for name in vars(recycled) if not name.startswith("__")]:
+        monkeypatch.setattr(recycled, name, None)
+    del array
+    gc.collect()
+    assert not raised

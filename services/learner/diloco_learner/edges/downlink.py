@@ -47,6 +47,10 @@ WAITING_MAX = 64
 LOOK_S = 0.3
 # Between two attempts at a server that does not answer, in seconds.
 RETRY_S = 0.3
+# Before what was not whole is fetched again, in seconds: it was waited for a minute or more.
+AGAIN_S = 5.0
+# Publications that were not whole and are fetched again: two of each of some dozen fragments.
+INCOMPLETE_MAX = 64
 
 
 def patience_s(blob: Blob) -> float:
@@ -83,6 +87,8 @@ class Downlink:
         self.states: dict[str, bytes] = {}  # by nonce; at most the newest
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time
+        # By epoch, fragment and version: to be fetched again; the newest few.
+        self.incomplete: dict[tuple[int, int, int], PublicationManifest] = {}
 
     async def beats(self) -> None:
         await self._listen(subjects.beat(self.run), Beat, lambda b: _seen(self.leaders.beat(b)))
@@ -128,6 +134,7 @@ class Downlink:
         """
         stream = subjects.dn_stream(self.run)
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._fetch_again())
             queues: dict[int, asyncio.Queue[PublicationManifest]] = {}
             async with self.data.read(stream, f"dn.{self.run}.*.*.*.*.m") as messages:
                 async for stored in messages:
@@ -205,12 +212,30 @@ class Downlink:
             try:
                 return await self._unless_replaced(manifest.blob)
             except BlobIncomplete as error:
-                # What builds on it waits for the next keyframe.
+                # What builds on it waits; what follows and does not is not held up.
                 self._refuse_manifest(subject, "incomplete", str(error))
+                self.incomplete[manifest.epoch, manifest.fragment, manifest.version] = manifest
+                while len(self.incomplete) > INCOMPLETE_MAX:
+                    del self.incomplete[min(self.incomplete)]
                 return None
             except BusError as error:
                 log.debug("publication not fetched yet", subject=subject, error=str(error))
             await asyncio.sleep(RETRY_S)
+
+    async def _fetch_again(self) -> None:
+        """What was not whole, for ever: a keyframe may be the last one for a long time."""
+        stream = subjects.dn_stream(self.run)
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            for key, manifest in sorted(self.incomplete.items()):
+                del self.incomplete[key]
+                subject = manifest_subject(manifest.blob.subject)
+                try:
+                    there = await self.data.last(stream, subject) is not None
+                except BusError:
+                    there = True  # perhaps
+                if there:
+                    await self._publication(manifest)
 
     async def _unless_replaced(self, blob: Blob) -> bytes | None:
         stream = subjects.dn_stream(self.run)

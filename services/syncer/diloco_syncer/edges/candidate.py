@@ -13,13 +13,13 @@ from diloco_shared.edges.bus import Bus, BusError, StreamSpec, Unavailable
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event as EventRecord
-from diloco_shared.protocol.records import RunStatus
-from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.protocol.wire import encode
 from diloco_syncer.edges.follow import Follower, Purged, Recovered
 from diloco_syncer.edges.handover import NoSnapshot, fetch_snapshot
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import until_done
+from diloco_syncer.edges.showing import over_elsewhere, shown_over
 from diloco_syncer.edges.snapshots import SNAPSHOTS, SnapshotStore
 from diloco_syncer.edges.tape import Deposed, Tape
 
@@ -170,15 +170,9 @@ class Candidate:
                         await keeper.changed.wait()
 
     async def _end_is_shown(self) -> bool:
-        entry = await self.control.kv_get(
-            subjects.STATUS, subjects.status_key(self.spec.name, self.shard)
-        )
-        if entry is None or entry.value is None:
-            return False
-        try:
-            return decode(entry.value, RunStatus).state in ("finished", "stopped")
-        except WireError:
-            return False
+        """By all shards: until then a learner that returns needs a leader of each."""
+        own = await shown_over(self.control, self.spec.name, self.shard)
+        return own and await over_elsewhere(self.control, self.spec, self.shard)
 
     async def _fetch_snapshot(self, after: int, why: str) -> str:
         """Get one from the leader; why there is none, or "" """

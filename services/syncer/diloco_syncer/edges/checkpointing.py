@@ -40,7 +40,7 @@ class Checkpointer:
         self.control = control
         self.put = put
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
-        self.loaded: dict[int, State] = {}  # by serial of the wish; the newest
+        self.loaded: dict[int, State] = {}  # by serial of the wish: the newest one
 
     # --- making --------------------------------------------------------------------------------
 
@@ -107,7 +107,8 @@ class Checkpointer:
         except (OSError, ValueError, KeyError) as error:
             self.put(Loaded(restore, fault=str(error)[:400]))
             return
-        self.loaded = {restore.serial: state}
+        if restore.serial >= max(self.loaded, default=0):
+            self.loaded = {restore.serial: state}
         self.put(Loaded(restore, state.manifest.run, state.history, state.digest))
 
     async def rewind(self, serial: int) -> None:

@@ -213,36 +213,27 @@ class Inbox:
                 }
                 parts = self.inits.setdefault((m.learner, m.incarnation), {})
                 parts[m.fragment] = m
-                if len(parts) == self.spec.algorithm.fragments:
-                    await self._complete([parts[p] for p in sorted(parts)])
+                # What another shard owns may be purged already.
+                if all(p in parts for p in self.owned):
+                    await self._complete([parts[p] for p in self.owned])
 
     async def _complete(self, parts: list[InitManifest]) -> None:
-        digests, finite = [], True
+        """`parts` of the fragments that this shard owns."""
+        fragments = self.spec.algorithm.fragments
+        digests, names, finite = [""] * fragments, [""] * fragments, True
         try:
             for m in parts:
-                if m.fragment not in self.owned:
-                    digests.append("")
-                    continue
                 self.payloads.room_for(m.blob.bytes)
                 payload = await get_blob(
                     self.data, subjects.up_stream(self.run), m.blob, timeout_s=BLOB_TIMEOUT_S
                 )
                 values_F = codec.decode("fp32", payload, codec.count("fp32", payload))
                 finite = finite and bool(np.isfinite(values_F).all())
-                digests.append(digest_array(values_F))
+                digests[m.fragment], names[m.fragment] = digest_array(values_F), m.blob.subject
                 self.payloads.put(m.blob.subject, payload)
         except (BusError, PayloadsFull, ValueError) as error:
             self.put(Malformed("malformed", parts[0].learner, str(error)[:300]))
             return
         first = parts[0]
-        self.put(
-            InitSeen(
-                first.learner,
-                first.incarnation,
-                first.config_hash,
-                first.layout,
-                tuple(m.blob.subject if m.fragment in self.owned else "" for m in parts),
-                tuple(digests),
-                finite,
-            )
-        )
+        whose = (first.learner, first.incarnation, first.config_hash, first.layout)
+        self.put(InitSeen(*whose, tuple(names), tuple(digests), finite))

@@ -25,7 +25,7 @@ from diloco_syncer.edges.outbox import Outbox, until_done
 from diloco_syncer.edges.payloads import Payloads
 from diloco_syncer.edges.places import Places
 from diloco_syncer.edges.purging import UpPurger
-from diloco_syncer.edges.showing import Showing
+from diloco_syncer.edges.showing import Showing, until_over
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.edges.tape import Deposed, Tape
 from diloco_syncer.events import (
@@ -130,7 +130,7 @@ class Leader:
         self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
         self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
-        self.ended_at: float | None = None
+        self.ended_at: float | None = None  # all shards
         self.showing = Showing(control, self.machine, self.inbox, self.outbox, lease)
         self.checkpointer = Checkpointer(spec, shard, checkpoint_root, control, self._put)
 
@@ -223,6 +223,12 @@ class Leader:
         ]
         return not busy or now - self.ended_at > LINGER_S
 
+    async def _end(self) -> None:
+        """Over: once all shards are. Until then a learner that returns needs a leader of each."""
+        await until_over(self.control, self.spec, self.recovered.history.shard)
+        self.ended_at = time.monotonic()
+        self._put(TimePassed())
+
     def _wanted(self, manifest: ContributionManifest) -> bool:
         return any(
             r.n == manifest.round
@@ -298,7 +304,7 @@ class Leader:
             case Tell():
                 self.outbox.tell(effect)
             case Ended():
-                self.ended_at = time.monotonic()
+                self.tasks.create_task(self._end())
             case _:
                 assert_never(effect)
 

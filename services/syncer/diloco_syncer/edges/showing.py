@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from contextlib import suppress
 
-from diloco_shared.edges.bus import Bus
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunStatus
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -15,6 +17,36 @@ from diloco_syncer.status import status
 
 # In seconds between two writes.
 STATUS_S = 0.5
+# In seconds between two looks at whether other shards have ended: they do within a round or two.
+END_LOOK_S = 1.0
+
+
+async def over_elsewhere(control: Bus, spec: RunSpec, shard: int) -> bool:
+    """Whether every other syncer shard of the run shows that it is over. Raises BusError."""
+    for other in range(spec.algorithm.shards):
+        if other != shard and not await shown_over(control, spec.name, other):
+            return False
+    return True
+
+
+async def until_over(control: Bus, spec: RunSpec, shard: int) -> None:
+    """Until every other shard shows that it is over."""
+    while True:
+        with suppress(BusError):
+            if await over_elsewhere(control, spec, shard):
+                return
+        await asyncio.sleep(END_LOOK_S)
+
+
+async def shown_over(control: Bus, run: str, shard: int) -> bool:
+    """Whether a leader has shown the end of a shard. Raises BusError."""
+    entry = await control.kv_get(subjects.STATUS, subjects.status_key(run, shard))
+    if entry is None or entry.value is None:
+        return False
+    try:
+        return decode(entry.value, RunStatus).state in ("finished", "stopped")
+    except WireError:
+        return False
 
 
 class Showing:
