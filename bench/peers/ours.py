@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from recovery import RUN, Processes, Seen, until
+from recovery import PATIENCE_S, RUN, Processes, Seen, until
 
 from diloco_cli.report import socket_bytes
 from diloco_cli.up.stack import LEARNER_NICENESS, free_port
@@ -19,12 +19,18 @@ from diloco_shared.edges.nats_server import NatsServer
 from peers.timeline import WINDOW_S
 
 MODULE = "diloco_learner"
+# Programs compiled by an earlier run are kept, as torch's kernels are compiled ahead.
+COMPILED = Path("diloco-data/compiled").resolve()
+# Between two looks at a run that goes on: a view costs its learners some of their processor.
+LOOK_S = 1.0
 
 
 class Ours:
     """A stack in `folder` with `workers` learners, looked at while it runs."""
 
     def __init__(self, folder: Path, spec: dict[str, Any], workers: int) -> None:
+        folder.mkdir(parents=True)
+        COMPILED.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.spec = spec | {"name": RUN, "membership": {"learners_min": workers}}
         self.learners = [f"learner-{n + 1}" for n in range(workers)]
@@ -37,11 +43,11 @@ class Ours:
     async def _run(
         self, body: Callable[["Ours"], Coroutine[Any, Any, dict[str, Any]]]
     ) -> dict[str, Any]:
-        self.folder.mkdir(parents=True)
         nats = NatsServer(self.folder / "nats", token="bench", dies_with_owner=True)
         port = free_port(0)
         await nats.start()
         self.processes = Processes(self.folder, nats, port)
+        self.processes.shared["DILOCO_CACHE"] = str(COMPILED)
         try:
             self.processes.start("coordinator", "diloco_coordinator")
             self.processes.start("syncer-1", "diloco_syncer")
@@ -85,11 +91,20 @@ class Ours:
         cursors = [p.cursor for _, p in self.seen.reports[learner] if p.cursor is not None]
         return list(dict.fromkeys(cursor.shard for cursor in cursors))
 
+    async def until(self, what: str, condition: Callable[[], Any]) -> Any:
+        """The first true value, looked for now and then."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            if value := await asyncio.to_thread(condition):
+                return value
+            await asyncio.sleep(LOOK_S)
+        raise SystemExit(f"never came: {what}")
+
     async def all_stepped(self, steps: int) -> None:
         def enough() -> bool:
             return min(len(self.steps(learner)) for learner in self.learners) >= steps
 
-        await until(f"{steps} steps of everybody", enough)
+        await self.until(f"{steps} steps of everybody", enough)
 
 
 async def whole(ours: Ours) -> dict[str, Any]:
@@ -101,7 +116,7 @@ async def whole(ours: Ours) -> dict[str, Any]:
         done = run["state"] == "finished" and all(x["state"] == "finished" for x in learners)
         return run if done else None
 
-    run = await until("the end of the run", over)
+    run = await ours.until("the end of the run", over)
     status = run["status"]
     losses = [e["data"]["val_loss"] for e in ours.client.events(RUN) if e["kind"] == "evaluation"]
     return {
