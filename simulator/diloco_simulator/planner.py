@@ -9,18 +9,18 @@ Closed forms only: goodput_model.py for failures, bandwidth.py for links. Choice
 - *P*: as many fragments as rounds can be told apart, for the smoothest load.
 - *tau*: the least overlap, from the paper's 2 up, in which a round fits.
 - *K* = 1 with a grace window, as in the paper: nobody waits for a learner that is down.
-- *shards*: syncers until each one's memory, network and merging suffice.
+- *shards*: syncers until each one's memory, network and processors suffice, by the laws that were
+  measured (hub_model.py).
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil, log2, pow
 from typing import Any, NamedTuple
 
-from pydantic import Field
-
-from diloco_shared.config import Spec
+from diloco_simulator import hub_model
 from diloco_simulator.bandwidth import CODEC_BITS, GBIT, Bursts
-from diloco_simulator.goodput_model import YEAR_S, Failures, job_goodput, uptime
+from diloco_simulator.goodput_model import job_goodput, uptime
+from diloco_simulator.wishes import Wishes
 
 DAY_S = 86_400.0
 GIB = float(1 << 30)
@@ -39,76 +39,13 @@ LOSS_DATA_PARALLEL = (18.129, -0.0953)
 _LIMITED_BY = {
     "network": "hub_gbit_per_s",
     "memory": "syncer_memory_gib",
-    "merging": "merge_values_per_s",
+    "merging": "syncer_cores",
+    "deciding": "batch_tokens",
 }
 
 
 class Infeasible(ValueError):
     """No settings do: what is short, and by how much."""
-
-
-class Wishes(Spec):
-    """What there is, and what is wanted of it. All chips are alike."""
-
-    params: float = Field(gt=0, le=1e14, description="N, parameters of the model.")
-    chips: int = Field(ge=1, le=100_000_000, description="Accelerators in all.")
-    tokens: float | None = Field(
-        None, gt=0, le=1e18, description="To train on; 20 per parameter if left out."
-    )
-    centers: int = Field(2, ge=1, le=1024, description="Data centers, each with a link to the hub.")
-    link_gbit_per_s: float = Field(
-        5.0, gt=0, le=1e6, description="Of each data center, each way. 2 to 5 is the paper's."
-    )
-    round_trip_s: float = Field(0.06, ge=0, le=60, description="Between a data center and the hub.")
-    hub_gbit_per_s: float = Field(
-        25.0, gt=0, le=1e6, description="Of one syncer host's network, each way."
-    )
-    batch_tokens: float = Field(
-        4e6, gt=0, le=1e12, description="Tokens per step of all learners together."
-    )
-    chip_flops: float = Field(4e14, gt=0, le=1e18, description="Peak of a chip, per second.")
-    flops_share: float = Field(0.4, gt=0, le=1, description="Of the peak that training reaches.")
-    step_s: float | None = Field(
-        None, gt=0, le=86_400, description="Seconds of an inner step, where it was measured."
-    )
-    mtbi_years: float = Field(
-        1.0, gt=0, le=1e6, description="Mean years between interruptions of a chip."
-    )
-    slice_chips: int = Field(256, ge=1, le=1_000_000, description="Chips that fail together.")
-    goodput_min: float = Field(
-        0.85, gt=0, lt=1, description="Learners are added until it is reached."
-    )
-    deadline_days: float | None = Field(None, gt=0, le=1e6, description="No later than this.")
-    round_s_min: float = Field(
-        0.25, gt=0, le=3600, description="Least time between rounds: messages and commits."
-    )
-    merge_values_per_s: float = Field(
-        2e9,
-        gt=0,
-        le=1e15,
-        description="Values of contributions that one syncer host merges: an assumption about tens "
-        "of cores; bench/merge.py measures it.",
-    )
-    syncer_memory_gib: float = Field(256.0, gt=0, le=1e6, description="Of one syncer host.")
-
-    @property
-    def tokens_total(self) -> float:
-        """Tokens of the whole run."""
-        return 20 * self.params if self.tokens is None else self.tokens
-
-    @property
-    def seconds_per_step(self) -> float:
-        """T: the same for any M, since learners share chips and batch alike."""
-        if self.step_s is not None:
-            return self.step_s
-        return (
-            6 * self.params * self.batch_tokens / (self.chips * self.chip_flops) / self.flops_share
-        )
-
-    @property
-    def failures(self) -> Failures:
-        """With the fitted times of goodput_model.py."""
-        return Failures(mtbi_s=self.mtbi_years * YEAR_S, slice_chips=self.slice_chips)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +59,29 @@ class Settings:
     quorum: int  # K
     codec_up: str
     codec_down: str
-    syncer_shards: int
+    syncer_shards: int = 1
+    keyframe_every: int = KEYFRAME_EVERY
+    keyframe_codec: str = "fp32"
+
+    @property
+    def up_bits(self) -> float:
+        """Per value of a contribution."""
+        return CODEC_BITS[self.codec_up]
+
+    @property
+    def down_bits(self) -> float:
+        """Per value of a publication, in the mean: one in `keyframe_every` is whole parameters."""
+        whole = CODEC_BITS[self.keyframe_codec] - CODEC_BITS[self.codec_down]
+        return CODEC_BITS[self.codec_down] + whole / self.keyframe_every
+
+    @property
+    def in_flight(self) -> int:
+        """D: rounds at a time."""
+        return max(1, ceil(self.overlap_steps * self.fragments / self.sync_every_steps))
 
 
 class Traffic(NamedTuple):
-    """Of one choice of H, P and codec; `share` is of a data center's link."""
+    """Of one choice of H, P and codec; `share` is of a data center's link, the busier way."""
 
     gbit_per_s: float
     share: float
@@ -136,24 +91,24 @@ class Traffic(NamedTuple):
 def plan(wishes: Wishes) -> dict[str, Any]:
     """Settings, why, and predictions, JSON-ready; raises Infeasible with what is short."""
     learners, why_learners = _learners(wishes)
-    settings, traffic, why = _exchange(wishes, learners)
-    shards, hub, why_shards = _hub(wishes, settings)
-    settings = Settings(**(asdict(settings) | {"syncer_shards": shards}))
+    settings, why = _exchange(wishes, learners)
+    settings, why_shards = _sharded(wishes, settings)
     reasons = {
         "learners": why_learners,
         **why,
         "quorum": "the paper's: one learner suffices, a grace window waits for the others",
         "syncer_shards": why_shards,
     }
-    predicted = _predicted(wishes, settings, traffic)
+    predicted, hub = predict(wishes, settings), _hub(wishes, settings)
     return {
         "settings": asdict(settings),
         "reasons": reasons,
         "predicted": predicted,
         "hub": hub,
-        "notes": _notes(wishes, settings, predicted),
+        "notes": _notes(wishes, settings, predicted, hub),
         "algorithm": {
             "preset": "long",
+            "shards": settings.syncer_shards,
             **{k: v for k, v in asdict(settings).items() if k not in ("learners", "syncer_shards")},
         },
     }
@@ -211,33 +166,34 @@ def _learners(wishes: Wishes) -> tuple[int, str]:
     return best, f"{text} ({_goodput(wishes, best):.1%})"
 
 
-def _exchange(wishes: Wishes, learners: int) -> tuple[Settings, Traffic, dict[str, str]]:
+def _exchange(wishes: Wishes, learners: int) -> tuple[Settings, dict[str, str]]:
     """H, codec, P and tau: the first that the links carry."""
     step_s = wishes.seconds_per_step
     tried = [
-        (every, codec, fragments, _traffic(wishes, learners, every, fragments, codec))
+        (found, _traffic(wishes, found))
         for every in SYNC_EVERY
         for fragments in [_fragments(wishes, every)]
         for codec in CODECS
+        for found in [Settings(learners, every, fragments, OVERLAPS[0], 1, codec, codec)]
     ]
-    carried = [one for one in tried if one[3].share <= LOAD_MAX]
+    carried = [one for one in tried if one[1].share <= LOAD_MAX]
     if not carried:
-        needed = min(traffic.gbit_per_s for *_, traffic in tried) / LOAD_MAX
+        needed = min(traffic.gbit_per_s for _, traffic in tried) / LOAD_MAX
         raise Infeasible(
             f"link_gbit_per_s must be at least {needed:.3g} (given {wishes.link_gbit_per_s:g}): "
             f"H = {SYNC_EVERY[-1]} with {CODECS[-1]} needs it"
         )
     # Beyond the usual overlaps (steps so short that the round trip counts), the least share of H.
-    usual = [one for one in carried if one[3].sync_s <= OVERLAPS[-1] * step_s]
-    every, codec, fragments, traffic = (
-        usual[0] if usual else min(carried, key=lambda one: one[3].sync_s / one[0])
+    usual = [one for one in carried if one[1].sync_s <= OVERLAPS[-1] * step_s]
+    found, traffic = (
+        usual[0] if usual else min(carried, key=lambda one: one[1].sync_s / one[0].sync_every_steps)
     )
     overlap = max(OVERLAPS[0], ceil(traffic.sync_s / step_s))
-    if overlap > every * OVERLAP_SHARE_MAX:
+    if overlap > found.sync_every_steps * OVERLAP_SHARE_MAX:
         raise Infeasible(
             f"a round takes {traffic.sync_s:.2f} s, longer than {OVERLAP_SHARE_MAX:.0%} of H = "
-            f"{every} steps of {step_s:.3g} s: a shorter round_trip_s, a faster link or a larger "
-            "batch_tokens would help"
+            f"{found.sync_every_steps} steps of {step_s:.3g} s: a shorter round_trip_s, a faster "
+            "link, more syncer_cores or a larger batch_tokens would help"
         )
     busy = f"the link is {traffic.share:.0%} busy, {LOAD_MAX:.0%} allowed"
     why = {
@@ -246,8 +202,10 @@ def _exchange(wishes: Wishes, learners: int) -> tuple[Settings, Traffic, dict[st
         "codec_down": "as up",
         "fragments": f"most of H at {wishes.round_s_min:g} s a round at least",
         "overlap_steps": f"a round takes {traffic.sync_s:.2f} s, a step {step_s:.3g} s",
+        "keyframe_every": "the default: what somebody who joins must read",
+        "keyframe_codec": "the default: exact",
     }
-    return Settings(learners, every, fragments, overlap, 1, codec, codec, 1), traffic, why
+    return replace(found, overlap_steps=overlap), why
 
 
 def _fragments(wishes: Wishes, every: int) -> int:
@@ -260,50 +218,81 @@ def _fragments(wishes: Wishes, every: int) -> int:
     return 1
 
 
-def _traffic(wishes: Wishes, learners: int, every: int, fragments: int, codec: str) -> Traffic:
+def _traffic(wishes: Wishes, s: Settings) -> Traffic:
     """Learners of a data center share its link: their transfers of a round run side by side."""
-    beside = learners // wishes.centers
-    fragment_gbit = wishes.params / fragments * CODEC_BITS[codec] / GBIT
-    gbit = beside * fragment_gbit * fragments / (every * wishes.seconds_per_step)
-    transfer_s = beside * fragment_gbit / (LOAD_MAX * wishes.link_gbit_per_s)
-    merge_s = learners * wishes.params / fragments / wishes.merge_values_per_s
+    beside = ceil(s.learners / wishes.centers)
+    values = wishes.params / s.fragments
+    every_s = s.sync_every_steps * wishes.seconds_per_step
+    gbit = beside * wishes.params * max(s.up_bits, s.down_bits) / GBIT / every_s
+    link = LOAD_MAX * wishes.link_gbit_per_s
+    up_s, down_s = (
+        beside * values * CODEC_BITS[codec] / GBIT / link for codec in (s.codec_up, s.codec_down)
+    )
+    merge_s = hub_model.merge_s(s.learners, values, s.codec_up) / wishes.syncer_cores
     # Pull and contribution, then the publication: a round trip and a half, rounded up.
-    sync_s = 2 * transfer_s + merge_s + 2 * wishes.round_trip_s
+    sync_s = up_s + merge_s + down_s + 2 * wishes.round_trip_s
     return Traffic(gbit, gbit / wishes.link_gbit_per_s, sync_s)
 
 
-def _hub(wishes: Wishes, s: Settings) -> tuple[int, dict[str, float], str]:
-    """Syncer shards, what the hub must carry and hold, and what decided."""
-    n, bits = wishes.params, CODEC_BITS[s.codec_up]
-    round_bytes = s.learners * n / s.fragments * bits / 8
-    in_flight = max(1, ceil(s.overlap_steps * s.fragments / s.sync_every_steps))
-    values_per_s = s.learners * n / (s.sync_every_steps * wishes.seconds_per_step)
-    # Master, anchor, its history and momentum in 4 bytes each, and encoded contributions.
-    memory_gib = (16 * n + in_flight * round_bytes) / GIB
+def _sharded(wishes: Wishes, s: Settings) -> tuple[Settings, str]:
+    """With the fewest syncer shards of which each one's host has enough."""
+    for shards in range(1, s.fragments + 1):
+        if s.fragments % shards:
+            continue
+        needs = _needs(wishes, s, shards)
+        most = max(needs, key=lambda need: needs[need])
+        if needs[most] <= 1:
+            text = f"{most} decides: {needs[most]:.2g} of what one host of {shards} has"
+            return replace(s, syncer_shards=shards), text
+    raise Infeasible(
+        f"one syncer for each of {s.fragments} fragments is not enough: a larger "
+        f"{_LIMITED_BY[most]} would help"
+    )
+
+
+def _needs(wishes: Wishes, s: Settings, shards: int) -> dict[str, float]:
+    """Of one shard's host, each as a share of what it may be used for."""
+    step_s, values = wishes.seconds_per_step, wishes.params / s.fragments
+    rounds_per_s = s.fragments / (s.sync_every_steps * step_s) / shards
+    round_bits = values * max(s.learners * s.up_bits, s.down_bits)
+    merge_s = hub_model.merge_s(s.learners, values, s.codec_up)
+    moved_s = hub_model.moved_s(round_bits / 8)
+    held = hub_model.memory_bytes(
+        wishes.params / shards, values, s.learners, s.up_bits / 8, ceil(s.in_flight / shards)
+    )
+    deciding_s = hub_model.report_s(s.learners, s.fragments) / step_s
+    deciding_s += hub_model.decision_s(s.learners) * rounds_per_s
+    return {
+        "network": round_bits * rounds_per_s / GBIT / (LOAD_MAX * wishes.hub_gbit_per_s),
+        "memory": held / GIB / wishes.syncer_memory_gib,
+        "merging": (merge_s + moved_s) * rounds_per_s / (LOAD_MAX * wishes.syncer_cores),
+        "deciding": deciding_s / LOAD_MAX,  # by one thread
+    }
+
+
+def _hub(wishes: Wishes, s: Settings) -> dict[str, float]:
+    """What the syncers and the message server must carry and hold, all together."""
+    n, every_s = wishes.params, s.sync_every_steps * wishes.seconds_per_step
+    up, down = (bits / 8 * n / every_s for bits in (s.up_bits, s.down_bits))  # of one learner
+    round_bytes = s.learners * n / s.fragments * s.up_bits / 8
     # Contributions up to a snapshot; a keyframe and the deltas after it; one joiner's moments.
-    kept = SNAPSHOT_EVERY * round_bytes + n * (4 + KEYFRAME_EVERY * bits / 8) + 8 * n
-    needs = {
-        "network": values_per_s * bits / GBIT / (LOAD_MAX * wishes.hub_gbit_per_s),
-        "memory": memory_gib / wishes.syncer_memory_gib,
-        "merging": values_per_s / wishes.merge_values_per_s,
-    }
-    most = max(needs, key=lambda need: needs[need])
-    shards = max(1, ceil(needs[most]))
-    if shards > s.fragments:
-        raise Infeasible(
-            f"{shards} syncers are needed, but {s.fragments} fragments employ no more: a larger "
-            f"{_LIMITED_BY[most]} would help"
-        )
-    hub = {
-        "gbit_per_s_each_way": values_per_s * bits / GBIT,
-        "memory_gib": memory_gib,
+    kept = SNAPSHOT_EVERY * round_bytes + n * s.keyframe_every * s.down_bits / 8 + 8 * n
+    stored, given = s.learners * up + down, s.learners * (up + down)
+    merge_s = hub_model.merge_s(s.learners, n / s.fragments, s.codec_up) * s.fragments / every_s
+    held = hub_model.memory_bytes(n, n / s.fragments, s.learners, s.up_bits / 8, s.in_flight)
+    return {
+        "gbit_per_s_each_way": s.learners * max(up, down) * 8 / GBIT,
+        "memory_gib": held / GIB,
         "disk_gib": kept / GIB,
+        "merging_cores": merge_s,
+        "server_stores_gb_per_s": stored / 1e9,
+        "server_cores": hub_model.server_s(stored, given),
     }
-    return shards, hub, f"{most} decides: {needs[most]:.2g} of what one host has"
 
 
-def _predicted(wishes: Wishes, s: Settings, traffic: Traffic) -> dict[str, float]:
-    """Of the run under these settings, and of data-parallel training on the same hardware."""
+def predict(wishes: Wishes, s: Settings) -> dict[str, float]:
+    """What a run under these settings comes to, and data-parallel training on the same hardware."""
+    traffic = _traffic(wishes, s)
     step_s, steps = wishes.seconds_per_step, wishes.tokens_total / wishes.batch_tokens
     goodput = _goodput(wishes, s.learners)
     # One island per data center; inside it gradients travel for nothing.
@@ -312,14 +301,18 @@ def _predicted(wishes: Wishes, s: Settings, traffic: Traffic) -> dict[str, float
     synchronous = waits * _goodput(wishes, 1)
     days = steps * step_s / DAY_S
     slack_s = s.overlap_steps * step_s - traffic.sync_s
+    per_step = wishes.params / s.sync_every_steps / 8
     return {
         "days": days / goodput,
         "goodput": goodput,
         "uptime": uptime(goodput, s.learners),
         "step_s": step_s,
         "steps": steps,
+        "rounds": steps * s.fragments / s.sync_every_steps,
         "gbit_per_s_link": traffic.gbit_per_s,
         "link_load": traffic.share,
+        "bytes_up_per_step": per_step * s.up_bits,
+        "bytes_down_per_step": per_step * s.down_bits,
         "round_s": traffic.sync_s,
         "staleness_steps": float(ceil(traffic.sync_s / step_s)),
         "grace_s": min(max(0.8 * slack_s, 0.0), step_s),
@@ -342,7 +335,9 @@ def loss_gap(params: float, learners: int) -> float:
     return gaps[low] + place * (gaps[2 * low] - gaps[low])
 
 
-def _notes(wishes: Wishes, s: Settings, predicted: dict[str, float]) -> list[str]:
+def _notes(
+    wishes: Wishes, s: Settings, predicted: dict[str, float], hub: dict[str, float]
+) -> list[str]:
     """What a reader should know before trusting the plan."""
     notes = []
     limit, days = wishes.deadline_days, predicted["days"]
@@ -359,6 +354,12 @@ def _notes(wishes: Wishes, s: Settings, predicted: dict[str, float]) -> list[str
         notes.append(f"an overlap above {OVERLAPS[-1]} steps is untried: a round outlasts them")
     if s.fragments == 1:
         notes.append("one fragment: rounds or fragments would otherwise be too small")
+    if hub["server_stores_gb_per_s"] > hub_model.STORED_GB_PER_S:
+        notes.append(
+            f"the message server is to store {hub['server_stores_gb_per_s']:.2g} GB/s; shards do "
+            f"not relieve it, and {hub_model.STORED_GB_PER_S:g} GB/s is what two cores were seen "
+            "to do: measure yours (bench/scale.py)"
+        )
     if wishes.step_s is None:
         notes.append("the step time follows from 6 N flops a token: measure it, and give step_s")
     return notes

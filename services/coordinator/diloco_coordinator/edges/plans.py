@@ -6,7 +6,8 @@ from fastapi import APIRouter, Depends
 
 from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem
-from diloco_simulator.planner import Infeasible, Wishes, plan, sensitivity
+from diloco_simulator.planner import Infeasible, plan, sensitivity
+from diloco_simulator.wishes import Wishes
 
 
 class Plans:
