@@ -24,6 +24,7 @@ With `--json`, what the file knows of other systems stays.
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from peers import job, timeline
 from peers.crew import Crew
 from peers.network import isolated, loopback_bytes
@@ -215,7 +217,7 @@ def missing(system: str, python: str | None) -> str:
 
 def measured(system: str, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
     """One run, in a network of its own where that is allowed."""
-    own_network = isolated()
+    own_network, began, before = isolated(), time.monotonic(), busy_s()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "job"
         if system == "ours alone":
@@ -227,7 +229,17 @@ def measured(system: str, scenario: str, args: argparse.Namespace) -> dict[str, 
             found = peer(system, folder, scenario, args)
             if own_network and scenario == "whole":
                 found["bytes"] = 2 * loopback_bytes()
-    return figures(found, scenario)
+    all_s, own_s = (after - b for after, b in zip(busy_s(), before, strict=True))
+    # Cores that others on this machine took meanwhile: more than a few hundredths spoil a speed.
+    others = (all_s - own_s) / (time.monotonic() - began)
+    return figures(found, scenario) | {"others_cores": others}
+
+
+def busy_s() -> tuple[float, float]:
+    """Processor seconds so far: of the whole machine, and of this process and those it started."""
+    machine, own = psutil.cpu_times(), os.times()
+    all_s = machine.user + machine.nice + machine.system + machine.irq + machine.softirq
+    return all_s, sum(own[:4])
 
 
 def ours(folder: Path, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
