@@ -41,14 +41,17 @@ def again_at(role: str, n: int) -> str:
 
 
 def small(role: str = "", n: int = 0) -> Options:
-    """The world of the crash points: two learners, a leader and a standby, and every duty."""
+    """The world of the crash points: two learners, a leader and a standby, and every duty; once
+    it goes back to a checkpoint."""
     return Options.calm(
         learners=2,
         quorum=1,
         fragments=2,
         steps=18,
-        safety_s=60.0,
+        safety_s=20.0,
         syncers=2,
+        checkpoint_every_steps=6,
+        restores=1,
         snapshot_every_rounds=2,
         keyframe_every=2,
         codec_up="int4",
@@ -120,6 +123,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the totals there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--syncers", type=int, help="this many in every world")
+    parser.add_argument("--shards", type=int, choices=(1, 2), help="of the syncer, in every world")
     parser.add_argument(
         "--no-crash-points", action="store_true", help="seeds alone, not every place to die"
     )
@@ -130,9 +134,12 @@ def arguments() -> argparse.Namespace:
 def worlds(args: argparse.Namespace) -> list[tuple[int, Options | None]]:
     """(seed, options) of the worlds to play."""
     seeds = range(args.first, args.first + args.seeds)
-    if args.syncers is None:
+    changes = {} if args.syncers is None else {"syncers": args.syncers}
+    if args.shards is not None:
+        changes |= {"shards": args.shards, "fragments": 2 * args.shards}
+    if not changes:
         return [(seed, None) for seed in seeds]
-    return [(seed, Options.drawn(seed).changed(syncers=args.syncers)) for seed in seeds]
+    return [(seed, Options.drawn(seed).changed(**changes)) for seed in seeds]
 
 
 def main() -> None:

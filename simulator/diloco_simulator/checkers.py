@@ -6,13 +6,18 @@ touches the product's state; `Watch` hands the observations out.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import (
     Pull,
+    TapeCheckpoint,
     TapeEnd,
+    TapeEpoch,
     TapeInit,
     TapeRecord,
+    TapeRestore,
     TapeRound,
     TapeSetting,
     TapeTerm,
@@ -23,6 +28,19 @@ from diloco_shared.protocol.messages import (
 LIES = ("config", "malformed", "tokens", "non-finite")
 # (invariant, what was seen)
 Report = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A shard as its tape had it where a checkpoint was begun."""
+
+    number: int
+    epoch: int
+    versions: tuple[int, ...]
+    digests: tuple[str, ...]
+    next_round: int
+    merged: tuple[int, ...]  # tokens, per fragment
+    numbers: Any  # what I9 has computed
 
 
 class Anchors:
@@ -73,12 +91,13 @@ class Anchors:
 class Merges:
     """I2: nothing is merged twice. I3: no round commits below K. I7: one leader commits.
 
-    Also I1 of the tape: each round's version follows from the one before.
+    Also I1 of the tape: each round's version follows from the one before. Of one syncer shard.
     """
 
-    def __init__(self, report: Report, spec: RunSpec) -> None:
+    def __init__(self, report: Report, spec: RunSpec, shard: int = 0) -> None:
         self.report = report
         self.fragments = spec.algorithm.fragments
+        self.owned = spec.algorithm.owned(shard)
         self.begin(spec.algorithm.quorum)
 
     def begin(self, quorum: int) -> None:
@@ -86,24 +105,39 @@ class Merges:
         # K in force, and before it was last changed: rounds that had closed then may follow.
         self.quorums = [quorum]
         self.initialised = False
+        self.epoch = 0
         self.term = 0
         self.next_round = 0
         self.versions = [-1] * self.fragments
+        self.digests = [""] * self.fragments  # of the anchors
+        self.restored = -1  # epoch that began with a checkpoint
+        self.checkpoint = 0  # newest mark
         self.blobs: set[tuple[str, str]] = set()
         self.merged: set[tuple[str, int, int, int]] = set()  # learner, life, fragment, round
         # (learner, incarnation, fragment) -> the step up to which its work is merged.
         self.steps: dict[tuple[str, int, int], int] = {}
         self.ended = ""
 
-    def record(self, record: TapeRecord) -> None:
-        """A record as it is committed."""
+    def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
+        """A record as it is committed; `mark`: what a restore goes back to."""
         if self.ended:
             self.report("I6", f"a record of kind {record.kind} behind the end of the run")
         match record:
             case TapeInit():
                 if self.initialised:
                     self.report("I1", "a second init record")
-                self.initialised, self.versions = True, [0] * self.fragments
+                self.initialised, self.digests = True, list(record.anchor_digests)
+                for p in self.owned:
+                    self.versions[p] = 0
+            case TapeEpoch():
+                self._epoch(record.epoch)
+            case TapeCheckpoint(outcome="begun"):
+                self.checkpoint = record.number
+            case TapeRestore() if mark is not None:
+                self._epoch(record.epoch)
+                self.initialised, self.restored = True, record.epoch
+                self.versions, self.digests = list(mark.versions), list(mark.digests)
+                self.next_round = mark.next_round
             case TapeTerm():
                 if record.term <= self.term:
                     self.report("I7", f"term {record.term} begins after {self.term}")
@@ -117,7 +151,14 @@ class Merges:
             case _:
                 pass
 
+    def _epoch(self, epoch: int) -> None:
+        if epoch <= self.epoch:
+            self.report("I1", f"epoch {epoch} begins after {self.epoch}")
+        self.epoch = epoch
+
     def _round(self, r: TapeRound) -> None:
+        if r.epoch != self.epoch:
+            self.report("I1", f"round {r.round} of epoch {r.epoch} is committed in {self.epoch}")
         if r.term != self.term:
             self.report("I7", f"round {r.round} of term {r.term} is committed in {self.term}")
         if r.round != self.next_round:
@@ -132,6 +173,8 @@ class Merges:
                 f"after {self.versions[r.fragment]}",
             )
         self.versions[r.fragment] = r.version
+        if committed:
+            self.digests[r.fragment] = r.anchor_digest
         if r.quorum not in self.quorums:
             self.report("I3", f"round {r.round} counts to {r.quorum}, K is {self.quorums[0]}")
         if committed and len(merged) < max(r.quorum, 1):
@@ -145,6 +188,8 @@ class Merges:
         if (v.subject, v.digest) in self.blobs:
             self.report("I2", f"round {r.round} merges {v.subject} again")
         self.blobs.add((v.subject, v.digest))
+        if v.subject.split(".")[3] != str(r.epoch):
+            self.report("I1", f"round {r.round} of epoch {r.epoch} merges {v.subject}")
         self.merged.add((v.learner, v.incarnation, r.fragment, r.round))
         key = (v.learner, v.incarnation, r.fragment)
         if v.step_to <= self.steps.get(key, -1):

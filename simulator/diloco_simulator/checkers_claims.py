@@ -20,10 +20,13 @@ class Work:
 class Claims:
     """Counts steps and adoptions of every process."""
 
-    def __init__(self, report: Report, merges: Merges, truthful: Callable[[], bool]) -> None:
-        """`truthful`: whether the tape never lost a record, whose publication somebody saw."""
+    def __init__(
+        self, report: Report, merges_of: Callable[[int], Merges], truthful: Callable[[], bool]
+    ) -> None:
+        """`merges_of`: what the tape of a fragment's shard merged. `truthful`: whether no tape ever
+        lost a record, whose publication somebody saw."""
         self.report = report
-        self.merges = merges
+        self.merges_of = merges_of
         self.truthful = truthful
         self.work: dict[str, Work] = {}
 
@@ -54,9 +57,10 @@ class Claims:
 
     def decided(self, learner: str, incarnation: int, fate: Merged | Unmerged) -> None:
         """I9: a learner's residual follows what the tape says of its contributions."""
-        if not self.truthful():
-            return
-        merged = (learner, incarnation, fate.fragment, fate.round) in self.merges.merged
+        tape = self.merges_of(fate.fragment)
+        merged = (learner, incarnation, fate.fragment, fate.round) in tape.merged
+        if isinstance(fate, Merged) and not self.truthful():
+            return  # perhaps the record was lost after its publication was seen
         if merged != isinstance(fate, Merged):
             self.report(
                 "I9",

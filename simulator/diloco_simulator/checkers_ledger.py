@@ -4,24 +4,24 @@ Counts what the tape merges by itself, token span by token span, and what learne
 compares both with what a leader would show. Looked at whenever the tape grows, and every heartbeat.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from diloco_shared.config import RunSpec
-from diloco_shared.protocol.messages import TapeRecord, TapeRound
+from diloco_shared.protocol.messages import TapeRecord, TapeRestore, TapeRound
 from diloco_shared.protocol.records import TokenCounts
-from diloco_simulator.checkers import Report
+from diloco_simulator.checkers import Mark, Report
 from diloco_simulator.checkers_claims import Claims
 
 Spans = list[tuple[int, int]]
 
 
 class Tokens:
-    """Of one world."""
+    """Of one syncer shard, as far as its own fragments go."""
 
-    def __init__(self, report: Report, spec: RunSpec, claims: Claims) -> None:
+    def __init__(self, report: Report, spec: RunSpec, claims: Claims, shard: int = 0) -> None:
         self.report = report
         self.fragments = spec.algorithm.fragments
+        self.owned = spec.algorithm.owned(shard)
         self.claims = claims
         self.begin()
 
@@ -32,8 +32,12 @@ class Tokens:
         self.merged: list[list[int]] = [[0] * self.fragments]
         self.ledgers: dict[int, dict[str, Any]] = {}  # record -> the ledger after it
 
-    def record(self, record: TapeRecord) -> None:
+    def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
+        """`mark`: what a restore goes back to; all lives of before are over then."""
         merged = list(self.merged[-1])
+        if isinstance(record, TapeRestore) and mark is not None:
+            merged = list(mark.merged)
+            self.spans = {}
         if isinstance(record, TapeRound):
             for v in record.verdicts:
                 if v.outcome == "merged":
@@ -43,13 +47,11 @@ class Tokens:
                     merged[record.fragment] += _add(spans, v.tokens_from, v.tokens_to)
         self.merged.append(merged)
 
-    def lost(self, kept: Sequence[TapeRecord]) -> None:
-        """The tape lost its last records: they never were."""
-        ledgers = {seq: ledger for seq, ledger in self.ledgers.items() if seq <= len(kept)}
+    def lost(self, kept: int) -> None:
+        """The tape is about to be read again, up to its record `kept`: later ones never were."""
+        ledgers = {seq: ledger for seq, ledger in self.ledgers.items() if seq <= kept}
         self.begin()
         self.ledgers = ledgers
-        for record in kept:
-            self.record(record)
 
     def ledger(self, leader: str, seq: int, meta: dict[str, Any]) -> None:
         """The ledger of the tape alone: the same for everybody, however they came to it."""
@@ -74,6 +76,8 @@ class Tokens:
         for p, tokens in enumerate(tokens_P):
             if sum(tokens.model_dump().values()) != processed:
                 self.report("I5", f"{leader}: {tokens} of fragment {p} are not {processed}")
+            if p not in self.owned:
+                continue
             if seq < len(self.merged) and tokens.merged != self.merged[seq][p]:
                 self.report(
                     "I5",

@@ -71,9 +71,10 @@ class Pace:
 class Limits:
     """I12: what is held in memory, in streams and on disks stays within its limits."""
 
-    def __init__(self, report: Report, spec: RunSpec, learners: int) -> None:
+    def __init__(self, report: Report, spec: RunSpec, learners: int, shard: int = 0) -> None:
         self.report = report
         self.algorithm = spec.algorithm
+        self.owned = spec.algorithm.owned(shard)
         self.learners = learners
         self.keyframe_every = spec.algorithm.keyframe_every
         self.purged_at = 0  # newest of UP when a purge was last done
@@ -91,7 +92,7 @@ class Limits:
         # Contributions of the rounds in flight, and initial parameters before there are any.
         payloads = self.learners * (in_flight + 1)
         if not machine.history.initialised:
-            payloads += self.algorithm.fragments * self.learners
+            payloads += len(self.owned) * self.learners
         self._within(whose, "rounds in flight", len(machine.rounds.open), in_flight)
         self._within(whose, "payloads", len(life.payloads), payloads)
         self._within(whose, "staged merges", len(life.staged), in_flight)
@@ -123,24 +124,31 @@ class Limits:
         """A snapshot record covers rounds up to this one."""
         self.covered_round = round_
 
+    def restored(self) -> None:
+        """Rounds go back to lower numbers."""
+        self.purged_at, self.purged_round, self.covered_round = 0, -1, -1
+
     def purged_up(self, up: Log) -> None:
         """A purge of UP is done: what the one before could have taken, this one has."""
         old = [
             i
             for i in up.items
-            if i.seq <= self.purged_at and getattr(i.message, "round", -1) <= self.purged_round
+            if i.seq <= self.purged_at
+            and i.message.fragment in self.owned
+            and getattr(i.message, "round", -1) <= self.purged_round
         ]
         if old:
             self.report("I12", f"UP keeps {len(old)} messages that a snapshot covers")
         self.purged_at, self.purged_round = up.seq, self.covered_round
 
-    def down(self, dn: Log, terms: int) -> None:
+    def down(self, dn: Log, terms: int, restores: int) -> None:
         """At the end: of every fragment the newest keyframe, and what came after it.
 
         Every term may have added a keyframe, and one purge may have been lost with its leader.
+        After a restore all is kept until the next keyframe.
         """
-        limit = 2 * self.keyframe_every + terms
-        for p in range(self.algorithm.fragments):
+        limit = (2 + restores) * self.keyframe_every + terms
+        for p in self.owned:
             manifests = [i.message for i in dn.items]
             held = [m for m in manifests if isinstance(m, PublicationManifest) and m.fragment == p]
             self._within("DN", f"publications of fragment {p}", len(held), limit)

@@ -5,13 +5,14 @@ says was merged. The product's own re-execution compares digests, so that it wou
 of the formulas; this one would not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.checkpoints import CheckpointError
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout, Piece
 from diloco_shared.protocol.messages import (
@@ -20,16 +21,21 @@ from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeInit,
     TapeRecord,
+    TapeRestore,
     TapeRound,
 )
-from diloco_simulator.checkers import Report
+from diloco_simulator.checkers import Mark, Report
 from diloco_simulator.world import Item
+from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.history import History
 from diloco_syncer.replay import payloads_needed, replay
+from diloco_syncer.store import FragmentStore
 
 Doubles = NDArray[np.float64]
 # One master and one momentum per fragment, after a record of the tape.
 State = list[tuple[Doubles, Doubles]]
+# Told of every record that is executed: by whom, the record, and what came of it.
+Executed = Callable[[str, TapeRecord, History, FragmentStore | None], None]
 
 # Largest error of a codec, as a share of the largest value of a fragment (below 256 values: one
 # block); and what the product's fp32 arithmetic may add, as a share of the largest parameter.
@@ -64,9 +70,10 @@ def radial(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles | Non
 class Numbers:
     """Follows the tape; looks at every publication of a round."""
 
-    def __init__(self, report: Report, spec: RunSpec) -> None:
+    def __init__(self, report: Report, spec: RunSpec, shard: int = 0) -> None:
         self.report = report
         self.spec = spec
+        self.shard = shard
         self.archive: dict[tuple[str, str], bytes] = {}  # (subject, digest), never purged
         self.newest: dict[str, bytes] = {}  # by subject
         self.states: list[State] = []  # one per record
@@ -85,17 +92,28 @@ class Numbers:
         """The tape lost all but its first records."""
         del self.states[kept:]
 
-    def record(self, record: TapeRecord) -> None:
-        state = self.states[-1] if self.states else []
-        if isinstance(record, TapeInit) and not state:
+    def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
+        """`mark`: what a restore goes back to."""
+        state = self.state
+        if isinstance(record, TapeRestore) and mark is not None:
+            state = mark.numbers
+        elif isinstance(record, TapeInit) and not state:
             layout = Layout.build(record.layout, self.spec.algorithm.fragments)
             self.pieces = [list(pieces) for pieces in layout.fragments]
             for subject, size in zip(record.subjects, layout.sizes, strict=True):
+                if not subject:  # another shard's
+                    state = [*state, (np.zeros(0), np.zeros(0))]
+                    continue
                 initial_F = codec.decode("fp32", self.newest[subject], size).astype(np.float64)
                 state = [*state, (initial_F, np.zeros(size))]
         elif isinstance(record, TapeRound) and record.outcome == "committed" and state:
             state = self._round(record, state)
         self.states.append(state)
+
+    @property
+    def state(self) -> State:
+        """After the newest record."""
+        return self.states[-1] if self.states else []
 
     def _round(self, r: TapeRound, before: State) -> State:
         deltas, weights = [], []
@@ -178,13 +196,22 @@ class Numbers:
                 f"contributions make, {allowed:.2g} at most for {m.codec}",
             )
 
-    def execute(self, tape: Sequence[TapeRecord]) -> None:
+    def execute(self, tape: Sequence[TapeRecord], executed: Executed, vault: str) -> None:
         """The product executes the whole tape once more, and compares digests."""
-        history, store = History(self.spec), None
+        history, store = History(self.spec, self.shard), None
         try:
             for n, record in enumerate(tape, 1):
                 payloads = {s: self._payload(record, s) for s in payloads_needed(record)}
-                store = replay(history, store, record, n, payloads)
+                back = None
+                if isinstance(record, TapeRestore):
+                    try:
+                        back = load_recorded(self.spec, self.shard, record, vault)
+                    except CheckpointError:
+                        if record is next(r for r in reversed(tape) if isinstance(r, TapeRestore)):
+                            raise
+                        return  # an older one was removed, as the user was told
+                store = replay(history, store, record, n, payloads, back)
+                executed("a replay", record, history, store)
         except (ValueError, KeyError) as error:
             self.report("I9", f"the tape cannot be executed again: {error}")
 

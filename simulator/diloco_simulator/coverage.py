@@ -10,19 +10,30 @@ from diloco_learner.events import Adopt as LearnerAdopts
 from diloco_learner.events import Leave
 from diloco_learner.events import Tell as LearnerTells
 from diloco_shared.protocol.messages import (
+    TapeCheckpoint,
     TapeEnd,
     TapeEpoch,
     TapeRecord,
+    TapeRestore,
     TapeRound,
     TapeSetting,
 )
-from diloco_syncer.events import Effect, Publish, SendBeat, SendGrant, SendPull, Tell
+from diloco_syncer.events import (
+    Effect,
+    InstallLoaded,
+    Publish,
+    SendBeat,
+    SendGrant,
+    SendPull,
+    Tell,
+)
 from diloco_syncer.round import Phase
 
 if TYPE_CHECKING:
     from diloco_simulator.learner_life import LearnerLife
     from diloco_simulator.syncer_life import SyncerLife
     from diloco_simulator.watch import Watch
+    from diloco_simulator.watch_shard import OfShard
 
 # Kinds of refusal, on the tape and at the door.
 REFUSED = (
@@ -43,13 +54,17 @@ REFUSED = (
 )
 LEADER_DIES_BEFORE = (
     "Append",
+    "Capture",
     "Drop",
     "Ended",
     "Install",
     "InstallInit",
+    "InstallLoaded",
+    "Load",
     "Publish",
     "PurgeDown",
     "PurgeUp",
+    "Seal",
     "SendBeat",
     "SendDonate",
     "SendGrant",
@@ -72,6 +87,7 @@ LEARNER_DIES_BEFORE = (
     "Contribute",
     "Evaluate",
     "GiveState",
+    "KeepPart",
     "Leave",
     "LoadState",
     "Merged",
@@ -120,6 +136,22 @@ STATES = (
     "snapshots fetched",
     *(f"leader dies before {effect}" for effect in LEADER_DIES_BEFORE),
     *(f"standby dies before {effect}" for effect in STANDBY_DIES_BEFORE),
+    # Syncer shards, checkpoints and restores.
+    "two shards",
+    "shards in two epochs",
+    "checkpoint begun",
+    "checkpoint complete",
+    "checkpoint failed",
+    "checkpoint not written",
+    "part not written",
+    "restored",
+    "restored twice",
+    "restored with a round in flight",
+    "restored while a checkpoint is made",
+    "restore executed by a standby",
+    "restore failed",
+    "moments of a checkpoint",
+    "moments of somebody else's part",
     # Rounds.
     "skipped round",
     "two rounds skipped in a row",
@@ -172,11 +204,11 @@ STATES = (
 )
 
 
-def of_record(watch: "Watch", record: TapeRecord) -> None:
-    """What a record on the tape shows."""
+def of_record(watch: "Watch", of: "OfShard", record: TapeRecord) -> None:
+    """What a record on a shard's tape shows."""
     match record:
         case TapeRound():
-            _of_round(watch, record)
+            _of_round(watch, of, record)
         case TapeEpoch():
             watch.reached("epoch raised")
             if record.epoch > 1:
@@ -185,20 +217,28 @@ def of_record(watch: "Watch", record: TapeRecord) -> None:
             watch.reached("paused")
         case TapeSetting(name="stopping"):
             watch.reached("stopped by the user")
+        case TapeRestore():
+            watch.reached("restored")
+            if of.leaders and of.leaders[-1].machine.rounds.open:
+                watch.reached("restored with a round in flight")
+            if of.leaders and of.leaders[-1].machine.history.checkpoint_open:
+                watch.reached("restored while a checkpoint is made")
+        case TapeCheckpoint():
+            watch.reached(f"checkpoint {record.outcome}")
         case TapeEnd() if watch.away:
             watch.reached("ended while a learner was away")
         case _:
             pass
 
 
-def _of_round(watch: "Watch", r: TapeRound) -> None:
+def _of_round(watch: "Watch", of: "OfShard", r: TapeRound) -> None:
     if r.outcome == "skipped":
         watch.reached("skipped round")
         members = "eligible" in r.reason
         watch.reached("skipped for want of", "members" if members else "answers")
-        if watch.skipped_before:
+        if of.skipped_before:
             watch.reached("two rounds skipped in a row")
-    watch.skipped_before = r.outcome == "skipped"
+    of.skipped_before = r.outcome == "skipped"
     merged = [v for v in r.verdicts if v.outcome == "merged"]
     if len(merged) == 1:
         watch.reached("merged by one learner alone")
@@ -231,13 +271,18 @@ def of_syncer_effect(watch: "Watch", life: "SyncerLife", effect: Effect) -> None
                 for part, why in _JOIN_REFUSED:
                     if part in effect.grant.reason:
                         watch.reached("join refused:", why)
-            elif effect.grant.nonce in watch.granted_nonces:
+            elif (nonce := (life.shard.number, effect.grant.nonce)) in watch.granted_nonces:
                 watch.reached("grant sent again")
-            watch.granted_nonces.add(effect.grant.nonce)
+            else:
+                watch.granted_nonces.add(nonce)
         case Tell(kind="refused"):
             watch.reached("refused:", effect.data["kind"])
         case Tell(kind="snapshot-failed"):
             watch.reached("snapshot failed")
+        case Tell(kind="restore-failed"):
+            watch.reached("restore failed")
+        case InstallLoaded() if life.machine.history.restores > 1:
+            watch.reached("restored twice")
         case Tell(kind="setting") if life.machine.rounds.open and "quorum" in effect.text:
             watch.reached("quorum changed with a round in flight")
         case _:

@@ -1,8 +1,8 @@
-"""What the bus keeps: the run's streams, the tape, incarnations, wishes, and who listens."""
+"""What the bus keeps: the run's streams, every shard's tape and lease, and who listens."""
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -20,32 +20,42 @@ class Ear:
     receive: Callable[[Any], None]
 
 
+@dataclass(slots=True)
+class Shard:
+    """Of one syncer shard: its tape, and who leads it."""
+
+    number: int
+    tape: list[TapeRecord] = field(default_factory=list)  # sequence n is at index n - 1
+    lease: Held | None = None
+    lease_revision: int = 0
+
+
 class Hub:
     """Survives every process."""
 
     def __init__(self, world: World, spec: RunSpec) -> None:
         self.world = world
         self.spec = spec
+        self.vault = ""  # folder of run-wide checkpoints
         self.up = Log(world, "UP")
         self.dn = Log(world, "DN")
         self.state = Log(world, "STATE")
-        self.tape: list[TapeRecord] = []  # sequence n is at index n - 1
+        self.shards = [Shard(n) for n in range(spec.algorithm.shards)]
         self.incarnations: dict[str, int] = {}
-        self.lease: Held | None = None
-        self.lease_revision = 0
         # Who listens to what is sent to a name; without an entry, the process of that name.
         self.processes: dict[str, tuple[str, ...]] = {}
         # Several processes may have one name: one that hung, and the one that replaced it.
         self.ears: defaultdict[str, list[Ear]] = defaultdict(list)
-        self.on_record: Callable[[int, TapeRecord], None] = lambda seq, record: None
+        self.on_record: Callable[[int, int, TapeRecord], None] = lambda shard, seq, record: None
 
-    def append(self, record: TapeRecord, expect_last: int) -> int:
+    def append(self, shard: int, record: TapeRecord, expect_last: int) -> int:
         """The sequence, or -1 for a conflict: the commit point and the fence."""
-        if expect_last != len(self.tape):
+        tape = self.shards[shard].tape
+        if expect_last != len(tape):
             return -1
-        self.tape.append(record)
-        self.on_record(len(self.tape), record)
-        return len(self.tape)
+        tape.append(record)
+        self.on_record(shard, len(tape), record)
+        return len(tape)
 
     def next_incarnation(self, learner: str) -> int:
         """Compare-and-set, which at one hub is an increment."""

@@ -1,6 +1,5 @@
 """A simulated learner process: the product's recovery, exchange and anchor book, and a trainer."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +16,11 @@ from diloco_learner.events import (
     Evaluate,
     GiveState,
     GrantSeen,
+    KeepPart,
     Leave,
     LoadState,
     Merged,
+    PartSettled,
     PullSeen,
     SendInit,
     SendJoin,
@@ -31,27 +32,24 @@ from diloco_learner.events import (
     Unmerged,
 )
 from diloco_learner.exchange import Exchange
+from diloco_learner.leaders import Leaders
 from diloco_learner.recovery import Recovery
 from diloco_learner.reports import before_training
 from diloco_shared.config import config_hash
-from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.numerics.schedule import inner_rate
-from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import (
     Beat,
-    ContributionManifest,
     Donate,
     Grant,
-    InitManifest,
     PublicationManifest,
     Pull,
-    StateManifest,
 )
 from diloco_simulator.coverage import of_book, of_learner_effect
+from diloco_simulator.learner_parts import keep_part, load_state
+from diloco_simulator.learner_up import contribute, give_state, send_init
 from diloco_simulator.process import Process
-from diloco_simulator.world import RETRY_S, Item, Reader
+from diloco_simulator.world import Item, Reader
 
 if TYPE_CHECKING:
     from diloco_simulator.learner_node import LearnerNode
@@ -87,6 +85,7 @@ class LearnerLife(Process):
             nonce_seed=f"{self.name}-{self.incarnation}",
             layout=self.trainer.layout.digest(),
         )
+        self.leaders = Leaders(self.name, self.spec.algorithm.shards)
         self.exchange: Exchange | None = None
         self.inbox: list[Any] = []
         self.in_step = False
@@ -95,14 +94,14 @@ class LearnerLife(Process):
     def begin(self) -> None:
         self.watch.recovers(self.name)
         self.hub.listen(self.name, lambda: self.alive, self.receive)
-        self._event(TimePassed())
-        Reader(self.hub.dn, self.name, lambda: self.alive, self._publication)
+        self.hear(TimePassed())
+        Reader(self.hub.dn, self.name, lambda: self.alive, self._published)
         Reader(self.hub.state, self.name, lambda: self.alive, self._state)
         self._heartbeat()
 
     def thawed(self, *, noticed: bool) -> None:
         """It goes on."""
-        self.watch.members.back(self.name, self.incarnation)
+        self.watch.back(self.name, self.incarnation)
 
     def drain(self, reason: str) -> bool:
         """Leave as soon as none of its work is unmerged; False if it does not train yet."""
@@ -110,52 +109,57 @@ class LearnerLife(Process):
             return False
         self.watch.pace.over.add(self.life)  # it may rest from now on
         self.exchange.drain(reason, self.now)
-        self._event(TimePassed())
+        self.hear(TimePassed())
         return True
 
     # --- what arrives --------------------------------------------------------------------------
 
     def receive(self, message: Any) -> None:
-        kinds: dict[type, Callable[[Any], Any]] = {
-            Beat: BeatSeen,
-            Pull: PullSeen,
-            Grant: GrantSeen,
-            Donate: DonateSeen,
-        }
-        event = kinds[type(message)](message)
-        self.enter(lambda: self._hear(message, event))
+        self.enter(lambda: self._receive(message))
 
-    def _hear(self, message: Any, event: Any) -> None:
-        if isinstance(message, Beat):
-            self.watch.pace.told(self.life, message)
-        self._event(event)
+    def _receive(self, message: Any) -> None:
+        match message:
+            case Beat():
+                beat = self.leaders.beat(message)
+                if beat is not None:
+                    self.watch.pace.told(self.life, beat)
+                    self.hear(BeatSeen(beat))
+            case Grant():
+                grant = self.leaders.grant(message)
+                if grant is not None:
+                    self.hear(GrantSeen(grant))
+            case Pull():
+                self.hear(PullSeen(message))
+            case Donate():
+                self.hear(DonateSeen(message))
 
-    def _publication(self, item: Item) -> None:
-        self.enter(lambda: self._offer(item))
+    def _published(self, item: Item) -> None:
+        assert isinstance(item.message, PublicationManifest)
+        self.publication(item.message, item.payload)
 
-    def _offer(self, item: Item) -> None:
-        manifest = item.message
-        assert isinstance(manifest, PublicationManifest)
-        if self.node.damaged(self, manifest, item.payload):
-            self.world.after(RETRY_S, lambda: self._publication(item))
-            return
-        ready = self.node.take_in(self, manifest, item.payload)
+    def publication(self, manifest: PublicationManifest, payload: bytes) -> None:
+        """A publication is fetched."""
+        self.enter(lambda: self._offer(manifest, payload))
+
+    def _offer(self, manifest: PublicationManifest, payload: bytes) -> None:
+        ready = self.node.take_in(self, manifest, payload)
         of_book(self.watch, self.book)
         if ready is not None:
             key = (ready.epoch, ready.fragment, ready.version)
             self.anchors[key] = self.book.take(*key)
-            self._event(ready)
+            self.hear(ready)
 
     def _state(self, item: Item) -> None:
         m = item.message
         mine = m.newcomer == self.name and m.newcomer_incarnation == self.incarnation
         if mine:
             self.states[m.nonce] = item.payload
-            self.enter(lambda: self._event(StateSeen(m.donor, m.nonce)))
+            self.enter(lambda: self.hear(StateSeen(m.donor, m.nonce)))
 
-    def _event(self, event: Any) -> None:
+    def hear(self, event: Any) -> None:
+        """An event for whatever machine there is."""
         if self.exchange is None:
-            if isinstance(event, PullSeen | DonateSeen):
+            if isinstance(event, PullSeen | DonateSeen | PartSettled):
                 return
             for effect in self.recovery.handle(event, self.now):
                 if self._dies(effect):
@@ -179,7 +183,7 @@ class LearnerLife(Process):
         def ring() -> None:
             if self.armed == deadline:
                 self.armed = float("inf")
-                self._event(TimePassed())
+                self.hear(TimePassed())
 
         self.ring_at(deadline, ring)
 
@@ -253,25 +257,27 @@ class LearnerLife(Process):
             case SendJoin():
                 self.hub.send(self.name, SYNCER, effect.join)
             case SendInit():
-                self._send_init()
+                send_init(self)
             case LoadState():
-                self._load_state(effect)
+                load_state(self, effect)
             case Begin():
                 self._begin(effect)
             case Adopt():
                 self._adopt((effect.epoch, effect.fragment, effect.version))
             case Contribute():
-                self._contribute(effect)
+                contribute(self, effect)
             case SendProgress():
                 if self.exchange is not None:
-                    self.watch.limits.of_learner(self)
+                    self.watch.of[0].limits.of_learner(self)
                 self.hub.send(self.name, SYNCER, effect.progress)
             case GiveState():
-                self._give_state(effect)
+                give_state(self, effect)
+            case KeepPart():
+                keep_part(self, effect)
             case Evaluate():
                 self.node.on_evaluate(self, effect)
             case Checkpoint():
-                self.node.checkpoint = self.trainer.inner_state()
+                self.node.checkpoint = (effect.epoch, self.trainer.inner_state())
             case Merged() | Unmerged():
                 self.watch.claims.decided(self.name, self.incarnation, effect)
                 merged = isinstance(effect, Merged)
@@ -285,11 +291,13 @@ class LearnerLife(Process):
                 self.watch.broken("I8", f"{self.life} is to wait for {type(effect).__name__}")
 
     def _leave(self, outcome: str) -> None:
-        """For good, unless a newer process has the name: then this one just ends."""
-        if self.node.life is self and outcome != "superseded":
+        """For good, unless a newer process has the name (then this one just ends), or history has
+        gone back: then it begins again."""
+        again = outcome in ("superseded", "restored")
+        if self.node.life is self and not again:
             self.node.left = outcome
         # The supervisor restarts what it still thinks is the learner's process.
-        self.node.gone(self, 1.0 if outcome == "superseded" else None)
+        self.node.gone(self, 1.0 if again else None)
 
     def _begin(self, begin: Begin) -> None:
         for p, version in enumerate(begin.versions):
@@ -303,8 +311,9 @@ class LearnerLife(Process):
             begin.versions,
             begin.stamp,
             self.now,
+            begin.joined,
         )
-        self.watch.members.trains(self.name, self.incarnation, self.node.step_s)
+        self.watch.trains(self.name, self.incarnation, self.node.step_s)
         self.armed = float("inf")
         if self.recovery.beat is not None:
             self._handle(BeatSeen(self.recovery.beat))
@@ -318,71 +327,3 @@ class LearnerLife(Process):
         self.watch.claims.adopted(self.life, *key)
         for other in [o for o in self.anchors if o[1] == key[1] and o <= key]:
             del self.anchors[other]
-
-    def _load_state(self, effect: LoadState) -> None:
-        if effect.source == "donor":
-            self.trainer.load_inner_state(self.states[effect.nonce])
-        elif effect.source == "checkpoint" and self.node.checkpoint is not None:
-            self.trainer.load_inner_state(self.node.checkpoint)
-        self.watch.recovered(self.name, effect.source)
-
-    def _send_init(self) -> None:
-        for p, values_F in enumerate(self.trainer.initial_fragments()):
-            subject = subjects.initial(self.spec.name, self.name, self.incarnation, p)
-            payload = codec.encode("fp32", values_F)
-            manifest = InitManifest(
-                run=self.spec.name,
-                learner=self.name,
-                incarnation=self.incarnation,
-                config_hash=self.hash,
-                layout=self.trainer.layout.tensors,
-                fragment=p,
-                blob=describe(subject, payload),
-            )
-            self.hub.up.put(self.name, subject, manifest, payload, until=self.world.now + 60)
-
-    def _contribute(self, e: Contribute) -> None:
-        self.watch.claims.contributed(self.life, e)
-        payload = self.trainer.contribution(e.fragment, e.round)
-        subject = subjects.contribution(
-            self.spec.name, self.name, e.epoch, e.fragment, e.round, e.term
-        )
-        manifest = ContributionManifest(
-            run=self.spec.name,
-            learner=self.name,
-            incarnation=self.incarnation,
-            epoch=e.epoch,
-            term=e.term,
-            round=e.round,
-            fragment=e.fragment,
-            base=e.base,
-            step_from=e.step_from,
-            step_to=e.step_to,
-            tokens_from=e.tokens_from,
-            tokens_to=e.tokens_to,
-            cursor=e.cursor,
-            codec=self.spec.algorithm.codec_up,
-            values=self.trainer.layout.sizes[e.fragment],
-            config_hash=self.hash,
-            blob=describe(subject, payload),
-        )
-        manifest, payload = self.node.tamper(manifest, payload)
-        self.hub.up.put(self.name, subject, manifest, payload, until=e.deadline - self.origin)
-
-    def _give_state(self, effect: GiveState) -> None:
-        d, payload = effect.donate, self.trainer.inner_state()
-        subject = subjects.state(self.spec.name, self.name, d.newcomer, d.nonce)
-        manifest = StateManifest(
-            run=self.spec.name,
-            donor=self.name,
-            donor_incarnation=self.incarnation,
-            newcomer=d.newcomer,
-            newcomer_incarnation=d.newcomer_incarnation,
-            nonce=d.nonce,
-            epoch=d.epoch,
-            versions=effect.versions,
-            donor_step=effect.step,
-            config_hash=self.hash,
-            blob=describe(subject, payload),
-        )
-        self.hub.state.put(self.name, subject, manifest, payload, until=self.world.now + 60)

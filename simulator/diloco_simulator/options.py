@@ -4,6 +4,9 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+# Checkpoints of the whole run: (asked for, steps between those made by itself, restores).
+CUTS = (*((0, None, 0),) * 6, (1, None, 0), (2, None, 1), (1, None, 1), (1, 12, 2))
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -44,7 +47,11 @@ class Options:
     keyframe_every: int = 3
     codec_up: str = "bf16"
     codec_down: str = "bf16"
-    syncers: int = 1  # with more than one, the others stand by
+    syncers: int = 1  # per shard: with more than one, the others stand by
+    shards: int = 1  # each with syncers, tape and lease of its own
+    checkpoints: int = 0  # of the whole run, asked for by the user at some time
+    checkpoint_every_steps: int | None = None  # of the whole run, made by itself
+    restores: int = 0  # asked for by the user at some time
     budget: str = "steps"  # or tokens, or seconds
 
     @classmethod
@@ -65,11 +72,13 @@ class Options:
             return rng.choice([0.0, 0.0, high / 4, high])
 
         learners = rng.choice([2, 3, 3, 4])
+        shards = random.Random(f"shards of {seed}").choice([1, 1, 1, 2])
+        cuts = random.Random(f"checkpoints of {seed}").choice(CUTS)
         budget = rng.choice(["steps"] * 6 + ["tokens", "seconds"])
         return cls(
             learners=learners,
             quorum=rng.randint(1, learners - 1) if learners > 2 else rng.choice([1, 2]),
-            fragments=rng.choice([1, 2, 3]),
+            fragments={1: (1, 2, 3), 2: (2, 2, 4)}[shards][rng.choice([1, 2, 3]) - 1],
             overlap_steps=rng.choice([1, 2, 6, 9]),  # 9: more rounds in flight than fragments
             steps=rng.choice([36, 48, 60]),
             delay_s=rng.choice([0.01, 0.1, 0.4]),
@@ -102,4 +111,8 @@ class Options:
             codec_down=rng.choice(["fp32", "bf16", "int8", "int4", "e3m0"]),
             syncers=rng.choice([1, 1, 2, 2, 3]),
             budget=budget,
+            shards=shards,
+            checkpoints=cuts[0],
+            checkpoint_every_steps=cuts[1],
+            restores=cuts[2],
         )

@@ -18,9 +18,9 @@ from diloco_simulator.syncer_disk import FileDisk
 from diloco_simulator.syncer_inbox import NAME
 from diloco_simulator.syncer_node import SyncerNode
 from diloco_simulator.tiny import TinyTrainer
+from diloco_simulator.user import User
 from diloco_simulator.watch import Watch
 from diloco_simulator.world import World
-from diloco_syncer.events import Wanted
 
 # Once healed, a run of a few dozen steps of a second must be over well within this time.
 LIVENESS_S = 1200.0
@@ -50,8 +50,9 @@ def spec_of(options: Options, seed: int) -> RunSpec:
             "seed": seed,
             "algorithm": {
                 "fragments": options.fragments,
-                # Divisible by every number of fragments, and several steps of a slow learner.
-                "sync_every_steps": 6,
+                # Divisible by the number of fragments, and several steps of a slow learner.
+                "sync_every_steps": 8 if options.fragments == 4 else 6,
+                "shards": options.shards,
                 "overlap_steps": options.overlap_steps,
                 "quorum": options.quorum,
                 "keyframe_every": options.keyframe_every,
@@ -69,6 +70,7 @@ def spec_of(options: Options, seed: int) -> RunSpec:
             "keeping": {
                 "snapshot_every_rounds": options.snapshot_every_rounds,
                 "checkpoint_every_steps": 10,
+                "run_checkpoint_every_steps": options.checkpoint_every_steps,
             },
             "budget": _budget(options),
         }
@@ -95,31 +97,41 @@ class Scenario:
         self.world = World(seed, options)
         self.spec = spec_of(options, seed)
         self.hub = Hub(self.world, self.spec)
+        self.hub.vault = str(folder / "vault")
         self.watch = Watch(self.world, self.spec)
         self.mischief = Mischief(self.hub, self.watch)
         self.hub.on_record = self.watch.record
         self.hub.up.on_store = self.watch.stored
         names = [f"l{m}" for m in range(options.learners)]
-        self.syncers = self._syncers(options.syncers, names)
+        self.syncers = self._syncers(names)
+        self.user = User(self.hub, self.syncers, options.quorum)
         self.learners = [self._learner(m, name) for m, name in enumerate(names)]
 
-    def _syncers(self, count: int, learners: list[str]) -> list[SyncerNode]:
-        """One that leads from the start, or several that compete for the lease."""
-        names = (NAME,) if count == 1 else tuple(f"{NAME}-{n}" for n in range(count))
-        self.hub.processes[NAME] = names
-        nodes = [
-            SyncerNode(self.hub, self.watch, learners, name, FileDisk(self.folder / name))
-            for name in names
-        ]
-        for node in nodes:
-            node.others = [other for other in nodes if other is not node]
-        return nodes
+    def _syncers(self, learners: list[str]) -> list[SyncerNode]:
+        """Of each shard, one that leads from the start, or several that compete for its lease."""
+        found: list[SyncerNode] = []
+        for shard in range(self.options.shards):
+            count, prefix = self.options.syncers, NAME
+            if self.options.shards > 1:
+                prefix = f"{NAME}-{'abcd'[shard]}"
+            names = [prefix] if count == 1 else [f"{prefix}-{n}" for n in range(count)]
+            nodes = [
+                SyncerNode(
+                    self.hub, self.watch, learners, name, FileDisk(self.folder / name), shard
+                )
+                for name in names
+            ]
+            for node in nodes:
+                node.others = [other for other in nodes if other is not node]
+            found += nodes
+        self.hub.processes[NAME] = tuple(node.process for node in found)
+        return found
 
     @property
     def leader(self) -> SyncerNode | None:
-        """The machine whose newest process leads."""
+        """The machine whose newest process leads; of several shards, the first one's."""
         leading = (n for n in self.syncers if n.life is not None and n.life.machine.leading)
-        return next(leading, None)
+        return min(leading, key=lambda n: n.shard.number, default=None)
 
     def _learner(self, m: int, name: str) -> LearnerNode:
         def make() -> TinyTrainer:
@@ -142,7 +154,7 @@ class Scenario:
         self._plan()
         world.run(self.options.safety_s)
         world.heal()
-        self._wish_for(Wanted(paused=False, stopping=False, quorum=self.options.quorum))
+        self.user.calm()
         healed_at = world.now
         world.run(healed_at + LIVENESS_S, self._over)
         world.run(world.now + AFTER_S)
@@ -164,6 +176,7 @@ class Scenario:
         rng, o = self.world.rng, self.options
         for name, there in (
             ("three syncers", o.syncers == 3),
+            ("two shards", o.shards == 2),
             ("wall clock off by days", o.wall_skew_s > 86400),
             ("budget in tokens", o.budget == "tokens"),
             ("budget in seconds", o.budget == "seconds"),
@@ -180,9 +193,13 @@ class Scenario:
         for _ in range(o.slow_links):
             self._slow_link(rng.choice([n.process for n in self.syncers] + names))
         for _ in range(o.wishes):
-            self._at(self._wish)
+            self._at(self.user.wish)
         if o.stop:
-            self._at(self._stop)
+            self._at(self.user.stop)
+        for _ in range(o.checkpoints):
+            self._at(self.user.checkpoint)
+        for _ in range(o.restores):
+            self._at(self.user.restore)
         for _ in range(o.blackouts):
             self._at(self._blackout)
         for _ in range(o.power_cuts):
@@ -206,9 +223,6 @@ class Scenario:
         node = rng.choice(self.learners)
         node.hang(rng.uniform(1.0, 12.0), replaced_after_s=after, clock_stops=stops)
 
-    def _stop(self) -> None:
-        self._wish_for(Wanted(paused=False, stopping=True, quorum=self.options.quorum))
-
     def _blackout(self) -> None:
         """Every process dies at once; what is at the hub and on disks stays."""
         self.world.counts["blackouts"] += 1
@@ -217,35 +231,29 @@ class Scenario:
         for node in self.learners:
             node.crash(self.world.rng.uniform(0.5, 8.0))
 
-    def _wish(self) -> None:
-        """Pause, another quorum, and after a while what it was before."""
-        rng = self.world.rng
-        quorum = rng.randint(1, self.options.learners)
-        self.world.counts["wishes"] += 1
-        self._wish_for(Wanted(paused=rng.random() < 0.5, stopping=False, quorum=quorum))
-
-    def _wish_for(self, wanted: Wanted) -> None:
-        for syncer in self.syncers:
-            syncer.wish(wanted)
-
     def _power_cut(self) -> None:
-        """The hub loses records that it had acknowledged, none of which a snapshot covers.
+        """The hub loses records of a shard that it had acknowledged, none of which a snapshot
+        covers.
 
         The init record and terms are kept: what made sense of everything later, and what
         learners have seen of leaders, is not to be had again from anywhere else.
         """
-        covered = max(syncer.disk.covers() for syncer in self.syncers)
-        kept = [n for n, r in enumerate(self.hub.tape, 1) if isinstance(r, TapeInit | TapeTerm)]
+        rng = self.world.rng
+        shards = self.hub.shards
+        shard = shards[0] if len(shards) == 1 else rng.choice(shards)
+        syncers = [n for n in self.syncers if n.shard is shard]
+        covered = max(syncer.disk.covers() for syncer in syncers)
+        kept = [n for n, r in enumerate(shard.tape, 1) if isinstance(r, TapeInit | TapeTerm)]
         covered = max([covered, *kept])
-        lost = min(self.world.rng.randint(1, 3), len(self.hub.tape) - covered)
+        lost = min(rng.randint(1, 3), len(shard.tape) - covered)
         if lost > 0 and not self.watch.ended:
             self.world.counts["power cuts"] += 1
-            del self.hub.tape[-lost:]
-            self.watch.lost(self.hub.tape)
+            del shard.tape[-lost:]
+            self.watch.lost(shard.number, shard.tape)
             # Its connections are gone as well. A second leader that slept through all of it could
             # find its place on the tape again by chance: one such disaster at a time.
-            for syncer in self.syncers:
-                syncer.crash_all(self.world.rng.uniform(0.5, 3.0))
+            for syncer in syncers:
+                syncer.crash_all(rng.uniform(0.5, 3.0))
 
     def _over(self) -> bool:
         return bool(self.watch.ended) and all(n.left for n in self.learners)
@@ -290,26 +298,31 @@ class Scenario:
             if any(life.alive for life in node.lives):
                 w.broken("I10", f"an old process of {node.name} goes on for ever")
             # Within a minute of its own steps after the heal, whatever happened before.
-            time_enough = w.round_at - healed_at > 60 * node.step_s
-            if time_enough and w.members.merged_at.get(node.name, -1.0) < healed_at:
-                w.broken("I10", f"{node.name} was never merged again after the heal")
+            for of in w.of:
+                time_enough = of.round_at - healed_at > 60 * node.step_s
+                if time_enough and of.members.merged_at.get(node.name, -1.0) < healed_at:
+                    of.report("I10", f"{node.name} was never merged again after the heal")
 
     def _check_end(self) -> None:
         """What is committed has reached everybody, and can be executed again."""
         w = self.watch
-        w.limits.down(self.hub.dn, w.terms + w.world.counts["epoch raised"])
-        if len(self.syncers) == 1:  # standbys execute all of it as it goes
-            assert w.numbers is not None
-            w.numbers.execute(self.hub.tape)
+        for of, shard in zip(w.of, self.hub.shards, strict=True):
+            of.limits.down(self.hub.dn, of.terms + of.epochs, of.restores)
+            if self.options.syncers == 1:  # standbys execute all of it as it goes
+                assert of.numbers is not None
+                of.numbers.execute(shard.tape, of.executed, self.hub.vault)
         if not w.ended:
             return
+        if w.truthful() and len({of.wish for of in w.of}) > 1:
+            w.broken("I6", f"shards went back as asked at {[of.wish for of in w.of]}")
+        versions = [max(of_p) for of_p in zip(*(of.merges.versions for of in w.of), strict=True)]
         for node in self.learners:
             life = node.lives[-1]
             if node.left != w.ended or life.exchange is None:
                 continue
             adopted = life.exchange.counters.adopted_P
-            if adopted != w.merges.versions:
-                w.broken("I6", f"{node.name} ends with {adopted}, the tape {w.merges.versions}")
+            if adopted != versions:
+                w.broken("I6", f"{node.name} ends with {adopted}, the tape {versions}")
 
     def why(self) -> str:
         """State and reason, as the syncer gives them."""

@@ -4,7 +4,9 @@ machine and replay around the hub."""
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from diloco_shared.protocol.messages import TapeRecord
+from diloco_shared.edges.checkpoints import CheckpointError
+from diloco_shared.protocol.messages import TapeRecord, TapeRestore
+from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.history import History
 from diloco_syncer.lease import (
     Away,
@@ -36,6 +38,7 @@ class Following:
         self.life = life
         self.node = life.node
         self.hub, self.world = life.hub, life.world
+        self.shard, self.leases = life.shard, life.checks.leases
         spec = self.hub.spec
         self.history, self.store = self.node.newest()
         self.covered = self.history.seq
@@ -58,7 +61,7 @@ class Following:
         ahead = self.life.origin
         # What was asked before its own clock stood still, no clock can vouch for.
         if isinstance(event, Written) and self.lease.leading and ahead == self.asked_ahead:
-            self.life.watch.leases.held(
+            self.leases.held(
                 self.node.process, event.sent_at - ahead, self.lease.until - ahead, now - ahead
             )
         if request is not None:
@@ -71,7 +74,7 @@ class Following:
             self._at(self.lease.until, self._look_at_lapse)
             self._look_at_lapse()
         elif was:
-            self.life.watch.leases.gone(self.node.process)
+            self.leases.gone(self.node.process)
             if self.led:
                 self.life.deposed()
 
@@ -108,15 +111,15 @@ class Following:
 
     def _at_hub(self, request: Request) -> tuple[Held | None, int]:
         """(the key, revision of our write or 0)."""
-        hub, lease = self.hub, self.lease
+        shard, lease = self.shard, self.lease
         if isinstance(request, Look):
-            return hub.lease, 0
-        if request.revision != (hub.lease.revision if hub.lease else 0):
-            return hub.lease, -1
-        hub.lease_revision += 1
+            return shard.lease, 0
+        if request.revision != (shard.lease.revision if shard.lease else 0):
+            return shard.lease, -1
+        shard.lease_revision += 1
         holder = "" if request.give_back else lease.me
-        hub.lease = Held(holder, lease.boot, lease.lock, hub.lease_revision)
-        return hub.lease, hub.lease_revision
+        shard.lease = Held(holder, lease.boot, lease.lock, shard.lease_revision)
+        return shard.lease, shard.lease_revision
 
     @staticmethod
     def _event(request: Request, result: tuple[Held | None, int] | None, sent_at: float) -> Event:
@@ -139,11 +142,11 @@ class Following:
 
     def _records(self) -> list[tuple[TapeRecord, dict[str, bytes] | None]] | None:
         """What follows on the tape, with payloads (None: purged); None if the tape is shorter."""
-        hub, found = self.hub, []
-        if len(hub.tape) < self.history.seq:
+        tape, found = self.shard.tape, []
+        if len(tape) < self.history.seq:
             return None
-        for record in hub.tape[self.history.seq :]:
-            items = {s: hub.up.by_subject.get(s) for s in payloads_needed(record)}
+        for record in tape[self.history.seq :]:
+            items = {s: self.hub.up.by_subject.get(s) for s in payloads_needed(record)}
             gone = any(item is None for item in items.values())
             there = {s: item.payload for s, item in items.items() if item is not None}
             found.append((record, None if gone else there))
@@ -159,8 +162,11 @@ class Following:
                 return
             if self._dies("a record"):
                 return
-            seq = self.history.seq + 1
-            self.store = replay(self.history, self.store, record, seq, payloads)
+            try:
+                self.store = execute(self.life, self.history, self.store, record, payloads)
+            except CheckpointError:
+                self._fetch_snapshot()  # what it goes back to was removed
+                return
             if not self._cover():
                 return
         if not found:
@@ -204,13 +210,30 @@ class Following:
 def recover(life: "SyncerLife") -> tuple[History, FragmentStore | None]:
     """All at once, for a syncer that is alone: it leads from its first moment on."""
     history, store = life.node.newest()
-    for index in range(history.seq, len(life.hub.tape)):
-        record = life.hub.tape[index]
+    for record in life.shard.tape[history.seq :]:
         payloads = {}
         for subject in payloads_needed(record):
             item = life.hub.up.by_subject.get(subject)
             if item is None:
                 life.watch.broken("I6", f"{subject} is on the tape and no longer in UP")
             payloads[subject] = b"" if item is None else item.payload
-        store = replay(history, store, record, index + 1, payloads)
+        store = execute(life, history, store, record, payloads)
     return history, store
+
+
+def execute(
+    life: "SyncerLife",
+    history: History,
+    store: FragmentStore | None,
+    record: TapeRecord,
+    payloads: dict[str, bytes],
+) -> FragmentStore | None:
+    """The next record; CheckpointError if it goes back to a checkpoint that is not there."""
+    back = None
+    if isinstance(record, TapeRestore):
+        back = load_recorded(history.spec, history.shard, record, life.hub.vault)
+        if life.following is not None:
+            life.watch.reached("restore executed by a standby")
+    store = replay(history, store, record, history.seq + 1, payloads, back)
+    life.checks.executed(life.leader, record, history, store)
+    return store

@@ -64,30 +64,19 @@ class Inbox:
     def _initial(self, m: InitManifest) -> None:
         parts = self.inits.setdefault((m.learner, m.incarnation), {})
         parts[m.fragment] = m
-        fragments = self.life.spec.algorithm.fragments
-        if len(parts) < fragments or self.life.machine.history.initialised:
+        history = self.life.machine.history
+        if history.initialised or not all(p in parts for p in history.owned):
             return
-        ordered = [parts[p] for p in sorted(parts)]
-        digests = []
-        for part in ordered:
-            item = self.hub.up.by_subject.get(part.blob.subject)
+        digests, names = [""] * history.fragments, [""] * history.fragments
+        for p in history.owned:
+            item = self.hub.up.by_subject.get(parts[p].blob.subject)
             if item is None:
                 return  # purged while this process stood still: another leads by now
-            payload = item.payload
-            self.payloads[part.blob.subject] = payload
-            values_F = codec.decode("fp32", payload, codec.count("fp32", payload))
-            digests.append(digest_array(values_F))
-        self.life.give(
-            InitSeen(
-                m.learner,
-                m.incarnation,
-                m.config_hash,
-                m.layout,
-                tuple(part.blob.subject for part in ordered),
-                tuple(digests),
-                True,
-            )
-        )
+            self.payloads[item.subject] = item.payload
+            values_F = codec.decode("fp32", item.payload, codec.count("fp32", item.payload))
+            digests[p], names[p] = digest_array(values_F), item.subject
+        whose = (m.learner, m.incarnation, m.config_hash, m.layout)
+        self.life.give(InitSeen(*whose, tuple(names), tuple(digests), True))
 
     def _wanted(self, m: ContributionManifest) -> bool:
         return any(
@@ -99,6 +88,9 @@ class Inbox:
         )
 
     def _contribution(self, m: ContributionManifest, payload: bytes) -> None:
+        history = self.life.machine.history
+        if m.fragment < history.fragments and m.fragment not in history.owned:
+            return  # another shard's
         if not self._wanted(m):
             self._take(m, ContributionSeen(m, finite=True, norm=0.0))
             return

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from diloco_shared.protocol.messages import TapeRecord
+from diloco_simulator.checkpointer import Checkpointer
 from diloco_simulator.coverage import of_syncer_effect
 from diloco_simulator.process import Process
 from diloco_simulator.publication import publication
@@ -13,17 +14,21 @@ from diloco_syncer.events import (
     Append,
     Appended,
     BusBack,
+    Capture,
     Drop,
     Effect,
     Ended,
     Event,
     Install,
     InstallInit,
+    InstallLoaded,
     Led,
+    Load,
     Publish,
     Published,
     PurgeDown,
     PurgeUp,
+    Seal,
     SendBeat,
     SendDonate,
     SendGrant,
@@ -57,19 +62,22 @@ class SyncerLife(Process):
         self.leader = leader
         self.process = node.process
         self.hub, self.watch = node.hub, node.watch
+        self.shard, self.checks = node.shard, node.checks
         self.spec = node.hub.spec
         self.inbox = Inbox(self)
         self.payloads = self.inbox.payloads
-        self.staged: dict[int, StagedArrays] = {}
-        self.installed: dict[int, StagedArrays] = {}
+        # By epoch and round.
+        self.staged: dict[tuple[int, int], StagedArrays] = {}
+        self.installed: dict[tuple[int, int], StagedArrays] = {}
         self.writing: tuple[dict[str, Any], dict[str, Any]] | None = None  # half a snapshot
         self.armed = float("inf")
         self.ended = False
         self.horizon = Horizon()
-        self.machine = Machine(self.spec, History(self.spec))
+        self.machine = Machine(self.spec, History(self.spec, self.shard.number))
         self.store: FragmentStore | None = None
         self.tape_end = 0
         self.following: Following | None = None
+        self.checkpointer = Checkpointer(self)
 
     def begin(self) -> None:
         """Lead at once if there is no other syncer; else compete for the lease."""
@@ -84,8 +92,8 @@ class SyncerLife(Process):
         self.store, self.tape_end = store, history.seq
         self.machine = Machine(self.spec, history)
         if store is not None:
-            for p, version in enumerate(history.versions):
-                digest = store.anchor_digest(p)
+            for p in history.owned:
+                digest, version = store.anchor_digest(p), history.versions[p]
                 self.watch.anchors.held(history.epoch, p, version, digest, self.leader)
         took_over = bool(history.leader) and not history.leader.startswith(self.process)
         self.world.counts["failovers"] += took_over
@@ -123,7 +131,7 @@ class SyncerLife(Process):
     def thawed(self, *, noticed: bool) -> None:
         """The edge sees the gap in its own clock: silence in it says nothing."""
         if self.machine.leading:
-            self.watch.members.forgiven_at = self.world.now
+            self.checks.members.forgiven_at = self.world.now
             if noticed:
                 self.give(BusBack())
 
@@ -148,7 +156,8 @@ class SyncerLife(Process):
         def ring() -> None:
             if self.armed == deadline:
                 self.armed = float("inf")
-                if not self.ended:
+                # As in the product, a leader speaks until the run is over for all.
+                if not (self.ended and self.watch.ended):
                     self.give(TimePassed())
 
         self.ring_at(deadline, ring)
@@ -160,14 +169,14 @@ class SyncerLife(Process):
         match effect:
             case SendPull():
                 r = next(r for r in self.machine.rounds.open if r.n == effect.pull.round)
-                self.watch.pulled(self.leader, effect.pull, r.participants)
+                self.watch.pulled(self, effect.pull, r.participants)
                 self.horizon.pulled(effect.pull.round, self.inbox.up_seq)
                 self._broadcast(effect.pull)
             case SendBeat():
                 self.watch.beat(self, effect.beat)
                 self._broadcast(effect.beat)
             case SendGrant():
-                self.watch.granted(self.leader, effect.grant)
+                self.watch.granted(self, effect.grant)
                 self._send(effect.grant.learner, effect.grant)
             case SendDonate():
                 self._send(effect.donate.donor, effect.donate)
@@ -177,10 +186,11 @@ class SyncerLife(Process):
                 self._stage(effect)
             case Install():
                 assert self.store is not None
-                self.installed[effect.round] = self.staged.pop(effect.round)
-                self.store.install(effect.fragment, self.installed[effect.round])
+                place = (self.machine.history.epoch, effect.round)
+                self.installed[place] = self.staged.pop(place)
+                self.store.install(effect.fragment, self.installed[place])
             case InstallInit():
-                payloads = {s: self.payloads.pop(s) for s in effect.subjects}
+                payloads = {s: self.payloads.pop(s) for s in effect.subjects if s}
                 self.store = build_store(self.machine.history, effect.subjects, payloads)
             case Publish():
                 self._publish(effect)
@@ -188,6 +198,15 @@ class SyncerLife(Process):
                 self.payloads.pop(effect.key, None)
             case Snapshot():
                 self._snapshot(effect)
+            case Capture():
+                self.checkpointer.capture(effect)
+            case Seal():
+                self.checkpointer.seal(effect)
+            case Load():
+                self.checkpointer.load(effect.restore)
+            case InstallLoaded():
+                self.store, self.horizon = self.checkpointer.install(effect.serial), Horizon()
+                self.staged.clear()
             case PurgeUp():
                 self._purge_up(effect.last_round)
             case PurgeDown():
@@ -211,7 +230,7 @@ class SyncerLife(Process):
         expected = self.tape_end
 
         def act() -> int:
-            return self.hub.append(record, expected)
+            return self.hub.append(self.shard.number, record, expected)
 
         def answer(result: int | None) -> None:
             self.enter(lambda: self._appended(record, result))
@@ -220,8 +239,9 @@ class SyncerLife(Process):
 
     def _appended(self, record: TapeRecord, result: int | None) -> None:
         seq = result if result is not None and result > 0 else 0
-        if not seq and len(self.hub.tape) > self.tape_end:
-            if self.hub.tape[self.tape_end] is not record:
+        tape = self.shard.tape
+        if not seq and len(tape) > self.tape_end:
+            if tape[self.tape_end] is not record:
                 self.watch.reached("append fenced by the tape")
                 self.deposed()
                 return
@@ -245,7 +265,7 @@ class SyncerLife(Process):
             keyframe=effect.keyframe,
             fraction=effect.fraction,
         )
-        self.staged[effect.round] = staged
+        self.staged[effect.epoch, effect.round] = staged
         done = Staged(
             effect.epoch,
             effect.round,
@@ -257,7 +277,7 @@ class SyncerLife(Process):
 
     def _publish(self, e: Publish) -> None:
         assert self.store is not None
-        p, staged = e.fragment, self.installed.pop(e.round, None)
+        p, staged = e.fragment, self.installed.pop((e.epoch, e.round), None)
         manifest, payload = publication(self.spec, e, self.store, staged)
         subject = manifest.blob.subject
 
@@ -302,8 +322,9 @@ class SyncerLife(Process):
             return
 
         def act() -> None:
-            self.hub.up.purge(lambda i: i.seq < below)
-            self.watch.limits.purged_up(self.hub.up)
+            owned = self.machine.history.owned
+            self.hub.up.purge(lambda i: i.seq < below and i.message.fragment in owned)
+            self.checks.limits.purged_up(self.hub.up)
 
         self.world.request(self.process, act, lambda result: None)
 

@@ -23,13 +23,16 @@ class SyncerNode:
         learners: list[str],
         process: str = NAME,
         disk: Disk | None = None,
+        shard: int = 0,
     ) -> None:
         self.hub = hub
         self.world = hub.world
         self.watch = watch
         self.learners = learners
         self.process = process
-        self.others: list[SyncerNode] = []  # machines of the same run
+        self.shard = hub.shards[shard]
+        self.checks = watch.of[shard]
+        self.others: list[SyncerNode] = []  # machines of the same shard
         self.disk = disk or Disk()
         self.lives: list[SyncerLife] = []
         self.life: SyncerLife | None = None  # the newest, if it lives
@@ -46,7 +49,7 @@ class SyncerNode:
         if passed_over:
             self.watch.reached("torn snapshot passed over")
         if found is None:
-            return History(spec), None
+            return History(spec, self.shard.number), None
         meta, arrays = found
         store = FragmentStore.restore(meta["store"], arrays, spec.algorithm)
         return History.restore(spec, meta["history"]), store
@@ -81,7 +84,7 @@ class SyncerNode:
         if life.alive:
             life.over()
         life.alive = False
-        self.watch.leases.gone(self.process)
+        self.checks.leases.gone(self.process)
         if self.life is life:
             self.life = None
             self.world.after(restart_s, self._restart)
@@ -110,7 +113,7 @@ class SyncerNode:
         if clock_stops:
             # It will trust its lease for longer than it may: only the tape fences it.
             self.watch.reached("a syncer's clock stood still")
-            self.watch.leases.gone(self.process)
+            self.checks.leases.gone(self.process)
         if replaced and self.alone:
             self.world.counts["failovers"] += 1
             self.start()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import load, save
 
 from diloco_learner.encoding import feeds_back
 from diloco_learner.feedback import Feedback
@@ -22,7 +23,10 @@ TENSORS = (
     TensorSpec(name="a", shape=(6, 2), embedding=False),
     TensorSpec(name="b", shape=(7,), embedding=False),
     TensorSpec(name="c", shape=(5,), embedding=True),
+    TensorSpec(name="d", shape=(3, 2), embedding=False),
 )
+# Of that many the first: a tensor more than that only where there are more fragments.
+TENSORS_MIN = 3
 
 
 class Computation(Protocol):
@@ -54,7 +58,7 @@ class TinyTrainer:
         report: Callable[[str, str], None] = lambda invariant, text: None,
     ) -> None:
         self.report = report
-        self.layout = Layout.build(TENSORS, fragments)
+        self.layout = Layout.build(TENSORS[: max(fragments, TENSORS_MIN)], fragments)
         self.codec = codec_up
         self.feedback = [Feedback(np.zeros(n, np.float32)) for n in self.layout.sizes]
         # What merged contributions should have given and did not, by a second way to count; and
@@ -113,7 +117,7 @@ class TinyTrainer:
             )
 
     def inner_state(self) -> bytes:
-        return self.moments.to_bytes(8, "little")
+        return save({"moments": np.array([self.moments])})
 
     def load_inner_state(self, data: bytes) -> None:
-        self.moments = int.from_bytes(data, "little")
+        self.moments = int(load(data)["moments"][0])

@@ -125,8 +125,8 @@ class IdleFleet:
             self.hub, name, partial(self._make, m), self.watch, step_s=self.setting.step_of(m)
         )
 
-    def _recorded(self, seq: int, record: TapeRecord) -> None:
-        self.watch.record(seq, record)
+    def _recorded(self, shard: int, seq: int, record: TapeRecord) -> None:
+        self.watch.record(shard, seq, record)
         self.tally.record(record, self.world.now)
 
     def _over(self) -> bool:

@@ -9,17 +9,15 @@ from diloco_shared.protocol.messages import (
     Grant,
     PublicationManifest,
     Pull,
-    TapeEnd,
     TapeRecord,
     TapeRound,
-    TapeSnapshot,
 )
-from diloco_simulator.checkers import Anchors, Leases, Members, Merges, Refusals
+from diloco_simulator.checkers import Anchors, Merges, Refusals
 from diloco_simulator.checkers_claims import Claims
-from diloco_simulator.checkers_ledger import Tokens
-from diloco_simulator.checkers_limits import Limits, Pace
-from diloco_simulator.checkers_numbers import Numbers
+from diloco_simulator.checkers_cuts import Parts
+from diloco_simulator.checkers_limits import Pace
 from diloco_simulator.coverage import of_record, of_syncer_death
+from diloco_simulator.watch_shard import OfShard
 from diloco_simulator.world import SLOW, Item, World
 
 if TYPE_CHECKING:
@@ -38,26 +36,28 @@ class Watch:
         self.world = world
         self.violations: list[str] = []
         self.anchors = Anchors(self.broken)
-        self.merges = Merges(self.broken, spec)
-        self.leases = Leases(self.broken)
-        self.members = Members(self.broken, spec)
         self.refusals = Refusals(self.broken)
-        self.claims = Claims(self.broken, self.merges, lambda: not self.world.counts["power cuts"])
-        self.tokens = Tokens(self.broken, spec, self.claims)
+        self.claims = Claims(self.broken, self._merges_of, self.truthful)
+        self.parts = Parts(self.broken)
         self.pace = Pace(self.broken, spec, self.anchors)
-        self.limits = Limits(self.broken, spec, world.options.learners)
-        self.numbers = Numbers(self.broken, spec) if numbers else None
         self.spec = spec
-        self.ended = ""
-        self.rounds = 0
-        self.round_at = 0.0  # when the newest round was recorded
-        self.terms = 0
+        self.of = [
+            OfShard(
+                self.broken,
+                spec,
+                shard,
+                learners=world.options.learners,
+                claims=self.claims,
+                parts=self.parts,
+                truthful=self.truthful,
+                numbers=numbers,
+            )
+            for shard in range(spec.algorithm.shards)
+        ]
         # For coverage alone.
         self.away: set[str] = set()  # learners without a process
         self.recovering: set[str] = set()
-        self.leaders: list[SyncerLife] = []
-        self.skipped_before = False
-        self.granted_nonces: set[str] = set()
+        self.granted_nonces: set[tuple[int, str]] = set()
         self.duties: dict[str, str] = {}
 
     def broken(self, invariant: str, text: str) -> None:
@@ -67,89 +67,113 @@ class Watch:
         """A state that is worth counting."""
         self.world.counts[" ".join(words)] += 1
 
+    def truthful(self) -> bool:
+        """Whether no tape ever lost a record."""
+        return not self.world.counts["power cuts"]
+
+    def _merges_of(self, fragment: int) -> Merges:
+        return self.of[fragment % len(self.of)].merges
+
+    @property
+    def ended(self) -> str:
+        """What became of the run, once every shard has said so."""
+        outcomes = {shard.ended for shard in self.of}
+        if "" in outcomes:
+            return ""
+        return "stopped" if "stopped" in outcomes else "finished"
+
+    @property
+    def rounds(self) -> int:
+        return sum(shard.rounds for shard in self.of)
+
     def stored(self, item: Item) -> None:
         """UP takes something."""
-        if self.numbers is not None:
-            self.numbers.stored(item)
+        for shard in self.of:
+            if shard.numbers is not None:
+                shard.numbers.stored(item)
 
     # --- the tape ------------------------------------------------------------------------------
 
-    def record(self, seq: int, record: TapeRecord) -> None:
-        """Every record as the tape takes it."""
-        self.merges.record(record)
-        if self.numbers is not None:
-            self.numbers.record(record)
-        self.tokens.record(record)
-        of_record(self, record)
+    def record(self, shard: int, seq: int, record: TapeRecord) -> None:
+        """Every record as its tape takes it."""
+        of = self.of[shard]
+        of_record(self, of, record)
+        of.record(record, self.world.now, faulty=self.world.faulty)
+        if len({other.merges.epoch for other in self.of}) > 1:
+            self.reached("shards in two epochs")
         if isinstance(record, TapeRound):
-            self.rounds += 1
-            self.round_at = self.world.now
             self.world.counts["refused"] += sum(v.outcome == "refused" for v in record.verdicts)
-            self.members.round(record, self.world.now, faulty=self.world.faulty)
             self.refusals.round(record)
-        if isinstance(record, TapeSnapshot):
-            self.limits.covered(record.round)
-        if isinstance(record, TapeEnd):
-            self.ended = record.outcome
 
-    def lost(self, kept: Sequence[TapeRecord]) -> None:
-        """The tape lost its last records: they never were. What is left was checked before."""
-        self.merges.report = lambda invariant, text: None
-        self.merges.begin(self.spec.algorithm.quorum)
-        for record in kept:
-            self.merges.record(record)
-        self.merges.report = self.broken
-        if self.numbers is not None:
-            self.numbers.lost(len(kept))
-        self.tokens.lost(kept)
+    def lost(self, shard: int, kept: Sequence[TapeRecord]) -> None:
+        """A tape lost its last records: they never were."""
+        self.of[shard].lost(kept)
         self.anchors.lost()
-        self.ended = self.merges.ended
 
     # --- syncers -------------------------------------------------------------------------------
 
     def leads(self, life: "SyncerLife") -> None:
         """A process begins a term."""
-        self.terms += 1
-        if any(other.alive and other.machine.leading for other in self.leaders):
+        of = life.checks
+        of.terms += 1
+        if any(other.alive and other.machine.leading for other in of.leaders):
             self.reached("two leaders at once")
-        self.leaders.append(life)
+        of.leaders.append(life)
 
     def died(self, life: "SyncerLife") -> None:
         of_syncer_death(self, life)
 
-    def pulled(self, leader: str, pull: Pull, participants: dict[str, int]) -> None:
+    def pulled(self, life: "SyncerLife", pull: Pull, participants: dict[str, int]) -> None:
         late_s = LATE_DELAYS * self.world.options.delay_s
         if self.world.options.slow_links:
             late_s *= SLOW
-        self.members.pull(leader, pull, participants, self.world.now, late_s)
+        life.checks.members.pull(life.leader, pull, participants, self.world.now, late_s)
 
-    def granted(self, leader: str, grant: Grant) -> None:
+    def granted(self, life: "SyncerLife", grant: Grant) -> None:
         if grant.accepted:
-            self.members.grant(leader, grant.learner, grant.incarnation)
+            life.checks.members.grant(life.leader, grant.learner, grant.incarnation)
 
     def beat(self, life: "SyncerLife", beat: Beat) -> None:
         self.anchors.heads(life.leader, beat.epoch, beat.versions)
-        self.limits.of_syncer(life)
+        life.checks.limits.of_syncer(life)
         self._account(life)
-        self.duties = {beat.initializer: "initializer", beat.evaluator: "evaluator"}
+        if beat.shard == 0:
+            self.duties = {beat.initializer: "initializer", beat.evaluator: "evaluator"}
 
     def _account(self, life: "SyncerLife") -> None:
         """What the leader would show of every token, now."""
         h, roster, now = life.machine.history, life.machine.roster, life.now
-        self.tokens.ledger(life.leader, h.seq, h.ledger.meta())
+        tokens = life.checks.tokens
+        tokens.ledger(life.leader, h.seq, h.ledger.meta())
         present = h.ledger.with_counts(roster.counts.unrecorded(h.ledger))
         shown = present.tokens_P(
             lambda learner, incarnation: roster.silent(learner, incarnation, now)
         )
         over = bool(h.outcome)
-        self.tokens.shown(life.leader, h.seq, present.processed, shown, over=over)
+        tokens.shown(life.leader, h.seq, present.processed, shown, over=over)
 
     def published(self, leader: str, m: PublicationManifest, payload: bytes) -> None:
         self.anchors.published(m.epoch, m.fragment, m.version, m.anchor_digest, leader)
-        if self.numbers is not None:
-            self.numbers.published(m, payload)
+        numbers = self.of[m.fragment % len(self.of)].numbers
+        if numbers is not None:
+            numbers.published(m, payload)
 
     # --- learners ------------------------------------------------------------------------------
+
+    def silent(self, learner: str, incarnation: int) -> None:
+        """A process of a learner is gone, or stands still."""
+        for shard in self.of:
+            shard.members.silent(learner, incarnation, self.world.now)
+
+    def back(self, learner: str, incarnation: int) -> None:
+        """It stood still and goes on."""
+        for shard in self.of:
+            shard.members.back(learner, incarnation)
+
+    def trains(self, learner: str, incarnation: int, step_s: float) -> None:
+        """It has recovered, and steps."""
+        for shard in self.of:
+            shard.members.trains(learner, incarnation, step_s)
 
     def recovers(self, learner: str) -> None:
         """A process of a learner joins."""

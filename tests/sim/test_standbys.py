@@ -24,9 +24,9 @@ def played(
     seen: list[tuple[float, TapeRecord]] = []
     on_record = scenario.hub.on_record
 
-    def record(seq: int, r: TapeRecord) -> None:
+    def record(shard: int, seq: int, r: TapeRecord) -> None:
         seen.append((scenario.world.now, r))
-        on_record(seq, r)
+        on_record(shard, seq, r)
 
     def now() -> None:
         leader = scenario.leader

@@ -1,0 +1,125 @@
+"""Run-wide checkpoints and restores: one consistent cut, and exactly that when history goes back.
+
+What a checkpoint holds is known from elsewhere: from the tape up to the mark, from standbys and a
+replay that execute it, and from what learners were seen to have in memory.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from diloco_shared.numerics.digest import digest_array
+from diloco_shared.protocol.checkpoints import parse_reference
+from diloco_shared.protocol.messages import TapeRestore, TapeRound
+from diloco_simulator.checkers import Mark, Report
+from diloco_syncer.store import FragmentStore
+
+
+class Parts:
+    """What learners kept, and when: the same for all shards."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.adopted: dict[tuple[str, int], tuple[int, tuple[int, ...]]] = {}
+        self.moments: dict[tuple[int, str], list[bytes]] = {}  # by number and learner
+        self.newest: dict[str, int] = {}  # life -> number of its newest part
+        self.made_after: dict[str, int] = {}  # contribution -> newest part of its life by then
+        self.began_with: dict[str, int] = {}  # life -> epoch of the restore it began after
+
+    def kept(
+        self, life: str, learner: str, number: int, epoch: int, versions: tuple[int, ...], m: bytes
+    ) -> None:
+        """A process of a learner keeps its part."""
+        if number <= self.newest.get(life, 0):
+            self.report("I6", f"{life} keeps a part of {number} after {self.newest[life]}")
+        self.newest[life] = number
+        self.adopted[(life, number)] = (epoch, versions)
+        self.moments.setdefault((number, learner), []).append(m)
+
+    def contributed(self, life: str, subject: str) -> None:
+        """A contribution goes out."""
+        self.made_after[subject] = self.newest.get(life, 0)
+
+    def began(self, life: str, restored: int) -> None:
+        """A process has its inner state; what it knows of restores."""
+        self.began_with[life] = restored
+
+    def went_back(self, life: str, learner: str, source: str, own: bool, moments: bytes) -> None:
+        """A process took moments of a checkpoint; `own`: there is a part of its own there."""
+        number = parse_reference(source)[2]
+        known = (
+            self.moments.get((number, learner), [])
+            if own
+            else [m for (n, _), kept in self.moments.items() if n == number for m in kept]
+        )
+        if moments not in known:
+            self.report("I6", f"{life} goes back to moments of {source} that nobody had")
+
+
+class Cuts:
+    """Of one syncer shard."""
+
+    def __init__(
+        self, report: Report, parts: Parts, owned: tuple[int, ...], truthful: Callable[[], bool]
+    ) -> None:
+        """`truthful`: whether no tape ever lost a record."""
+        self.report = report
+        self.parts = parts
+        self.owned = owned
+        self.truthful = truthful
+        self.marks: list[Mark] = []
+        self.of_restore: dict[tuple[int, str], Mark] = {}  # by epoch and digest of the manifest
+        # By number and sequence: who stood there first, and with what.
+        self.executed: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
+
+    def marked(self, mark: Mark) -> None:
+        """A checkpoint is begun on the tape."""
+        self.marks.append(mark)
+        for life, number in list(self.parts.adopted):
+            if number == mark.number:
+                self.cut(life, mark)
+
+    def cut(self, life: str, mark: Mark) -> None:
+        """No part has seen what was made after the mark."""
+        epoch, versions = self.parts.adopted[(life, mark.number)]
+        later = [p for p in self.owned if versions[p] > mark.versions[p]]
+        if later and epoch == mark.epoch and self.truthful():
+            self.report("I6", f"the part of {life} of {mark.number} has {later} of after its mark")
+
+    def restored(self, record: TapeRestore) -> Mark | None:
+        """History goes back: to exactly what was there when the checkpoint was begun."""
+        number = parse_reference(record.source)[2]
+        known = self.of_restore.get((record.epoch, record.digest))
+        if known is not None:
+            return known  # the tape is read again
+        wanted = (record.versions, record.anchor_digests)
+        for mark in reversed(self.marks):
+            if mark.number == number and (mark.versions, mark.digests) == wanted:
+                self.of_restore[(record.epoch, record.digest)] = mark
+                return mark
+        self.report("I6", f"epoch {record.epoch} begins with {wanted[0]} of {record.source}")
+        return None
+
+    def round(self, r: TapeRound, mark: int, restored: int) -> None:
+        """A round: nobody's work of after the cut is in what is before it, or of before a restore.
+
+        `mark`: the newest on this tape; `restored`: the epoch that began with the newest restore.
+        """
+        for v in r.verdicts:
+            if v.outcome != "merged" or not self.truthful():
+                continue
+            kept = self.parts.made_after.get(v.subject, 0)
+            if kept > mark:
+                self.report("I6", f"round {r.round} merges {v.subject}, of after part {kept}")
+            life = f"{v.learner}/{v.incarnation}"
+            if self.parts.began_with.get(life, -1) < restored:
+                self.report("I1", f"round {r.round} merges {life}, of before the restore")
+
+    def stands(self, who: str, number: int, history: dict[str, Any], store: FragmentStore) -> None:
+        """Somebody has the state of where a checkpoint was begun: executed, captured or loaded."""
+        arrays = {name: digest_array(a) for name, a in store.state_arrays().items()}
+        has = {"history": json.loads(json.dumps(history)), "store": store.meta(), "arrays": arrays}
+        first, known = self.executed.setdefault((number, history["seq"]), (who, has))
+        differing = [part for part in has if has[part] != known[part]]
+        if differing:
+            self.report("I6", f"{who} has other {differing} at mark {number} than {first}")

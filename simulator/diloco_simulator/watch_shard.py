@@ -1,0 +1,132 @@
+"""The checkers of one syncer shard: what its tape, its leaders and its lease show."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from diloco_shared.config import RunSpec
+from diloco_shared.protocol.messages import (
+    TapeCheckpoint,
+    TapeEnd,
+    TapeEpoch,
+    TapeRecord,
+    TapeRestore,
+    TapeRound,
+    TapeSnapshot,
+)
+from diloco_simulator.checkers import Leases, Mark, Members, Merges, Report
+from diloco_simulator.checkers_claims import Claims
+from diloco_simulator.checkers_cuts import Cuts, Parts
+from diloco_simulator.checkers_ledger import Tokens
+from diloco_simulator.checkers_limits import Limits
+from diloco_simulator.checkers_numbers import Numbers
+from diloco_syncer.history import History
+from diloco_syncer.store import FragmentStore
+
+if TYPE_CHECKING:
+    from diloco_simulator.syncer_life import SyncerLife
+
+
+class OfShard:
+    """`numbers`: compute every merge again; keeps all that was ever uploaded."""
+
+    def __init__(
+        self,
+        report: Report,
+        spec: RunSpec,
+        shard: int,
+        *,
+        learners: int,
+        claims: Claims,
+        parts: Parts,
+        truthful: Callable[[], bool],
+        numbers: bool,
+    ) -> None:
+        self.spec = spec
+        self.report = report if spec.algorithm.shards == 1 else _named(report, shard)
+        self.ended = ""
+        self.rounds = 0
+        self.shard = shard
+        self.merges = Merges(self.report, spec, shard)
+        self.leases = Leases(self.report)
+        self.members = Members(self.report, spec)
+        self.tokens = Tokens(self.report, spec, claims, shard)
+        self.limits = Limits(self.report, spec, learners, shard)
+        self.numbers = Numbers(self.report, spec, shard) if numbers else None
+        self.cuts = Cuts(self.report, parts, spec.algorithm.owned(shard), truthful)
+        self.round_at = 0.0  # when the newest round was recorded
+        self.terms = 0
+        self.epochs = 0  # begun because records were lost
+        self.restores = 0
+        self.wish = 0  # serial of the newest restore
+        self.leaders: list[SyncerLife] = []
+        self.skipped_before = False  # for coverage alone
+
+    def record(self, record: TapeRecord, now: float, *, faulty: bool) -> None:
+        """Every record as the tape takes it."""
+        mark = self._read(record)
+        if self.numbers is not None:
+            self.numbers.record(record, mark)
+        match record:
+            case TapeCheckpoint(outcome="begun"):
+                self.cuts.marked(self._mark(record.number))
+            case TapeRound():
+                self.rounds += 1
+                self.round_at = now
+                self.members.round(record, now, faulty=faulty)
+                self.cuts.round(record, self.merges.checkpoint, self.merges.restored)
+            case TapeSnapshot():
+                self.limits.covered(record.round)
+            case TapeEpoch():
+                self.epochs += 1
+            case TapeRestore():
+                self.restores += 1
+                self.wish = record.serial
+                self.limits.restored()
+            case TapeEnd():
+                self.ended = record.outcome
+            case _:
+                pass
+
+    def _read(self, record: TapeRecord) -> Mark | None:
+        """The mark that a restore goes back to."""
+        mark = self.cuts.restored(record) if isinstance(record, TapeRestore) else None
+        self.merges.record(record, mark)
+        self.tokens.record(record, mark)
+        return mark
+
+    def _mark(self, number: int) -> Mark:
+        merges = self.merges
+        return Mark(
+            number,
+            merges.epoch,
+            tuple(merges.versions),
+            tuple(merges.digests),
+            merges.next_round,
+            tuple(self.tokens.merged[-1]),
+            self.numbers.state if self.numbers is not None else [],
+        )
+
+    def lost(self, kept: Sequence[TapeRecord]) -> None:
+        """The tape lost its last records: they never were. What is left was checked before."""
+        self.merges.report = lambda invariant, text: None
+        self.merges.begin(self.spec.algorithm.quorum)
+        self.tokens.lost(len(kept))
+        self.cuts.executed.clear()
+        if self.numbers is not None:
+            self.numbers.lost(len(kept))
+        for record in kept:
+            self._read(record)
+        self.merges.report = self.report
+        self.ended = self.merges.ended
+
+    def executed(
+        self, who: str, record: TapeRecord, history: History, store: FragmentStore | None
+    ) -> None:
+        """Somebody has executed a record of the tape."""
+        begun = isinstance(record, TapeCheckpoint) and record.outcome == "begun"
+        if begun and store is not None:
+            self.cuts.stands(who, record.number, history.meta(), store)
+
+
+def _named(report: Report, shard: int) -> Report:
+    return lambda invariant, text: report(invariant, f"shard {shard}: {text}")
