@@ -1,11 +1,13 @@
-"""A storm of kills and hangs for as long as wanted: does anything grow, and what does it cost?
+"""A storm of kills, hangs and cut links: does anything grow, and what does it cost?
 
     python bench/soak.py [--minutes 60] [--every 20] [--seed 1] [--json FILE]
 
 A real stack (`diloco up`: 3 learners, 2 syncers, coordinator, message server) trains nano while a
 seeded Poisson process, one fault every 20 s on average, kills (SIGKILL), hangs (SIGSTOP for 0.5 to
-8 s) and slows its processes. Every few seconds resident memory and open files of each process,
-bytes of each stream and files on disk are noted. Then the same run without faults, for comparison.
+8 s) and slows its processes, or cuts a link: nothing passes between the message server and a
+learner, or the first syncer, for 1 to 10 s, both ways or one. Every few seconds resident memory and
+open files of each process, bytes of each stream and files on disk are noted. Then the same run
+without faults, for comparison.
 
 flat: for every series, Theil-Sen slope over the last two thirds times that time is at most a tenth
 of its median, or the slack beside SLACK below (one bucket of a sawtooth), whichever is more. Memory
@@ -13,10 +15,10 @@ counts in lives older than 60 s: before, a process is still compiling. The tape 
 left out: the tape is the run's own record and grows with its rounds (bytes a round are shown), the
 events are bounded by 64 MiB.
 ledger_exact: of every fragment, processed = merged + refused + overwritten + lost + in flight.
-loss_ratio: validation loss of the parameters published at the end, over that of the run without
-faults. That one processes as many tokens, of which at least as many are useful: `tokens_ratio`,
-storm over calm, says how equal they are, and what is amiss counts against the storm. The learning
-rate of both falls to the same end.
+loss_ratio: validation loss of the parameters published at the end, over that of a run without
+faults that has merged as many tokens: useful ones, not steps. Its budget counts tokens processed,
+so it is run again if its useful ones are more than 2 % off the storm's; `tokens_ratio`, storm over
+calm, says how equal they became. The learning rate of each falls to the end of its own budget.
 """
 
 import argparse
@@ -43,6 +45,12 @@ LOOK_S = 5.0
 # Between two tries of a fault whose target, or whose coordinator, is away just now.
 TRY_S, TRIES = 1.0, 10
 LOSS_RATIO_MAX = 1.01
+# Useful tokens of the run without faults may be this far from the storm's; what share of its tokens
+# is useful is guessed at first, and known from then on.
+TOKENS_OFF, USEFUL_SHARE, CALM_RUNS = 0.02, 0.9, 3
+LEARNERS, SYNCERS = [f"learner-{n}" for n in (1, 2, 3)], ["syncer-1", "syncer-2"]
+# The other syncer's link stays whole: somebody can always lead.
+LINKED = [*LEARNERS, SYNCERS[0]]
 STREAMS = ("UP", "DN", "STATE", "TAPE")
 BUCKETS = ("KV_members", "KV_status", "KV_leases", "KV_shards", "KV_incarnations")
 
@@ -125,7 +133,11 @@ class Weather(threading.Thread):
     def _inflict(self, fault: Fault) -> bool:
         for _ in range(TRIES):
             try:
-                self.stack.client.chaos(fault.kind, fault.target, **fault.settings)
+                if fault.kind == "cut":
+                    assert self.stack.links is not None
+                    self.stack.links.cut(fault.target, **fault.settings)
+                else:
+                    self.stack.client.chaos(fault.kind, fault.target, **fault.settings)
                 return True
             except AWAY:
                 if self.over.wait(TRY_S):
@@ -160,25 +172,39 @@ def exact(status: dict[str, Any]) -> bool:
     )
 
 
+def without_faults(folder: Path, useful: int) -> tuple[Watch, float]:
+    """A run that merges as many tokens, and its loss at the end."""
+    share = USEFUL_SHARE
+    for n in range(CALM_RUNS):
+        with Stack(folder / f"calm-{n}", learners=3, syncers=2) as stack:
+            calm = trained(stack, [], {"tokens": round(useful / share)})
+            loss = calm.loss()
+        there = calm.status["tokens_useful"]
+        if abs(there / useful - 1) <= TOKENS_OFF:
+            break
+        share = there / calm.status["tokens_processed"]
+    return calm, loss
+
+
 def figures_of(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     faults = storm(
         args.seed,
         mean=args.every,
         end=args.minutes * 60,
-        learners=[f"learner-{n}" for n in (1, 2, 3)],
-        syncers=["syncer-1", "syncer-2"],
+        learners=LEARNERS,
+        syncers=SYNCERS,
+        links=LINKED,
     )
     began = time.monotonic()
-    with Stack(folder / "storm", learners=3, syncers=2) as stack:
+    with Stack(folder / "storm", learners=3, syncers=2, linked=LINKED) as stack:
         stormy = trained(stack, faults, {"seconds": args.minutes * 60})
         loss, took_s = stormy.loss(), time.monotonic() - began
         rounds = stack.client.rounds(RUN)
         verified = stack.diloco("tape", "verify", RUN)
         replayed = stack.diloco("replay", RUN)
-    with Stack(folder / "calm", learners=3, syncers=2) as stack:
-        calm = trained(stack, [], {"tokens": stormy.status["tokens_processed"]})
-        loss_calm = calm.loss()
-    useful, useful_calm = (w.status["tokens_useful"] for w in (stormy, calm))
+    useful = stormy.status["tokens_useful"]
+    calm, loss_calm = without_faults(folder, useful)
+    useful_calm = calm.status["tokens_useful"]
     rows = verdicts(stormy.series)
     tape = [size for _, size, _ in stormy.series[f"stream TAPE-{RUN}"]]
     return {

@@ -11,6 +11,8 @@ ROLES = {"learner": 6, "syncer": 2, "coordinator": 1, "nats": 1}
 # Seconds of hangs (a leader's lease is 3 s, a learner's 5 s: both sides of them), and of slowness.
 HANG_S, SLOW_S = (0.5, 8.0), (4.0, 12.0)
 SLOW_FACTOR = 4.0
+# Weight of cut links, their seconds (both sides of both leases again), and which ways are cut.
+CUT, CUT_S, WAYS = 4, (1.0, 10.0), ("both", "both", "up", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +26,20 @@ class Fault:
 
 
 def storm(
-    seed: int, *, mean: float, end: float, learners: Sequence[str], syncers: Sequence[str]
+    seed: int,
+    *,
+    mean: float,
+    end: float,
+    learners: Sequence[str],
+    syncers: Sequence[str],
+    links: Sequence[str] = (),
 ) -> list[Fault]:
-    """A Poisson process of faults up to `end`, `mean` apart on average."""
+    """A Poisson process of faults up to `end`, `mean` apart on average.
+
+    `links`: members that are behind a link which may be cut.
+    """
     rng = random.Random(seed)
+    kinds = {**KINDS, "cut": CUT} if links else KINDS
     members = {
         "learner": list(learners),
         "syncer": list(syncers),
@@ -37,7 +49,10 @@ def storm(
     faults, at = [], 0.0
     while (at := at + rng.expovariate(1 / mean)) < end:
         role = rng.choices(list(ROLES), list(ROLES.values()))[0]
-        kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
+        reached = [name for name in members[role] if name in links]
+        if kind == "cut" and not reached:
+            kind = "hang"
         if kind == "slow" and role != "learner":
             kind = "hang"  # only a training loop can be slow
         settings: dict[str, Any] = {}
@@ -45,5 +60,8 @@ def storm(
             settings = {"duration_s": round(rng.uniform(*HANG_S), 1)}
         elif kind == "slow":
             settings = {"duration_s": round(rng.uniform(*SLOW_S), 1), "factor": SLOW_FACTOR}
-        faults.append(Fault(round(at, 2), kind, rng.choice(members[role]), settings))
+        elif kind == "cut":
+            settings = {"duration_s": round(rng.uniform(*CUT_S), 1), "way": rng.choice(WAYS)}
+        target = rng.choice(reached if kind == "cut" else members[role])
+        faults.append(Fault(round(at, 2), kind, target, settings))
     return faults

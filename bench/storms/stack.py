@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,9 +16,11 @@ import psutil
 
 from diloco_client import ApiError, Client, Unreachable
 from diloco_shared.edges.nats_bus import NatsBus
+from storms.links import Links
 
 # Starting many processes on few busy cores takes its time, in seconds.
 PATIENCE_S = 240.0
+LINKS = Path(__file__).with_name("links.py")
 AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError)
 
 
@@ -38,13 +40,21 @@ def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_
 class Stack:
     """One cluster in `folder`; a context manager that stops it."""
 
-    def __init__(self, folder: Path, *, learners: int, syncers: int) -> None:
+    def __init__(
+        self, folder: Path, *, learners: int, syncers: int, linked: Sequence[str] = ()
+    ) -> None:
+        """`linked`: services whose link to the message server can be cut."""
         self.folder = folder
         self.learners = [f"learner-{n}" for n in range(1, learners + 1)]
         self.syncers = [f"syncer-{n}" for n in range(1, syncers + 1)]
         options = ("--learners", str(learners), "--syncers", str(syncers), "--chaos")
+        self.links = Links(linked, lambda: str(self.endpoint()["nats"])) if linked else None
+        command = self._diloco("up")
+        if self.links is not None:
+            ports = json.dumps(self.links.ports)
+            command = [sys.executable, str(LINKS), ports, *command[command.index("up") :]]
         self.process = subprocess.Popen(
-            [*self._diloco("up"), "--port", "0", *options],
+            [*command, "--port", "0", *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
         )
@@ -69,6 +79,8 @@ class Stack:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.links is not None:
+            self.links.close()
 
     def _diloco(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "diloco_cli", *arguments, "--data", str(self.folder)]
