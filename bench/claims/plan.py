@@ -9,7 +9,7 @@ clock); and, for goodput of elastic jobs, the event-driven simulator behind the 
 import argparse
 import json
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -142,7 +142,7 @@ def of_merge() -> list[Row]:
 
 
 def of_goodput() -> list[Row]:
-    """Closed forms against the event-driven simulator, and against fleets whose learners die."""
+    """Closed forms against the event-driven simulator."""
     rows = []
     for cell in recorded("goodput")["cells"]:
         if cell["method"] == "decoupled":
@@ -152,15 +152,21 @@ def of_goodput() -> list[Row]:
             rows.append(
                 Row("goodput", f"goodput.json, M = {m}, {chips}", found["goodput"], cell["goodput"])
             )
-    away_s = Failures().return_mean_s
-    for m, mtbi_s in ((8, 5 * away_s), (8, 20 * away_s)):
-        run = fleet(m, 1.0, 0.1, 2, 2000, interruptions=Interruptions(mtbi_s, away_s))
-        asked = wishes(1e5, m, 1.0, 2000, mtbi_years=mtbi_s / YEAR_S)
-        found = predict(asked, Settings(m, 24, P, 2, 1, "bf16", "bf16"))
-        name = f"idle fleet, M = {m}, {mtbi_s:.0f} s between deaths"
-        rows.append(Row("goodput (steps)", name, found["goodput"], run["stepping"]))
-        rows.append(Row("goodput (merged)", name, found["goodput"], run["goodput"]))
     return rows
+
+
+def of_deaths() -> list[Row]:
+    """The same closed forms against a fleet whose learners die, all of their work with them."""
+    m, steps, away_s = 8, 600, Failures().return_mean_s
+    mtbi_s = 5 * away_s
+    run = fleet(m, 1.0, 0.1, 2, steps, interruptions=Interruptions(mtbi_s, away_s))
+    asked = wishes(1e5, m, 1.0, steps, mtbi_years=mtbi_s / YEAR_S)
+    found = predict(asked, Settings(m, 24, P, 2, 1, "bf16", "bf16"))
+    name = f"idle fleet, M = {m}, {run['interruptions']} deaths"
+    return [
+        Row("goodput (steps)", name, found["goodput"], run["stepping"]),
+        Row("goodput (merged)", name, found["goodput"], run["goodput"]),
+    ]
 
 
 def of_rounds() -> list[Row]:
@@ -169,8 +175,8 @@ def of_rounds() -> list[Row]:
     for m, step_s, one_way_s, overlap in (
         (4, 1.0, 0.03, 2), (4, 1.0, 0.1, 2), (8, 0.2, 0.1, 3), (8, 0.1, 0.1, 5), (16, 0.05, 0.1, 9)
     ):  # fmt: skip
-        run = fleet(m, step_s, one_way_s, overlap, 600)
-        asked = wishes(1e5, m, step_s, 600, round_trip_s=2 * one_way_s)
+        run = fleet(m, step_s, one_way_s, overlap, 150)
+        asked = wishes(1e5, m, step_s, 150, round_trip_s=2 * one_way_s)
         found = predict(asked, Settings(m, 24, P, overlap, 1, "bf16", "bf16"))
         name = f"idle fleet, M = {m}, steps of {step_s:g} s, {2 * one_way_s:g} s there and back"
         rows.append(Row("rounds", name, found["rounds"], run["rounds"]))
@@ -218,19 +224,38 @@ def staleness(tape: list[Any]) -> float:
 # --- output ---------------------------------------------------------------------------------------
 
 
+PARTS = {
+    "bytes": of_bytes,
+    "demo": of_demo,
+    "recovery": of_recovery,
+    "quality": of_quality,
+    "merge": of_merge,
+    "goodput": of_goodput,
+    "deaths": of_deaths,
+    "rounds": of_rounds,
+}
+
+
 def main() -> None:
     """Print a table; write rows, and per quantity the least and the largest ratio."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument(
+        "--part", choices=PARTS, action="append", help="others stay as FILE has them"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    parts = (of_bytes, of_demo, of_recovery, of_quality, of_merge, of_goodput, of_rounds)
-    rows = [row for part in parts for row in part()]
+    parts: dict[str, list[dict[str, Any]]] = {}
+    if args.json and args.json.exists():
+        parts = json.loads(args.json.read_text(encoding="utf-8"))["parts"]
+    for part in args.part or PARTS:
+        parts[part] = [asdict(row) | {"ratio": row.ratio} for row in PARTS[part]()]
+    rows = [row for part in parts.values() for row in part]
     ratios: dict[str, list[float]] = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row.quantity):
-        ratios[row.quantity].append(row.ratio)
+    for row in sorted(rows, key=lambda row: row["quantity"]):
+        ratios[row["quantity"]].append(row["ratio"])
         print(
-            f"{row.quantity:<30}{row.run:<58}{row.predicted:>12.4g}{row.measured:>12.4g}"
-            f"{row.ratio:>8.3f}"
+            f"{row['quantity']:<30}{row['run']:<58}{row['predicted']:>12.4g}"
+            f"{row['measured']:>12.4g}{row['ratio']:>8.3f}"
         )
     print("\npredicted over measured:")
     figures = {}
@@ -238,17 +263,7 @@ def main() -> None:
         figures[quantity] = {"least": min(found), "largest": max(found), "rows": len(found)}
         print(f"{quantity:<30}{min(found):.3f} to {max(found):.3f} in {len(found)}")
     if args.json:
-        told = [
-            {
-                "quantity": row.quantity,
-                "run": row.run,
-                "predicted": row.predicted,
-                "measured": row.measured,
-                "predicted_over_measured": row.ratio,
-            }
-            for row in rows
-        ]
-        write(args.json, figures, 0, rows=told)
+        write(args.json, figures, 0, parts=parts)
 
 
 if __name__ == "__main__":

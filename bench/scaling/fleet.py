@@ -12,7 +12,7 @@ from diloco_simulator.train import Fleet
 
 
 def spec(learners: int, fragments: int, cycles: int) -> RunSpec:
-    """A model of 9 thousand parameters; every fragment merges `cycles` times."""
+    """A model of 10 thousand parameters; every fragment merges `cycles` times."""
     shape = {"width": 16, "layers": 1, "heads": 2, "kv_heads": 2, "head_width": 8, "hidden": 16}
     return RunSpec.model_validate(
         {

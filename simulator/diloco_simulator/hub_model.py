@@ -8,25 +8,25 @@ GB = 1e9
 # A round's gate and merge, per contributed value; outer step and publication, per value of the
 # fragment. By codec.
 GATED_VALUE_S = {
-    "fp32": 8.02e-10,
-    "bf16": 5.95e-10,
-    "int8": 5.25e-10,
-    "int4": 4.43e-10,
-    "e3m0": 7.51e-10,
+    "fp32": 6.94e-10,
+    "bf16": 5.26e-10,
+    "int8": 5.08e-10,
+    "int4": 4.30e-10,
+    "e3m0": 5.65e-10,
 }
 MERGED_VALUE_S = {
-    "fp32": 5.10e-10,
-    "bf16": 2.26e-10,
+    "fp32": 4.67e-10,
+    "bf16": 2.08e-10,
     "int8": 1.92e-10,
-    "int4": 1.31e-10,
-    "e3m0": 3.53e-10,
+    "int4": 1.81e-10,
+    "e3m0": 3.77e-10,
 }
 STEPPED_VALUE_S = {
-    "fp32": 5.02e-9,
-    "bf16": 5.00e-9,
+    "fp32": 5.10e-9,
+    "bf16": 4.28e-9,
     "int8": 5.16e-9,
-    "int4": 4.95e-9,
-    "e3m0": 5.64e-9,
+    "int4": 4.15e-9,
+    "e3m0": 4.74e-9,
 }
 # Decisions, by one thread: the reports of a step, and the pull, answers and record of a round.
 REPORT_S = 6.05e-5  # a learner
