@@ -99,14 +99,6 @@ def of_demo() -> list[Row]:
     ]
 
 
-def of_recovery() -> list[Row]:
-    """Seconds between two rounds, where steps took more than half a second."""
-    f = recorded("recovery")["figures"]
-    found = predict(wishes(1e5, 3, f["step_s"], 1000), Settings(3, 24, P, 2, 2, "bf16", "bf16"))
-    apart_s = found["steps"] * found["step_s"] / found["rounds"]
-    return [Row("seconds between rounds", "recovery.json", apart_s, f["round_s"])]
-
-
 def of_quality() -> list[Row]:
     """Real learners on a virtual clock, against data-parallel."""
     body = recorded("quality_m4")
@@ -227,7 +219,6 @@ def staleness(tape: list[Any]) -> float:
 PARTS = {
     "bytes": of_bytes,
     "demo": of_demo,
-    "recovery": of_recovery,
     "quality": of_quality,
     "merge": of_merge,
     "goodput": of_goodput,
