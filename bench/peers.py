@@ -23,6 +23,7 @@ With `--json`, what the file knows of other systems stays.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import signal
@@ -30,8 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,20 @@ from peers import job, timeline
 from peers.crew import Crew
 from peers.network import isolated, loopback_bytes
 from peers.ours import Ours, faulted, whole
+from peers.told import (
+    PATIENCE_S,
+    TOKENS,
+    WORKERS,
+    difference,
+    shards_of,
+    spec_of,
+    val_loss,
+    write_job,
+)
 from runs import surroundings
 
-from diloco_cli.up.stack import free_port
-from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import Cut, ShardReader
-from diloco_learner.evaluate import held_out
-from diloco_learner.leases import order
-from diloco_learner.model.named import from_named, to_named
-from diloco_learner.model.transformer import SHAPES
-from diloco_learner.trainer import Program, Trainer
 from diloco_shared.config import RunSpec
-from diloco_shared.numerics.schedule import inner_rate
 
-WORKERS = 2
 # What each system's workers run, and the packages it needs.
 SCRIPTS = {
     "torch alone": ("run_alone.py", ("torch",)),
@@ -69,13 +69,8 @@ WARM = 96
 HANG_S, WATCHED_S = 10.0, 30.0
 # Starting torch and meeting takes seconds; the slowest exchange takes a few seconds a round.
 START_S, WHOLE_S = 90.0, 300.0
-LEASE_S, PATIENCE_S = 5.0, 10.0
-# Steps that our learners take while a run finishes, about.
-ENDING = 10
-# First steps whose losses torch and our code are compared on.
-COMPARED = 24
-# Of one step of one worker.
-TOKENS = 8 * 64
+# Linux: orphans of what this process started become its children.
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> None:
@@ -90,6 +85,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that nothing is left behind
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     rows: dict[str, dict[str, Any]] = {}
     if args.json and args.json.exists():
         rows = json.loads(args.json.read_text(encoding="utf-8"))["rows"]
@@ -122,85 +118,6 @@ def keep(rows: dict[str, dict[str, Any]], args: argparse.Namespace) -> None:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
 
-# --- what everybody is told ----------------------------------------------------------------------
-
-
-def spec_of(args: argparse.Namespace, steps: int) -> dict[str, Any]:
-    """Our run: the preset `long`, ended by the tokens that all workers are given together."""
-    factor = RunSpec.model_validate({"name": "x", "budget": {"steps": 1}}).algorithm
-    return {
-        "name": "peers",
-        "model": {"preset": args.model},
-        # Two cores for two learners and the hub: merges overlap with more steps.
-        "algorithm": {"preset": "long", "fragments": 6, "quorum": 1, "overlap_steps": 8},
-        "inner": {"learning_rate": args.rate / factor.inner_rate_factor},
-        "membership": {"learners_min": WORKERS, "lease_s": LEASE_S},
-        "evaluation": {"every_steps": 10**9, "sequences": 256},
-        "keeping": {"checkpoint_every_steps": 10**9},
-        # The last round of every fragment comes behind it.
-        "budget": {"tokens": WORKERS * (steps - ENDING) * TOKENS},
-    }
-
-
-def write_job(folder: Path, args: argparse.Namespace, steps: int) -> None:
-    """Our initial parameters, batches and rates, for those that cannot run our code."""
-    planned = steps or 10**6
-    spec = RunSpec.model_validate(spec_of(args, planned))
-    a, inner = spec.algorithm, spec.inner
-    cut = Cut(load(spec.data).train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
-    taken = shards_of([f"learner-{n + 1}" for n in range(WORKERS)], cut.shards, spec.seed)
-    settings = job.Settings(
-        shape=tuple(astuple(SHAPES[args.model])[:7]),
-        workers=WORKERS,
-        steps=steps,
-        sync_every=a.sync_every_steps,
-        outer_rate=a.outer_rate,
-        outer_momentum=a.outer_momentum,
-        b1=inner.b1,
-        b2=inner.b2,
-        weight_decay=inner.weight_decay,
-        clip_norm=inner.clip_norm,
-        lease_s=LEASE_S,
-        patience_s=PATIENCE_S,
-        port=free_port(0),
-    )
-    known = range(steps or 10 * WARM)
-    rates = [inner_rate(inner, spec.inner_rate, n, n / planned) for n in known]
-    initial = to_named(Program.build(spec).initial())
-    batches = [batches_of(cut, shards, args.steps, inner.batch_sequences) for shards in taken]
-    job.write(folder, settings, np.array(rates), initial, batches)
-
-
-def shards_of(learners: Sequence[str], shards: int, seed: int) -> list[list[int]]:
-    """Who leases which shards, in turn: everybody the next of its own order that is free."""
-    orders = [order(shards, learner, seed) for learner in learners]
-    taken: list[list[int]] = [[] for _ in learners]
-    for turn in range(shards):
-        held = {shard for mine in taken for shard in mine}
-        free = [shard for shard in orders[turn % len(learners)] if shard not in held]
-        taken[turn % len(learners)].append(free[0])
-    return taken
-
-
-def batches_of(cut: Cut, shards: list[int], steps: int, sequences: int) -> Any:
-    """Shape (steps, B, L + 1): the shards one behind the other, as a learner reads them."""
-    parts: list[Any] = []
-    for shard in shards:
-        if sum(map(len, parts)) >= steps * sequences:
-            break
-        parts.append(ShardReader(cut, shard).take(cut.sequences_per_shard))
-    whole = np.concatenate(parts)[: steps * sequences].astype(np.uint8)
-    return whole.reshape(steps, sequences, -1)
-
-
-def val_loss(parameters: Mapping[str, Any], args: argparse.Namespace) -> float:
-    """By our code, on the sequences that our runs are evaluated on."""
-    spec = RunSpec.model_validate(spec_of(args, args.steps))
-    program, e = Program.build(spec), spec.evaluation
-    tokens = held_out(load(spec.data).validation, spec.model.context_tokens, e.sequences, spec.seed)
-    return program.evaluate(from_named(program.initial(), parameters), tokens)
-
-
 # --- one run -------------------------------------------------------------------------------------
 
 
@@ -227,12 +144,20 @@ def measured(system: str, scenario: str, args: argparse.Namespace) -> dict[str, 
         else:
             write_job(folder, args, args.steps if scenario == "whole" else 0)
             found = peer(system, folder, scenario, args)
+            reap()
             if own_network and scenario == "whole":
                 found["bytes"] = 2 * loopback_bytes()
     all_s, own_s = (after - b for after, b in zip(busy_s(), before, strict=True))
     # Cores that others on this machine took meanwhile: more than a few hundredths spoil a speed.
     others = (all_s - own_s) / (time.monotonic() - began)
     return figures(found, scenario) | {"others_cores": others}
+
+
+def reap() -> None:
+    """Take what killed workers had started; its processor time is then counted as ours."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def busy_s() -> tuple[float, float]:
@@ -261,14 +186,6 @@ def alone(args: argparse.Namespace) -> dict[str, Any]:
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
     done = [json.loads(p.communicate(timeout=START_S)[0].splitlines()[-1]) for p in both]
     return {"tokens_per_s": sum(d["steps"] / d["seconds"] for d in done) * TOKENS}
-
-
-def difference(folder: Path, told: list[dict[str, Any]], args: argparse.Namespace) -> float:
-    """Largest between a torch worker's first losses and those of our code on the same batches."""
-    trainer = Trainer(Program.build(RunSpec.model_validate(spec_of(args, args.steps))))
-    same, found = job.Job(folder), [line["loss"] for line in told if line["kind"] == "step"]
-    mine = [float(trainer.step(same.batch(0, n), same.rate(n))) for n in range(COMPARED)]
-    return max(abs(a - b) for a, b in zip(mine, found[:COMPARED], strict=True))
 
 
 def peer(system: str, folder: Path, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
