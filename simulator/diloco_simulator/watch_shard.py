@@ -123,8 +123,9 @@ class OfShard:
         self, who: str, record: TapeRecord, history: History, store: FragmentStore | None
     ) -> None:
         """Somebody has executed a record of the tape."""
-        begun = isinstance(record, TapeCheckpoint) and record.outcome == "begun"
-        if begun and store is not None:
+        if not isinstance(record, TapeCheckpoint) or store is None:
+            return
+        if record.outcome == "begun":
             self.cuts.stands(who, record.number, history.meta(), store)
 
 
