@@ -260,13 +260,14 @@ def _needs(wishes: Wishes, s: Settings, shards: int) -> dict[str, float]:
     held = hub_model.memory_bytes(
         wishes.params / shards, values, s.learners, s.up_bits / 8, ceil(s.in_flight / shards)
     )
-    # What the one thread of a process does: it hears everybody, decides, fetches and publishes.
+    # What one thread does: it hears everybody and decides. Others fetch, merge and publish.
     thread_s = hub_model.report_s(s.learners, s.fragments) / step_s
-    thread_s += (hub_model.decision_s(s.learners) + moved_s) * rounds_per_s
+    thread_s += hub_model.decision_s(s.learners) * rounds_per_s
+    work_s = (merge_s + moved_s) * rounds_per_s + thread_s
     return {
         "network": round_bits * rounds_per_s / GBIT / (LOAD_MAX * wishes.hub_gbit_per_s),
         "memory": held / GIB / wishes.syncer_memory_gib,
-        "merging": (merge_s * rounds_per_s + thread_s) / (LOAD_MAX * wishes.syncer_cores),
+        "merging": work_s / (LOAD_MAX * wishes.syncer_cores),
         "one thread": thread_s / LOAD_MAX,
     }
 
