@@ -112,4 +112,4 @@ class Crew:
             line for line in self.log(worker).read_text("utf-8", "replace").splitlines() if line
         ]
         errors = [line for line in lines if "Error" in line]
-        return (errors or lines or [""])[-1].strip()[:300]
+        return (errors or lines or [""])[-1].strip()[:160]

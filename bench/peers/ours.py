@@ -112,7 +112,7 @@ async def whole(ours: Ours) -> dict[str, Any]:
 
     def over() -> dict[str, Any] | None:
         run = ours.client.run(RUN)
-        learners = run["status"]["learners"].values()
+        learners = (run["status"] or {"learners": {}})["learners"].values()
         done = run["state"] == "finished" and all(x["state"] == "finished" for x in learners)
         return run if done else None
 
