@@ -191,7 +191,7 @@ def fleet(
     )
     run = IdleFleet(spec, Islands(learners, step_s=step_s, one_way_s=one_way_s, jitter=0.1, **more))
     found = run.run()
-    return found | {"staleness": staleness(run.hub.tape)}
+    return found | {"staleness": staleness(run.hub.shards[0].tape)}
 
 
 def staleness(tape: list[Any]) -> float:
