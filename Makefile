@@ -17,7 +17,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "live or whole"
 
-.PHONY: install format check pure test demo sim mutants soak quality compose-smoke clean
+.PHONY: install format check pure test demo sim mutants soak quality claims compose-smoke clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "decoupled-diloco needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
@@ -65,6 +65,18 @@ soak: install
 
 quality: install
 	$(BIN)/python bench/quality.py
+
+# The published claims, one script each. Hours where diloco-data/experiments remembers nothing.
+claims: install
+	$(BIN)/python bench/claims/goodput.py --json docs/results/goodput.json --png docs/results/goodput.png
+	$(BIN)/python bench/claims/bandwidth.py --json docs/results/bandwidth.json --png docs/results/bandwidth.png
+	$(BIN)/python bench/quality.py --json docs/results/quality_m4.json
+	$(BIN)/python bench/claims/quality.py docs/results/quality_m4.json --png docs/results/quality.png
+	$(BIN)/python bench/claims/failures.py --json docs/results/failures.json
+	$(BIN)/python bench/claims/mixed.py --json docs/results/mixed.json
+	$(BIN)/python bench/claims/scavenging.py --json docs/results/scavenging.json
+	$(BIN)/python bench/scale.py --json docs/results/scale.json
+	$(BIN)/python bench/claims/plan.py --json docs/results/plan.json
 
 compose-smoke: install
 	$(BIN)/python compose/smoke.py
