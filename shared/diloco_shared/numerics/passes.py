@@ -20,6 +20,7 @@ from diloco_shared.numerics.codec.kernels import (
     add,
     decode,
     encode,
+    settle,
 )
 from diloco_shared.numerics.codec.layout import BF16, BLOCK, FP32
 from diloco_shared.numerics.compiled import kernel
@@ -305,7 +306,7 @@ def _publish(
     else:
         values = out.anchor_F.size
         encode(step.codec, rest_B, at // BLOCK, values, out.payload, room_S)
-        decode(step.codec, out.payload, values, at, stop, rest_B)
+        settle(step.codec, rest_B, at // BLOCK, values, out.payload)
     if not step.keyframe:
         add_to(f.anchor_F[at:stop], rest_B)
     store(rest_B, out.anchor_F[at:stop])

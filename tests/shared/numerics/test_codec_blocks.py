@@ -223,3 +223,14 @@ def test_pinned_vectors() -> None:
         assert codec.encode(name, values).hex() == pinned["encoded"][name], name
         decoded = codec.decode(name, bytes.fromhex(pinned["encoded"][name]), len(values))
         assert [float(x).hex() for x in decoded] == pinned["decoded"][name], name
+
+
+@quick
+@given(arrays(), st.sampled_from(NAMES))
+def test_what_is_settled_is_what_is_decoded(values: np.ndarray, name: str) -> None:
+    payload = codec.encode(name, values)
+    settled = values.copy()
+    data = np.frombuffer(payload, np.uint8)
+    codec.kernels.settle(codec.find(name), settled, 0, values.size, data)
+    expected = codec.decode(name, payload, values.size)
+    np.testing.assert_array_equal(settled.view(np.uint32), expected.view(np.uint32))

@@ -323,6 +323,31 @@ def _encode_int4(values_K: Values, inverse: np.float32, out_H: Bytes) -> None:
 
 
 @kernel
+def settle(codec: int, values_B: Values, first: int, values: int, data: Bytes) -> None:
+    """What `encode` has made of `values_B`, in their place: `decode`, without unpacking."""
+    if codec == E3M0:
+        decode(codec, data, values, first * BLOCK, first * BLOCK + values_B.size, values_B)
+        return
+    scales = data[START : START + 2 * ((values + BLOCK - 1) // BLOCK)].view(np.uint16)
+    for n in range((values_B.size + BLOCK - 1) // BLOCK):
+        pattern = scales[first + n]
+        scale = widen(pattern)
+        part = values_B[n * BLOCK : (n + 1) * BLOCK]
+        if pattern in (0, SCALE_NAN):
+            for i in range(part.size):
+                part[i] = np.float32(0) * scale
+        else:
+            _settle(part, np.float32(1) / scale, scale)
+
+
+@kernel
+def _settle(part_B: Values, inverse: np.float32, scale: np.float32) -> None:
+    for i in range(part_B.size):
+        # The sum holds the quantum in its lowest bits: the difference is it, as a number.
+        part_B[i] = ((part_B[i] * inverse + ROUND) - ROUND) * scale
+
+
+@kernel
 def _encode_e3m0(bits_K: Bits, scale: int, out_H: Bytes) -> None:
     """Each to the nearest power of two times the scale; a tie goes to the larger magnitude."""
     middle = as_bits(np.float32(0.75) * widen(scale))  # between the two largest
