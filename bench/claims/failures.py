@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--rate-data-parallel", type=float, default=1.6e-2)
     parser.add_argument("--goodput-seeds", type=int, default=8)
     args = parser.parse_args()
+    if not args.seeds:
+        parser.error("--seeds: one at least is to be trained")
     goodput = goodputs(args)
     for name, value in goodput.items():
         print(f"{name:<40}{shown(value, 1, 100)} %")

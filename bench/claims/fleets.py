@@ -28,7 +28,7 @@ SEQUENCES = 1024
 def options(parser: argparse.ArgumentParser) -> None:
     """What every such script understands."""
     parser.add_argument("--steps", type=int, default=1000, help="per learner, without failures")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="trained; or none")
     parser.add_argument("--rate", type=float, default=8e-3, help="peak inner rate")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--any-sources", action="store_true", help="take what older code found")
@@ -55,15 +55,18 @@ def found(args: argparse.Namespace, *experiments: Experiment) -> list[dict[str, 
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean with half its 95 % interval (None for a single value), and the values."""
+    """Mean with half its 95 % interval (None for a single value), and the values, if any."""
     half = None
     if len(values) > 1:
         half = student(len(values) - 1) * statistics.stdev(values) / len(values) ** 0.5
-    return {"mean": statistics.fmean(values), "half_ci95": half, "values": list(values)}
+    mean = statistics.fmean(values) if values else None
+    return {"mean": mean, "half_ci95": half, "values": list(values)}
 
 
 def shown(values: dict[str, Any], digits: int = 4, factor: float = 1.0) -> str:
-    """A `spread` in a table."""
+    """A `spread` in a table; a dash for nothing."""
+    if values["mean"] is None:
+        return "-"
     half = values["half_ci95"]
     text = f"{factor * values['mean']:.{digits}f}"
     return text if half is None else f"{text} ± {factor * half:.{digits}f}"

@@ -34,7 +34,7 @@ def main() -> None:
     """Print a table; write the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     options(parser)
-    parser.add_argument("--timed-steps", type=int, default=3000, help="of runs without training")
+    parser.add_argument("--timed-steps", type=int, default=1500, help="of runs without training")
     args = parser.parse_args()
     before = found(args, *(run(seed, None, args) for seed in args.seeds))
     rows = [row(extra, before, args) for extra in EXTRA]
@@ -53,7 +53,7 @@ def main() -> None:
         write(
             args.json,
             figures | off,
-            args.seeds[0],
+            0,
             rows=rows,
             alone=alone_row,
             timed_steps=args.timed_steps,
