@@ -227,13 +227,13 @@ def _table(
     for v in variants:
         print(
             f"  every {v['mtbi_s']:.0f} s, away {v['away_s']:.0f} s: goodput "
-            f"{shown(v['goodput'], 1, 100)} % ({100 * v['goodput_relative']:.1f} % of that without "
-            f"failures), elastic {100 * v['goodput_elastic']:.1f} %: {v['times_sooner']:.2f} x"
+            f"{100 * v['goodput']['mean']:.1f} % ({100 * v['goodput_relative']:.1f} % of that "
+            f"without failures), elastic {100 * v['goodput_elastic']:.1f} %: {v['times_sooner']:.2f} x"
         )
     print()
     for name, value in figures.items():
         text = shown(value) if isinstance(value, dict) else f"{value:.4f}"
-        print(f"{name:<40}{text}")
+        print(f"{name:<46}{text}")
 
 
 if __name__ == "__main__":

@@ -86,14 +86,14 @@ def row(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]], waiting: dict[str, float]) -> None:
-    print(f"\n{'':<36}{'stepping':>10}{'goodput':>10}{'merged':>9}{'validation loss':>19}"
+    print(f"\n{'':<36}{'stepping':>12}{'goodput':>12}{'merged':>13}{'validation loss':>19}"
           f"{'published: goodput, text':>27}")  # fmt: skip
     for r in rows:
         published = r["published_goodput_and_text"]
         told = "" if published is None else f"{published[0]:.0f} %, {published[1]:.1f}"
         print(
-            f"{r['policy']:<36}{shown(r['stepping'], 1, 100):>10}{shown(r['goodput'], 1, 100):>10}"
-            f"{shown(r['merged_per_round'], 2):>9}{shown(r['val_loss']):>19}{told:>27}"
+            f"{r['policy']:<36}{shown(r['stepping'], 1, 100):>12}{shown(r['goodput'], 1, 100):>12}"
+            f"{shown(r['merged_per_round'], 2):>13}{shown(r['val_loss']):>19}{told:>27}"
         )
     print("\nGoodput if learners waited for rounds (goodput simulator):")
     for name, value in waiting.items():
