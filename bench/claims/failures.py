@@ -225,10 +225,13 @@ def _table(
         )
     print("\nOther failures (nothing trained):")
     for v in variants:
+        ours, relative, theirs = (
+            f"{100 * share:.1f} %"
+            for share in (v["goodput"]["mean"], v["goodput_relative"], v["goodput_elastic"])
+        )
         print(
-            f"  every {v['mtbi_s']:.0f} s, away {v['away_s']:.0f} s: goodput "
-            f"{100 * v['goodput']['mean']:.1f} % ({100 * v['goodput_relative']:.1f} % of that "
-            f"without failures), elastic {100 * v['goodput_elastic']:.1f} %: {v['times_sooner']:.2f} x"
+            f"  every {v['mtbi_s']:.0f} s, away {v['away_s']:.0f} s: goodput {ours} ({relative} of "
+            f"that without failures), elastic {theirs}: {v['times_sooner']:.2f} x"
         )
     print()
     for name, value in figures.items():
