@@ -9,6 +9,9 @@ of (Decoupled / data-parallel) - 1, with its spread. Beside it stands how many t
 Decoupled sends and receives than a ring all-reduce of bf16 gradients at every step (computed from
 sizes; bench/bytes.py measures that at the sockets).
 
+`--ours algorithm.outer_settle_from=0.7` changes a setting of Decoupled runs, `--both inner.b2=0.99`
+one of both sides; values are JSON.
+
 Same model (nano), data streams and schedule shape on both sides. Results are kept: what is
 interrupted goes on where it was. `--any-sources` counts what an earlier version of the code found.
 """
@@ -50,6 +53,7 @@ class Case:
     learners: int
     method: str
     preset: str
+    changes: tuple[tuple[str, str], ...]  # (section.field, value as JSON)
 
 
 def main() -> None:
@@ -60,12 +64,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--preset", default="long")
+    parser.add_argument("--ours", nargs="+", type=change, default=[], metavar="SETTING=VALUE")
+    parser.add_argument("--both", nargs="+", type=change, default=[], metavar="SETTING=VALUE")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--any-sources", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     cases = [
-        Case(corpus, m, method, args.preset)
+        case_of(corpus, m, method, args)
         for corpus in args.corpora
         for m in args.learners
         for method in METHODS
@@ -92,10 +98,25 @@ def main() -> None:
             ],
             "steps": args.steps,
             "preset": args.preset,
+            "changes": {"ours": dict(args.ours), "both": dict(args.both)},
             "seeds": args.seeds,
             **surroundings(__file__),
         }
         args.json.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+
+
+def change(text: str) -> tuple[str, str]:
+    """section.field=value; ValueError if it is not, or the value is not JSON."""
+    where, equals, value = text.partition("=")
+    if not equals or where.count(".") != 1:
+        raise ValueError(text)
+    json.loads(value)
+    return where, value
+
+
+def case_of(corpus: str, m: int, method: str, args: argparse.Namespace) -> Case:
+    ours = args.ours if method == "decoupled" else []
+    return Case(corpus, m, method, args.preset, (*args.both, *ours))
 
 
 def search(
@@ -130,6 +151,9 @@ def experiment(case: Case, steps: int, seed: int, rate: float) -> Experiment:
     reference = case.method == "data-parallel"
     body = spec_of(case.preset, steps + EXTRA_STEPS * reference, seed, rate).model_dump(mode="json")
     body["data"]["source"] = case.corpus
+    for where, value in case.changes:
+        section, field = where.split(".")
+        body[section][field] = json.loads(value)
     spec = RunSpec.model_validate(body)
     return Experiment(spec, case.learners, "data-parallel" if reference else "decoupled")
 
@@ -142,7 +166,7 @@ def row(
     rates: dict[Case, float],
 ) -> dict[str, Any]:
     """One comparison over all seeds."""
-    ours, theirs = (Case(corpus, m, method, args.preset) for method in METHODS)
+    ours, theirs = (case_of(corpus, m, method, args) for method in METHODS)
     pairs = [(results[ours, s], results[theirs, s]) for s in args.seeds]
     if any(a["tokens"] > b["tokens"] for a, b in pairs):
         raise SystemExit("data-parallel saw fewer tokens: raise EXTRA_STEPS")
