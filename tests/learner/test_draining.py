@@ -69,3 +69,11 @@ def test_the_end_of_the_run_comes_first() -> None:
     desk = draining()
     (leave,) = only(desk.tell(beat(state="finished")), Leave)
     assert leave.outcome == "finished"
+
+
+def test_one_that_has_not_heard_its_syncer_yet_waits_for_it() -> None:
+    d, counters = Draining(), Counters([0])
+    counters.stepped(1)
+    d.begin("told", 0.0, round_s=1.0)
+    assert d.over(None, counters, DRAIN_S_MIN - 1) == ""
+    assert "there is no syncer" in d.over(None, counters, DRAIN_S_MIN)

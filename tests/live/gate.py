@@ -67,12 +67,18 @@ class Gate:
             self._open_down.clear()
 
     async def shut_after(self, *, up: int = 0, down: int = 0) -> None:
-        """Let so many more bytes pass one way, then shut both ways, in the middle of a message."""
+        """Let so many more bytes pass one way, then shut both ways, in the middle of a message.
+
+        Cancelled, it shuts nothing later.
+        """
         if up:
             self._last_up = self.up + up
         if down:
             self._last_down = self.down + down
-        await until(lambda: not (self._open_up.is_set() or self._open_down.is_set()))
+        try:
+            await until(lambda: not (self._open_up.is_set() or self._open_down.is_set()))
+        finally:
+            self._last_up = self._last_down = float("inf")
 
     async def cut(self) -> None:
         """Break every connection, and refuse new ones until `mend`."""

@@ -36,10 +36,11 @@ class Draining:
         unmerged = sum(counters.c_steps(p) > 0 for p in fragments)
         if not unmerged:
             return f"{self.reason}: none of its work is left unmerged"
-        if beat is None or beat.state not in MERGING:
-            why = "there is no syncer" if beat is None else f"the run is {beat.state}"
+        # One that has just begun may not have heard its syncer yet.
+        if beat is not None and beat.state not in MERGING:
+            why = f"the run is {beat.state}"
         elif now >= self.until:
-            why = "no round came for them in time"
+            why = "no round came for them in time" if beat else "there is no syncer"
         else:
             return ""
         return f"{self.reason}: work on {unmerged} fragments is lost, {why}"
