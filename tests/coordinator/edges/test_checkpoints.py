@@ -119,6 +119,24 @@ async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(
         assert (over.status_code, over.json()["title"]) == (409, "The run is over")
 
 
+async def test_a_run_of_which_a_part_is_over_is_not_sent_back(
+    world: Any, kept: Any, status: Any
+) -> None:
+    two = {**SPEC, "algorithm": {**SPEC["algorithm"], "shards": 2}}
+    async with world.coordinator() as desk:
+        spec = (await desk.ask("POST", "/v1/runs", two)).json()["spec"]
+        kept(spec, 3)
+        await world.says(status())
+        other = encode(status(shard=1, state="finished"))
+        await world.bus.kv_put(subjects.STATUS, subjects.status_key("demo", 1), other)
+        await desk.until(lambda: len(desk.registry.shards.get("demo", ())) == 2)
+        path = "/v1/runs/demo/checkpoints/3/restore"
+        refused = await desk.ask("POST", path, {})
+        assert refused.status_code == 409
+        assert "shard 1 of 'demo' is finished" in refused.json()["detail"]
+        assert (await desk.ask("POST", path, {"as": "again"})).status_code == 202
+
+
 async def test_a_new_run_begins_with_a_checkpoint_and_the_lives_it_knows(
     world: Any, kept: Any
 ) -> None:

@@ -13,6 +13,7 @@ from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import Registry
 from diloco_coordinator.edges.runs import Runs
+from diloco_coordinator.shards import OVER
 from diloco_coordinator.views import jsonable
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import CheckpointError, Checkpoints
@@ -144,6 +145,7 @@ class RunCheckpoints:
         manifest = await self._manifest(there, ref)
         if request.as_run is None:
             record, status = self.runs.record(run), self.registry.statuses.get(run)
+            self._may_go_back(run)
             before = record.restore.serial if record.restore else 0
             serial = max(before, status.restores if status else 0) + 1
             await self.runs.update(run, "", restore=Restore(serial=serial, source=ref))
@@ -152,6 +154,15 @@ class RunCheckpoints:
         await self._begin(body, there, ref, manifest)
         response.headers["Location"] = f"/v1/runs/{request.as_run}"
         return {"run": request.as_run, "number": number, "serial": 1}
+
+    def _may_go_back(self, run: str) -> None:
+        """A shard of the syncer that is over goes back no more, and the others cannot alone."""
+        shards = self.registry.shards.get(run, {}).values()
+        over = [s for s in shards if s.state in OVER]
+        if 0 < len(over) < len(shards):
+            part = f"syncer shard {over[0].shard} of {run!r} is {over[0].state}"
+            text = f"{part} and cannot go back: restore as a new run"
+            raise Problem(409, "Part of the run is over", text)
 
     async def submit(
         self, checkpoint: str, body: Annotated[dict[str, Any], Body()], response: Response
