@@ -114,6 +114,7 @@ class Merges:
         self.checkpoint = 0  # newest mark
         self.blobs: set[tuple[str, str]] = set()
         self.merged: set[tuple[str, int, int, int]] = set()  # learner, life, fragment, round
+        self.undone: set[tuple[str, int, int, int]] = set()  # of those, by a restore
         # (learner, incarnation, fragment) -> the step up to which its work is merged.
         self.steps: dict[tuple[str, int, int], int] = {}
         self.ended = ""
@@ -138,6 +139,7 @@ class Merges:
                 self.initialised, self.restored = True, record.epoch
                 self.versions, self.digests = list(mark.versions), list(mark.digests)
                 self.next_round = mark.next_round
+                self.undone |= {one for one in self.merged if one[3] >= mark.next_round}
             case TapeTerm():
                 if record.term <= self.term:
                     self.report("I7", f"term {record.term} begins after {self.term}")
@@ -190,7 +192,9 @@ class Merges:
         self.blobs.add((v.subject, v.digest))
         if v.subject.split(".")[3] != str(r.epoch):
             self.report("I1", f"round {r.round} of epoch {r.epoch} merges {v.subject}")
-        self.merged.add((v.learner, v.incarnation, r.fragment, r.round))
+        work = (v.learner, v.incarnation, r.fragment, r.round)
+        self.merged.add(work)
+        self.undone.discard(work)
         key = (v.learner, v.incarnation, r.fragment)
         if v.step_to <= self.steps.get(key, -1):
             self.report(

@@ -58,7 +58,10 @@ class Claims:
     def decided(self, learner: str, incarnation: int, fate: Merged | Unmerged) -> None:
         """I9: a learner's residual follows what the tape says of its contributions."""
         tape = self.merges_of(fate.fragment)
-        merged = (learner, incarnation, fate.fragment, fate.round) in tape.merged
+        work = (learner, incarnation, fate.fragment, fate.round)
+        if work in tape.undone:
+            return  # it was merged, and is not in what the run went back to
+        merged = work in tape.merged
         if isinstance(fate, Merged) and not self.truthful():
             return  # perhaps the record was lost after its publication was seen
         if merged != isinstance(fate, Merged):
