@@ -39,6 +39,7 @@ class LearnerNode:
         self.lives: list[LearnerLife] = []
         self.left = ""
         self.left_at = float("inf")
+        self.damaged: set[tuple[int, int]] = set()  # (epoch, fragment) that came with a wrong byte
         self.on_evaluate: Callable[[LearnerLife, Evaluate], None] = lambda life, effect: None
         self.tamper: Callable[[ContributionManifest, bytes], tuple[ContributionManifest, bytes]] = (
             lambda manifest, payload: (manifest, payload)
@@ -76,7 +77,9 @@ class LearnerNode:
         before = life.book.refused.copy()
         ready = life.book.offer(m, payload)
         faults = set(life.book.refused - before) - {"waiting"}
-        if faults:
+        # A damaged delta that waited for this one is found now.
+        found = faults == {"digest"} and (m.epoch, m.fragment) in self.damaged
+        if faults and not found:
             self.watch.broken("I4", f"{life.life} finds a publication bad: {faults}")
         self.watch.pace.published(life.life, m.epoch)
         return ready
@@ -87,6 +90,7 @@ class LearnerNode:
         damaged = bytearray(payload)
         damaged[self.world.rng.randrange(len(damaged))] ^= 0xFF
         ready = life.book.offer(m, bytes(damaged))
+        self.damaged.add((m.epoch, m.fragment))
         if ready is None:
             self.world.after(RETRY_S, lambda: life.publication(m, payload))
         elif ready.version == m.version:
