@@ -140,6 +140,22 @@ def test_the_others_mark_when_a_learner_tells_of_it_before_they_merge_what_it_se
     assert [e for e in seen if isinstance(e, Seal)] == [Seal(1, {}, {})], "it waits for nobody"
 
 
+def test_a_mark_that_learners_have_met_does_not_wait_for_the_one_before_it(
+    pair: list[Any],
+) -> None:
+    _, second = pair
+    for number in (1, 2):
+        for learner in ("a", "b"):
+            second.step(learner, 6)
+        pull = second.pulls[-1]
+        second.answer(pull, "a", checkpoint=number)
+        second.answer(pull, "b", checkpoint=number)
+    assert marks(second) == [(1, "begun"), (1, "failed"), (2, "begun")]
+    kinds = [(r.kind, getattr(r, "number", None)) for r in second.tape]
+    rounds = [i for i, (kind, _) in enumerate(kinds) if kind == "round"]
+    assert rounds[0] < kinds.index(("checkpoint", 2)) < rounds[1], "the cut goes before its round"
+
+
 def test_a_store_holds_nothing_of_other_shards(driver_of: Any) -> None:
     spec = driver_of(**ALGORITHM).spec
     layout = Layout.build(TENSORS, 4)

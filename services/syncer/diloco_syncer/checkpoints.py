@@ -14,8 +14,10 @@ tells of it, before they record a round that it may be part of. A mark has a num
 Pure: the edge writes, and answers with Kept and Sealed.
 """
 
+from collections.abc import Collection
+
 from diloco_shared.config import RunSpec
-from diloco_shared.protocol.messages import Progress, TapeCheckpoint
+from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
 from diloco_shared.protocol.records import CheckpointState, Restore
 from diloco_syncer.events import Capture, Effect, Kept, Seal, Sealed, Tell
 from diloco_syncer.history import History
@@ -73,6 +75,10 @@ class Checkpoints:
             return self._record(
                 h.checkpoint, "failed", "the leader changed while it was made: ask again", wall
             )
+        passed = bool(h.shard) and self.seen > h.checkpoint
+        if h.checkpoint_open and passed and not self.sealing:
+            # The first shard has given it up: its next mark may not wait.
+            return self._record(h.checkpoint, "failed", "learners have met the next mark", wall)
         if h.checkpoint_open or not h.initialised or h.outcome:
             return None
         if h.shard:
@@ -85,6 +91,14 @@ class Checkpoints:
         if every is not None and h.stamp.steps // every > h.checkpoint_steps // every:
             return self._record(h.checkpoint + 1, "begun", f"every {every} steps", wall)
         return None
+
+    def overdue(self, pending: Collection[TapeRecord]) -> bool:
+        """Whether learners have met a mark that is neither on this tape nor on its way there.
+
+        No round may be recorded before it: what they send is of after the cut.
+        """
+        begun = [r.number for r in pending if isinstance(r, TapeCheckpoint)]
+        return bool(self.history.shard) and self.seen > max([self.history.checkpoint, *begun])
 
     def sealed(self, event: Sealed, wall: float) -> TapeCheckpoint | None:
         """The manifest is written, or cannot be: the record that says so."""

@@ -355,6 +355,8 @@ class Machine:
         # Not behind a record that begins another epoch: it could not follow.
         if any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending):
             return []
+        if self.wishes.checkpoints.overdue(self._pending):
+            return []
         append = self.rounds.next_record(self._wall(now))
         return self._push(append.record) if append else []
 
