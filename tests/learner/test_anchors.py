@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from diloco_learner.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX, AnchorBook
+from diloco_learner.events import Merged
+from diloco_learner.merged import Undecided
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array, digest_bytes
 from diloco_shared.protocol.messages import Blob, PublicationManifest, Stamp
@@ -101,6 +103,19 @@ def test_a_delta_waits_for_what_it_adds_to() -> None:
     assert ready is not None and ready.version == 2
     assert book.take(0, 0, 2).tobytes() == publisher.anchors[2].tobytes()
     assert book.missing() == []
+
+
+def test_what_a_late_publication_tells_is_not_lost_with_what_it_releases() -> None:
+    book, publisher = AnchorBook(SIZES_P), Publisher()
+    first, second, third = (publisher.publish() for _ in range(3))
+    book.offer(*first)
+    undecided = Undecided("a", 0)
+    undecided.contributed(0, 1, 0, None)
+    undecided.contributed(0, 2, 0, None)
+    book.offer(*third)
+    ready = book.offer(*second)
+    assert ready is not None and ready.passed == ((1, {"a": (0, 1)}),)
+    assert undecided.decide(ready) == [Merged(0, 1, None), Merged(0, 2, None)]
 
 
 def test_a_keyframe_closes_a_gap_for_good() -> None:

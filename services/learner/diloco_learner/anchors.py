@@ -164,16 +164,17 @@ class AnchorBook:
         anchor_F.flags.writeable = False
         return anchor_F
 
-    def _follow(self, shelf: Shelf, newest: PublicationManifest) -> PublicationManifest:
-        """Apply the waiting deltas that `newest` released; the newest one in force then."""
+    def _follow(self, shelf: Shelf, first: PublicationManifest) -> list[PublicationManifest]:
+        """Apply the waiting deltas that `first` released; it and those, in order."""
+        applied = [first]
         while (following := shelf.waiting.pop(shelf.version + 1, None)) is not None:
             anchor_F = self._decode(shelf, *following)
             if anchor_F is None:
                 break
-            newest = following[0]
-            shelf.put(newest, anchor_F)
+            applied.append(following[0])
+            shelf.put(following[0], anchor_F)
         shelf.waiting = {v: w for v, w in shelf.waiting.items() if v > shelf.version}
-        return newest
+        return applied
 
     def _refuse(self, kind: str, m: PublicationManifest, why: str) -> None:
         self.refused[kind] += 1
@@ -181,7 +182,11 @@ class AnchorBook:
         self.last_refusal = f"publication ({where}): {kind}: {why}"
 
 
-def _ready(m: PublicationManifest) -> AnchorReady:
+def _ready(applied: Sequence[PublicationManifest]) -> AnchorReady:
+    """The newest of them, and what the others tell."""
+    *before, m = applied
+    passed = tuple((b.round, dict(b.last_merged)) for b in before)
+    merged = dict(m.last_merged)
     return AnchorReady(
-        m.epoch, m.fragment, m.version, m.round, m.stamp, dict(m.last_merged), m.checkpoint
+        m.epoch, m.fragment, m.version, m.round, m.stamp, merged, m.checkpoint, passed
     )

@@ -34,6 +34,8 @@ class AnchorReady:
     stamp: Stamp
     last_merged: dict[str, tuple[int, int]]
     checkpoint: int = 0  # newest mark before it
+    # (round, last_merged) of what it adds to and what came only with it, oldest first.
+    passed: tuple[tuple[int, dict[str, tuple[int, int]]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

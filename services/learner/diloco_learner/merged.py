@@ -32,10 +32,18 @@ class Undecided:
 
     def decide(self, anchor: AnchorReady) -> list[Merged | Unmerged]:
         """What the publication tells about this incarnation's contributions, oldest first."""
-        incarnation, named = anchor.last_merged.get(self.learner, (-1, -1))
+        decided = list[Merged | Unmerged]()
+        for round_, last_merged in (*anchor.passed, (anchor.round, anchor.last_merged)):
+            decided += self._decide(anchor, round_, last_merged)
+        return decided
+
+    def _decide(
+        self, anchor: AnchorReady, round_: int, last_merged: dict[str, tuple[int, int]]
+    ) -> list[Merged | Unmerged]:
+        incarnation, named = last_merged.get(self.learner, (-1, -1))
         if incarnation != self.incarnation:
             named = -1
-        until = max(named, anchor.round)
+        until = max(named, round_)
         p, decided = anchor.fragment, list[Merged | Unmerged]()
         for n, (epoch, cursor) in sorted(self.sent.get(p, {}).items()):
             if n == named:
