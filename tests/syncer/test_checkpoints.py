@@ -214,6 +214,15 @@ def test_a_restore_takes_everything_back_under_a_new_epoch(running: Any) -> None
     assert History.restore(running.spec, h.meta()).meta() == h.meta()
 
 
+def test_a_mark_that_was_lost_with_its_record_is_not_set_again(running: Any) -> None:
+    merged(running)
+    meta, h = kept(running), running.machine.history
+    h.checkpoint = 0  # as if the message server had lost the records of it
+    running.give(wanted(checkpoint=0, restore=WISH))
+    running.give(loaded(meta))
+    assert (h.restored.source, h.checkpoint) == (WISH.source, 1)
+
+
 def test_nothing_staged_or_snapped_before_a_restore_counts_after_it(running: Any) -> None:
     """I4: a round of that number comes again, with other contributions."""
     merged(running)

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.numerics.fragments import Layout
+from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import (
     Restored,
     Stamp,
@@ -273,6 +274,10 @@ class History:
         self.ledger.resume(present)
         for name, value in stays.items():
             setattr(self, name, value)
+        _, folder, number = parse_reference(record.source)
+        if folder == self.spec.folder:
+            # Its mark may be among records that were lost: nobody may write over what is there.
+            self.checkpoint = max(self.checkpoint, number)
         self.seq, self.epoch = seq, record.epoch
         self.restores = record.serial
         self.restored = Restored(epoch=record.epoch, source=record.source)
