@@ -16,9 +16,12 @@ left out: the tape is the run's own record and grows with its rounds (bytes a ro
 events are bounded by 64 MiB.
 ledger_exact: of every fragment, processed = merged + refused + overwritten + lost + in flight.
 loss_ratio: validation loss of the parameters published at the end, over that of a run without
-faults that has merged as many tokens: useful ones, not steps. Its budget counts tokens processed,
-so it is run again if its useful ones are more than 2 % off the storm's; `tokens_ratio`, storm over
-calm, says how equal they became. The learning rate of each falls to the end of its own budget.
+faults that has merged as many tokens: useful ones, not steps. Its budget counts tokens processed; a
+short run before it says what share of them is useful, and it is run again if its useful ones are
+more than 2 % off the storm's. `tokens_ratio`, storm over calm, says how equal they became. The
+learning rate of each falls to the end of its own budget.
+
+What the storm alone says is written to FILE at its end: the comparison takes as long again.
 """
 
 import argparse
@@ -45,9 +48,9 @@ LOOK_S = 5.0
 # Between two tries of a fault whose target, or whose coordinator, is away just now.
 TRY_S, TRIES = 1.0, 10
 LOSS_RATIO_MAX = 1.01
-# Useful tokens of the run without faults may be this far from the storm's; what share of its tokens
-# is useful is guessed at first, and known from then on.
-TOKENS_OFF, USEFUL_SHARE, CALM_RUNS = 0.02, 0.9, 3
+# Useful tokens of the run without faults may be this far from the storm's. What share of its tokens
+# is useful, a first run of a part of them says: longer than it takes all learners to join.
+TOKENS_OFF, CALM_RUNS, PILOT = 0.02, 3, 0.07
 LEARNERS, SYNCERS = [f"learner-{n}" for n in (1, 2, 3)], ["syncer-1", "syncer-2"]
 # The other syncer's link stays whole: somebody can always lead.
 LINKED = [*LEARNERS, SYNCERS[0]]
@@ -100,15 +103,15 @@ class Watch:
         if status:
             self.status = status
 
-    def loss(self) -> float:
-        """Of the last evaluation: that of the end."""
 
-        def last() -> list[float]:
-            events = self.stack.client.events(RUN)
-            made = [e["data"] for e in events if e["kind"] == "evaluation"]
-            return [data["val_loss"] for data in made if data["final"]]
+def last_loss(stack: Stack) -> float:
+    """Of the last evaluation: that of the end."""
 
-        return float(until("the last evaluation", last)[-1])
+    def last() -> list[float]:
+        made = [e["data"] for e in stack.client.events(RUN) if e["kind"] == "evaluation"]
+        return [data["val_loss"] for data in made if data["final"]]
+
+    return float(until("the last evaluation", last)[-1])
 
 
 class Weather(threading.Thread):
@@ -174,19 +177,26 @@ def exact(status: dict[str, Any]) -> bool:
 
 def without_faults(folder: Path, useful: int) -> tuple[Watch, float]:
     """A run that merges as many tokens, and its loss at the end."""
-    share = USEFUL_SHARE
-    for n in range(CALM_RUNS):
-        with Stack(folder / f"calm-{n}", learners=3, syncers=2) as stack:
-            calm = trained(stack, [], {"tokens": round(useful / share)})
-            loss = calm.loss()
-        there = calm.status["tokens_useful"]
-        if abs(there / useful - 1) <= TOKENS_OFF:
+    pilot, _ = calm(folder / "pilot", round(PILOT * useful))
+    run, loss = calm(folder / "calm-0", round(useful / useful_share(pilot.status)))
+    for n in range(1, CALM_RUNS):
+        if abs(run.status["tokens_useful"] / useful - 1) <= TOKENS_OFF:
             break
-        share = there / calm.status["tokens_processed"]
-    return calm, loss
+        run, loss = calm(folder / f"calm-{n}", round(useful / useful_share(run.status)))
+    return run, loss
 
 
-def figures_of(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def calm(folder: Path, tokens: int) -> tuple[Watch, float]:
+    with Stack(folder, learners=3, syncers=2) as stack:
+        return trained(stack, [], {"tokens": tokens}), last_loss(stack)
+
+
+def useful_share(status: dict[str, Any]) -> float:
+    return float(status["tokens_useful"] / status["tokens_processed"])
+
+
+def stormy(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A run through the storm: its figures, and what they are made of."""
     faults = storm(
         args.seed,
         mean=args.every,
@@ -196,39 +206,40 @@ def figures_of(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         links=LINKED,
     )
     began = time.monotonic()
-    with Stack(folder / "storm", learners=3, syncers=2, linked=LINKED) as stack:
-        stormy = trained(stack, faults, {"seconds": args.minutes * 60})
-        loss, took_s = stormy.loss(), time.monotonic() - began
+    with Stack(folder, learners=3, syncers=2, linked=LINKED) as stack:
+        run = trained(stack, faults, {"seconds": args.minutes * 60})
+        loss, took_s = last_loss(stack), time.monotonic() - began
         rounds = stack.client.rounds(RUN)
         verified = stack.diloco("tape", "verify", RUN)
         replayed = stack.diloco("replay", RUN)
-    useful = stormy.status["tokens_useful"]
-    calm, loss_calm = without_faults(folder, useful)
-    useful_calm = calm.status["tokens_useful"]
-    rows = verdicts(stormy.series)
-    tape = [size for _, size, _ in stormy.series[f"stream TAPE-{RUN}"]]
+    rows = verdicts(run.series)
+    tape = [size for _, size, _ in run.series[f"stream TAPE-{RUN}"]]
+    figures = {
+        "minutes": round(took_s / 60, 1),
+        "faults": sum(n for what, n in run.faults.items() if what != "missed"),
+        "flat": all(row["flat"] for row in rows),
+        "ledger_exact": exact(run.status),
+        "tape_sound": not verified["faults"] and replayed["fault"] is None,
+        "rounds_committed": sum(r["outcome"] == "committed" for r in rounds),
+        "rounds_skipped": sum(r["outcome"] == "skipped" for r in rounds),
+        "tape_bytes_per_round": round(max(tape, default=0) / max(len(rounds), 1)),
+        "useful_tokens": run.status["tokens_useful"],
+        "useful_share": useful_share(run.status),
+        "val_loss": loss,
+    }
+    return figures, {"tokens": run.status["tokens"], "faults": run.faults, "series": rows}
+
+
+def compared(figures: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same run without faults beside it."""
+    run, loss = without_faults(folder, figures["useful_tokens"])
+    ratio = figures["val_loss"] / loss
     return {
-        "figures": {
-            "minutes": round(took_s / 60, 1),
-            "faults": sum(n for what, n in stormy.faults.items() if what != "missed"),
-            "flat": all(row["flat"] for row in rows),
-            "ledger_exact": exact(stormy.status),
-            "tape_sound": not verified["faults"] and replayed["fault"] is None,
-            "rounds_committed": sum(r["outcome"] == "committed" for r in rounds),
-            "rounds_skipped": sum(r["outcome"] == "skipped" for r in rounds),
-            "tape_bytes_per_round": round(max(tape, default=0) / max(len(rounds), 1)),
-            "useful_tokens": useful,
-            "useful_share": useful / stormy.status["tokens_processed"],
-            "useful_share_calm": useful_calm / calm.status["tokens_processed"],
-            "tokens_ratio": useful / useful_calm,
-            "val_loss": loss,
-            "val_loss_calm": loss_calm,
-            "loss_ratio": loss / loss_calm,
-            "loss_kept": loss / loss_calm <= LOSS_RATIO_MAX,
-        },
-        "tokens": stormy.status["tokens"],
-        "faults": stormy.faults,
-        "series": rows,
+        "useful_share_calm": useful_share(run.status),
+        "tokens_ratio": figures["useful_tokens"] / run.status["tokens_useful"],
+        "val_loss_calm": loss,
+        "loss_ratio": ratio,
+        "loss_kept": ratio <= LOSS_RATIO_MAX,
     }
 
 
@@ -240,22 +251,29 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    load = os.getloadavg()[0]
+    load = round(os.getloadavg()[0], 1)
+    about = {"seed": args.seed, "load_average_before": load, **surroundings(__file__)}
+
+    def write(figures: dict[str, Any]) -> None:
+        if args.json:
+            result = {"figures": figures, **details, **about}
+            args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
     with tempfile.TemporaryDirectory() as folder:
-        result = figures_of(args, Path(folder))
-    for row in result["series"]:
+        figures, details = stormy(args, Path(folder) / "storm")
+        write(figures)
+        figures |= compared(figures, Path(folder))
+    for row in details["series"]:
         mark = "flat" if row["flat"] else "GROWS"
         print(
             f"{row['series']:32} median {row['median']:>14,.0f}  grew {row['grew']:>12,.0f}  "
             f"bound {row['bound']:>12,.0f}  {mark}"
         )
-    for name, value in result["figures"].items():
+    for name, value in figures.items():
         print(f"{name:24} {value}")
-    if args.json:
-        about = {"seed": args.seed, "load_average_before": round(load, 1), **surroundings(__file__)}
-        args.json.write_text(json.dumps({**result, **about}, indent=2) + "\n", encoding="utf-8")
+    write(figures)
     kept = ("flat", "ledger_exact", "tape_sound", "loss_kept")
-    sys.exit(0 if all(result["figures"][name] for name in kept) else 1)
+    sys.exit(0 if all(figures[name] for name in kept) else 1)
 
 
 if __name__ == "__main__":
