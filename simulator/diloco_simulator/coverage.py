@@ -139,6 +139,7 @@ STATES = (
     # Syncer shards, checkpoints and restores.
     "two shards",
     "shards in two epochs",
+    "epoch of a shard that is over",
     "checkpoint begun",
     "checkpoint complete",
     "checkpoint failed",
@@ -211,6 +212,8 @@ def of_record(watch: "Watch", of: "OfShard", record: TapeRecord) -> None:
             _of_round(watch, of, record)
         case TapeEpoch():
             watch.reached("epoch raised")
+            if of.ended:
+                watch.reached("epoch of a shard that is over")
             if record.epoch > 1:
                 watch.reached("two epochs raised")
         case TapeSetting(name="paused", value=1):

@@ -14,12 +14,29 @@ from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import InitManifest, TapeCheckpoint, TapeEpoch, TensorSpec
+from diloco_shared.protocol.messages import (
+    InitManifest,
+    TapeCheckpoint,
+    TapeEnd,
+    TapeEpoch,
+    TensorSpec,
+)
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.payloads import Payloads
 from diloco_syncer.edges.showing import over_elsewhere, shown_over, until_over
-from diloco_syncer.events import Event, InitSeen, Kept, Seal, SendGrant, SendPull, Wanted
+from diloco_syncer.events import (
+    Append,
+    Event,
+    InitSeen,
+    Kept,
+    Led,
+    Publish,
+    Seal,
+    SendGrant,
+    SendPull,
+    Wanted,
+)
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.machine import Machine
 from diloco_syncer.status import status
@@ -106,6 +123,33 @@ def test_an_epoch_that_one_shard_began_the_others_follow(pair: list[Any]) -> Non
     assert [r.epoch for r in second.tape if isinstance(r, TapeEpoch)] == [1]
     second.step("b", 1, epoch=1)
     assert second.machine.history.epoch == 1
+
+
+def over(driver: Any) -> Any:
+    """The driver, behind the end of its tape."""
+    h = driver.machine.history
+    end = TapeEnd(term=h.term, outcome="finished", reason="", versions=tuple(h.versions), at=9.0)
+    driver.tape.append(end)
+    h.apply(end, len(driver.tape))
+    return driver
+
+
+def test_a_shard_that_is_over_publishes_in_the_epoch_that_another_began(pair: list[Any]) -> None:
+    """Or learners would end without its fragments."""
+    second = over(pair[1])
+    effects = second.step("a", 1, epoch=3)
+    assert [r.epoch for r in second.tape if isinstance(r, TapeEpoch)] == [3]
+    published = [(e.epoch, e.fragment) for e in effects if isinstance(e, Publish)]
+    assert published == [(3, 1), (3, 3)]
+    assert second.machine.history.outcome == "finished"
+
+
+def test_a_successor_publishes_what_was_over_but_not_published(pair: list[Any]) -> None:
+    second = over(pair[1])
+    second.machine = Machine(second.spec, second.machine.history)
+    effects = second.give(Led("s2", 1000.0, (-1, -1, -1, 0)))
+    assert [(e.fragment, e.version) for e in effects if isinstance(e, Publish)] == [(1, 0)]
+    assert not any(isinstance(e, Append) for e in effects)
 
 
 def test_one_shard_names_the_donor(pair: list[Any]) -> None:

@@ -180,8 +180,10 @@ class Machine:
 
     def _lead(self, led: Led) -> list[Effect]:
         h, self.published = self.history, led.published
-        # No record follows the end; but should the leader before have died over it, this one tells.
-        self.leading = bool(h.outcome)
+        if h.outcome:
+            # No term follows the end; but should the one before have died over it, this one tells.
+            self.leading = True
+            return self._unpublished()
         return self._push(
             TapeTerm(epoch=h.epoch, term=h.term + 1, leader=led.leader, at=led.at), first=True
         )
@@ -199,8 +201,9 @@ class Machine:
         return effects
 
     def _push(self, record: TapeRecord, *, first: bool = False) -> list[Effect]:
-        """Queue a record; send it when none is outstanding. Nothing follows the end."""
-        if self.history.outcome or any(isinstance(r, TapeEnd) for r in self._pending):
+        """Queue a record; send it when none is outstanding. Only an epoch may follow the end."""
+        over = self.history.outcome or any(isinstance(r, TapeEnd) for r in self._pending)
+        if over and not isinstance(record, TapeEpoch):
             return []
         queue = self.to_append.appendleft if first else self.to_append.append
         queue(record)
@@ -229,11 +232,7 @@ class Machine:
         match record:
             case TapeTerm():
                 self.leading, self.roster.since = True, event.at - self.wall_offset
-                effects: list[Effect] = [
-                    self._keyframe(p)
-                    for p, version in enumerate(h.versions)
-                    if self.published[p] < version
-                ]
+                effects = self._unpublished()
                 effects.append(Tell("term", f"{record.leader} leads, term {record.term}"))
                 for p, version in enumerate(self.published):
                     effects += self._lost(p, version, "DN", event.at)
@@ -278,6 +277,11 @@ class Machine:
                 return [Tell("setting", f"{record.name} = {record.value}: {record.reason}")]
             case TapeEnd():
                 return [Tell("end", f"{record.outcome}: {record.reason}")]
+
+    def _unpublished(self) -> list[Effect]:
+        """Keyframes of what the leader before did not publish."""
+        versions = enumerate(self.history.versions)
+        return [self._keyframe(p) for p, version in versions if self.published[p] < version]
 
     def _keyframe(self, fragment: int) -> Publish:
         """The current anchor, exactly, for everybody."""
