@@ -9,11 +9,15 @@ of (Decoupled / data-parallel) - 1, with its spread. Beside it stands how many t
 Decoupled sends and receives than a ring all-reduce of bf16 gradients at every step (computed from
 sizes; bench/bytes.py measures that at the sockets).
 
-`--ours algorithm.outer_settle_from=0.7` changes a setting of Decoupled runs, `--both inner.b2=0.99`
-one of both sides; values are JSON.
+M learners share one batch of `--batch` sequences a step, so that every M has trained on the same
+number of tokens in the same number of steps: data-parallel is one run for all M, as in the
+published comparison (arXiv 2503.09799).
 
-Same model (nano), data streams and schedule shape on both sides. Results are kept: what is
-interrupted goes on where it was. `--any-sources` counts what an earlier version of the code found.
+`--ours algorithm.outer_settle_from=0.7` changes a setting of Decoupled runs, `--theirs inner.b2=1`
+one of data-parallel, `--both` one of both; values are JSON.
+
+Same model (nano), samples and schedule shape on both sides. Results are kept: what is interrupted
+goes on where it was. `--any-sources` counts what an earlier version of the code found.
 """
 
 import argparse
@@ -50,32 +54,38 @@ class Case:
     """One side of one comparison."""
 
     corpus: str
-    learners: int
+    learners: int  # of data-parallel 1: it takes the same steps whatever their number
     method: str
     preset: str
+    batch: int  # sequences of all learners and one step
     changes: tuple[tuple[str, str], ...]  # (section.field, value as JSON)
+    speeds: tuple[float, ...] = (1.0,)
 
 
 def main() -> None:
     """Print a table; write the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--corpora", nargs="+", default=["stdlib"], help="stdlib, folders, files")
-    parser.add_argument("--learners", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--learners", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--batch", type=int, default=32, help="sequences a step, of all learners")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--preset", default="long")
     parser.add_argument("--ours", nargs="+", type=change, default=[], metavar="SETTING=VALUE")
+    parser.add_argument("--theirs", nargs="+", type=change, default=[], metavar="SETTING=VALUE")
     parser.add_argument("--both", nargs="+", type=change, default=[], metavar="SETTING=VALUE")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--any-sources", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    cases = [
-        case_of(corpus, m, method, args)
+    if any(args.batch % m for m in args.learners):
+        parser.error(f"--batch {args.batch} cannot be shared equally by {args.learners} learners")
+    cases = {
+        case_of(corpus, m, method, args): None
         for corpus in args.corpora
         for m in args.learners
         for method in METHODS
-    ]
+    }
     tried = search(cases, args)
     rates = {case: min(found, key=lambda r: found[r]["val_loss"]) for case, found in tried.items()}
     runs = {
@@ -98,7 +108,8 @@ def main() -> None:
             ],
             "steps": args.steps,
             "preset": args.preset,
-            "changes": {"ours": dict(args.ours), "both": dict(args.both)},
+            "batch": args.batch,
+            "changes": {name: dict(getattr(args, name)) for name in ("ours", "theirs", "both")},
             "seeds": args.seeds,
             **surroundings(__file__),
         }
@@ -115,14 +126,19 @@ def change(text: str) -> tuple[str, str]:
 
 
 def case_of(corpus: str, m: int, method: str, args: argparse.Namespace) -> Case:
-    ours = args.ours if method == "decoupled" else []
-    return Case(corpus, m, method, args.preset, (*args.both, *ours))
+    decoupled = method == "decoupled"
+    own = args.ours if decoupled else args.theirs
+    changes = (*args.both, *own)
+    return Case(corpus, m if decoupled else 1, method, args.preset, args.batch, changes)
 
 
 def search(
     cases: Iterable[Case], args: argparse.Namespace
 ) -> dict[Case, dict[float, dict[str, Any]]]:
-    """Per case: what every rate tried gave on the first seed, the best one inside the grid."""
+    """Per case: what every rate tried gave on the first seed, the best one inside the grid.
+
+    Of `args`: steps, seeds, workers, any_sources.
+    """
     tried: dict[Case, dict[float, dict[str, Any]]] = {case: {} for case in cases}
     wanted = [(case, rate) for case in tried for rate in RATES[case.method]]
     while wanted:
@@ -151,11 +167,13 @@ def experiment(case: Case, steps: int, seed: int, rate: float) -> Experiment:
     reference = case.method == "data-parallel"
     body = spec_of(case.preset, steps + EXTRA_STEPS * reference, seed, rate).model_dump(mode="json")
     body["data"]["source"] = case.corpus
+    body["inner"]["batch_sequences"] = case.batch // case.learners
     for where, value in case.changes:
         section, field = where.split(".")
         body[section][field] = json.loads(value)
     spec = RunSpec.model_validate(body)
-    return Experiment(spec, case.learners, "data-parallel" if reference else "decoupled")
+    method = "data-parallel" if reference else "decoupled"
+    return Experiment(spec, case.learners, method, speeds=case.speeds)
 
 
 def row(

@@ -14,6 +14,8 @@ from diloco_shared.ids import Id
 from diloco_shared.optimizers import known
 
 Codec = Literal["fp32", "bf16", "int8", "int4", "e3m0"]
+# What a contribution weighs: tokens^2 / steps, tokens, or as much as any other.
+Weighting = Literal["quality", "tokens", "equal"]
 
 # What trades against each other is fixed together. `long`: with RDA and outer momentum the best
 # inner rate is about half of data-parallel's. `short`: few rounds, where momentum over-drives.
@@ -67,6 +69,11 @@ class Algorithm(Spec):
         60.0, ge=0, description="Limit on the grace window in seconds, whatever Eq. 3 gives."
     )
     merge: Literal["rda", "mean"] = Field(description="Merge of all but embeddings (section 3.5).")
+    weighting: Weighting = Field(
+        "quality",
+        description="A contribution's weight in a merge: tokens times tokens per step (the "
+        "paper's), 'tokens', or 'equal'.",
+    )
     outer_optimizer: str = Field(
         "nesterov",
         description="'nesterov', or an optax optimizer by name.",

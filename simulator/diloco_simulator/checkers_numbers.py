@@ -121,7 +121,9 @@ class Numbers:
             if v.outcome != "merged":
                 continue
             tokens, steps = v.tokens_to - v.tokens_from, v.step_to - v.step_from
-            weight = tokens * tokens / max(steps, 1)
+            by_quality = tokens * tokens / max(steps, 1)
+            rules = {"quality": by_quality, "tokens": tokens, "equal": 1.0}
+            weight = rules[self.spec.algorithm.weighting]
             if abs(v.weight - weight) > 1e-9 * weight:
                 self.report("I9", f"round {r.round}: {v.learner} weighs {v.weight}, not {weight}")
             name, size = self.spec.algorithm.codec_up, before[r.fragment][0].size

@@ -29,6 +29,8 @@ COMPUTING = ("diloco_shared", "diloco_learner", "diloco_syncer", "diloco_simulat
 OTHERS = {"edges", "commands", "goodput", "bandwidth", "planner", "plots", "check", "experiments"}
 # Settings of a fleet that an experiment's description names only where they are not the default.
 LATER = ("jitter", "interruptions", "loan", "only_ready", "over_time")
+# Likewise settings of a run.
+LATER_SETTINGS = (("algorithm", "weighting"),)
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "ml_dtypes")
 
 
@@ -58,6 +60,10 @@ class Experiment:
         """What is run, JSON-ready; the corpus by its content, wherever it lies."""
         spec = self.spec.model_dump(mode="json")
         spec["data"]["source"] = Path(self.spec.data.source).name
+        for section, name in LATER_SETTINGS:
+            part = getattr(self.spec, section)
+            if getattr(part, name) == type(part).model_fields[name].default:
+                del spec[section][name]
         given = asdict(self)
         # Named where they are used: results from before a setting existed keep their names.
         used = {name: given[name] for name in LATER if given[name]}

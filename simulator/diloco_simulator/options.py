@@ -6,6 +6,8 @@ from typing import Any
 
 # Checkpoints of the whole run: (asked for, steps between those made by itself, restores).
 CUTS = (*((0, None, 0),) * 6, (1, None, 0), (2, None, 1), (1, None, 1), (1, 12, 2))
+# How contributions are weighed: a run keeps to one rule.
+WEIGHTINGS = ("quality", "quality", "tokens", "equal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Options:
     checkpoint_every_steps: int | None = None  # of the whole run, made by itself
     restores: int = 0  # asked for by the user at some time
     budget: str = "steps"  # or tokens, or seconds
+    weighting: str = "quality"
 
     @classmethod
     def calm(cls, **changes: object) -> "Options":
@@ -74,6 +77,7 @@ class Options:
         learners = rng.choice([2, 3, 3, 4])
         shards = random.Random(f"shards of {seed}").choice([1, 1, 1, 2])
         cuts = random.Random(f"checkpoints of {seed}").choice(CUTS)
+        weighting = random.Random(f"weights of {seed}").choice(WEIGHTINGS)
         budget = rng.choice(["steps"] * 6 + ["tokens", "seconds"])
         return cls(
             learners=learners,
@@ -115,4 +119,5 @@ class Options:
             checkpoints=cuts[0],
             checkpoint_every_steps=cuts[1],
             restores=cuts[2],
+            weighting=weighting,
         )

@@ -20,11 +20,12 @@ def test_a_key_depends_on_what_is_run() -> None:
     keys = {
         experiment().key(),
         experiment(codec_up="fp32").key(),
+        experiment(weighting="equal").key(),
         Experiment(experiment().spec, 3).key(),
         Experiment(experiment().spec, 2, "data-parallel").key(),
         Experiment(experiment().spec, 2, speeds=(1.0, 0.5)).key(),
     }
-    assert len(keys) == 5
+    assert len(keys) == 6
     assert experiment().key() == experiment(codec_up="bf16").key(), "bf16 is the default"
 
 

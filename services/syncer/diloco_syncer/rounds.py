@@ -213,7 +213,8 @@ class Rounds:
         if refusal is not None:
             r.refuse(m, f"{refusal.kind}: {refusal.reason}")
             return "", [Drop(key), *self._move(r, now)]
-        w = weight(m.tokens_to - m.tokens_from, m.step_to - m.step_from)
+        tokens, steps = m.tokens_to - m.tokens_from, m.step_to - m.step_from
+        w = weight(tokens, steps, self.algorithm.weighting)
         r.kept[m.learner] = Kept(m, event.norm, w)
         self.stragglers.in_time(m.learner)
         if len(r.kept) >= self.history.quorum:

@@ -16,6 +16,12 @@ def test_tokens_squared_over_steps() -> None:
     assert weight(1200, 6) == 4 * weight(600, 6)
 
 
+def test_other_rules_leave_out_what_a_learner_is_worth() -> None:
+    assert weight(600, 6, "tokens") == weight(600, 12, "tokens") == 600.0
+    assert weight(600, 6, "equal") == weight(7, 1, "equal") == 1.0
+    assert weight(0, 6, "equal") == weight(600, 0, "tokens") == 0.0
+
+
 @pytest.mark.parametrize(("tokens", "steps"), [(0, 0), (0, 5), (5, 0), (-1, 5), (5, -1)])
 def test_nothing_done_weighs_nothing(tokens: int, steps: int) -> None:
     assert weight(tokens, steps) == 0.0
