@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import TapeCheckpoint, TapeRestore, TapeRound
+from diloco_shared.protocol.messages import TapeCheckpoint, TapeRestore, TapeRound, TapeSnapshot
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.events import (
     Append,
@@ -278,6 +278,33 @@ def test_what_history_began_with_is_not_removed(running: Any) -> None:
     running.give(wanted(checkpoint=2, restore=WISH))
     (seal,) = of(running.give(Kept(2)), Seal)
     assert set(seal.needed) == {WISH.source}
+
+
+def test_what_a_tape_goes_back_to_stays_until_a_snapshot_covers_it(running: Any) -> None:
+    """Or a syncer that begins at the snapshot before could not execute the tape."""
+    merged(running)
+    meta = kept(running)
+    history = running.machine.history
+    for n in (1, 2):
+        record = TapeRestore(
+            epoch=n,
+            term=history.term,
+            serial=n,
+            source=f"t/00000{n}",
+            digest="d" * 32,
+            run="t",
+            versions=tuple(meta["versions"]),
+            anchor_digests=tuple(meta["anchor_digests"]),
+            at=1.0,
+        )
+        history.resume(meta, record, history.seq + 1)
+    assert set(history.sources) == {"t/000001", "t/000002"}
+    assert History.restore(running.spec, history.meta()).sources == history.sources
+    assert set(running.machine.wishes.checkpoints._needed()) >= {"t/000001", "t/000002"}
+    covers = history.sources["t/000001"]
+    snapshot = TapeSnapshot(term=history.term, covers=covers, round=0, path="here", at=1.0)
+    history.apply(snapshot, history.seq + 1)
+    assert set(history.sources) == {"t/000002"}
 
 
 def test_what_does_not_fit_is_told_and_the_run_goes_on(running: Any) -> None:

@@ -175,7 +175,11 @@ class Checkpoints:
         return [Seal(self.number, dict(self.invited), late, self._needed())]
 
     def _needed(self) -> tuple[str, ...]:
-        """Whoever joins without a donor begins with the moments that lie there."""
+        """Whoever joins without a donor begins with the moments that lie there.
+
+        And whoever begins at an older snapshot executes every restore since.
+        """
         restored, wish = self.history.restored, self.restore
         there = [restored.source] if restored else []
-        return tuple(there + ([wish.source] if wish else []))
+        there += [*self.history.sources, *([wish.source] if wish else [])]
+        return tuple(dict.fromkeys(there))

@@ -82,6 +82,8 @@ class History:
         self.checkpoint_at, self.checkpoint_steps = 0.0, 0  # of the mark
         self.restores = 0  # serial of the newest wish fulfilled
         self.restored: Restored | None = None
+        # Record of a restore, by checkpoint: of those that no snapshot covers yet.
+        self.sources: dict[str, int] = {}
         self.outcome = ""
 
     def _norms(self) -> NormHistory:
@@ -167,6 +169,7 @@ class History:
                 self._apply_round(record)
             case TapeSnapshot():
                 self.snapshot_covers, self.snapshot_round = record.covers, record.round
+                self.sources = {s: seq for s, seq in self.sources.items() if seq > record.covers}
             case TapeCheckpoint():
                 self._apply_checkpoint(record)
             case TapeRestore():
@@ -257,6 +260,7 @@ class History:
         "checkpoint_open",
         "checkpoint_outcome",
         "checkpoint_reason",
+        "sources",
     )
 
     def resume(self, meta: dict[str, Any], record: TapeRestore, seq: int) -> None:
@@ -281,6 +285,7 @@ class History:
             self.checkpoint = max(self.checkpoint, number)
         self.seq, self.epoch = seq, record.epoch
         self.restores = record.serial
+        self.sources = {**self.sources, record.source: seq}
         self.restored = Restored(epoch=record.epoch, source=record.source)
         self.last_merged = [{} for _ in self.versions]
         self.recent.clear()
@@ -342,6 +347,7 @@ class History:
             "last_merged": [{k: list(v) for k, v in m.items()} for m in self.last_merged],
             "stamp": self.stamp.model_dump(),
             "restored": self.restored.model_dump() if self.restored else None,
+            "sources": dict(self.sources),
             "refused": dict(self.refused),
             "ledger": self.ledger.meta(),
             "norms": self.norms.to_lists(),
@@ -369,6 +375,7 @@ class History:
         self.last_merged = [{k: (v[0], v[1]) for k, v in m.items()} for m in meta["last_merged"]]
         self.stamp = Stamp(**meta["stamp"])
         self.restored = Restored(**meta["restored"]) if meta["restored"] else None
+        self.sources = dict(meta["sources"])
         self.refused = Counter(meta["refused"])
         self.ledger = Ledger.restore(meta["ledger"])
         self.norms = NormHistory.from_lists(
