@@ -23,7 +23,8 @@ class Parts:
         self.adopted: dict[tuple[str, int], tuple[int, tuple[int, ...]]] = {}
         self.moments: dict[tuple[int, str], list[bytes]] = {}  # by number and learner
         self.newest: dict[str, int] = {}  # life -> number of its newest part
-        self.made_after: dict[str, int] = {}  # contribution -> newest part of its life by then
+        # (life, contribution) -> newest part of that life by then.
+        self.made_after: dict[tuple[str, str], int] = {}
         self.began_with: dict[str, int] = {}  # life -> epoch of the restore it began after
 
     def kept(
@@ -38,7 +39,7 @@ class Parts:
 
     def contributed(self, life: str, subject: str) -> None:
         """A contribution goes out."""
-        self.made_after[subject] = self.newest.get(life, 0)
+        self.made_after[(life, subject)] = self.newest.get(life, 0)
 
     def began(self, life: str, restored: int) -> None:
         """A process has its inner state; what it knows of restores."""
@@ -108,10 +109,10 @@ class Cuts:
         for v in r.verdicts:
             if v.outcome != "merged" or not self.truthful():
                 continue
-            kept = self.parts.made_after.get(v.subject, 0)
+            life = f"{v.learner}/{v.incarnation}"
+            kept = self.parts.made_after.get((life, v.subject), 0)
             if kept > mark:
                 self.report("I6", f"round {r.round} merges {v.subject}, of after part {kept}")
-            life = f"{v.learner}/{v.incarnation}"
             if self.parts.began_with.get(life, -1) < restored:
                 self.report("I1", f"round {r.round} merges {life}, of before the restore")
 

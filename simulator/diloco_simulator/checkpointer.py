@@ -68,7 +68,11 @@ class Checkpointer:
                 self._later(Sealed(effect.number, fault=f"syncer shard {n} gave no part"))
                 return
             parts.append(found)
-        learners = seal(self.spec, self.vault, captured, parts, effect)
+        try:
+            learners = seal(self.spec, self.vault, captured, parts, effect)
+        except ValueError as error:
+            self._later(Sealed(effect.number, fault=str(error)[:400]))
+            return
         prune(self.spec, self.vault, effect)
         self._later(Sealed(effect.number, tuple(sorted(learners))))
 

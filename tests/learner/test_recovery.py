@@ -245,6 +245,25 @@ def test_a_run_that_had_versions_when_it_joined_is_never_initialised() -> None:
     assert not only(desk.tell(NAMED), SendInit)
 
 
+def test_a_shard_that_has_none_gets_them_from_whoever_joined_later() -> None:
+    """The others began with versions of their own: nobody may be left who joined before any."""
+    desk = Desk()
+    settings = {**SPEC.model_dump(), "algorithm": {"fragments": 4, "shards": 2}}
+    desk.recovery = Recovery(
+        RunSpec.model_validate(settings),
+        "a",
+        2,
+        has_checkpoint=False,
+        nonce_seed="boot",
+        layout="d",
+    )
+    desk.tell(TimePassed(), desk.grant(versions=(0, -1, 0, -1)))
+    assert desk.recovery.state is State.ANCHORING
+    named = NAMED.beat.model_copy(update={"versions": (0, -1, 0, -1)})
+    assert desk.tell(BeatSeen(named)) == [SendInit()]
+    assert only(desk.tell(*anchors(0, 0, 0, 0)), Begin)
+
+
 def test_somebody_else_may_initialise() -> None:
     desk = Desk()
     desk.tell(TimePassed(), desk.grant(versions=(-1, -1, -1)))

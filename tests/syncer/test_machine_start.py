@@ -1,12 +1,24 @@
 """A term's beginning and a run's: what is taken once, what is given back, what is told again."""
 
+import itertools
 from typing import Any
 
 from tests.syncer.conftest import LAYOUT
 
 from diloco_shared.config import config_hash
 from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeInit
-from diloco_syncer.events import Append, Appended, Drop, Effect, Ended, InitSeen, Led, SendBeat
+from diloco_syncer.announce import INITIALIZER_S
+from diloco_syncer.events import (
+    Append,
+    Appended,
+    Drop,
+    Effect,
+    Ended,
+    InitSeen,
+    Led,
+    SendBeat,
+    TimePassed,
+)
 from diloco_syncer.history import History
 from diloco_syncer.machine import Machine
 
@@ -59,6 +71,21 @@ def test_initial_parameters_that_come_before_the_term_is_on_the_tape_are_not_los
     assert dropped(driver.give(second)) == list(first.subjects), "one set is kept"
     seen = driver.give(Appended(1, 1000.0))
     assert [e.record.learner for e in seen if isinstance(e, Append)] == ["b"]
+
+
+def test_everybody_alive_is_asked_in_turn_for_the_initial_parameters(driver: Any) -> None:
+    """One of them may be the only one that can."""
+    driver.lead()
+    for learner in "abc":
+        driver.join(learner)
+    asked = []
+    for _ in range(round(3.5 * INITIALIZER_S)):
+        driver.now += 1.0
+        for learner in "abc":
+            driver.step(learner, 0, state="joining")
+        asked.append(driver.machine.announcer.initializer)
+    asked = [name for name, _ in itertools.groupby(asked)]
+    assert asked == ["a", "b", "c", "a"]
 
 
 def test_a_run_is_initialised_once(driver: Any) -> None:

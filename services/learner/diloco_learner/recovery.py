@@ -284,10 +284,14 @@ class Recovery:
         return effects + self._initialise(now)
 
     def _initialise(self, now: float) -> list[RecoveryEffect]:
-        """Send the initial parameters, if asked, and only while no version exists anywhere."""
+        """Send the initial parameters, if asked, and only while a syncer shard has none at all.
+
+        Of several shards one may have lost them while the others go on: who joins then waits for
+        anchors that nobody publishes unless it sends them.
+        """
         beat = self.beat
         asked = (
-            self.state is State.BOOTSTRAPPING
+            self.state in (State.BOOTSTRAPPING, State.ANCHORING)
             and beat is not None
             and beat.state == "bootstrapping"
             and beat.initializer == self.learner

@@ -60,8 +60,9 @@ class Announcer:
         slow = now - self.initializer_since > INITIALIZER_S
         if self.initializer in self.alive and not slow:
             return
-        others = [x for x in self.alive if x != self.initializer] or list(self.alive)
-        self.initializer, self.initializer_since = others[0], now
+        # In turn: any of them may be the only one that can.
+        later = [x for x in self.alive if x > self.initializer] or list(self.alive)
+        self.initializer, self.initializer_since = later[0], now
 
     def _evaluation_made(self) -> bool:
         """Whether the evaluator left with the last versions: it evaluates before it leaves."""

@@ -1,5 +1,8 @@
 """Run-wide checkpoints in a vault: parts first, the manifest last, digests checked on the way back.
 
+A number may come again, when a power cut has taken the record of it: what a manifest names is never
+written over. Parts and arrays carry their digest in the key; `<name>.json` is a copy of the newest.
+
 Not for an event loop: every method waits for the vault.
 """
 
@@ -49,20 +52,24 @@ class Checkpoints:
         """Arrays of a part that is written after them."""
         written = []
         for n, blob in enumerate(blobs):
-            key = f"{name}.{n:03d}.safetensors"
+            digest = digest_bytes(blob)
+            key = f"{name}.{n:03d}.{digest}.safetensors"
             self.vault.write(f"{ref}/{key}", blob)
-            written.append(Object(key=key, bytes=len(blob), digest=digest_bytes(blob)))
+            written.append(Object(key=key, bytes=len(blob), digest=digest))
         return tuple(written)
 
     def write_part(self, ref: str, name: str, part: ShardPart | LearnerPart) -> Object:
         """A part whose arrays are there."""
         body = part.model_dump_json().encode()
+        stored = _stored(name, part, body)
+        self.vault.write(f"{ref}/{stored.key}", body)
         self.vault.write(f"{ref}/{name}.json", body)
-        size = len(body) + sum(a.bytes for a in part.arrays)
-        return Object(key=f"{name}.json", bytes=size, digest=digest_bytes(body))
+        return stored
 
     def seal(self, ref: str, manifest: CheckpointManifest) -> None:
-        """All parts are there: from now on it is a checkpoint."""
+        """All parts are there: from now on it is a checkpoint. CheckpointError if it was one."""
+        if self.vault.read(f"{ref}/{MANIFEST}") is not None:
+            raise CheckpointError(f"{ref} is complete already, its record was lost: ask again")
         self.vault.write(f"{ref}/{MANIFEST}", manifest.model_dump_json(indent=1).encode())
 
     def remove(self, ref: str) -> None:
@@ -111,8 +118,7 @@ class Checkpoints:
         if body is None:
             return None
         part = kind.model_validate_json(body)
-        size = len(body) + sum(a.bytes for a in part.arrays)
-        return part, Object(key=f"{name}.json", bytes=size, digest=digest_bytes(body))
+        return part, _stored(name, part, body)
 
     def blobs(self, ref: str, part: ShardPart | LearnerPart) -> Iterable[bytes]:
         """The arrays of a part, blob by blob, checked."""
@@ -133,6 +139,11 @@ class Checkpoints:
 def digest_bytes(data: bytes) -> str:
     """As `numerics.digest` does, which the coordinator has no arrays for."""
     return xxhash.xxh3_128_hexdigest(data)
+
+
+def _stored(name: str, part: ShardPart | LearnerPart, body: bytes) -> Object:
+    digest, size = digest_bytes(body), len(body) + sum(a.bytes for a in part.arrays)
+    return Object(key=f"{name}.{digest}.json", bytes=size, digest=digest)
 
 
 def _sound(ref: str) -> bool:

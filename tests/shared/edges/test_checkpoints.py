@@ -22,9 +22,10 @@ REF = reference("r.ab12", 3)
 ARRAYS = {"a": np.arange(5, dtype=np.float32), "b": np.array(7, np.int32), "c": np.ones((2, 3))}
 
 
-def part_in(there: Checkpoints, ref: str = REF) -> Any:
-    objects = there.write_arrays(ref, "shard-0", pack(ARRAYS, blob_bytes=30))
-    part = ShardPart(shard=0, history={"seq": 4}, store={"versions": [1]}, arrays=objects)
+def part_in(there: Checkpoints, ref: str = REF, seq: int = 4) -> Any:
+    arrays = {**ARRAYS, "b": np.array(7 + seq - 4, np.int32)}
+    objects = there.write_arrays(ref, "shard-0", pack(arrays, blob_bytes=30))
+    part = ShardPart(shard=0, history={"seq": seq}, store={"versions": [1]}, arrays=objects)
     return there.write_part(ref, "shard-0", part)
 
 
@@ -82,10 +83,11 @@ def test_a_torn_checkpoint_is_never_listed(there: Checkpoints) -> None:
         there.manifest(reference("r.ab12", 9))
 
 
-@pytest.mark.parametrize("name", ["shard-0.json", "shard-0.001.safetensors"])
-def test_what_is_damaged_is_named(there: Checkpoints, name: str) -> None:
+@pytest.mark.parametrize("pattern", ["shard-0.????*.json", "shard-0.001.*.safetensors"])
+def test_what_is_damaged_is_named(there: Checkpoints, pattern: str) -> None:
     there.seal(REF, manifest(part_in(there)))
-    path = Path(there.root) / REF / name
+    (path,) = (Path(there.root) / REF).glob(pattern)
+    name = path.name
     body = bytearray(path.read_bytes())
     body[len(body) // 2] ^= 1
     path.write_bytes(body)
@@ -99,6 +101,21 @@ def test_what_is_damaged_is_named(there: Checkpoints, name: str) -> None:
     path.unlink()
     with pytest.raises(CheckpointError, match=f"{name} is gone"):
         read()
+
+
+def test_a_number_that_comes_again_changes_nothing_that_a_manifest_names(
+    there: Checkpoints,
+) -> None:
+    """A power cut may take the record of a complete checkpoint: its number is given again."""
+    there.seal(REF, manifest(part_in(there)))
+    before, digest = there.manifest(REF)
+    again = part_in(there, seq=9)
+    assert again != before.shards[0]
+    with pytest.raises(CheckpointError, match="complete already"):
+        there.seal(REF, manifest(again))
+    assert there.manifest(REF) == (before, digest)
+    part = there.part(REF, before.shards[0], ShardPart)
+    assert len(list(there.blobs(REF, part))) == len(part.arrays)
 
 
 def test_a_manifest_that_is_none_is_said_to_be_damaged(there: Checkpoints) -> None:
