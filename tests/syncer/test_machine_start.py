@@ -17,7 +17,6 @@ from diloco_syncer.events import (
     InitSeen,
     Led,
     SendBeat,
-    TimePassed,
 )
 from diloco_syncer.history import History
 from diloco_syncer.machine import Machine
