@@ -9,7 +9,7 @@ from typing import Self
 from rich.console import Console
 from rich.live import Live
 
-from diloco_cli.seen import Seen
+from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import lines, screen
 from diloco_client import Client, Unreachable
 
@@ -67,7 +67,7 @@ class Screen:
 
 def follow(client: Client, name: str, *, as_json: bool) -> None:
     """Until the run is over; Unreachable when nobody answers for too long."""
-    seen, answered_at = Seen(name), time.monotonic()
+    seen, answered_at = Seen(name, rounds_max=ROUNDS_VIEWED), time.monotonic()
     with Screen(Console()) as view:
         while not seen.over:
             try:

@@ -5,8 +5,10 @@ from typing import Any
 
 from diloco_client import Client
 
-# Kept for charts and lanes: a day of a lively run; the oldest go first.
+# Kept for charts and lanes: an hour or more of the liveliest run; the oldest go first.
 ROUNDS_MAX = 20_000
+# A view shows the newest round alone. Several kB each, and as long as a cluster is up.
+ROUNDS_VIEWED = 1
 EVENTS_MAX = 20_000
 
 
@@ -18,6 +20,7 @@ class Seen:
     run: dict[str, Any] = field(default_factory=dict)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    rounds_max: int = ROUNDS_MAX
 
     def look(self, client: Client) -> None:
         """Fetch what is new; raises what the client raises."""
@@ -27,7 +30,7 @@ class Seen:
             self.rounds += client.rounds(self.name, after=after)
         after = self.events[-1]["seq"] if self.events else 0
         self.events += client.events(self.name, after=after)
-        del self.rounds[:-ROUNDS_MAX]
+        del self.rounds[: -self.rounds_max]
         del self.events[:-EVENTS_MAX]
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 
 from diloco_cli.live import Screen
-from diloco_cli.seen import Seen
+from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import human_bytes, last_events, lines, screen
 
 Row = dict[str, Any]
@@ -92,3 +92,30 @@ def test_every_class_of_tokens_is_shown(run: Row, rounds: list[Row], events: lis
     assert (
         "tokens: merged 1,200, refused 0, overwritten 7, lost 30, in flight 5; read again 20"
     ) in text
+
+
+def test_a_view_keeps_the_newest_round_and_nothing_twice(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    """It is up as long as the cluster: rounds are several kB each."""
+
+    class Told:
+        shown = 2
+
+        def run(self, name: str) -> Row:
+            return run
+
+        def rounds(self, name: str, after: int = 0) -> list[Row]:
+            return [r for r in rounds[: self.shown] if r["seq"] > after]
+
+        def events(self, name: str, after: int = 0) -> list[Row]:
+            return [e for e in events if e["seq"] > after]
+
+    client: Any = Told()
+    view, whole = Seen("demo", rounds_max=ROUNDS_VIEWED), Seen("demo")
+    for client.shown in (2, 3, 5):
+        view.look(client)
+        whole.look(client)
+    assert view.rounds == rounds[-1:] and whole.rounds == rounds
+    assert view.events == whole.events == events
+    assert lines(view) == lines(whole)

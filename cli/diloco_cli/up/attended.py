@@ -9,7 +9,7 @@ from rich.console import Console
 from diloco_cli.cluster import Where, connect
 from diloco_cli.faults import CliError
 from diloco_cli.live import Screen
-from diloco_cli.seen import Seen
+from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.up.stack import Stack, started
 from diloco_client import ApiError, Client, Unreachable
 
@@ -61,6 +61,6 @@ def newest(client: Client, seen: Seen | None) -> Seen | None:
     if not runs:
         return None
     if seen is None or seen.name != runs[-1]["name"]:
-        seen = Seen(str(runs[-1]["name"]))
+        seen = Seen(str(runs[-1]["name"]), rounds_max=ROUNDS_VIEWED)
     seen.look(client)
     return seen
