@@ -106,10 +106,10 @@ def test_a_view_keeps_the_newest_round_and_nothing_twice(
             return run
 
         def rounds(self, name: str, after: int = 0) -> list[Row]:
-            return [r for r in rounds[: self.shown] if r["seq"] > after]
+            return [r for r in rounds[: self.shown] if r["seq"] > (after or -1)]
 
         def events(self, name: str, after: int = 0) -> list[Row]:
-            return [e for e in events if e["seq"] > after]
+            return [e for e in events if e["seq"] > (after or -1)]
 
     client: Any = Told()
     view, whole = Seen("demo", rounds_max=ROUNDS_VIEWED), Seen("demo")
