@@ -4,6 +4,7 @@ Not for an event loop: every method waits. Imported when first needed, since ten
 while and most processes never write a checkpoint.
 """
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 
 # What these addresses are called where tensorstore can read and write them.
 SCHEMES = ("file", "gs", "s3")
+# As every AWS tool reads them: where stores other than Amazon's answer to s3:// (MinIO, Ceph).
+S3_ENDPOINT = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 
 
 class VaultError(OSError):
@@ -41,20 +44,28 @@ class Vault:
         if self._opened is None:
             import tensorstore as ts
 
-            # An empty folder is a store without objects: nothing is created by opening it.
-            spec = (
-                f"{self.root.rstrip('/')}/"
-                if self.path is None
-                else {
-                    "driver": "file",
-                    "path": f"{self.path}/",
-                }
-            )
             try:
-                self._opened = ts.KvStore.open(spec).result()
+                self._opened = ts.KvStore.open(self._spec()).result()
             except ValueError as error:
                 raise VaultError(f"{self.root} cannot be opened: {error}") from None
         return self._opened
+
+    def _spec(self) -> str | dict[str, str]:
+        """How tensorstore calls it."""
+        if self.path is not None:
+            # An empty folder is a store without objects: nothing is created by opening it.
+            return {"driver": "file", "path": f"{self.path}/"}
+        address = urlsplit(f"{self.root.rstrip('/')}/")
+        endpoint = next(filter(None, map(os.environ.get, S3_ENDPOINT)), "")
+        if address.scheme != "s3" or not endpoint:
+            return address.geturl()
+        return {
+            "driver": "s3",
+            "bucket": address.netloc,
+            "path": unquote(address.path).lstrip("/"),
+            "endpoint": endpoint,
+            "aws_region": os.environ.get("AWS_REGION", "us-east-1"),  # what such stores expect
+        }
 
     def write(self, key: str, data: bytes | None) -> None:
         """Store an object, durably where the address can; None removes it."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.shared.edges.bucket import Bucket
 
 from diloco_shared.edges.checkpoints import CheckpointError, Checkpoints
 from diloco_shared.edges.vault import Vault, VaultError
@@ -156,6 +157,24 @@ def test_a_file_address_and_its_folder_are_one_place(tmp_path: Path) -> None:
     assert Vault(str(tmp_path / "a b")).read("k/x") == b"1"
     assert Vault(str(tmp_path / "a b")).keys() == ["k/x"]
     assert Vault(str(tmp_path / "none")).read("k/x") is None
+
+
+def test_a_bucket_holds_what_a_folder_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any store that speaks S3, at the address that AWS tools take theirs from."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    with Bucket() as bucket:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.endpoint)
+        there = Checkpoints("s3://some-bucket/a b")
+        assert there.complete() == []
+        there.seal(REF, manifest(part_in(there)))
+        assert all(key.startswith(f"a b/{REF}/") for key in bucket.objects)
+        found, _ = Checkpoints("s3://some-bucket/a b").manifest(REF)
+        part = there.part(REF, found.shards[0], ShardPart)
+        assert len(list(there.blobs(REF, part))) == 2
+        assert there.complete("r.ab12") == there.begun("r.ab12") == [REF]
+        there.remove(REF)
+        assert not bucket.objects
 
 
 def test_arrays_of_something_else_are_refused() -> None:
