@@ -36,6 +36,8 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp))' bench  # those need the peers
+	MYPYPATH=bench/claims $(BIN)/mypy bench/claims
 	$(BIN)/lint-imports
 	$(PURE)
 
@@ -46,6 +48,8 @@ test: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp))' bench  # those need the peers
+	MYPYPATH=bench/claims $(BIN)/mypy bench/claims
 	$(BIN)/lint-imports
 	$(PURE)
 	$(WHOLE) -n auto --dist loadfile $(addprefix --ignore=,$(STACKS)) tests

@@ -33,7 +33,7 @@ from wan.training import Training
 
 from diloco_learner.model.transformer import SHAPES
 
-PEERS = Path(__file__).with_name("peers")
+PEERS = Path(__file__).with_name("racing")
 PORT = 29400
 FOUR_BITS = {"codec_up": "int4", "codec_down": "int4"}
 # Starting a framework and compiling, on a machine that does other things as well.

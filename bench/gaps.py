@@ -26,7 +26,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from runs import results_of, surroundings
 
@@ -172,7 +172,7 @@ def experiment(case: Case, steps: int, seed: int, rate: float) -> Experiment:
         section, field = where.split(".")
         body[section][field] = json.loads(value)
     spec = RunSpec.model_validate(body)
-    method = "data-parallel" if reference else "decoupled"
+    method: Literal["data-parallel", "decoupled"] = "data-parallel" if reference else "decoupled"
     return Experiment(spec, case.learners, method, speeds=case.speeds)
 
 

@@ -223,8 +223,8 @@ def xla_stage(case: Case, halves: list[Any]) -> Callable[[], Any]:
         for p in case.pieces:
             parts = [d[p.offset : p.offset + p.size] for d in deltas]
             if p.embedding:
-                merged.append(sum(w * d for w, d in zip(weights, parts, strict=True)))
-                merged[-1] /= sum(weights)
+                total = sum(w * d for w, d in zip(weights, parts, strict=True))
+                merged.append(total / sum(weights))
                 continue
             lengths = [jnp.sqrt(jnp.sum(d * d)) for d in parts]
             sums = sum(w / n * d for w, n, d in zip(weights, lengths, parts, strict=True)) / sum(

@@ -37,11 +37,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-from peers import job, timeline
-from peers.crew import Crew
-from peers.network import isolated, loopback_bytes
-from peers.ours import Ours, faulted, whole
-from peers.told import (
+from racing import job, timeline
+from racing.crew import Crew
+from racing.network import isolated, loopback_bytes
+from racing.ours import Ours, faulted, whole
+from racing.told import (
     PATIENCE_S,
     TOKENS,
     WORKERS,
@@ -181,7 +181,7 @@ def ours(folder: Path, scenario: str, args: argparse.Namespace) -> dict[str, Any
 
 def alone(args: argparse.Namespace) -> dict[str, Any]:
     """Two of our workers that exchange nothing."""
-    script = Path(__file__).parent / "peers" / "allreduce.py"
+    script = Path(__file__).parent / "racing" / "allreduce.py"
     command = [sys.executable, str(script), "--seconds", "15", "--model", args.model]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
     done = [json.loads(p.communicate(timeout=START_S)[0].splitlines()[-1]) for p in both]

@@ -168,12 +168,12 @@ def _transfer(args: argparse.Namespace, result: dict[str, Any]) -> None:
     print("connections   raw put   raw get  cold put  cold get  warm put  warm get  of link")
     figures = result["figures"]
     for count in CONNECTIONS:
-        row = [median[what, way, count] for what in WHAT for way in ("put", "get")]
-        figures[f"wan_link_fraction_{count}"] = _fraction(row[4:])
-        figures[f"wan_link_fraction_cold_{count}"] = _fraction(row[2:4])
-        figures[f"wan_over_raw_{count}"] = _fraction(row[4:]) / _fraction(row[:2])
-        shown = " ".join(f"{rate / 1e6:9.1f}" for rate in row)
-        print(f"{count:11d} {shown} {_fraction(row[4:]):8.2f}")
+        speeds = [median[what, way, count] for what in WHAT for way in ("put", "get")]
+        figures[f"wan_link_fraction_{count}"] = _fraction(speeds[4:])
+        figures[f"wan_link_fraction_cold_{count}"] = _fraction(speeds[2:4])
+        figures[f"wan_over_raw_{count}"] = _fraction(speeds[4:]) / _fraction(speeds[:2])
+        shown = " ".join(f"{rate / 1e6:9.1f}" for rate in speeds)
+        print(f"{count:11d} {shown} {_fraction(speeds[4:]):8.2f}")
     figures["wan_link_fraction"] = max(figures[f"wan_link_fraction_{n}"] for n in CONNECTIONS)
     result["transfer"] = {
         f"{what} {way} {count}": [round(rate) for rate in found]

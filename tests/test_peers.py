@@ -1,4 +1,4 @@
-"""Figures of a race from the times of steps (bench/peers/timeline.py)."""
+"""Figures of a race from the times of steps (bench/racing/timeline.py)."""
 
 import importlib.util
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 
 def module() -> ModuleType:
-    path = Path(__file__).parent.parent / "bench" / "peers" / "timeline.py"
+    path = Path(__file__).parent.parent / "bench" / "racing" / "timeline.py"
     spec = importlib.util.spec_from_file_location("peers_timeline", path)
     assert spec is not None and spec.loader is not None
     made = importlib.util.module_from_spec(spec)

@@ -21,7 +21,7 @@ compute nothing tell beforehand, and how goodput scatters over seeds.
 
 import argparse
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 from fleets import found, options, provenance, reference, shown, spec, spread
 from written import write
@@ -82,7 +82,7 @@ def fleet(
     idle: bool = False,
 ) -> Experiment:
     """Eight learners that process `tokens`."""
-    method = "idle" if idle else "decoupled"
+    method: Literal["idle", "decoupled"] = "idle" if idle else "decoupled"
     run = spec(seed, args.rate, tokens)
     return Experiment(run, LEARNERS, method, interruptions=interruptions, over_time=not idle)
 
@@ -111,7 +111,7 @@ def elastic_goodput(times: float) -> dict[str, float]:
 
 def raised(seed: int, args: argparse.Namespace) -> int:
     """Tokens to process under failures for as many useful ones as without."""
-    tokens = args.steps * TOKENS_PER_STEP
+    tokens: int = args.steps * TOKENS_PER_STEP
     free = fleet(seed, args, tokens, None, idle=True)
     (calm,) = found(args, free)
     budget = tokens
@@ -124,7 +124,7 @@ def raised(seed: int, args: argparse.Namespace) -> int:
 
 def row(seed: int, args: argparse.Namespace, elastic: dict[str, float]) -> dict[str, Any]:
     """One seed: three trainings at equal useful tokens."""
-    tokens = args.steps * TOKENS_PER_STEP
+    tokens: int = args.steps * TOKENS_PER_STEP
     free = fleet(seed, args, tokens, None)
     failing = fleet(seed, args, raised(seed, args), Interruptions(MTBI_S, AWAY_S))
     calm, stormy = found(args, free, failing)
@@ -167,7 +167,7 @@ def to_this_loss(row: dict[str, Any], args: argparse.Namespace) -> dict[str, flo
 
 def share_of_tokens(loss: float, whole: float, half: float) -> float:
     """Share of the tokens with which data-parallel reaches `loss`, log-linear through two runs."""
-    return 0.5 ** ((loss - whole) / (half - whole))
+    return float(0.5 ** ((loss - whole) / (half - whole)))
 
 
 def variant(times: float, away_s: float, args: argparse.Namespace) -> dict[str, Any]:

@@ -8,7 +8,7 @@ contribution suffices (K = 1), and all are merged.
 import gc
 import heapq
 import time
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 from diloco_shared.config import RunSpec, config_hash, shared_keys
@@ -83,7 +83,7 @@ class Term:
         self.step = 0
         self.now = 0.0
         self.adopted_at = [0] * fragments  # alike for all
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.told: dict[type, Any] = {}  # the newest message of a kind
         self.seq = 0
         self.coming: list[tuple[float, int, Event]] = []  # a heap
@@ -227,13 +227,13 @@ def cost(learners: int, fragments: int) -> dict[str, Any]:
     apart = term.every // fragments  # steps
     for _ in range(WARM * apart):
         term.advance()
-    history, before = term.machine.history, Counter(term.seconds)
+    history, before = term.machine.history, dict(term.seconds)
     rounds, merged = history.committed, history.merged_total
     for _ in range(ROUNDS * apart):
         term.advance()
     closed, merged = history.committed - rounds, history.merged_total - merged
     assert closed >= ROUNDS - 1, f"{closed} rounds, {ROUNDS} were due"
-    spent = {kind: s - before[kind] for kind, s in term.seconds.items()}
+    spent = {kind: s - before.get(kind, 0.0) for kind, s in term.seconds.items()}
     progress, pull = term.progress(term.names[0]), term.told[Pull]
     manifest, record = term.manifest(pull, term.names[0]), term.told[TapeRound]
     reports = learners * _coding_s(progress, back=True)

@@ -52,8 +52,8 @@ async def stored_parts(stack: Stack, run: str, count: int, seed: int) -> list[Pa
         up = subjects.up_stream(run)
         for what in ("manifest", "chunk"):
             for seq, subject in rng.sample(merged, count):
-                place = subject if what == "chunk" else manifest_subject(subject)
-                (found, *_) = await bus.fetch(up, place)
+                where = subject if what == "chunk" else manifest_subject(subject)
+                (found, *_) = await bus.fetch(up, where)
                 payload = bytes(found.payload)
                 parts.append(Part(what, seq, payload, rng.randrange(len(payload))))
     finally:

@@ -155,7 +155,7 @@ def main() -> None:
             environment = {**environment, "DILOCO_NATS_URL": direct}
         return child(stack, name, module, environment, *more)
 
-    Stack._child = linked  # type: ignore[method-assign]
+    Stack._child = linked  # type: ignore[method-assign, assignment]
     diloco()
 
 

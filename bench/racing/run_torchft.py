@@ -1,7 +1,7 @@
 """torchft's DiLoCo over gloo, one worker per replica group; recovery from a living peer.
 
-python bench/peers/run_torchft.py --job FOLDER --worker N
-python bench/peers/run_torchft.py --job FOLDER --worker -1     # the lighthouse
+python bench/racing/run_torchft.py --job FOLDER --worker N
+python bench/racing/run_torchft.py --job FOLDER --worker -1     # the lighthouse
 """
 
 import signal

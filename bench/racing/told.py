@@ -18,7 +18,7 @@ from diloco_learner.model.transformer import SHAPES
 from diloco_learner.trainer import Program, Trainer
 from diloco_shared.config import RunSpec
 from diloco_shared.numerics.schedule import inner_rate
-from peers import job
+from racing import job
 
 WORKERS = 2
 # Silence after which a member is gone, and the longest exchange, in seconds.
@@ -114,4 +114,4 @@ def difference(folder: Path, told: list[dict[str, Any]], args: argparse.Namespac
     trainer = Trainer(Program.build(RunSpec.model_validate(spec_of(args, args.steps))))
     same, found = job.Job(folder), [line["loss"] for line in told if line["kind"] == "step"]
     mine = [float(trainer.step(same.batch(0, n), same.rate(n))) for n in range(COMPARED)]
-    return max(abs(a - b) for a, b in zip(mine, found[:COMPARED], strict=True))
+    return float(max(abs(a - b) for a, b in zip(mine, found[:COMPARED], strict=True)))

@@ -1,6 +1,6 @@
 """Synchronous data-parallel training of two ranks: our model, our inner step, one exchange a step.
 
-    python bench/peers/allreduce.py --rank 0|1 --peer HOST:PORT --seconds S
+    python bench/racing/allreduce.py --rank 0|1 --peer HOST:PORT --seconds S
 
 Each step both ranks send their whole gradient in bf16, which for two ranks is what a ring
 all-reduce sends, average, and step. Rank 0 listens. Without a peer it steps alone: what the

@@ -1,6 +1,6 @@
 """torch DistributedDataParallel over gloo: fp32 gradients are averaged at every step.
 
-python bench/peers/run_ddp.py --job FOLDER --worker N
+python bench/racing/run_ddp.py --job FOLDER --worker N
 """
 
 import os

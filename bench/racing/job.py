@@ -52,7 +52,8 @@ class Job:
     def batch(self, worker: int, step: int) -> NDArray[np.int64]:
         """Shape (B, L + 1); from the beginning again when there are no more."""
         batches = self._batches[worker]
-        return batches[step % len(batches)].astype(np.int64)
+        batch: NDArray[np.int64] = batches[step % len(batches)].astype(np.int64)
+        return batch
 
     def rate(self, step: int) -> float:
         """Inner rate at a step of the run."""
@@ -74,7 +75,7 @@ def write(
     """Batches have shape (steps, B, L + 1), an array per worker."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.json").write_text(json.dumps(asdict(settings)), encoding="utf-8")
-    arrays = {f"p:{name}": np.asarray(value) for name, value in initial.items()}
+    arrays: dict[str, Any] = {f"p:{name}": np.asarray(value) for name, value in initial.items()}
     arrays |= {f"batches-{n}": taken for n, taken in enumerate(batches)}
     np.savez(folder / "arrays.npz", rates=rates, **arrays)
 

@@ -1,6 +1,6 @@
 """torch DistributedDataParallel over gloo: the same shape of model, batch and optimizer.
 
-    python bench/peers/ddp.py --rank 0|1 --peer HOST:PORT --seconds S --tokens FILE.npy
+    python bench/racing/ddp.py --rank 0|1 --peer HOST:PORT --seconds S --tokens FILE.npy
 
 Runs in an environment of its own, with torch and numpy and nothing of this project. Without a peer
 it steps alone. Prints one JSON line: `steps`, `seconds` after the first ten steps, and `loss`.

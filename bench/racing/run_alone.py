@@ -1,6 +1,6 @@
 """A torch worker that exchanges nothing: what the computation allows.
 
-python bench/peers/run_alone.py --job FOLDER --worker N
+python bench/racing/run_alone.py --job FOLDER --worker N
 """
 
 from worker import Worker

@@ -1,6 +1,6 @@
 """DiLoCo of hivemind's parts: its averager over pseudo-gradients, its DHT, its state download.
 
-    python bench/peers/run_hivemind.py --job FOLDER --worker N
+    python bench/racing/run_hivemind.py --job FOLDER --worker N
 
 hivemind has no outer optimizer: everybody applies the same one to the same average. Who is there
 stands in the DHT, as long as it says so; a worker that is alone does not look for a group. Whoever

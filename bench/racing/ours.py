@@ -16,7 +16,7 @@ from diloco_cli.up.stack import LEARNER_NICENESS, free_port
 from diloco_client import Client
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
-from peers.timeline import WINDOW_S
+from racing.timeline import WINDOW_S
 
 MODULE = "diloco_learner"
 # Programs compiled by an earlier run are kept, as torch's kernels are compiled ahead.
