@@ -72,10 +72,10 @@ NAMED = beat(state="bootstrapping", initializer="a", versions=(-1, -1, -1), stam
 class Desk:
     """A recovery, its clock and what it asked for."""
 
-    def __init__(self, *, has_checkpoint: bool = False) -> None:
+    def __init__(self, spec: RunSpec = SPEC, *, has_checkpoint: bool = False) -> None:
         self.now = 50.0
         self.recovery = Recovery(
-            SPEC, "a", 2, has_checkpoint=has_checkpoint, nonce_seed="boot", layout="d"
+            spec, "a", 2, has_checkpoint=has_checkpoint, nonce_seed="boot", layout="d"
         )
 
     def tell(self, *events: RecoveryEvent) -> list[RecoveryEffect]:
@@ -247,16 +247,8 @@ def test_a_run_that_had_versions_when_it_joined_is_never_initialised() -> None:
 
 def test_a_shard_that_has_none_gets_them_from_whoever_joined_later() -> None:
     """The others began with versions of their own: nobody may be left who joined before any."""
-    desk = Desk()
     settings = {**SPEC.model_dump(), "algorithm": {"fragments": 4, "shards": 2}}
-    desk.recovery = Recovery(
-        RunSpec.model_validate(settings),
-        "a",
-        2,
-        has_checkpoint=False,
-        nonce_seed="boot",
-        layout="d",
-    )
+    desk = Desk(RunSpec.model_validate(settings))
     desk.tell(TimePassed(), desk.grant(versions=(0, -1, 0, -1)))
     assert desk.recovery.state is State.ANCHORING
     named = NAMED.beat.model_copy(update={"versions": (0, -1, 0, -1)})

@@ -87,22 +87,6 @@ def test_everyone_in_commits_at_once_and_publishes(running: Any) -> None:
     assert running.machine.history.tokens_useful > 0
 
 
-@pytest.mark.parametrize(
-    ("weighting", "share"), [("quality", 1 / 3), ("tokens", 1 / 3), ("equal", 1 / 2)]
-)
-def test_contributions_weigh_what_the_run_says(
-    driver_of: Any, weighting: str, share: float
-) -> None:
-    driver = driver_of(weighting=weighting)
-    driver.start("a", "b")
-    driver.step("a", 4)
-    driver.step("b", 8)
-    (pull,) = driver.pulls
-    driver.answer(pull, "a")
-    a, b = of(driver.answer(pull, "b"), Stage)[0].contributions
-    assert a.weight / (a.weight + b.weight) == pytest.approx(share)
-
-
 def test_no_round_commits_below_k_i3(running: Any) -> None:
     running.step("a", 4)
     running.step("b", 4)

@@ -1,9 +1,19 @@
-"""Members in the syncer's eyes (I10): who is admitted, who is silent, who gives state."""
+"""Members in the syncer's eyes (I10): admitted, silent, giving state, and what they weigh."""
 
 from typing import Any
 
+import pytest
+
 from diloco_shared.protocol.messages import Join
-from diloco_syncer.events import JoinSeen, ProgressSeen, SendBeat, SendDonate, SendGrant, Tell
+from diloco_syncer.events import (
+    JoinSeen,
+    ProgressSeen,
+    SendBeat,
+    SendDonate,
+    SendGrant,
+    Stage,
+    Tell,
+)
 from diloco_syncer.history import History
 from diloco_syncer.machine import Machine
 
@@ -120,3 +130,19 @@ def test_a_new_leader_lets_no_life_in_that_the_tape_knows_to_be_over_i10(running
     successor = Machine(running.spec, successor.history)
     successor.handle(ProgressSeen(running.progress("b", 50, incarnation=0)), 0.0)
     assert "b" not in successor.roster.members
+
+
+@pytest.mark.parametrize(
+    ("weighting", "share"), [("quality", 1 / 3), ("tokens", 1 / 3), ("equal", 1 / 2)]
+)
+def test_contributions_weigh_what_the_run_says(
+    driver_of: Any, weighting: str, share: float
+) -> None:
+    driver = driver_of(weighting=weighting)
+    driver.start("a", "b")
+    driver.step("a", 4)
+    driver.step("b", 8)
+    (pull,) = driver.pulls
+    driver.answer(pull, "a")
+    a, b = of(driver.answer(pull, "b"), Stage)[0].contributions
+    assert a.weight / (a.weight + b.weight) == pytest.approx(share)

@@ -84,7 +84,7 @@ def _set_up_jax(threads: int, cache: str) -> None:
             ("jax_persistent_cache_min_compile_time_secs", 0.0),
             ("jax_persistent_cache_min_entry_size_bytes", 0),
         ):
-            jax.config.update(name, value)  # type: ignore[no-untyped-call]
+            jax.config.update(name, value)
     # The train thread gives up the interpreter quickly: the other side has little to do.
     sys.setswitchinterval(0.001)
 

@@ -87,7 +87,7 @@ def _scales(values: jax.Array, share: np.float32, least: int) -> jax.Array:
 
 def _once(x: jax.Array) -> jax.Array:
     """Asks XLA to keep it: fused into each of its uses it would be computed again there."""
-    kept: jax.Array = lax.optimization_barrier(x)  # type: ignore[no-untyped-call]
+    kept: jax.Array = lax.optimization_barrier(x)
     return kept
 
 
