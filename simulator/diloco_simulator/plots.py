@@ -80,6 +80,36 @@ def quality_chart(losses: tuple[float, float], under: str, file: Path) -> None:
     _finish(figure, file)
 
 
+def gaps_chart(rows: list[dict[str, Any]], file: Path) -> None:
+    """Loss relative to data-parallel over the number of learners, as PNG.
+
+    Each row has `corpus`, `learners`, `gap`, `gap_spread` (None for one seed) and `published`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    colors = dict(zip(dict.fromkeys(r["corpus"] for r in rows), (BLUE, GREY, SKY), strict=False))
+    for corpus, color in colors.items():
+        shown = [r for r in rows if r["corpus"] == corpus]
+        learners, gaps = [r["learners"] for r in shown], [100 * r["gap"] for r in shown]
+        spread = [100 * (r["gap_spread"] or 0.0) for r in shown]
+        axes.errorbar(learners, gaps, spread, fmt="o-", color=color, capsize=3, label=corpus)
+    known = {r["learners"]: 100 * r["published"] for r in rows if r["published"] is not None}
+    published = "published, 35M parameters"
+    axes.plot(
+        known.keys(), known.values(), "o", mfc="white", mec="black", zorder=3, label=published
+    )
+    axes.axhline(0, color=PALE, zorder=0)
+    axes.set_xscale("log", base=2)
+    everyone = sorted({r["learners"] for r in rows})
+    axes.set_xticks(everyone, [str(m) for m in everyone])
+    axes.set_xlabel("learners")
+    axes.set_ylabel("test loss above data-parallel's, %")
+    axes.legend(fontsize=8)
+    _finish(figure, file)
+
+
 def _pairs(axes: "Axes", bars: list[tuple[str, float, float]], form: str) -> None:
     width = 0.38
     for i, (name, published, ours) in enumerate(bars):
