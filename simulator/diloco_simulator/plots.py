@@ -96,10 +96,8 @@ def gaps_chart(rows: list[dict[str, Any]], file: Path) -> None:
         spread = [100 * (r["gap_spread"] or 0.0) for r in shown]
         axes.errorbar(learners, gaps, spread, fmt="o-", color=color, capsize=3, label=corpus)
     known = {r["learners"]: 100 * r["published"] for r in rows if r["published"] is not None}
-    published = "published, 35M parameters"
-    axes.plot(
-        known.keys(), known.values(), "o", mfc="white", mec="black", zorder=3, label=published
-    )
+    axes.plot(list(known), list(known.values()), "o", mfc="white", mec="black", zorder=3)
+    axes.set_title("circles: published, 35M parameters", fontsize=10)
     axes.axhline(0, color=PALE, zorder=0)
     axes.set_xscale("log", base=2)
     everyone = sorted({r["learners"] for r in rows})
