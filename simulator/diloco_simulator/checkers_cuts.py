@@ -72,6 +72,8 @@ class Cuts:
         self.of_restore: dict[tuple[int, str], Mark] = {}  # by epoch and digest of the manifest
         # By number and sequence: who stood there first, and with what.
         self.executed: dict[tuple[int, int], tuple[str, dict[str, Any]]] = {}
+        # By number: all that leaders captured, also of records that were lost.
+        self.captured: dict[int, list[dict[str, Any]]] = {}
 
     def marked(self, mark: Mark) -> None:
         """A checkpoint is begun on the tape."""
@@ -117,10 +119,26 @@ class Cuts:
                 self.report("I1", f"round {r.round} merges {life}, of before the restore")
 
     def stands(self, who: str, number: int, history: dict[str, Any], store: FragmentStore) -> None:
-        """Somebody has the state of where a checkpoint was begun: executed, captured or loaded."""
-        arrays = {name: digest_array(a) for name, a in store.state_arrays().items()}
-        has = {"history": json.loads(json.dumps(history)), "store": store.meta(), "arrays": arrays}
+        """Somebody has the state of where a checkpoint was begun: executed or captured."""
+        has = _described(history, store)
         first, known = self.executed.setdefault((number, history["seq"]), (who, has))
         differing = [part for part in has if has[part] != known[part]]
         if differing:
             self.report("I6", f"{who} has other {differing} at mark {number} than {first}")
+
+    def keeps(self, who: str, number: int, history: dict[str, Any], store: FragmentStore) -> None:
+        """A leader captures its part."""
+        self.captured.setdefault(number, []).append(_described(history, store))
+        self.stands(who, number, history, store)
+
+    def goes_back(
+        self, who: str, number: int, history: dict[str, Any], store: FragmentStore
+    ) -> None:
+        """A leader has loaded its part: one that was captured, perhaps before records were lost."""
+        if _described(history, store) not in self.captured.get(number, []):
+            self.report("I6", f"{who} goes back to a state of {number} that nobody captured")
+
+
+def _described(history: dict[str, Any], store: FragmentStore) -> dict[str, Any]:
+    arrays = {name: digest_array(a) for name, a in store.state_arrays().items()}
+    return {"history": json.loads(json.dumps(history)), "store": store.meta(), "arrays": arrays}

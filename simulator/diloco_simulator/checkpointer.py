@@ -40,7 +40,7 @@ class Checkpointer:
         if self.world.chance(self.world.options.disk_full, "checkpoint not written"):
             self._later(Sealed(effect.number, fault="no space left on the device"))
             return
-        self.life.checks.cuts.stands(self.life.leader, effect.number, history, store)
+        self.life.checks.cuts.keeps(self.life.leader, effect.number, history, store)
         meta, arrays = store.meta(), store.state_arrays()
         part = write_part(self.spec, self.shard, self.vault, effect.number, history, meta, arrays)
         self.captured = (effect, history, part)
@@ -90,5 +90,5 @@ class Checkpointer:
         """The store that was loaded, once."""
         state = self.loaded.pop(serial)
         number = state.manifest.number
-        self.life.checks.cuts.stands(self.life.leader, number, state.history, state.store)
+        self.life.checks.cuts.goes_back(self.life.leader, number, state.history, state.store)
         return state.store
