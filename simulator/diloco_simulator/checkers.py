@@ -121,7 +121,7 @@ class Merges:
 
     def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
         """A record as it is committed; `mark`: what a restore goes back to."""
-        if self.ended and not isinstance(record, TapeEpoch):
+        if self.ended and not isinstance(record, TapeEpoch | TapeRestore):
             self.report("I6", f"a record of kind {record.kind} behind the end of the run")
         match record:
             case TapeInit():
@@ -136,7 +136,7 @@ class Merges:
                 self.checkpoint = record.number
             case TapeRestore() if mark is not None:
                 self._epoch(record.epoch)
-                self.initialised, self.restored = True, record.epoch
+                self.initialised, self.restored, self.ended = True, record.epoch, ""
                 self.versions, self.digests = list(mark.versions), list(mark.digests)
                 self.next_round = mark.next_round
                 self.undone |= {one for one in self.merged if one[3] >= mark.next_round}

@@ -79,7 +79,7 @@ class OfShard:
             case TapeEpoch():
                 self.epochs += 1
             case TapeRestore():
-                self.restores += 1
+                self.restores, self.ended = self.restores + 1, ""
                 self.wish = record.serial
                 self.limits.restored()
             case TapeEnd():

@@ -68,6 +68,16 @@ def test_the_run_is_what_its_least_shard_is_and_over_once_all_are() -> None:
     assert over.versions == (3, 3)
 
 
+def test_a_run_is_not_over_while_a_shard_is_behind_with_an_epoch() -> None:
+    """Its last versions are still to be published in the new one."""
+    leaders = Leaders("a", 2)
+    over = heard(leaders, beat(0, (3, 3), state="stopped"), beat(1, (2, 2), state="stopped"))
+    assert over.state == "stopped"
+    behind = heard(leaders, beat(1, (2, 2), state="stopped", epoch=1, term=2))
+    assert (behind.state, behind.versions) == ("finishing", (-1, 2))
+    assert heard(leaders, beat(0, (3, 3), state="stopped", epoch=1)).state == "stopped"
+
+
 def test_of_an_older_epoch_nothing_counts() -> None:
     leaders = Leaders("a", 2)
     heard(leaders, beat(0, (3, 3)), beat(1, (2, 2)))

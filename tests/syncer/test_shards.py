@@ -19,8 +19,10 @@ from diloco_shared.protocol.messages import (
     TapeCheckpoint,
     TapeEnd,
     TapeEpoch,
+    TapeRestore,
     TensorSpec,
 )
+from diloco_shared.protocol.records import Restore
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.payloads import Payloads
@@ -31,6 +33,8 @@ from diloco_syncer.events import (
     InitSeen,
     Kept,
     Led,
+    Load,
+    Loaded,
     Publish,
     Seal,
     SendGrant,
@@ -142,6 +146,21 @@ def test_a_shard_that_is_over_publishes_in_the_epoch_that_another_began(pair: li
     published = [(e.epoch, e.fragment) for e in effects if isinstance(e, Publish)]
     assert published == [(3, 1), (3, 3)]
     assert second.machine.history.outcome == "finished"
+
+
+def test_a_shard_that_ended_before_it_heard_of_a_restore_goes_back_with_the_others(
+    pair: list[Any],
+) -> None:
+    second, meta = pair[1], pair[1].machine.history.meta()
+    over(second)
+    wish = Restore(serial=1, source="t/000001")
+    effects = second.give(
+        Wanted(paused=False, stopping=False, quorum=2, checkpoint=0, restore=wish)
+    )
+    assert [e for e in effects if isinstance(e, Load)] == [Load(wish)]
+    second.give(Loaded(wish, "t", {**meta, "checkpoint_at": 1.0}, "d" * 32))
+    assert [r.epoch for r in second.tape if isinstance(r, TapeRestore)] == [1]
+    assert second.machine.history.outcome == ""
 
 
 def test_a_successor_publishes_what_was_over_but_not_published(pair: list[Any]) -> None:

@@ -106,7 +106,8 @@ def _tells(beats: Sequence[Beat]) -> Beat:
 
 def _state(beats: Sequence[Beat]) -> RunState:
     states = {b.state for b in beats}
-    if all(is_final(b) for b in beats):
+    # One that is behind with an epoch has its last versions in that one still to publish.
+    if all(is_final(b) for b in beats) and len({b.epoch for b in beats}) == 1:
         return "stopped" if "stopped" in states else "finished"
     if any(is_final(b) for b in beats):
         states.add("finishing")

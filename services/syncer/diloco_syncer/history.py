@@ -269,7 +269,7 @@ class History:
         Its stamp is laid against this run's budget, of which the time it had used is used. Raises
         TapeFault when it is not the state that the record speaks of.
         """
-        if seq <= self.seq or self.outcome or record.epoch <= self.epoch:
+        if seq <= self.seq or record.epoch <= self.epoch:
             raise TapeFault(f"record {seq}: a restore to epoch {record.epoch} cannot follow")
         digests = tuple(meta["anchor_digests"])
         if (tuple(meta["versions"]), digests) != (record.versions, record.anchor_digests):

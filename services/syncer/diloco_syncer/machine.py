@@ -201,9 +201,9 @@ class Machine:
         return effects
 
     def _push(self, record: TapeRecord, *, first: bool = False) -> list[Effect]:
-        """Queue a record; send it when none is outstanding. Only an epoch may follow the end."""
+        """Queue a record; send it when none is outstanding. Only a new epoch follows the end."""
         over = self.history.outcome or any(isinstance(r, TapeEnd) for r in self._pending)
-        if over and not isinstance(record, TapeEpoch):
+        if over and not isinstance(record, TapeEpoch | TapeRestore):
             return []
         queue = self.to_append.appendleft if first else self.to_append.append
         queue(record)
@@ -263,7 +263,7 @@ class Machine:
                     Tell("epoch", f"epoch {record.epoch} begins: {record.reason}"),
                 ]
             case TapeRestore():
-                self.admission.donations = Donations()
+                self.admission.donations, self.ended_told = Donations(), False
                 return [
                     *self.rounds.abort(),
                     InstallLoaded(record.serial),

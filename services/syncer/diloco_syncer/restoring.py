@@ -32,9 +32,13 @@ class Restoring:
 
     @property
     def due(self) -> bool:
-        """A wish is open: nobody joins, and no round opens."""
+        """A wish is open: nobody joins, and no round opens.
+
+        A run that is over does not go back; a shard that heard of the wish too late follows others.
+        """
         wish, h = self.wanted, self.history
-        return wish is not None and not h.outcome and wish.serial > max(h.restores, self.given_up)
+        over = h.outcome and h.spec.algorithm.shards == 1
+        return wish is not None and not over and wish.serial > max(h.restores, self.given_up)
 
     @property
     def deadline(self) -> float | None:

@@ -213,7 +213,7 @@ class Leader:
             return TimePassed()
 
     def _over(self) -> bool:
-        if self.ended_at is None:
+        if self.ended_at is None or not self.machine.history.outcome:
             return False
         now = time.monotonic()
         busy = [
