@@ -37,6 +37,8 @@ class Pace:
         self.begun: set[str] = set()
 
     def told(self, life: str, beat: Beat) -> None:
+        if beat.epoch < self.epochs.get(life, 0):
+            return  # of before records were lost: it waits for a leader that knows its epoch
         led = (beat.epoch, beat.term)
         if led > self.leads.get(life, (-1, -1)):
             self.leads[life] = led

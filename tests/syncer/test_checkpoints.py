@@ -307,6 +307,16 @@ def test_what_a_tape_goes_back_to_stays_until_a_snapshot_covers_it(running: Any)
     assert set(history.sources) == {"t/000002"}
 
 
+def test_a_restore_whose_record_was_lost_gets_an_epoch_of_its_own(running: Any) -> None:
+    """Learners hold the anchors of the lost one under its number."""
+    merged(running)
+    meta = kept(running)
+    running.give(wanted(restore=WISH))
+    running.step("a", 1, epoch=4)
+    running.give(loaded(meta))
+    assert [r.epoch for r in running.tape if isinstance(r, TapeRestore)] == [5]
+
+
 def test_what_does_not_fit_is_told_and_the_run_goes_on(running: Any) -> None:
     merged(running)
     meta = kept(running)

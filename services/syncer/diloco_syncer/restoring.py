@@ -27,6 +27,7 @@ class Restoring:
         self.asked = 0  # serial of the wish that is being loaded, or on its way to the tape
         self.recorded = 0  # serial of the newest wish whose record was handed out
         self.given_up = 0  # serial of a wish that cannot be fulfilled
+        self.heard = 0  # newest epoch of a learner
         self.fault = ""
         self.retry_at = 0.0
 
@@ -78,8 +79,10 @@ class Restoring:
             text = f"{event.restore.source} is not restored: {fault}"
             return None if told else Tell("restore-failed", text)
         h, self.recorded = self.history, event.restore.serial
+        # One that was heard of is another shard's of this restore, or its record is lost.
+        alone = h.spec.algorithm.shards == 1
         return TapeRestore(
-            epoch=h.epoch + 1,
+            epoch=max(h.epoch + 1, self.heard + alone),
             term=h.term,
             serial=event.restore.serial,
             source=event.restore.source,

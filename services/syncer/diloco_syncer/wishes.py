@@ -58,8 +58,9 @@ class Wishes:
         return []
 
     def progress(self, progress: Progress) -> None:
-        """A learner tells which checkpoint it has settled."""
+        """A learner tells which checkpoint it has settled, and its epoch."""
         self.checkpoints.progress(progress)
+        self.restoring.heard = max(self.restoring.heard, progress.epoch)
 
     def advance(
         self, now: float, wall: float, pending: Collection[TapeRecord]
