@@ -201,9 +201,13 @@ class Machine:
         return effects
 
     def _push(self, record: TapeRecord, *, first: bool = False) -> list[Effect]:
-        """Queue a record; send it when none is outstanding. Only a new epoch follows the end."""
+        """Queue a record; send it when none is outstanding. Only a new epoch follows the end.
+
+        That of a restore only where other shards may have gone back meanwhile.
+        """
         over = self.history.outcome or any(isinstance(r, TapeEnd) for r in self._pending)
-        if over and not isinstance(record, TapeEpoch | TapeRestore):
+        behind = TapeEpoch if self.spec.algorithm.shards == 1 else TapeEpoch | TapeRestore
+        if over and not isinstance(record, behind):
             return []
         queue = self.to_append.appendleft if first else self.to_append.append
         queue(record)
