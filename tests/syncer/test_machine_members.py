@@ -146,3 +146,18 @@ def test_contributions_weigh_what_the_run_says(
     driver.answer(pull, "a")
     a, b = of(driver.answer(pull, "b"), Stage)[0].contributions
     assert a.weight / (a.weight + b.weight) == pytest.approx(share)
+
+
+def test_who_is_still_in_an_older_epoch_is_not_asked(driver_of: Any) -> None:
+    """It has nothing to give until it has adopted the new one's anchors."""
+    driver = driver_of(quorum=1)
+    driver.start("a", "b")
+    driver.step("a", 0, epoch=2)  # of records that were lost: epoch 3 begins
+    for _ in range(5):
+        driver.step("a", 1, epoch=3)
+        driver.step("b", 1, epoch=0)
+    (pull,) = driver.pulls
+    assert (pull.epoch, pull.participants) == (3, ("a",))
+    driver.answer(pull, "a")
+    (record,) = driver.rounds
+    assert {v.learner: v.reason for v in record.verdicts}["b"] == "is in epoch 0, the run in 3"
