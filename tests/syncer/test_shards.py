@@ -154,9 +154,9 @@ def test_a_shard_that_ended_before_it_heard_of_a_restore_goes_back_with_the_othe
     second, meta = pair[1], pair[1].machine.history.meta()
     over(second)
     wish = Restore(serial=1, source="t/000001")
-    effects = second.give(
-        Wanted(paused=False, stopping=False, quorum=2, checkpoint=0, restore=wish)
-    )
+    wanted = Wanted(paused=False, stopping=False, quorum=2, checkpoint=0, restore=wish)
+    assert not [e for e in second.give(wanted) if isinstance(e, Load)], "nobody has gone back"
+    effects = second.step("a", 1, epoch=1)
     assert [e for e in effects if isinstance(e, Load)] == [Load(wish)]
     second.give(Loaded(wish, "t", {**meta, "checkpoint_at": 1.0}, "d" * 32))
     assert [r.epoch for r in second.tape if isinstance(r, TapeRestore)] == [1]

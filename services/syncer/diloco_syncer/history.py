@@ -84,7 +84,7 @@ class History:
         self.restored: Restored | None = None
         # Record of a restore, by checkpoint: of those that no snapshot covers yet.
         self.sources: dict[str, int] = {}
-        self.outcome = ""
+        self.outcome, self.ended_in = "", -1  # the epoch of its end
 
     def _norms(self) -> NormHistory:
         a = self.spec.algorithm
@@ -177,7 +177,7 @@ class History:
             case TapeSetting():
                 self._apply_setting(record)
             case TapeEnd():
-                self.outcome = record.outcome
+                self.outcome, self.ended_in = record.outcome, self.epoch
                 self.ledger.end(record)
         self.seq = seq
 
@@ -334,6 +334,7 @@ class History:
         "checkpoint_steps",
         "restores",
         "outcome",
+        "ended_in",
     )
 
     def meta(self) -> dict[str, Any]:

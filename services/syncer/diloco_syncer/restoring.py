@@ -35,10 +35,12 @@ class Restoring:
     def due(self) -> bool:
         """A wish is open: nobody joins, and no round opens.
 
-        A run that is over does not go back; a shard that heard of the wish too late follows others.
+        What is over does not go back, but for one of several shards when learners, or its own tape,
+        tell of an epoch since: it has heard of the wish later than another.
         """
         wish, h = self.wanted, self.history
-        over = h.outcome and h.spec.algorithm.shards == 1
+        since = h.spec.algorithm.shards > 1 and max(h.epoch, self.heard) > h.ended_in
+        over = h.outcome and not since
         return wish is not None and not over and wish.serial > max(h.restores, self.given_up)
 
     @property
