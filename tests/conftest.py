@@ -21,8 +21,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     names = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in names}
 
+    marker = pyfuncitem.get_closest_marker("timeout")
+    timeout_s = marker.args[0] if marker else TEST_TIMEOUT_S
+
     async def limited() -> None:
-        async with asyncio.timeout(TEST_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             await pyfuncitem.obj(**arguments)
 
     asyncio.run(limited())

@@ -1,6 +1,6 @@
 """Draining: nothing of a learner's work is wasted when it is told to leave a run that goes on."""
 
-from learner.desk import Desk, anchor, beat, last_progress, only, pull
+from learner.desk import SPEC, Desk, anchor, beat, last_progress, only, pull
 
 from diloco_learner.counters import Counters
 from diloco_learner.draining import DRAIN_S_MIN, Draining
@@ -41,11 +41,24 @@ def test_one_that_has_done_nothing_since_it_adopted_leaves_at_once() -> None:
 
 
 def test_where_nobody_merges_it_does_not_wait() -> None:
-    """The last learner of a run has no round to wait for; nor has one of a run that is paused."""
-    for state in ("starved", "paused"):
-        desk = draining()
-        (leave,) = only(desk.tell(beat(state=state)), Leave)
-        assert f"work on 3 fragments is lost, the run is {state}" in leave.reason
+    desk = draining()
+    (leave,) = only(desk.tell(beat(state="paused")), Leave)
+    assert "work on 3 fragments is lost, the run is paused" in leave.reason
+
+
+def test_a_starved_run_is_waited_for_as_long_as_a_lease() -> None:
+    """The last learner of a run has no round to wait for; the others of another may be late."""
+    lease_s = SPEC.membership.lease_s
+    desk = draining()
+    assert not only(desk.tell(beat(state="starved")), Leave)
+    assert desk.exchange.deadline <= desk.now + lease_s
+    assert not only(desk.pass_time(lease_s - 1), Leave)
+    # It has recovered: what comes later is another time of waiting.
+    assert not only(desk.tell(beat(state="running")), Leave)
+    assert not only(desk.tell(beat(state="starved")), Leave)
+    assert not only(desk.pass_time(lease_s - 1), Leave)
+    (leave,) = only(desk.pass_time(1.0), Leave)
+    assert "work on 3 fragments is lost, the run is starved" in leave.reason
 
 
 def test_it_waits_no_longer_than_the_others_could_need() -> None:
@@ -58,7 +71,7 @@ def test_it_waits_no_longer_than_the_others_could_need() -> None:
 
 
 def test_a_slow_run_is_given_time_for_a_round_of_every_fragment() -> None:
-    d, counters = Draining(), Counters([0])
+    d, counters = Draining(10.0), Counters([0])
     d.begin("told", 0.0, round_s=100.0)
     counters.stepped(1)
     running = beat().beat
@@ -72,7 +85,7 @@ def test_the_end_of_the_run_comes_first() -> None:
 
 
 def test_one_that_has_not_heard_its_syncer_yet_waits_for_it() -> None:
-    d, counters = Draining(), Counters([0])
+    d, counters = Draining(10.0), Counters([0])
     counters.stepped(1)
     d.begin("told", 0.0, round_s=1.0)
     assert d.over(None, counters, DRAIN_S_MIN - 1) == ""

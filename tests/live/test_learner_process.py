@@ -22,7 +22,10 @@ from diloco_shared.protocol.messages import Progress, TapeRound
 from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, decode_tape, encode
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+
+# Another test on the same two cores may make each step of this one take several times as long.
+PATIENCE_S = 120.0
 
 
 def spec(corpus: Path) -> RunSpec:
@@ -62,7 +65,6 @@ class Process:
                     "DILOCO_ID": name,
                     "DILOCO_NATS_URL": url,
                     "DILOCO_DATA": str(data),
-                    "DILOCO_CACHE": str(data / "compiled"),
                     "DILOCO_THREADS": "1",
                     "OMP_NUM_THREADS": "1",
                 },
@@ -120,8 +122,8 @@ class Run:
 
     async def until(self, condition: Callable[[Progress], bool]) -> Progress:
         """The first report from now on that meets `condition`."""
-        seen = len(self.reports)
-        while True:
+        seen, deadline = len(self.reports), time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
             for p in self.reports[seen:]:
                 if condition(p):
                     return p
@@ -129,6 +131,8 @@ class Run:
             for process in self.processes:
                 assert process.popen.poll() in (None, -signal.SIGKILL), process.log.read_text()
             await asyncio.sleep(0.01)
+        logs = {p.log.name: p.log.read_text(errors="replace")[-4000:] for p in self.processes}
+        raise AssertionError("\n".join(f"== {name}\n{text}" for name, text in logs.items()))
 
     async def merged(self, learner: str, incarnation: int) -> TapeRound:
         """The first committed round with a contribution of this life."""

@@ -14,14 +14,26 @@ from diloco_shared.protocol.messages import Beat
 DRAIN_S_MIN, DRAIN_TIMES = 60.0, 3.0
 # States of a run in which rounds are merged.
 MERGING = ("running", "finishing")
+NEVER = float("inf")
 
 
 @dataclass(slots=True)
 class Draining:
-    """Nothing is asked for until `begin`."""
+    """Nothing is asked for until `begin`.
 
+    `lease_s`: how long a starved run is waited for. One whose others are only late is starved for
+    a moment; after a lease they are evicted.
+    """
+
+    lease_s: float
     reason: str = ""
-    until: float = float("inf")
+    until: float = NEVER
+    starved_until: float = NEVER  # the end of patience with a run that is starved now
+
+    @property
+    def deadline(self) -> float:
+        """When to look again at the latest."""
+        return min(self.until, self.starved_until)
 
     def begin(self, reason: str, now: float, round_s: float) -> None:
         """`round_s`: seconds in which every fragment comes round."""
@@ -37,8 +49,13 @@ class Draining:
         if not unmerged:
             return f"{self.reason}: none of its work is left unmerged"
         # One that has just begun may not have heard its syncer yet.
-        if beat is not None and beat.state not in MERGING:
-            why = f"the run is {beat.state}"
+        state = beat.state if beat else ""
+        if state != "starved":
+            self.starved_until = NEVER
+        elif self.starved_until == NEVER:
+            self.starved_until = now + self.lease_s
+        if state not in (*MERGING, "starved", "") or now >= self.starved_until:
+            why = f"the run is {state}"
         elif now >= self.until:
             why = "no round came for them in time" if beat else "there is no syncer"
         else:

@@ -84,7 +84,7 @@ class Exchange:
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
         self.pulls = AllPulls(learner, epoch, fragments, spec.algorithm.shards)
         self.giving = Giving(learner, incarnation)
-        self.draining = Draining()
+        self.draining = Draining(spec.membership.lease_s)
         self.undecided = Undecided(learner, incarnation)
         self.beat: Beat | None = None
         self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
@@ -119,7 +119,7 @@ class Exchange:
     @property
     def deadline(self) -> float:
         """When TimePassed is due at the latest: the next report, or the end of patience."""
-        return min(self._report_due, self.finish_by, self.draining.until)
+        return min(self._report_due, self.finish_by, self.draining.deadline)
 
     def drain(self, reason: str, now: float) -> None:
         """Leave as soon as nothing of this learner's work is unmerged; TimePassed must follow."""
