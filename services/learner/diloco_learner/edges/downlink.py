@@ -6,6 +6,7 @@ from collections.abc import Callable
 import structlog
 
 from diloco_learner.anchors import AnchorBook
+from diloco_learner.edges.backlog import Backlog
 from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
@@ -39,9 +40,6 @@ log = structlog.get_logger()
 
 # Chunks were stored before their manifest: only a link slower than this needs longer.
 BLOB_TIMEOUT_S, BYTES_PER_S_MIN = 60.0, 100_000
-# Publications of one fragment waiting for the one before them: some minutes of them. Beyond, the
-# reader waits; what a keyframe replaces meanwhile is skipped quickly.
-WAITING_MAX = 64
 # Looks at whether a publication being fetched was replaced by a keyframe, in seconds: a learner
 # that catches up meets many of those.
 LOOK_S = 0.3
@@ -135,16 +133,16 @@ class Downlink:
         stream = subjects.dn_stream(self.run)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._fetch_again())
-            queues: dict[int, asyncio.Queue[PublicationManifest]] = {}
+            backlogs: dict[int, Backlog] = {}
             async with self.data.read(stream, f"dn.{self.run}.*.*.*.*.m") as messages:
                 async for stored in messages:
                     manifest = self._manifest(stored)
                     if manifest is None:
                         continue
-                    if manifest.fragment not in queues:
-                        queues[manifest.fragment] = asyncio.Queue(WAITING_MAX)
-                        tasks.create_task(self._fragment(queues[manifest.fragment]))
-                    await queues[manifest.fragment].put(manifest)
+                    if manifest.fragment not in backlogs:
+                        backlogs[manifest.fragment] = Backlog()
+                        tasks.create_task(self._fragment(backlogs[manifest.fragment]))
+                    await backlogs[manifest.fragment].put(manifest)
 
     def _manifest(self, stored: Stored) -> PublicationManifest | None:
         try:
@@ -185,9 +183,9 @@ class Downlink:
             return "size", f"{m.blob.bytes} bytes for {m.values} values, not {expected}"
         return "", ""
 
-    async def _fragment(self, manifests: "asyncio.Queue[PublicationManifest]") -> None:
+    async def _fragment(self, backlog: Backlog) -> None:
         while True:
-            await self._publication(await manifests.get())
+            await self._publication(await backlog.get())
 
     async def _publication(self, manifest: PublicationManifest) -> None:
         p = manifest.fragment
