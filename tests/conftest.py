@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from diloco_shared.edges.nats_server import NatsServer
 
+# A busy machine is no fault of what is tested.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 # No test may hang: far above what any single one needs, below pytest's own limit.
 TEST_TIMEOUT_S = 120
 

@@ -14,6 +14,8 @@ from diloco_shared.ids import Id
 from diloco_shared.optimizers import known
 
 Codec = Literal["fp32", "bf16", "int8", "int4", "e3m0"]
+# Syncer shards: each is a host with a leader, standbys and a tape; every learner hears them all.
+SHARDS_MAX = 64
 # What a contribution weighs: tokens^2 / steps, tokens, or as much as any other.
 Weighting = Literal["quality", "tokens", "equal"]
 
@@ -53,7 +55,7 @@ class Algorithm(Spec):
     shards: int = Field(
         1,
         ge=1,
-        le=64,
+        le=SHARDS_MAX,
         description="S: shard s of the syncer owns the fragments p with p mod S = s, and has "
         "its own leader, standbys and tape. 1 unless one process cannot merge or hold all.",
     )

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, log2, pow
 from typing import Any, NamedTuple
 
+from diloco_shared.config import SHARDS_MAX
 from diloco_simulator import hub_model
 from diloco_simulator.bandwidth import CODEC_BITS, GBIT, Bursts
 from diloco_simulator.goodput_model import job_goodput, uptime
@@ -236,16 +237,15 @@ def _traffic(wishes: Wishes, s: Settings) -> Traffic:
 
 def _sharded(wishes: Wishes, s: Settings) -> tuple[Settings, str]:
     """With the fewest syncer shards of which each one's host has enough."""
-    for shards in range(1, s.fragments + 1):
-        if s.fragments % shards:
-            continue
+    possible = [n for n in range(1, min(s.fragments, SHARDS_MAX) + 1) if s.fragments % n == 0]
+    for shards in possible:
         needs = _needs(wishes, s, shards)
         most = max(needs, key=lambda need: needs[need])
         if needs[most] <= 1:
             text = f"{most} decides: {needs[most]:.2g} of what one host of {shards} has"
             return replace(s, syncer_shards=shards), text
     raise Infeasible(
-        f"one syncer for each of {s.fragments} fragments is not enough: a larger "
+        f"{possible[-1]} syncers for {s.fragments} fragments are not enough: a larger "
         f"{_LIMITED_BY[most]} would help"
     )
 

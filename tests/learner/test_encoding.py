@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from diloco_learner.encoding import Encoded, encode, feeds_back
 from diloco_shared.numerics import codec
 
-quick = settings(derandomize=True, max_examples=40, deadline=None)
+quick = settings(derandomize=True, max_examples=40)
 f32 = np.float32
 SIZE = 515  # two blocks and an odd rest: one compilation for all examples
 ENCODERS = {name: jax.jit(partial(encode, name)) for name in codec.NAMES}

@@ -66,7 +66,7 @@ def step(island: Island, rng: np.random.Generator) -> None:
     island.theta = (island.anchor - moved).astype(f32)
 
 
-@settings(derandomize=True, max_examples=150, deadline=None)
+@settings(derandomize=True, max_examples=150)
 @given(
     st.sampled_from(["int8", "int4", "e3m0"]),
     st.lists(OUTCOMES, min_size=1, max_size=20),

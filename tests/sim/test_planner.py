@@ -129,6 +129,15 @@ def test_wishes_are_checked(name: str) -> None:
             wishes(**{name: bad})
 
 
+def test_no_more_shards_are_planned_than_a_run_may_have() -> None:
+    """Ten chips for 0.6T parameters: 96 fragments, which 64 shards cannot serve."""
+    asked = Wishes(
+        params=10**11.75, chips=10, centers=2, link_gbit_per_s=10, mtbi_years=1, step_s=10
+    )
+    with pytest.raises(Infeasible, match="48 syncers for 96 fragments are not enough"):
+        plan(asked)
+
+
 @settings(max_examples=60)
 @given(
     st.floats(0, 13), st.integers(0, 8), st.integers(1, 40), st.floats(-4, 5), st.floats(-5, 4),

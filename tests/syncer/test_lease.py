@@ -198,7 +198,7 @@ FAULTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(FAULTS)
 def test_never_two_at_a_time_and_never_nobody_for_long(
     faults: list[tuple[int, int, str, float]],

@@ -14,7 +14,7 @@ ACTIONS = (
     *("step", "step", "report", "report", "adopt", "contribute", "contribute", "close", "close"),
     *("die", "leave", "hush", "failover", "finish"),
 )
-quick = settings(derandomize=True, max_examples=100, deadline=None)
+quick = settings(derandomize=True, max_examples=100)
 histories = st.lists(
     st.tuples(st.sampled_from(ACTIONS), st.sampled_from("ab"), st.integers(0, 63)),
     min_size=8,

@@ -80,7 +80,7 @@ def test_what_is_remembered_is_bounded_and_finite() -> None:
     assert len(norms.norms[0]) == HISTORY and norms.norms[0][0] == 50.0
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(derandomize=True, max_examples=40)
 @given(
     st.lists(st.floats(0.0, 1e30), min_size=20, max_size=40),
     st.dictionaries(st.sampled_from("abcdef"), st.floats(0.0, 1e30), min_size=1),

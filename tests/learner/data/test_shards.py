@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from diloco_learner.data.shards import Cut, ShardReader
 
-quick = settings(derandomize=True, max_examples=8, deadline=None)
+quick = settings(derandomize=True, max_examples=8)
 
 
 def cut(tokens: int = 1000, shards: int = 3, context: int = 8, seed: int = 0) -> Cut:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
 
-quick = settings(derandomize=True, max_examples=80, deadline=None)
+quick = settings(derandomize=True, max_examples=80)
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 BF16_MAX = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
 
