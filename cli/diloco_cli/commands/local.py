@@ -21,6 +21,9 @@ app = typer.Typer()
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port of the API, 0: any.")]
 # Stopping takes each process 8 s at most, in three groups; starting, some seconds.
 DOWN_S, START_S = 30.0, 60.0
+# The demo's training must be over by then, so that the whole takes less than five minutes; it takes
+# about two on two cores.
+DEMO_S = 270.0
 
 
 @app.command()
@@ -116,11 +119,12 @@ def demo(
     data: Folder = HERE,
     port: Port = 0,
     steps: Annotated[int, typer.Option(min=600, help="Length of the run.")] = 2000,
+    limit: Annotated[float, typer.Option(min=1, help="Seconds until it must be over.")] = DEMO_S,
 ) -> None:
     """Three learners train a small model on real text; one is killed and comes back."""
     from diloco_cli.demo import run_demo
 
-    raise typer.Exit(run_demo(data, port=port, steps=steps, console=Console()))
+    raise typer.Exit(run_demo(data, port=port, steps=steps, limit_s=limit, console=Console()))
 
 
 @app.command()
