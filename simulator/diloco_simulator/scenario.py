@@ -308,7 +308,7 @@ class Scenario:
         """What is committed has reached everybody, and can be executed again."""
         w = self.watch
         for of, shard in zip(w.of, self.hub.shards, strict=True):
-            of.limits.down(self.hub.dn, of.terms + of.epochs, of.restores)
+            of.limits.down(self.hub.dn, of.terms + len(of.epochs), of.restores)
             if self.options.syncers == 1:  # standbys execute all of it as it goes
                 assert of.numbers is not None
                 of.numbers.execute(shard.tape, of.executed, self.hub.vault)
@@ -317,9 +317,13 @@ class Scenario:
         if w.truthful() and len({of.wish for of in w.of}) > 1:
             w.broken("I6", f"shards went back as asked at {[of.wish for of in w.of]}")
         versions = [max(of_p) for of_p in zip(*(of.merges.versions for of in w.of), strict=True)]
+        # Who left a run that was over knows nothing of records that were lost after that.
+        epochs = [begun for of in w.of for begun in of.epochs.items()]
+        newest = max((epoch for epoch, _ in epochs), default=0)
+        lost_at = min((at for epoch, at in epochs if epoch == newest), default=0.0)
         for node in self.learners:
             life = node.lives[-1]
-            if node.left != w.ended or life.exchange is None:
+            if node.left != w.ended or life.exchange is None or node.left_at < lost_at:
                 continue
             adopted = life.exchange.counters.adopted_P
             if adopted != versions:

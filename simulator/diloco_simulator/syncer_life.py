@@ -41,6 +41,7 @@ from diloco_syncer.events import (
     Suspended,
     Tell,
     TimePassed,
+    Unstage,
 )
 from diloco_syncer.history import History
 from diloco_syncer.horizon import Horizon
@@ -194,8 +195,8 @@ class SyncerLife(Process):
                 self.store = build_store(self.machine.history, effect.subjects, payloads)
             case Publish():
                 self._publish(effect)
-            case Drop():
-                self.payloads.pop(effect.key, None)
+            case Drop() | Unstage():
+                self._forget(effect)
             case Snapshot():
                 self._snapshot(effect)
             case Capture():
@@ -215,6 +216,12 @@ class SyncerLife(Process):
                 pass
             case Ended():
                 self.ended = True
+
+    def _forget(self, effect: Drop | Unstage) -> None:
+        if isinstance(effect, Drop):
+            self.payloads.pop(effect.key, None)
+        else:
+            self.staged.pop((effect.epoch, effect.round), None)
 
     def _send(self, learner: str, message: Any) -> None:
         """As the edge does: nothing is said while another may lead."""
@@ -257,14 +264,7 @@ class SyncerLife(Process):
     def _stage(self, effect: Stage) -> None:
         assert self.store is not None
         payloads = {c.key: self.payloads[c.key] for c in effect.contributions}
-        staged = stage_chosen(
-            self.store,
-            effect.fragment,
-            effect.contributions,
-            payloads,
-            keyframe=effect.keyframe,
-            fraction=effect.fraction,
-        )
+        staged = stage_chosen(self.store, effect, payloads)
         self.staged[effect.epoch, effect.round] = staged
         done = Staged(
             effect.epoch,

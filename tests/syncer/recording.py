@@ -17,7 +17,7 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
     Verdict,
 )
-from diloco_syncer.events import Chosen
+from diloco_syncer.events import Chosen, Stage
 from diloco_syncer.history import History
 from diloco_syncer.replay import build_store, stage_chosen
 from diloco_syncer.store import FragmentStore
@@ -102,14 +102,8 @@ class Recording:
         digests = {"anchor_digest": "", "master_digest": "", "payload_digest": ""}
         keyframe = n == 5
         if not skipped:
-            staged = stage_chosen(
-                self.store,
-                p,
-                tuple(chosen),
-                self.payloads,
-                keyframe=keyframe,
-                fraction=n / 10,
-            )
+            stage = Stage(0, n, p, tuple(chosen), keyframe, n / 10)
+            staged = stage_chosen(self.store, stage, self.payloads)
             self.store.install(p, staged)
             digests = {name: getattr(staged, name) for name in digests}
         self.append(

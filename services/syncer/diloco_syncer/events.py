@@ -283,6 +283,12 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
+class Unstage:
+    epoch: int
+    round: int  # whose merge, if it is there, is void: history began again meanwhile
+
+
+@dataclass(frozen=True, slots=True)
 class Drop:
     """A payload that nothing will need while this process lives."""
 
@@ -380,6 +386,7 @@ Effect = (
     | Install
     | InstallInit
     | Publish
+    | Unstage
     | Drop
     | Snapshot
     | Capture

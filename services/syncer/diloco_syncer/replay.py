@@ -21,7 +21,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     Verdict,
 )
-from diloco_syncer.events import Chosen
+from diloco_syncer.events import Stage
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.store import Contribution, FragmentStore, Staged
 
@@ -132,24 +132,20 @@ def build_store(
 
 def stage_chosen(
     store: FragmentStore,
-    fragment: int,
-    chosen: tuple[Chosen, ...],
+    stage: Stage,
     payloads: Mapping[str, bytes],
     norms: Mapping[str, NDArray[np.float64]] | None = None,
-    *,
-    keyframe: bool,
-    fraction: float,
 ) -> Staged:
-    """Compute the merge that a Stage effect asks for; `norms` of pieces save it a pass."""
+    """Compute the merge that an effect asks for; `norms` of pieces save it a pass."""
     known = norms or {}
     return store.stage(
-        fragment,
+        stage.fragment,
         [
             Contribution(c.learner, c.weight, c.base, payloads[c.key], c.codec, known.get(c.key))
-            for c in chosen
+            for c in stage.contributions
         ],
-        keyframe=keyframe,
-        fraction=fraction,
+        keyframe=stage.keyframe,
+        fraction=stage.fraction,
     )
 
 

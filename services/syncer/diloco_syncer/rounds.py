@@ -20,6 +20,7 @@ from diloco_syncer.events import (
     SendPull,
     Stage,
     Staged,
+    Unstage,
 )
 from diloco_syncer.gate import Expected, judge
 from diloco_syncer.grace import Timings, grace_s, pull_timeout_s
@@ -298,11 +299,11 @@ class Rounds:
 
     def staged(self, event: Staged, now: float) -> list[Effect]:
         """The merge of a round is computed."""
-        for r in self.open:
-            # A round of that number in an earlier epoch is void, and so is its merge.
-            current = (event.epoch, event.round) == (self.history.epoch, r.n)
-            if current and r.phase is Phase.STAGING:
-                r.phase, r.staged = Phase.READY, event
+        r = next((r for r in self.open if r.n == event.round and r.phase is Phase.STAGING), None)
+        # A round of that number in an earlier epoch is void, and so is its merge.
+        if r is None or event.epoch != self.history.epoch:
+            return [Unstage(event.epoch, event.round)]
+        r.phase, r.staged = Phase.READY, event
         return []
 
     # --- to the tape ---------------------------------------------------------------------------
@@ -389,7 +390,8 @@ class Rounds:
         """History restarts: what is not on the tape is void, and will be asked for anew."""
         void = [r for r in self.open if r.phase is not Phase.PUBLISHING]
         self.open = [r for r in self.open if r.phase is Phase.PUBLISHING]
-        return [Drop(k.manifest.blob.subject) for r in void for k in r.kept.values()]
+        unstage = [Unstage(r.staged.epoch, r.n) for r in void if r.staged is not None]
+        return [*unstage, *(Drop(k.manifest.blob.subject) for r in void for k in r.kept.values())]
 
     @property
     def deadline(self) -> float | None:

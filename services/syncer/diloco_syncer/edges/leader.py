@@ -6,6 +6,7 @@ One queue. Inbox, timer and finished effects put events in; nothing else changes
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, assert_never
 
 import numpy as np
@@ -59,6 +60,7 @@ from diloco_syncer.events import (
     Suspended,
     Tell,
     TimePassed,
+    Unstage,
 )
 from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
@@ -275,7 +277,9 @@ class Leader:
             case Append():
                 self.tasks.create_task(self._append(effect))
             case Stage():
-                self.tasks.create_task(self._stage(effect))
+                self._stage(effect)
+            case Unstage():
+                self.staged.pop((effect.epoch, effect.round), None)
             case Install():
                 assert self.store is not None
                 place = (self.machine.history.epoch, effect.round)
@@ -315,20 +319,15 @@ class Leader:
         self.executed(seq)
         self._put(Appended(seq, time.time()))
 
-    async def _stage(self, effect: Stage) -> None:
+    def _stage(self, effect: Stage) -> None:
+        """Compute the merge in a thread; from what is held now, whatever begins again meanwhile."""
         assert self.store is not None
-        payloads = {c.key: self.payloads.held[c.key] for c in effect.contributions}
-        norms = {c.key: self.payloads.norms[c.key] for c in effect.contributions}
-        staged = await asyncio.to_thread(
-            stage_chosen,
-            self.store,
-            effect.fragment,
-            effect.contributions,
-            payloads,
-            norms,
-            keyframe=effect.keyframe,
-            fraction=effect.fraction,
-        )
+        held = self.payloads.of([c.key for c in effect.contributions])
+        merge = partial(stage_chosen, self.store, effect, *held)
+        self.tasks.create_task(self._staged(effect, merge))
+
+    async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
+        staged = await asyncio.to_thread(merge)
         self.staged[effect.epoch, effect.round] = staged
         digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
         self._put(Staged(effect.epoch, effect.round, *digests))

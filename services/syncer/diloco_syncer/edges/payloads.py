@@ -1,5 +1,7 @@
 """Encoded contributions in memory, from arrival until the round that wanted them is closed."""
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +34,11 @@ class Payloads:
         if norms_P is not None:
             self.norms[key] = norms_P
         self.bytes += len(payload)
+
+    def of(self, keys: Iterable[str]) -> tuple[dict[str, bytes], dict[str, NDArray[np.float64]]]:
+        """Payloads and norms of contributions that are held. KeyError if one is not."""
+        keys = list(keys)
+        return {key: self.held[key] for key in keys}, {key: self.norms[key] for key in keys}
 
     def drop(self, key: str) -> None:
         """Forget; no error when absent."""
