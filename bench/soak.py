@@ -5,9 +5,9 @@
 A real stack (`diloco up`: 3 learners, 2 syncers, coordinator, message server) trains nano while a
 seeded Poisson process, one fault every 20 s on average, kills (SIGKILL), hangs (SIGSTOP for 0.5 to
 8 s) and slows its processes, or cuts a link: nothing passes between the message server and a
-learner, or the first syncer, for 1 to 10 s, both ways or one. Every few seconds resident memory and
-open files of each process, bytes of each stream and files on disk are noted. Then the same run
-without faults, for comparison.
+learner, or the first syncer, for 1 to 10 s, both ways or one. Every few seconds resident memory,
+connections and other open files of each process, bytes of each stream and files on disk are
+noted. Then the same run without faults, for comparison.
 
 flat: for every series, Theil-Sen slope over the last two thirds times that time is at most a tenth
 of its median, or the slack beside SLACK below (one bucket of a sawtooth), whichever is more. Memory
@@ -87,7 +87,10 @@ class Watch:
                 with process.oneshot():
                     age_s = time.time() - process.create_time()
                     self.series[f"rss {name}"].append((now, process.memory_info().rss, age_s))
-                    self.series[f"files open {name}"].append((now, process.num_fds(), age_s))
+                    links = len(process.net_connections("tcp"))
+                    self.series[f"connections {name}"].append((now, links, age_s))
+                    files = process.num_fds() - links
+                    self.series[f"files open {name}"].append((now, files, age_s))
             except Exception:  # it died in between
                 continue
         number, size = self.stack.files()

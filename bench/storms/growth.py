@@ -13,7 +13,10 @@ WARM_S = 60.0
 # What may come and go, by kind of series, and why.
 SLACK = {
     "rss": 48 << 20,  # one round's contributions, an evaluation's batch, allocator's leftovers
-    "files open": 12,  # connections while they are made anew
+    # A lane is opened once more payloads are under way together than before, twelve a process at
+    # most, and kept; the server keeps those of a cut link until it has pinged twice.
+    "connections": 20,
+    "files open": 12,  # block files of streams that are written and read just now
     "stream": 24 << 20,  # contributions and deltas between two snapshots, or keyframes
     "files on disk": 80,  # checkpoints of many small files, made and removed
     "bytes on disk": 96 << 20,  # block files of the message server are freed whole
