@@ -146,7 +146,11 @@ def seen_by_worlds(mutant: Mutant, seeds: int) -> tuple[str, int]:
     """(what broke or "", worlds played)."""
     gc.disable()
     for seed in range(seeds):
-        if broken := breaks(mutant, seed):
+        try:
+            broken = breaks(mutant, seed)
+        except Exception as error:  # a checker fell over what the product did
+            broken = f"crash: {error!r}"
+        if broken:
             return broken, seed + 1
         if seed % 16 == 0:
             gc.collect()
@@ -167,10 +171,7 @@ def look(mutant: Mutant, seeds: int, answers: Any) -> None:
         for name in [n for n in sys.modules if n.startswith(SHARED)]:
             del sys.modules[name]
     sys.meta_path.insert(0, Finder(mutant))
-    try:
-        what, played = seen_by_worlds(mutant, seeds)
-    except Exception as error:  # a checker fell over what the product did
-        what, played = f"crash: {error!r}", 1
+    what, played = seen_by_worlds(mutant, seeds)
     by = "worlds" if what else ""
     if not what and mutant.test:
         what = seen_by_test(mutant.test)
@@ -218,7 +219,8 @@ def outcome(mutant: Mutant, seeds: int) -> Outcome:
     if found is None:
         return Outcome(mutant.name, mutant.file, mutant.why, "", "the process died", 0, 0.0)
     if found.by == "worlds" and (sound := forked(control, mutant, found.seeds - 1)) != "":
-        return replace(found, by="", what=f"breaks without the fault too: {sound}")
+        why = "the process died" if sound is None else sound
+        return replace(found, by="", what=f"breaks without the fault too: {why}")
     return found
 
 
