@@ -68,12 +68,9 @@ class Rounds:
 
     def advance(self, now: float) -> list[Effect]:
         """Open what is due and move every round as far as `now` allows."""
-        effects: list[Effect] = []
         while self._open_next(now):
             pass
-        for r in list(self.open):
-            effects += self._move(r, now)
-        return effects
+        return [effect for r in list(self.open) for effect in self._move(r, now)]
 
     def _open_next(self, now: float) -> bool:
         h = self.history
@@ -390,8 +387,8 @@ class Rounds:
         """History restarts: what is not on the tape is void, and will be asked for anew."""
         void = [r for r in self.open if r.phase is not Phase.PUBLISHING]
         self.open = [r for r in self.open if r.phase is Phase.PUBLISHING]
-        unstage = [Unstage(r.staged.epoch, r.n) for r in void if r.staged is not None]
-        return [*unstage, *(Drop(k.manifest.blob.subject) for r in void for k in r.kept.values())]
+        merges = [Unstage(r.staged.epoch, r.n) for r in void if r.staged]
+        return [*merges, *(Drop(k.manifest.blob.subject) for r in void for k in r.kept.values())]
 
     @property
     def deadline(self) -> float | None:
