@@ -318,7 +318,7 @@ class Scenario:
             w.broken("I6", f"shards went back as asked at {[of.wish for of in w.of]}")
         versions = [max(of_p) for of_p in zip(*(of.merges.versions for of in w.of), strict=True)]
         # Who left a run that was over knows nothing of records that were lost after that.
-        epochs = [begun for of in w.of for begun in of.epochs.items()]
+        epochs = [begun for of in w.of for begun in of.epochs]
         newest = max((epoch for epoch, _ in epochs), default=0)
         lost_at = min((at for epoch, at in epochs if epoch == newest), default=0.0)
         for node in self.learners:

@@ -55,7 +55,7 @@ class OfShard:
         self.cuts = Cuts(self.report, parts, spec.algorithm.owned(shard), truthful)
         self.round_at = 0.0  # when the newest round was recorded
         self.terms = 0
-        self.epochs: dict[int, float] = {}  # begun because records were lost, and when
+        self.epochs: list[tuple[int, float]] = []  # begun because records were lost, and when
         self.restores = 0
         self.wish = 0  # serial of the newest restore
         self.leaders: list[SyncerLife] = []
@@ -77,7 +77,7 @@ class OfShard:
             case TapeSnapshot():
                 self.limits.covered(record.round)
             case TapeEpoch():
-                self.epochs[record.epoch] = now
+                self.epochs.append((record.epoch, now))
             case TapeRestore():
                 self.restores, self.ended = self.restores + 1, ""
                 self.wish = record.serial
