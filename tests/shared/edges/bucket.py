@@ -1,6 +1,7 @@
-"""A bucket in memory behind the S3 protocol, as far as checkpoints need it."""
+"""A bucket in memory behind the protocol of S3 or of Google, as far as checkpoints need it."""
 
 import hashlib
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -10,11 +11,15 @@ from xml.sax.saxutils import escape
 
 
 class Bucket:
-    """A context manager; `endpoint` is where it answers, `objects` what it holds."""
+    """A context manager; `endpoint` is where it answers, `objects` what it holds.
 
-    def __init__(self) -> None:
+    scheme: s3 or gs.
+    """
+
+    def __init__(self, scheme: str) -> None:
         self.objects: dict[str, bytes] = {}
-        kind = type("Handler", (_Handler,), {"objects": self.objects})
+        protocol = {"s3": _Amazon, "gs": _Google}[scheme]
+        kind = type("Handler", (protocol,), {"objects": self.objects})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
@@ -38,11 +43,32 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     @property
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    @property
+    def query(self) -> dict[str, str]:
+        return {name: found[0] for name, found in parse_qs(urlsplit(self.path).query).items()}
+
+    def _answer(self, status: int, body: bytes = b"", tag: bytes | None = None) -> None:
+        self.send_response(status)
+        if tag is not None:
+            self.send_header("ETag", f'"{_tag(tag)}"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: tests are quiet."""
+
+
+class _Amazon(_Handler):
+    @property
     def key(self) -> str:
         return unquote(urlsplit(self.path).path).partition("/")[2].partition("/")[2]
 
     def do_PUT(self) -> None:
-        self.objects[self.key] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.objects[self.key] = self.body
         self._answer(200, tag=self.objects[self.key])
 
     def do_GET(self) -> None:
@@ -58,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(204)
 
     def _listed(self) -> bytes:
-        prefix = parse_qs(urlsplit(self.path).query).get("prefix", [""])[0]
+        prefix = self.query.get("prefix", "")
         rows = [
             f"<Contents><Key>{escape(key)}</Key><Size>{len(self.objects[key])}</Size>"
             f"<ETag>{_tag(self.objects[key])}</ETag></Contents>"
@@ -69,16 +95,33 @@ class _Handler(BaseHTTPRequestHandler):
         end = "<IsTruncated>false</IsTruncated></ListBucketResult>"
         return f"{head}{''.join(rows)}{end}".encode()
 
-    def _answer(self, status: int, body: bytes = b"", tag: bytes | None = None) -> None:
-        self.send_response(status)
-        if tag is not None:
-            self.send_header("ETag", f'"{_tag(tag)}"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing: tests are quiet."""
+class _Google(_Handler):
+    """Objects of a bucket lie below /storage/v1/b/BUCKET/o, uploads go to a place of their own."""
+
+    @property
+    def key(self) -> str:
+        return unquote(urlsplit(self.path).path.partition("/o")[2].removeprefix("/"))
+
+    def do_POST(self) -> None:
+        self.objects[self.query["name"]] = self.body
+        self._answer(200, self._told(self.query["name"]))
+
+    def do_GET(self) -> None:
+        if not self.key:
+            first, end = self.query.get("startOffset", ""), self.query.get("endOffset", "\x7f")
+            items = [{"name": key} for key in sorted(self.objects) if first <= key < end]
+            self._answer(200, json.dumps({"items": items}).encode())
+        elif self.key in self.objects:
+            self._answer(200, self.objects[self.key])
+        else:
+            self._answer(404)
+
+    def do_DELETE(self) -> None:
+        self._answer(404 if self.objects.pop(self.key, None) is None else 204)
+
+    def _told(self, key: str) -> bytes:
+        return json.dumps({"name": key, "size": str(len(self.objects[key]))}).encode()
 
 
 def _tag(body: bytes) -> str:

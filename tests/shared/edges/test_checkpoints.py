@@ -159,17 +159,22 @@ def test_a_file_address_and_its_folder_are_one_place(tmp_path: Path) -> None:
     assert Vault(str(tmp_path / "none")).read("k/x") is None
 
 
-def test_a_bucket_holds_what_a_folder_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any store that speaks S3, at the address that AWS tools take theirs from."""
+@pytest.mark.parametrize(
+    ("scheme", "endpoint"), [("s3", "AWS_ENDPOINT_URL_S3"), ("gs", "TENSORSTORE_GCS_HTTP_URL")]
+)
+def test_a_bucket_holds_what_a_folder_does(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, endpoint: str
+) -> None:
+    """Of any store that speaks their protocol, at the address that their tools take it from."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    with Bucket() as bucket:
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", bucket.endpoint)
-        there = Checkpoints("s3://some-bucket/a b")
+    with Bucket(scheme) as bucket:
+        monkeypatch.setenv(endpoint, bucket.endpoint)
+        there = Checkpoints(f"{scheme}://some-bucket/a b")
         assert there.complete() == []
         there.seal(REF, manifest(part_in(there)))
         assert all(key.startswith(f"a b/{REF}/") for key in bucket.objects)
-        found, _ = Checkpoints("s3://some-bucket/a b").manifest(REF)
+        found, _ = Checkpoints(f"{scheme}://some-bucket/a b").manifest(REF)
         part = there.part(REF, found.shards[0], ShardPart)
         assert len(list(there.blobs(REF, part))) == 2
         assert there.complete("r.ab12") == there.begun("r.ab12") == [REF]
