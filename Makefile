@@ -74,6 +74,7 @@ quality: install
 claims: install
 	$(BIN)/python bench/claims/goodput.py --json docs/results/goodput.json --png docs/results/goodput.png
 	$(BIN)/python bench/claims/bandwidth.py --json docs/results/bandwidth.json --png docs/results/bandwidth.png
+	$(BIN)/python bench/claims/times_faster.py --json docs/results/times_faster.json
 	$(BIN)/python bench/quality.py --json docs/results/quality_m4.json
 	$(BIN)/python bench/claims/quality.py docs/results/quality_m4.json --png docs/results/quality.png
 	$(BIN)/python bench/claims/failures.py --json docs/results/failures.json

@@ -124,17 +124,36 @@ def required(link: Link) -> dict[str, Any]:
     return _decoupled(link) if link.method == "decoupled" else _all_reduced(link)
 
 
-def _all_reduced(link: Link) -> dict[str, Any]:
+def on_link(link: Link, gbit_per_s: float) -> dict[str, Any]:
+    """What a link of `gbit_per_s` each way makes of it: `utilisation_on_link`, `keeps_up`.
+
+    keeps_up: everything that is due gets through (`link.utilisation` is not looked at). A Decoupled
+    learner steps on where it does not, on older parameters; others only become slower.
+    """
+    _within("link_gbit_per_s", 0 < gbit_per_s < float("inf"), "a positive number")
+    if link.method == "decoupled":
+        fits = _decoupled(link)["gbit_per_s_shared_link"] <= gbit_per_s
+        return {"utilisation_on_link": 1.0, "keeps_up": fits}
+    bursts = _bursts(link)
+    stepping = bursts.utilisation(gbit_per_s * GBIT) if bursts.bits else 1.0
+    return {"utilisation_on_link": stepping, "keeps_up": True}
+
+
+def _bursts(link: Link) -> Bursts:
     streaming = link.method == "streaming"
     period = {"dp": 1.0, "diloco": float(link.sync_every_steps)}
     bits = 2 * (1 - 1 / link.learners) * link.params * link.up_bits
-    bursts = Bursts(
+    return Bursts(
         bits / link.fragments if streaming else bits,
         period.get(link.method, link.steps_per_fragment),
         link.overlap_steps if streaming else 0,
         link.step_s,
     )
-    gbit = bursts.needed(link.utilisation) / GBIT if bits else 0.0
+
+
+def _all_reduced(link: Link) -> dict[str, Any]:
+    bursts = _bursts(link)
+    gbit = bursts.needed(link.utilisation) / GBIT if bursts.bits else 0.0
     return {
         "gbit_per_s": gbit,
         "gbit_per_s_shared_link": gbit,

@@ -43,6 +43,8 @@ def test_models_answer_in_json(
 ) -> None:
     assert run(monkeypatch, "sim", "bandwidth", "--method", "dp", "--json") == 0
     assert json.loads(capsys.readouterr().out)["gbit_per_s"] > 100
+    assert run(monkeypatch, "sim", "bandwidth", "--link-gbit-per-s", "5", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["keeps_up"] is True
     few = ("--chips", "1000", "--learners", "2", "--seeds", "2", "--json")
     assert run(monkeypatch, "sim", "goodput", *few) == 0
     found = json.loads(capsys.readouterr().out)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_simulator.bandwidth import BadSetting, Bursts, Link, Method, required
+from diloco_simulator.bandwidth import BadSetting, Bursts, Link, Method, on_link, required
 
 
 def gbit(method: Method, **changes: float) -> float:
@@ -56,6 +56,25 @@ def test_the_shared_link_carries_every_fragment() -> None:
 
 def test_one_learner_needs_no_all_reduce() -> None:
     assert gbit("dp", learners=1) == 0.0
+    assert on_link(Link("dp", learners=1), 1e-3) == {"utilisation_on_link": 1.0, "keeps_up": True}
+
+
+@pytest.mark.parametrize("method", ["dp", "diloco", "streaming"])
+def test_the_link_that_is_needed_gives_what_was_asked_for(method: Method) -> None:
+    link = Link(method, utilisation=0.8)
+    found = on_link(link, gbit(method, utilisation=0.8))
+    assert found["utilisation_on_link"] == pytest.approx(0.8, rel=1e-3)
+
+
+def test_12b_over_an_ordinary_link() -> None:
+    """Four centers, 2 Gbit/s: 288 Gbit a step against 8 Gbit a step of fragments in bf16."""
+    dp = on_link(Link("dp", 12e9, 4), 2)
+    # Nothing is sent before the first gradient, a third of the step in.
+    assert dp["utilisation_on_link"] == pytest.approx(1 / (144 + 1 / 3 + 2 / 3 / 128), rel=1e-3)
+    assert not on_link(Link("decoupled", 12e9, 4), 2)["keeps_up"]
+    assert on_link(Link("decoupled", 12e9, 4, step_s=4.0), 2)["keeps_up"]
+    with pytest.raises(BadSetting, match="link_gbit_per_s must be"):
+        on_link(Link("dp"), 0)
 
 
 @settings(max_examples=25)

@@ -25,6 +25,9 @@ def bandwidth(
     ] = 0.95,
     up_bits: Annotated[float, typer.Option(help="Per value: bf16 16, int4 4.0625.")] = 16.0,
     down_bits: Annotated[float, typer.Option(help="Per value, Decoupled only.")] = 16.0,
+    link_gbit_per_s: Annotated[
+        float | None, typer.Option(help="Say also what a link of this rate makes of it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Gbit/s that a method needs per data center, by the author's link model."""
@@ -42,4 +45,6 @@ def bandwidth(
             down_bits,
         )
         result = model.required(link)
+        if link_gbit_per_s is not None:
+            result |= model.on_link(link, link_gbit_per_s)
     show(result | {"settings": asdict(link)} if as_json else result, as_json)
