@@ -56,6 +56,7 @@ def optimizer(inner: Inner, is_embedding: Callable[[str], bool]) -> optax.Gradie
 
         chosen = contrib.muon(
             1.0,
+            beta=inner.b1,
             consistent_rms=MUON_RMS,
             weight_decay=inner.weight_decay,
             weight_decay_mask=matrices,
