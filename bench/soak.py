@@ -1,6 +1,6 @@
 """A storm of kills, hangs and cut links: does anything grow, and what does it cost?
 
-    python bench/soak.py [--minutes 60] [--every 20] [--seed 1] [--json FILE]
+    python bench/soak.py [--minutes 60] [--every 20] [--seed 1] [--json FILE] [--compare FILE]
 
 A real stack (`diloco up`: 3 learners, 2 syncers, coordinator, message server) trains nano while a
 seeded Poisson process, one fault every 20 s on average, kills (SIGKILL), hangs (SIGSTOP for 0.5 to
@@ -16,12 +16,13 @@ left out: the tape is the run's own record and grows with its rounds (bytes a ro
 events are bounded by 64 MiB.
 ledger_exact: of every fragment, processed = merged + refused + overwritten + lost + in flight.
 loss_ratio: validation loss of the parameters published at the end, over that of a run without
-faults that has merged as many tokens: useful ones, not steps. Its budget counts tokens processed; a
-short run before it says what share of them is useful, and it is run again if its useful ones are
-more than 2 % off the storm's. `tokens_ratio`, storm over calm, says how equal they became. The
-learning rate of each falls to the end of its own budget.
+faults that has merged as many tokens: useful ones, not steps. Its budget counts tokens processed;
+the second half of a short run before it says what share of them is useful, and it is run again if
+its useful ones are more than 2 % off the storm's. `tokens_ratio`, storm over calm, says how equal
+they became. The learning rate of each falls to the end of its own budget.
 
-What the storm alone says is written to FILE at its end: the comparison takes as long again.
+What the storm alone says is written to FILE at its end: the comparison takes as long again, and
+`--compare FILE` makes it for the storm in FILE, at another time.
 """
 
 import argparse
@@ -78,6 +79,7 @@ class Watch:
         self.began = time.monotonic()
         self.series: defaultdict[str, Series] = defaultdict(list)
         self.status: dict[str, Any] = {}
+        self.tokens: list[tuple[int, int]] = []  # processed and useful ones
         self.faults: dict[str, int] = {}  # what was inflicted
 
     def look(self) -> None:
@@ -105,6 +107,13 @@ class Watch:
             return
         if status:
             self.status = status
+            self.tokens.append((status["tokens_processed"], status["tokens_useful"]))
+
+    def useful_share_late(self) -> float:
+        """Of the second half of its tokens: at the beginning learners still join."""
+        processed, useful = self.tokens[-1]
+        before = [t for t in [(0, 0), *self.tokens] if t[0] <= processed / 2][-1]
+        return (useful - before[1]) / (processed - before[0])
 
 
 def last_loss(stack: Stack) -> float:
@@ -181,7 +190,7 @@ def exact(status: dict[str, Any]) -> bool:
 def without_faults(folder: Path, useful: int) -> tuple[Watch, float]:
     """A run that merges as many tokens, and its loss at the end."""
     pilot, _ = calm(folder / "pilot", round(PILOT * useful))
-    run, loss = calm(folder / "calm-0", round(useful / useful_share(pilot.status)))
+    run, loss = calm(folder / "calm-0", round(useful / pilot.useful_share_late()))
     for n in range(1, CALM_RUNS):
         if abs(run.status["tokens_useful"] / useful - 1) <= TOKENS_OFF:
             break
@@ -253,20 +262,25 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=20.0, help="mean seconds between faults")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--compare", type=Path, help="report of the storm to compare with")
     args = parser.parse_args()
     load = round(os.getloadavg()[0], 1)
-    about = {"seed": args.seed, "load_average_before": load, **surroundings(__file__)}
+    about = {"load_average_before": load, **surroundings(__file__)}
 
-    def write(figures: dict[str, Any]) -> None:
+    def write(result: dict[str, Any]) -> None:
         if args.json:
-            result = {"figures": figures, **details, **about}
             args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
 
     with tempfile.TemporaryDirectory() as folder:
-        figures, details = stormy(args, Path(folder) / "storm")
-        write(figures)
+        if args.compare:
+            result = json.loads(args.compare.read_text(encoding="utf-8")) | {"compared": about}
+        else:
+            figures, details = stormy(args, Path(folder) / "storm")
+            result = {"figures": figures, **details, "seed": args.seed, **about}
+            write(result)
+        figures = result["figures"]
         figures |= compared(figures, Path(folder))
-    for row in details["series"]:
+    for row in result["series"]:
         mark = "flat" if row["flat"] else "GROWS"
         print(
             f"{row['series']:32} median {row['median']:>14,.0f}  grew {row['grew']:>12,.0f}  "
@@ -274,7 +288,7 @@ def main() -> None:
         )
     for name, value in figures.items():
         print(f"{name:24} {value}")
-    write(figures)
+    write(result)
     kept = ("flat", "ledger_exact", "tape_sound", "loss_kept")
     sys.exit(0 if all(figures[name] for name in kept) else 1)
 
