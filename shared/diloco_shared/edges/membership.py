@@ -92,16 +92,17 @@ class Membership:
 
     async def register(self) -> None:
         """Take the key; waits while another living process has it or the bus is away."""
-        told = False
+        told = ""
         while True:
             try:
                 if await self._take():
                     return
-                if not told:
-                    log.warning("id in use by another process, waiting", id=self.record.id)
-                    told = True
-            except BusError as error:
-                log.warning("cannot register yet", error=str(error))
+                reason = "id in use by another process"
+            except BusError as error:  # the coordinator makes the bucket when it starts
+                reason = str(error)
+            if reason != told:
+                log.warning("cannot register yet, waiting", id=self.record.id, reason=reason)
+                told = reason
             await asyncio.sleep(REFRESH_S / 3)
 
     async def _take(self) -> bool:
