@@ -17,9 +17,10 @@ events are bounded by 64 MiB.
 ledger_exact: of every fragment, processed = merged + refused + overwritten + lost + in flight.
 loss_ratio: validation loss of the parameters published at the end, over that of a run without
 faults that has merged as many tokens: useful ones, not steps. Its budget counts tokens processed;
-the second half of a short run before it says what share of them is useful, and it is run again if
-its useful ones are more than 2 % off the storm's. `tokens_ratio`, storm over calm, says how equal
-they became. The learning rate of each falls to the end of its own budget.
+the second half of a pilot, a run of a few per cent of them, says what share is useful.
+`tokens_ratio`, storm over calm, says how equal they became. If the storm has merged more, the run
+without faults is credited with the power law through it and its pilot: more than it would have
+gained, as losses flatten. The learning rate of each falls to the end of its own budget.
 
 What the storm alone says is written to FILE at its end: the comparison takes as long again, and
 `--compare FILE` makes it for the storm in FILE, at another time.
@@ -28,6 +29,7 @@ What the storm alone says is written to FILE at its end: the comparison takes as
 import argparse
 import asyncio
 import json
+import math
 import os
 import sys
 import tempfile
@@ -49,9 +51,8 @@ LOOK_S = 5.0
 # Between two tries of a fault whose target, or whose coordinator, is away just now.
 TRY_S, TRIES = 1.0, 10
 LOSS_RATIO_MAX = 1.01
-# Useful tokens of the run without faults may be this far from the storm's. What share of its tokens
-# is useful, a first run of a part of them says: longer than it takes all learners to join.
-TOKENS_OFF, CALM_RUNS, PILOT = 0.02, 3, 0.07
+# Part of the storm's tokens that the pilot processes: longer than it takes all learners to join.
+PILOT = 0.07
 LEARNERS, SYNCERS = [f"learner-{n}" for n in (1, 2, 3)], ["syncer-1", "syncer-2"]
 # The other syncer's link stays whole: somebody can always lead.
 LINKED = [*LEARNERS, SYNCERS[0]]
@@ -187,18 +188,8 @@ def exact(status: dict[str, Any]) -> bool:
     )
 
 
-def without_faults(folder: Path, useful: int) -> tuple[Watch, float]:
-    """A run that merges as many tokens, and its loss at the end."""
-    pilot, _ = calm(folder / "pilot", round(PILOT * useful))
-    run, loss = calm(folder / "calm-0", round(useful / pilot.useful_share_late()))
-    for n in range(1, CALM_RUNS):
-        if abs(run.status["tokens_useful"] / useful - 1) <= TOKENS_OFF:
-            break
-        run, loss = calm(folder / f"calm-{n}", round(useful / useful_share(run.status)))
-    return run, loss
-
-
 def calm(folder: Path, tokens: int) -> tuple[Watch, float]:
+    """A run without faults that processes so many tokens, and its loss at the end."""
     with Stack(folder, learners=3, syncers=2) as stack:
         return trained(stack, [], {"tokens": tokens}), last_loss(stack)
 
@@ -244,12 +235,19 @@ def stormy(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], dict
 
 def compared(figures: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The same run without faults beside it."""
-    run, loss = without_faults(folder, figures["useful_tokens"])
-    ratio = figures["val_loss"] / loss
+    useful = figures["useful_tokens"]
+    pilot, pilot_loss = calm(folder / "pilot", round(PILOT * useful))
+    run, loss = calm(folder / "calm", round(useful / pilot.useful_share_late()))
+    reached, begun = run.status["tokens_useful"], pilot.status["tokens_useful"]
+    fall = math.log(pilot_loss / loss) / math.log(reached / begun)
+    credited = loss * max(1.0, useful / reached) ** -fall
+    ratio = figures["val_loss"] / credited
     return {
         "useful_share_calm": useful_share(run.status),
-        "tokens_ratio": figures["useful_tokens"] / run.status["tokens_useful"],
+        "tokens_ratio": useful / reached,
         "val_loss_calm": loss,
+        "val_loss_pilot": pilot_loss,
+        "val_loss_credited": credited,
         "loss_ratio": ratio,
         "loss_kept": ratio <= LOSS_RATIO_MAX,
     }
