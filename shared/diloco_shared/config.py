@@ -26,6 +26,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "merge": "rda",
         "outer_rate": 0.7,
         "outer_momentum": 0.8,
+        "outer_settle_from": 0.7,
         "sync_every_steps": 24,
         "inner_rate_factor": 0.5,
     },
@@ -86,8 +87,9 @@ class Algorithm(Spec):
         1.0,
         ge=0,
         le=1,
-        description="Share of the budget from which the outer rate goes to 1 and the momentum to "
-        "0, linearly until the end: the last merges are plain averages. 1: never.",
+        description="Share of the budget from which the outer rate goes to 1, the momentum to 0 "
+        "and what RDA adds to the length of a mean as well, linearly until the end: the last "
+        "merges are plain averages. 1: never.",
     )
     alpha: float = Field(
         0.0, ge=0, lt=1, description="Share of own parameters kept on adoption; 0 overwrites."
@@ -136,6 +138,8 @@ class Algorithm(Spec):
     def _fill_preset(cls, data: Any) -> Any:
         if isinstance(data, dict):
             preset = PRESETS.get(str(data.get("preset", "long")), {})
+            if data.get("outer_optimizer", "nesterov") != "nesterov":
+                preset = preset | {"outer_settle_from": 1.0}  # only that one settles
             return {**preset, **data}
         return data
 
@@ -212,10 +216,16 @@ class Inner(Spec):
         "adamw", description="'adamw', 'muon', or another optax optimizer by name."
     )
     learning_rate: float = Field(
-        3.2e-2, gt=0, description="Peak rate of *data-parallel* training of this model."
+        1.6e-2, gt=0, description="Peak rate of *data-parallel* training of this model."
     )
     b1: float = Field(0.9, ge=0, lt=1, description="First-moment decay.")
-    b2: float = Field(0.95, ge=0, lt=1, description="Second-moment decay, usual for transformers.")
+    b2: float = Field(
+        0.99,
+        ge=0,
+        lt=1,
+        description="Second-moment decay. A learner's own batches are small, so that it remembers "
+        "more of them than the 0.95 of large ones.",
+    )
     weight_decay: float = Field(0.1, ge=0, description="Decoupled decay of matrices.")
     clip_norm: float = Field(1.0, gt=0, description="Global gradient norm limit.")
     warmup_steps: int = Field(100, ge=0, description="Linear warm-up, in steps of the run.")

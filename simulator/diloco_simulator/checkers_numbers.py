@@ -54,8 +54,11 @@ def weighted(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles:
     return total / sum(weights)
 
 
-def radial(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles | None:
-    """Radial-directional average (section 3.5); None where it is a matter of rounding."""
+def radial(deltas: Sequence[Doubles], weights: Sequence[float], settled: float) -> Doubles | None:
+    """Radial-directional average (section 3.5); None where it is a matter of rounding.
+
+    The more it has settled, the more it keeps of what directions lose in their mean.
+    """
     norms = [float(np.linalg.norm(d)) for d in deltas]
     directions = [d / n if n > 0 else d for d, n in zip(deltas, norms, strict=True)]
     direction = weighted(directions, weights)
@@ -65,7 +68,7 @@ def radial(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles | Non
     if length < CANCELLED:
         return None
     radius = sum(w * n for w, n in zip(weights, norms, strict=True)) / sum(weights)
-    return direction * (radius / length)
+    return direction * (radius / length) * (1 - settled) + direction * radius * settled
 
 
 class Numbers:
@@ -140,12 +143,12 @@ class Numbers:
             weights.append(weight)
         state, algorithm = list(before), self.spec.algorithm
         master_F, trace_F = state[r.fragment]
-        merged_F = self._merged(r.fragment, deltas, weights)
+        begin, rate = algorithm.outer_settle_from, algorithm.outer_rate
+        left = 1.0 if r.outer_fraction <= begin else (1 - r.outer_fraction) / (1 - begin)
+        merged_F = self._merged(r.fragment, deltas, weights, 1 - left)
         if merged_F is None:
             state[r.fragment] = (np.full_like(master_F, np.nan), trace_F)
         else:
-            begin, rate = algorithm.outer_settle_from, algorithm.outer_rate
-            left = 1.0 if r.outer_fraction <= begin else (1 - r.outer_fraction) / (1 - begin)
             momentum, rate = algorithm.outer_momentum * left, 1 + (rate - 1) * left
             trace_F = merged_F + momentum * trace_F
             state[r.fragment] = (master_F - rate * (merged_F + momentum * trace_F), trace_F)
@@ -162,13 +165,15 @@ class Numbers:
         known = (self.anchors.get((e, p, version)) for e in range(epoch, -1, -1))
         return next((anchor_F for anchor_F in known if anchor_F is not None), None)
 
-    def _merged(self, p: int, deltas: list[Doubles], weights: list[float]) -> Doubles | None:
+    def _merged(
+        self, p: int, deltas: list[Doubles], weights: list[float], settled: float
+    ) -> Doubles | None:
         parts = []
         for piece in self.pieces[p]:
             cut = slice(piece.offset, piece.offset + piece.size)
             mine = [delta_F[cut] for delta_F in deltas]
             mean = piece.embedding or self.spec.algorithm.merge == "mean"
-            part = weighted(mine, weights) if mean else radial(mine, weights)
+            part = weighted(mine, weights) if mean else radial(mine, weights, settled)
             if part is None:
                 return None
             parts.append(part)

@@ -6,6 +6,11 @@ with phi(x) = x / |x|, phi(0) = 0, per tensor; embeddings use the weighted mean.
 shrink as M grows, so one outer rate serves all M. Where directions cancel, the mean stands in. Of
 a tensor cut by rows each piece is merged by itself: its rows lie in fragments of other rounds.
 
+The length that directions lose when they are averaged is mostly noise of small batches. At the end
+of a run, where noise is what is left to lose, a merge may settle (`Nesterov.settled`, from 0 to 1):
+its length goes from the mean of the lengths to that times the length of the mean direction, which
+for contributions of one length is the plain mean.
+
 The same inputs give the same bits on any number of threads and any processor: contributions are
 added in fp32 in a fixed order of learners, squares in double precision in fixed segments
 (sums.py), and scalars by fsum, which rounds once; sum() of floats differs between Python versions.
@@ -66,6 +71,7 @@ class Nesterov:
 
     rate: float
     momentum: float
+    settled: float = 0.0  # how far lengths are, from RDA's at 0 to those of plain averages at 1
 
 
 def merge(
@@ -182,7 +188,8 @@ def _run(
     # A single contribution is its own average: it is taken as it is.
     radial = rule == "rda" and len(able) > 1
     radial_P = np.array([radial and not p.embedding for p in pieces], np.bool_)
-    how = _directions(able, reading, segments, radial_P, out.master_F, threads)
+    settled = outer.settled if outer else 0.0
+    how = _directions(able, reading, segments, radial_P, settled, out.master_F, threads)
     _finish(reading, segments, how, _step(outer, publishing), state, out, threads)
 
 
@@ -191,6 +198,7 @@ def _directions(
     reading: Reading,
     segments: Cut,
     radial_P: Flags,
+    settled: float,
     out_F: Values,
     threads: int,
 ) -> Rule:
@@ -220,7 +228,7 @@ def _directions(
     radial_P = radial_P & ~(length_P < DIRECTION_MIN)
     for p in np.flatnonzero(radial_P):
         radius = math.fsum(w * n for w, n in zip(weights, norms_PxM[p], strict=True)) / total
-        scale_P[p] = radius / length_P[p]
+        scale_P[p] = radius * ((1 - settled) / length_P[p] + settled)
     return Rule(radial_P, scale_P, share_M)
 
 

@@ -49,7 +49,7 @@ class Outer:
     def nesterov(self, fraction: float) -> Nesterov | None:
         """What the merge's passes step with when so much of the budget is used; None: `apply` must.
 
-        Rate and momentum go to 1 and 0 from `outer_settle_from` on.
+        From `outer_settle_from` on rate and momentum go to 1 and 0, and merges settle with them.
         """
         a = self.algorithm
         if a.outer_optimizer != "nesterov":
@@ -58,7 +58,7 @@ class Outer:
         if fraction > a.outer_settle_from:
             settled = (min(fraction, 1.0) - a.outer_settle_from) / (1 - a.outer_settle_from)
         return Nesterov(
-            a.outer_rate + settled * (1 - a.outer_rate), a.outer_momentum * (1 - settled)
+            a.outer_rate + settled * (1 - a.outer_rate), a.outer_momentum * (1 - settled), settled
         )
 
     def init(self, theta_F: Values) -> list[Any]:

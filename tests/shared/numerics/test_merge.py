@@ -251,6 +251,28 @@ def test_one_pass_equals_merge_step_and_publication_one_by_one(
         assert apart.anchor_F.tobytes() == published.tobytes()
 
 
+@quick
+@given(seeds, st.integers(2, 64), st.integers(2, 6), st.floats(0, 1))
+def test_lengths_settle_into_those_of_plain_averages(
+    seed: int, size: int, learners: int, settled: float
+) -> None:
+    """Exactly so where contributions have one length."""
+    deltas = list(normal(seed, learners, size))
+    deltas = [d * f32(3 / np.linalg.norm(d.astype(np.float64))) for d in deltas]
+    weights, zero = [1.0 + m for m in range(learners)], np.zeros(size, f32)
+    out = merge_and_step(
+        encoded(deltas, weights),
+        pieces(size),
+        "rda",
+        Nesterov(1.0, 0.0, settled),
+        Publishing("fp32", True),
+        State(zero, np.empty(0, f32), zero),
+    )
+    mean = merge(deltas, weights, pieces(size), "mean")
+    expected = (1 - settled) * rda(deltas, weights) + settled * mean
+    np.testing.assert_allclose(-out.master_F, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("preset", ["long", "short"])
 def test_the_step_is_that_of_optax_to_the_bit(preset: str) -> None:
     outer = Outer(Algorithm.model_validate({"preset": preset, "outer_rate": 0.3}))

@@ -87,9 +87,11 @@ def test_numbers_too_small_to_be_normal_are_kept() -> None:
 def test_the_outer_step_settles_into_plain_averages() -> None:
     outer = Outer(algorithm(outer_rate=0.5, outer_momentum=0.75, outer_settle_from=0.5))
     for fraction, rate, momentum in [(0.0, 0.5, 0.75), (0.5, 0.5, 0.75), (0.75, 0.75, 0.375)]:
-        assert outer.nesterov(fraction) == Nesterov(rate, momentum)
+        assert outer.nesterov(fraction) == Nesterov(rate, momentum, max(2 * fraction - 1, 0.0))
     for fraction in (1.0, 1.2):  # rounds in flight when the budget ends
-        assert outer.nesterov(fraction) == Nesterov(1.0, 0.0)
+        assert outer.nesterov(fraction) == Nesterov(1.0, 0.0, 1.0)
     for begin in (1.0, 0.0):
         assert Outer(algorithm(outer_settle_from=begin)).nesterov(0.0) == Nesterov(0.7, 0.8)
-    assert Outer(algorithm()).nesterov(1.0) == Nesterov(0.7, 0.8)
+    assert Outer(algorithm()).nesterov(1.0) == Nesterov(1.0, 0.0, 1.0)
+    assert Outer(algorithm(outer_settle_from=1.0)).nesterov(1.0) == Nesterov(0.7, 0.8)
+    assert algorithm(outer_optimizer="adam").outer_settle_from == 1.0
