@@ -16,6 +16,7 @@ without them the exit status is 77.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from runs import surroundings
-from wan.link import CANNOT, HUB, Link, LinkMissing, Shape
+from wan.link import CANNOT, DEVICE, HUB, Link, LinkMissing, Shape
 from wan.training import Training
 
 from diloco_learner.model.transformer import SHAPES
@@ -111,9 +112,11 @@ def ranks(shape: Shape, command: list[str], seconds: float, *, linked: bool) -> 
         first = [*command, "--rank", "0", *peer]
         second = link.at_site([*command, "--rank", "1", *peer])
         limit = seconds + START_S
+        # Else gloo takes the address of the host's name, which may be the loopback's.
+        env = os.environ | ({"GLOO_SOCKET_IFNAME": DEVICE} if linked else {})
         with (
-            subprocess.Popen(first, stdout=subprocess.PIPE, text=True) as a,
-            subprocess.Popen(second, stdout=subprocess.PIPE, text=True) as b,
+            subprocess.Popen(first, stdout=subprocess.PIPE, text=True, env=env) as a,
+            subprocess.Popen(second, stdout=subprocess.PIPE, text=True, env=env) as b,
         ):
             try:
                 said = [p.communicate(timeout=limit)[0] for p in (a, b)]

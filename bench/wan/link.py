@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 HUB, SITE = "10.77.0.1", "10.77.0.2"
+DEVICE = "wan"  # in either namespace, as link.c calls it
 SOURCE = Path(__file__).with_name("link.c")
 # From sysexits and automake: "this machine cannot run it", which is not a failure.
 CANNOT = 77
