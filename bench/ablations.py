@@ -53,7 +53,8 @@ GROUPS: dict[str, dict[str, Changes]] = {
         "0.7/0.6": {"algorithm.outer_momentum": 0.6},
         "0.7/0.9": {"algorithm.outer_momentum": 0.9},
         "0.4/0.8": {"algorithm.outer_rate": 0.4},
-        "settles from 0.7": {"algorithm.outer_settle_from": 0.7},
+        "settles from 0.4": {"algorithm.outer_settle_from": 0.4},
+        "never settles": {"algorithm.outer_settle_from": 1.0},
     },
     "codec": {
         "bf16": {},
