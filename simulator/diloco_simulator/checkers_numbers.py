@@ -57,7 +57,7 @@ def weighted(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles:
 def radial(deltas: Sequence[Doubles], weights: Sequence[float], settled: float) -> Doubles | None:
     """Radial-directional average (section 3.5); None where it is a matter of rounding.
 
-    The more it has settled, the more it keeps of what directions lose in their mean.
+    The more it has settled, the less of the length is made up for that the mean direction lost.
     """
     norms = [float(np.linalg.norm(d)) for d in deltas]
     directions = [d / n if n > 0 else d for d, n in zip(deltas, norms, strict=True)]
