@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -15,7 +15,7 @@ from diloco_shared.edges.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 
-BYTES_PER_S = 500_000
+BYTES_PER_S = 300_000
 
 
 async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -54,16 +54,21 @@ async def slow_link(server: NatsServer) -> AsyncIterator[int]:
 async def test_blobs_and_readers_get_through(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Two missed pings are 0.6 s, less than two chunks take.
-    monkeypatch.setattr(nats_link, "_PING_S", 0.3)
     payload = random.Random(5).randbytes(1 << 20)
-    async with slow_link(nats_server) as port:
-        bus = await NatsBus.connect(f"nats://127.0.0.1:{port}", name="slow")
-        await bus.ensure_stream(StreamSpec("S", ("s.>",), 64 << 20))
-        blob = await put_blob(bus, "s.blob", payload, chunk_bytes=128 * 1024)
-        assert (await bus.stream_info("S")).messages == blob.chunks == 8
-        assert await get_blob(bus, "S", blob, timeout_s=60) == payload
-        async with bus.read("S", "s.blob") as messages:
-            assert [(await anext(messages)).seq for _ in range(8)] == [*range(1, 9)]
-        assert bus.reconnects == 0
-        await bus.close()
+    async with AsyncExitStack() as stack:
+        near = await NatsBus.connect(nats_server.url, name="near")
+        stack.push_async_callback(near.close)
+        # The third missed ping ends a connection: 1.5 s, less than one large chunk takes.
+        monkeypatch.setattr(nats_link, "_PING_S", 0.5)
+        port = await stack.enter_async_context(slow_link(nats_server))
+        far = await NatsBus.connect(f"nats://127.0.0.1:{port}", name="far")
+        stack.push_async_callback(far.close)
+        await near.ensure_stream(StreamSpec("S", ("s.>",), 64 << 20))
+
+        sent = await put_blob(far, "s.up", payload, chunk_bytes=128 * 1024)
+        assert await get_blob(near, "S", sent, timeout_s=60) == payload
+        held = await put_blob(near, "s.down", payload, chunk_bytes=900 * 1024)
+        assert await get_blob(far, "S", held, timeout_s=60) == payload
+        async with far.read("S", "s.down") as messages:
+            assert [(await anext(messages)).seq for _ in range(2)] == [9, 10]
+        assert far.reconnects == 0

@@ -55,11 +55,12 @@ class Raw:
 
 
 class _Counted:
-    """nats-py's transport, with what it carries counted."""
+    """nats-py's transport, with what it carries counted; whatever comes calls `heard`."""
 
-    def __init__(self, inner: Any, traffic: Traffic) -> None:
+    def __init__(self, inner: Any, traffic: Traffic, heard: Callable[[], None]) -> None:
         self._inner = inner
         self._traffic = traffic
+        self._heard = heard
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -83,6 +84,8 @@ class _Counted:
 
     def _came(self, data: bytes) -> bytes:
         self._traffic.crossed_socket(into=len(data))
+        if data:
+            self._heard()
         return data
 
 
@@ -96,7 +99,7 @@ class _Client(Client):
     # Every connection, the first and each further one, begins with this.
     async def _process_connect_init(self) -> None:
         if not isinstance(self._transport, _Counted):  # kept over reconnects
-            self._transport: Any = _Counted(self._transport, self._traffic)
+            self._transport: Any = _Counted(self._transport, self._traffic, self._heard)
         await super()._process_connect_init()
 
     # A refused permission does not end a connection; all else reconnects instead of closing.
@@ -129,9 +132,9 @@ class _Client(Client):
         await self._send_command(PING_PROTO)
         await self._flush_pending()
 
-    # nats-py counts pongs only; on a slow link one may be queued behind seconds of our own data.
-    def heard(self) -> None:
-        """Whatever arrives shows that the connection lives."""
+    # nats-py counts pongs only; on a slow link one may be queued behind seconds of our own data,
+    # a single message of which may take longer than the pings are given.
+    def _heard(self) -> None:
         self._pings_outstanding = 0
 
     def drop_socket(self) -> None:
@@ -345,7 +348,6 @@ class NatsLink:
             self._on_close.discard(callback)
 
     def _received(self, msg: Msg) -> Raw:
-        self._client.heard()
         self.traffic.received(len(msg.data))
         headers: dict[str, Any] = msg.headers or {}
         return Raw(msg.subject, msg.data, msg.reply, dict(headers))
