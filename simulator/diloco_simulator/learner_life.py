@@ -191,7 +191,11 @@ class LearnerLife(Process):
         def beat() -> None:
             if self.exchange is None:
                 report = before_training(
-                    self.name, self.incarnation, self.book.epoch, self.book.versions
+                    self.name,
+                    self.incarnation,
+                    self.book.epoch,
+                    self.book.versions,
+                    self.recovery.restore,
                 )
                 self.hub.send(self.name, SYNCER, report)
                 self._heartbeat()
@@ -312,6 +316,7 @@ class LearnerLife(Process):
             begin.stamp,
             self.now,
             begin.joined,
+            begin.restore,
         )
         self.watch.trains(self.name, self.incarnation, self.node.step_s)
         self.armed = float("inf")

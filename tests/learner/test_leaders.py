@@ -81,7 +81,7 @@ def test_a_run_is_not_over_while_a_shard_is_behind_with_an_epoch() -> None:
 def test_of_an_older_epoch_nothing_counts() -> None:
     leaders = Leaders("a", 2)
     heard(leaders, beat(0, (3, 3)), beat(1, (2, 2)))
-    back = Restored(epoch=1, source="t/000001")
+    back = Restored(epoch=1, serial=1, source="t/000001")
     raised = heard(leaders, beat(0, (1, 1), epoch=1, restored=back, checkpoint=4))
     assert (raised.epoch, raised.versions) == (1, (1, -1))
     assert (raised.restored, raised.checkpoint) == (back, 4)

@@ -100,7 +100,7 @@ def test_it_tells_for_which_mark_its_part_is_settled(exchange: Exchange) -> None
 def test_a_restore_is_a_reason_to_begin_again(exchange: Exchange) -> None:
     """Also when its keyframes came first; not when this life began after it."""
     exchange.handle(anchor(0, 7, epoch=1), 1.0)
-    restored = Restored(epoch=1, source="t/000001")
+    restored = Restored(epoch=1, serial=1, source="t/000001")
     (left,) = exchange.handle(beat(epoch=1, restored=restored), 1.0)
     assert isinstance(left, Leave) and left.outcome == "restored" and "t/000001" in left.reason
     assert not exchange.may_step

@@ -156,11 +156,24 @@ def test_a_shard_that_ended_before_it_heard_of_a_restore_goes_back_with_the_othe
     wish = Restore(serial=1, source="t/000001")
     wanted = Wanted(paused=False, stopping=False, quorum=2, checkpoint=0, restore=wish)
     assert not [e for e in second.give(wanted) if isinstance(e, Load)], "nobody has gone back"
-    effects = second.step("a", 1, epoch=1)
+    effects = second.step("a", 1, epoch=1, restore=1)
     assert [e for e in effects if isinstance(e, Load)] == [Load(wish)]
     second.give(Loaded(wish, "t", {**meta, "checkpoint_at": 1.0}, "d" * 32))
     assert [r.epoch for r in second.tape if isinstance(r, TapeRestore)] == [1]
     assert second.machine.history.outcome == ""
+
+
+@pytest.mark.parametrize(("known", "epoch"), [(3, 5), (4, 4)])
+def test_a_restore_takes_the_epoch_of_the_other_shard_but_not_that_of_a_lost_one(
+    pair: list[Any], known: int, epoch: int
+) -> None:
+    """Learners are in epoch 4, which began with their restore `known`; this one is number 4."""
+    second, meta = pair[1], pair[1].machine.history.meta()
+    wish = Restore(serial=4, source="t/000001")
+    second.give(Wanted(paused=False, stopping=False, quorum=2, checkpoint=0, restore=wish))
+    second.step("a", 1, epoch=4, restore=known)
+    second.give(Loaded(wish, "t", {**meta, "checkpoint_at": 1.0}, "d" * 32))
+    assert [r.epoch for r in second.tape if isinstance(r, TapeRestore)] == [epoch]
 
 
 def test_a_successor_publishes_what_was_over_but_not_published(pair: list[Any]) -> None:

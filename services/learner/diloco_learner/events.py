@@ -140,6 +140,7 @@ class Begin:
     epoch: int
     versions: tuple[int, ...]
     stamp: Stamp
+    restore: int = 0  # serial of the newest restore before the grant
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ class Exchange:
         stamp: Stamp,
         now: float,
         joined: int | None = None,
+        restore: int = 0,
     ) -> None:
         """Starts with every fragment adopted at `versions`, as recovery's Begin says.
 
@@ -79,6 +80,7 @@ class Exchange:
         self.incarnation = incarnation
         self.epoch = epoch
         self.joined = epoch if joined is None else joined  # epoch of its grant
+        self.restore = restore  # serial of the newest restore before that
         self.marks = Marks()
         self.counters = Counters(list(versions))
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
@@ -88,8 +90,7 @@ class Exchange:
         self.undecided = Undecided(learner, incarnation)
         self.beat: Beat | None = None
         self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
-        self.left = False
-        self.finish_by = math.inf
+        self.left, self.finish_by = False, math.inf
         # The schedule: the newest stamp, and the own step when it came.
         self.stamp, self.stamp_step = stamp, 0
         self.place: Position = position(stamp, 0, spec.algorithm.steps_per_round)
@@ -352,8 +353,7 @@ class Exchange:
 
     @property
     def _state(self) -> LearnerState:
-        """What it does, as others see it. It counts as stepping until it has really finished:
-        an evaluator that waits for the last anchors must not be replaced."""
+        # Stepping until it has really finished: an evaluator that waits must not be replaced.
         if self.left:
             return "finished"
         if not self.counters.complete:
@@ -396,4 +396,5 @@ class Exchange:
             cursor=self.cursor,
             checkpoint=self.marks.settled,
             mark=max(self.marks.met, 0),
+            restore=self.restore,
         )

@@ -116,6 +116,12 @@ class Recovery:
         return self.wake_at
 
     @property
+    def restore(self) -> int:
+        """Serial of the newest restore known, 0 if none."""
+        told = (self.restored, self.beat.restored if self.beat else None)
+        return max(r.serial if r else 0 for r in told)
+
+    @property
     def nonce(self) -> str:
         """Of the present attempt."""
         return self.join.nonce
@@ -383,7 +389,7 @@ class Recovery:
         text = f"{self.learner} incarnation {self.incarnation} {verb} {how}"
         return [
             Tell("began" if first else "recovered", text[:500], data),
-            Begin(self.joined, self.epoch, versions, self.stamp),
+            Begin(self.joined, self.epoch, versions, self.stamp, self.restore),
         ]
 
     def _leave(self, outcome: str, reason: str) -> list[RecoveryEffect]:

@@ -8,7 +8,7 @@ from diloco_shared.protocol.messages import Progress, RecoveryTimes
 
 
 def before_training(
-    learner: str, incarnation: int, epoch: int, versions_P: tuple[int, ...]
+    learner: str, incarnation: int, epoch: int, versions_P: tuple[int, ...], restore: int = 0
 ) -> Progress:
     """Alive, nothing done yet: `joining`, or `recovering` once every anchor is there."""
     zeros = (0,) * len(versions_P)
@@ -26,6 +26,7 @@ def before_training(
         loss=math.nan,
         step_s=0.0,
         wait_s=0.0,
+        restore=restore,
     )
 
 

@@ -286,7 +286,7 @@ class History:
         self.seq, self.epoch = seq, record.epoch
         self.restores = record.serial
         self.sources = {**self.sources, record.source: seq}
-        self.restored = Restored(epoch=record.epoch, source=record.source)
+        self.restored = Restored(epoch=record.epoch, serial=record.serial, source=record.source)
         self.last_merged = [{} for _ in self.versions]
         self.recent.clear()
         self.finishing_from, self.outcome = -1, ""

@@ -27,7 +27,8 @@ class Restoring:
         self.asked = 0  # serial of the wish that is being loaded, or on its way to the tape
         self.recorded = 0  # serial of the newest wish whose record was handed out
         self.given_up = 0  # serial of a wish that cannot be fulfilled
-        self.heard = 0  # newest epoch of a learner
+        # Newest epoch of a learner, and serial of the newest restore that it knew of then.
+        self.heard = (0, 0)
         self.fault = ""
         self.retry_at = 0.0
 
@@ -39,7 +40,7 @@ class Restoring:
         tell of an epoch since: it has heard of the wish later than another.
         """
         wish, h = self.wanted, self.history
-        since = h.spec.algorithm.shards > 1 and max(h.epoch, self.heard) > h.ended_in
+        since = h.spec.algorithm.shards > 1 and max(h.epoch, self.heard[0]) > h.ended_in
         over = h.outcome and not since
         return wish is not None and not over and wish.serial > max(h.restores, self.given_up)
 
@@ -81,10 +82,8 @@ class Restoring:
             text = f"{event.restore.source} is not restored: {fault}"
             return None if told else Tell("restore-failed", text)
         h, self.recorded = self.history, event.restore.serial
-        # One that was heard of is another shard's of this restore, or its record is lost.
-        alone = h.spec.algorithm.shards == 1
         return TapeRestore(
-            epoch=max(h.epoch + 1, self.heard + alone),
+            epoch=self._epoch(),
             term=h.term,
             serial=event.restore.serial,
             source=event.restore.source,
@@ -94,6 +93,13 @@ class Restoring:
             anchor_digests=tuple(event.history["anchor_digests"]),
             at=wall,
         )
+
+    def _epoch(self) -> int:
+        """One that no learner has seen, but for that of another shard's part of this restore."""
+        h, (heard, serial) = self.history, self.heard
+        assert self.wanted is not None
+        others = h.spec.algorithm.shards > 1 and serial == self.wanted.serial
+        return max(h.epoch, heard - others) + 1
 
 
 def unfit(history: History, meta: dict[str, Any]) -> str:

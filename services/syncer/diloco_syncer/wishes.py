@@ -58,9 +58,10 @@ class Wishes:
         return []
 
     def progress(self, progress: Progress) -> None:
-        """A learner tells which checkpoint it has settled, and its epoch."""
+        """A learner tells which checkpoint it has settled, its epoch, and the restore it knows."""
         self.checkpoints.progress(progress)
-        self.restoring.heard = max(self.restoring.heard, progress.epoch)
+        told = (progress.epoch, progress.restore)
+        self.restoring.heard = max(self.restoring.heard, told)
 
     def advance(
         self, now: float, wall: float, pending: Collection[TapeRecord]

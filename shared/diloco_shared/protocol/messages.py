@@ -56,6 +56,7 @@ class Progress(Message):
     cursor: Cursor | None = None
     checkpoint: Count = 0  # newest mark for which its part is written, or cannot be
     mark: Count = 0  # newest mark met
+    restore: Count = 0  # serial of the newest restore that it knows of
     sockets: SocketBytes = SocketBytes()
     recovery: RecoveryTimes | None = None
 
@@ -110,6 +111,7 @@ class Restored(Message):
     """The run was last restored: its history from epoch `epoch` on is that of `source`."""
 
     epoch: Count
+    serial: Count  # of the user's wish
     source: str  # reference of the checkpoint
 
 

@@ -87,7 +87,11 @@ class Reporter:
             if self.last is None:
                 await self._send(
                     before_training(
-                        self.learner, self.incarnation, self.book.epoch, self.book.versions
+                        self.learner,
+                        self.incarnation,
+                        self.book.epoch,
+                        self.book.versions,
+                        self.recovery.restore if self.recovery else 0,
                     )
                 )
             elif repeats:

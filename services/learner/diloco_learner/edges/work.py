@@ -97,8 +97,7 @@ class Work:
         self.beat: Beat | None = None
         self.incarnation = -1
         self.train_loop: TrainLoop | None = None
-        self.built = False
-        self.stopping = ""
+        self.built, self.stopping = False, ""
         self.ended: asyncio.Future[Leave]
         self.tasks: asyncio.TaskGroup
 
@@ -332,6 +331,7 @@ class Work:
             begin.stamp,
             time.monotonic(),
             begin.joined,
+            begin.restore,
         )
         self._start(self.down.forget_state())
         await self.leases.first()
