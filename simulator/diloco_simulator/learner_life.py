@@ -195,7 +195,7 @@ class LearnerLife(Process):
                     self.incarnation,
                     self.book.epoch,
                     self.book.versions,
-                    self.recovery.restore,
+                    self.recovery.restore(self.book.epoch),
                 )
                 self.hub.send(self.name, SYNCER, report)
                 self._heartbeat()

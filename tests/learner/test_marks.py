@@ -19,6 +19,7 @@ from diloco_learner.events import (
     TimePassed,
 )
 from diloco_learner.exchange import Exchange
+from diloco_learner.recovery import Recovery
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import Checkpoints
 from diloco_shared.protocol.checkpoints import CheckpointManifest, LearnerPart, reference
@@ -110,6 +111,16 @@ def test_a_restore_is_a_reason_to_begin_again(exchange: Exchange) -> None:
     raised = Exchange(SPEC, "a", 1, 1, (7, 7), STAMP, 0.0, joined=0)
     raised.handle(beat(epoch=1, versions=(7, 7), restored=restored), 0.0)
     assert raised.left, "it was granted its moments before the restore"
+
+
+def test_before_training_only_a_restore_that_its_epoch_has_reached_is_told() -> None:
+    """Else a shard that hears of both would take the lost epoch for the restore's own."""
+    recovery = Recovery(SPEC, "a", 1, has_checkpoint=False, nonce_seed="boot", layout="d")
+    assert recovery.restore(0) == 0
+    restored = Restored(epoch=2, serial=5, source="t/000001")
+    recovery.handle(beat(epoch=2, restored=restored), 1.0)
+    assert recovery.restore(1) == 0
+    assert recovery.restore(2) == 5
 
 
 MOMENTS = {"mu": np.arange(4, dtype=np.float32), "count": np.array(3, np.int32)}

@@ -115,11 +115,10 @@ class Recovery:
         """When TimePassed is due at the latest; None while only the syncer is awaited."""
         return self.wake_at
 
-    @property
-    def restore(self) -> int:
-        """Serial of the newest restore known, 0 if none."""
+    def restore(self, epoch: int) -> int:
+        """Serial of the newest restore known that `epoch` has reached, 0 if none."""
         told = (self.restored, self.beat.restored if self.beat else None)
-        return max(r.serial if r else 0 for r in told)
+        return max(r.serial if r and r.epoch <= epoch else 0 for r in told)
 
     @property
     def nonce(self) -> str:
@@ -389,7 +388,7 @@ class Recovery:
         text = f"{self.learner} incarnation {self.incarnation} {verb} {how}"
         return [
             Tell("began" if first else "recovered", text[:500], data),
-            Begin(self.joined, self.epoch, versions, self.stamp, self.restore),
+            Begin(self.joined, self.epoch, versions, self.stamp, self.restore(self.epoch)),
         ]
 
     def _leave(self, outcome: str, reason: str) -> list[RecoveryEffect]:

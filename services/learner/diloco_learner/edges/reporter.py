@@ -91,7 +91,7 @@ class Reporter:
                         self.incarnation,
                         self.book.epoch,
                         self.book.versions,
-                        self.recovery.restore if self.recovery else 0,
+                        self.recovery.restore(self.book.epoch) if self.recovery else 0,
                     )
                 )
             elif repeats:
