@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
 MINUTES ?= 60
+CORPORA ?= stdlib
 # Pure tests take what cores there are.
 # Little is computed by what they compile: fast compilation matters more than fast code, and what one
 # worker compiled the others need not. Bytecode is kept even where the environment says no: a third of
@@ -68,15 +69,17 @@ soak: install
 	$(BIN)/python bench/soak.py --minutes $(MINUTES) $(if $(JSON),--json $(JSON))
 
 quality: install
-	$(BIN)/python bench/quality.py
+	$(BIN)/python bench/gaps.py --learners 4 --seeds 0
 
 # The published claims, one script each. Hours where diloco-data/experiments remembers nothing.
 claims: install
 	$(BIN)/python bench/claims/goodput.py --json docs/results/goodput.json --png docs/results/goodput.png
 	$(BIN)/python bench/claims/bandwidth.py --json docs/results/bandwidth.json --png docs/results/bandwidth.png
 	$(BIN)/python bench/claims/times_faster.py --json docs/results/times_faster.json
-	$(BIN)/python bench/quality.py --json docs/results/quality_m4.json
-	$(BIN)/python bench/claims/quality.py docs/results/quality_m4.json --png docs/results/quality.png
+	$(BIN)/python bench/gaps.py --corpora $(CORPORA) --json docs/results/gaps.json
+	$(BIN)/python bench/claims/gaps.py docs/results/gaps.json --png docs/results/gaps.png
+	$(BIN)/python bench/claims/quality.py docs/results/gaps.json --png docs/results/quality.png
+	$(BIN)/python bench/ablations.py --json docs/results/ablations.json
 	$(BIN)/python bench/claims/failures.py --json docs/results/failures.json
 	$(BIN)/python bench/claims/mixed.py --json docs/results/mixed.json
 	$(BIN)/python bench/claims/scavenging.py --json docs/results/scavenging.json

@@ -206,6 +206,8 @@ def row(
         "val_gap": statistics.fmean(a["val_loss"] / b["val_loss"] - 1 for a, b in pairs),
         "published": PUBLISHED.get(m),
         "reduction": reduction(experiment(ours, args.steps, 0, rates[ours]).spec, m),
+        "rounds": [a["rounds"] for a, _ in pairs],
+        "virtual_s": [a["virtual_s"] for a, _ in pairs],
     }
 
 

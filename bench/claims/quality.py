@@ -1,26 +1,32 @@
-"""Quality next to the published figure: python bench/claims/quality.py RESULT.json --png FILE
+"""Quality next to the published figure: python bench/claims/quality.py RESULT --png FILE
 
-Draws what `make quality` has measured: nothing is trained here.
+Draws one comparison of what `bench/gaps.py --json RESULT` has measured: nothing is trained here.
 """
 
 import argparse
 import json
 from pathlib import Path
+from statistics import fmean
 
 from diloco_simulator.plots import quality_chart
 
 
 def main() -> None:
-    """Read a result of bench/quality.py, print its gap, draw it."""
+    """Read a result of bench/gaps.py, print one gap, draw it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("result", type=Path)
+    parser.add_argument("--corpus", default="stdlib")
+    parser.add_argument("--learners", type=int, default=4)
     parser.add_argument("--png", type=Path, required=True)
     args = parser.parse_args()
     result = json.loads(args.result.read_text(encoding="utf-8"))
-    figures = result["figures"]
-    losses = figures["val_loss_data_parallel"], figures["val_loss_decoupled"]
+    known = {(r["corpus"], r["learners"]): r for r in result["rows"]}
+    if (args.corpus, args.learners) not in known:
+        parser.error(f"{args.result} knows {', '.join(f'{c} with M = {m}' for c, m in known)}")
+    row = known[args.corpus, args.learners]
+    losses = fmean(row["test_loss_data_parallel"]), fmean(row["test_loss"])
     print(f"data-parallel {losses[0]:.4f}, Decoupled {losses[1]:.4f} nats per token")
-    under = f"M = {result['learners']}, {result['steps']} steps of a small model"
+    under = f"M = {args.learners}, {result['steps']} steps of a small model"
     quality_chart(losses, under, args.png)
 
 

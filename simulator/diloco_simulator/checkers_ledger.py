@@ -4,6 +4,7 @@ Counts what the tape merges by itself, token span by token span, and what learne
 compares both with what a leader would show. Looked at whenever the tape grows, and every heartbeat.
 """
 
+from collections import defaultdict
 from typing import Any
 
 from diloco_shared.config import RunSpec
@@ -12,7 +13,35 @@ from diloco_shared.protocol.records import TokenCounts
 from diloco_simulator.checkers import Mark, Report
 from diloco_simulator.checkers_claims import Claims
 
-Spans = list[tuple[int, int]]
+
+class Spans:
+    """Disjoint spans (start, stop] of one life's tokens, in order."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[int, int]] = []
+        self.total = 0  # tokens in all of them
+
+    def add(self, start: int, stop: int) -> int:
+        """How many tokens are new."""
+        before, joined = self.total, list[tuple[int, int]]()
+        for a, b in sorted([*self.spans, (start, stop)]):
+            if b <= a:
+                continue
+            if joined and a <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(joined[-1][1], b))
+            else:
+                joined.append((a, b))
+        self.spans, self.total = joined, sum(b - a for a, b in joined)
+        return self.total - before
+
+    def below(self, limit: int) -> int:
+        """Tokens up to `limit`; from the end, where it usually is: asked at every heartbeat."""
+        above = 0
+        for a, b in reversed(self.spans):
+            if b <= limit:
+                break
+            above += b - max(a, limit)
+        return self.total - above
 
 
 class Tokens:
@@ -27,7 +56,7 @@ class Tokens:
 
     def begin(self) -> None:
         """From an empty tape."""
-        self.spans: dict[tuple[str, int], Spans] = {}  # (life, fragment)
+        self.spans: dict[tuple[str, int], Spans] = defaultdict(Spans)  # (life, fragment)
         # After each record: tokens that are merged, per fragment.
         self.merged: list[list[int]] = [[0] * self.fragments]
         self.ledgers: dict[int, dict[str, Any]] = {}  # record -> the ledger after it
@@ -37,14 +66,12 @@ class Tokens:
         merged = list(self.merged[-1])
         if isinstance(record, TapeRestore) and mark is not None:
             merged = list(mark.merged)
-            self.spans = {}
+            self.spans.clear()
         if isinstance(record, TapeRound):
             for v in record.verdicts:
                 if v.outcome == "merged":
-                    spans = self.spans.setdefault(
-                        (f"{v.learner}/{v.incarnation}", record.fragment), []
-                    )
-                    merged[record.fragment] += _add(spans, v.tokens_from, v.tokens_to)
+                    spans = self.spans[f"{v.learner}/{v.incarnation}", record.fragment]
+                    merged[record.fragment] += spans.add(v.tokens_from, v.tokens_to)
         self.merged.append(merged)
 
     def lost(self, kept: int) -> None:
@@ -99,21 +126,6 @@ class Tokens:
         for life, work in self.claims.work.items():
             if p in work.bases:
                 base = work.bases[p][3]
-                spans = self.spans.get((life, p), [])
-                below += base - sum(max(0, min(b, base) - a) for a, b in spans)
+                merged = self.spans[life, p].below(base)
+                below += base - merged
         return below
-
-
-def _add(spans: Spans, start: int, stop: int) -> int:
-    """Add (start, stop] to disjoint spans; how many tokens are new."""
-    before = sum(b - a for a, b in spans)
-    joined: Spans = []
-    for a, b in sorted([*spans, (start, stop)]):
-        if b <= a:
-            continue
-        if joined and a <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], b))
-        else:
-            joined.append((a, b))
-    spans[:] = joined
-    return sum(b - a for a, b in spans) - before

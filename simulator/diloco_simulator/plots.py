@@ -53,7 +53,7 @@ def goodput_chart(cells: list[dict[str, Any]], file: Path) -> None:
 
 
 def quality_chart(losses: tuple[float, float], under: str, file: Path) -> None:
-    """Published accuracies beside our validation losses, as PNG.
+    """Published accuracies beside our test losses, as PNG.
 
     `losses` of data-parallel and of Decoupled, in nats per token; `under` says what was trained.
     """
@@ -74,7 +74,7 @@ def quality_chart(losses: tuple[float, float], under: str, file: Path) -> None:
         axes.set_ylim(0, 1.15 * max(values))
     published.set_ylabel("average accuracy, % (higher is better)")
     published.set_title("published: Gemma 4 models, benchmarks", fontsize=10)
-    ours.set_ylabel("validation loss, nats per token (lower is better)")
+    ours.set_ylabel("test loss, nats per token (lower is better)")
     gap = losses[1] / losses[0] - 1
     ours.set_title(f"ours: {under}; {gap:+.1%}", fontsize=10)
     _finish(figure, file)
