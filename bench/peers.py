@@ -32,6 +32,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ SCENARIOS = ("whole", "kill", "hang")
 # Steps of everybody before a fault: starting, compiling, meeting. Speeds are of the second half.
 WARM = 96
 HANG_S, WATCHED_S = 10.0, 30.0
-# Starting torch and meeting takes seconds; the slowest exchange takes a few seconds a round.
-START_S, WHOLE_S = 90.0, 300.0
+# Starting torch and meeting takes seconds; steps on a busy machine, exchanges among them.
+START_S, STEP_S = 90.0, 0.6
 # Linux: orphans of what this process started become its children.
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -169,14 +170,15 @@ def busy_s() -> tuple[float, float]:
 
 def ours(folder: Path, scenario: str, args: argparse.Namespace) -> dict[str, Any]:
     if scenario == "whole":
-        found = Ours(folder, spec_of(args, args.steps), WORKERS).run(whole)
+        body = partial(whole, limit_s=START_S + STEP_S * args.steps)
+        found = Ours(folder, spec_of(args, args.steps), WORKERS).run(body)
         read = found.pop("shards")
         spec = RunSpec.model_validate(spec_of(args, args.steps))
         planned = shards_of(list(read), spec.data.virtual_shards, spec.seed)
         pairs = zip(read.values(), planned, strict=True)
         return found | {"order_as_planned": all(b[: len(a)] == a for a, b in pairs)}
-    body = faulted(scenario, WARM, HANG_S, WATCHED_S)
-    return Ours(folder, spec_of(args, 10**6), WORKERS).run(body)
+    struck = faulted(scenario, WARM, HANG_S, WATCHED_S)
+    return Ours(folder, spec_of(args, 10**6), WORKERS).run(struck)
 
 
 def alone(args: argparse.Namespace) -> dict[str, Any]:
@@ -193,7 +195,7 @@ def peer(system: str, folder: Path, scenario: str, args: argparse.Namespace) -> 
     with Crew(args.python, SCRIPTS[system][0], folder, WORKERS) as crew:
         crew.all_stepped(WARM, START_S)
         if scenario == "whole":
-            if not crew.finished(WHOLE_S):
+            if not crew.finished(STEP_S * args.steps):
                 raise SystemExit(f"{system}: {'; '.join(crew.ended) or 'not done in time'}")
             told = [crew.told(n) for n in crew.workers]
             compared = difference(folder, told[0], args) if system == "torch alone" else None

@@ -91,9 +91,11 @@ class Ours:
         cursors = [p.cursor for _, p in self.seen.reports[learner] if p.cursor is not None]
         return list(dict.fromkeys(cursor.shard for cursor in cursors))
 
-    async def until(self, what: str, condition: Callable[[], Any]) -> Any:
+    async def until(
+        self, what: str, condition: Callable[[], Any], limit_s: float = PATIENCE_S
+    ) -> Any:
         """The first true value, looked for now and then."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if value := await asyncio.to_thread(condition):
                 return value
@@ -107,7 +109,7 @@ class Ours:
         await self.until(f"{steps} steps of everybody", enough)
 
 
-async def whole(ours: Ours) -> dict[str, Any]:
+async def whole(ours: Ours, limit_s: float) -> dict[str, Any]:
     """Until the run is over: its loss, its bytes at the learners' sockets, its steps."""
 
     def over() -> dict[str, Any] | None:
@@ -116,7 +118,7 @@ async def whole(ours: Ours) -> dict[str, Any]:
         done = run["state"] == "finished" and all(x["state"] == "finished" for x in learners)
         return run if done else None
 
-    run = await ours.until("the end of the run", over)
+    run = await ours.until("the end of the run", over, limit_s)
     status = run["status"]
     losses = [e["data"]["val_loss"] for e in ours.client.events(RUN) if e["kind"] == "evaluation"]
     return {
