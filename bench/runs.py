@@ -71,9 +71,10 @@ def surroundings(script: str) -> dict[str, Any]:
     told = sys.argv[1:]
     if "--json" in told:  # where the output went is nobody's business
         del told[told.index("--json") : told.index("--json") + 2]
-    names = ("jax", "numpy", "numba", "optax", "nats-py")
+    names = ("jax", "jaxlib", "numpy", "numba", "optax", "nats-py")
+    where = Path(script).resolve().relative_to(Path(__file__).resolve().parents[1])
     return {
-        "command": shlex.join(["python", f"bench/{Path(script).name}", *told]),
+        "command": shlex.join(["python", where.as_posix(), *told]),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {"python": platform.python_version()} | {n: version(n) for n in names},
     }

@@ -8,7 +8,6 @@ import argparse
 import statistics
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -79,5 +78,4 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
         "steps": args.steps,
         "rate": args.rate,
         "any_sources": args.any_sources,
-        "libraries": {name: version(name) for name in ("jax", "jaxlib", "optax")},
     }
