@@ -34,7 +34,7 @@ def main() -> None:
     """Print a table; write the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     options(parser)
-    parser.add_argument("--timed-steps", type=int, default=1500, help="of runs without training")
+    parser.add_argument("--timed-steps", type=int, default=6000, help="of runs without training")
     args = parser.parse_args()
     before = found(args, *(run(seed, None, args) for seed in args.seeds))
     rows = [row(extra, before, args) for extra in EXTRA]
@@ -118,15 +118,15 @@ def ratio_of(helped: dict[str, Any], alone: dict[str, Any]) -> float:
 
 def _table(rows: list[dict[str, Any]], alone: dict[str, Any]) -> None:
     print("\nSeconds to the same useful tokens, relative to four learners alone")
-    print(f"{'':>8}{'published':>18}{'half of the tokens':>38}{'half of':>10}{'loss against':>18}")
-    print(f"{'extra':>8}{'Decoupled':>10}{'DP':>8}{'ideal':>10}{'ours':>8}{'trained':>10}"
+    print(f"{'':>8}{'published':>18}{'half of the tokens':>44}{'half of':>10}{'loss against':>18}")
+    print(f"{'extra':>8}{'Decoupled':>10}{'DP':>8}{'ideal':>10}{'ours':>8}{'trained':>16}"
           f"{'taken':>10}{'the time':>10}{'alone':>18}")  # fmt: skip
     for r in rows:
         ours, theirs = r["published"]
         extra = f"+{100 * r['extra'] // LEARNERS} %"
         print(
             f"{extra:>8}{ours:>10.2f}{theirs:>8.2f}{r['ideal_half_of_tokens']:>10.3f}"
-            f"{r['half_of_tokens']:>8.3f}{shown(r['half_of_tokens_trained'], 3):>10}"
+            f"{r['half_of_tokens']:>8.3f}{shown(r['half_of_tokens_trained'], 3):>16}"
             f"{r['half_of_tokens_without_notice']:>10.3f}{r['half_of_time']:>10.3f}"
             f"{shown(r['val_loss_off'], 2, 100) + ' %':>18}"
         )
