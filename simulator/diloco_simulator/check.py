@@ -30,9 +30,11 @@ CHUNK = 8
 _played = 0
 
 
-def again(seed: int) -> str:
-    """The command that plays one seed."""
-    return f"python -m diloco_simulator.check --seeds 1 --from {seed} --workers 1 --no-crash-points"
+def again(seed: int, **changed: int | None) -> str:
+    """The command that plays one seed; `changed`: options that every world was given."""
+    said = "".join(f" --{name} {value}" for name, value in changed.items() if value is not None)
+    command = "python -m diloco_simulator.check --seeds 1 --workers 1 --no-crash-points"
+    return f"{command} --from {seed}{said}"
 
 
 def again_at(role: str, n: int) -> str:
@@ -152,7 +154,7 @@ def main() -> None:
     with ProcessPoolExecutor(args.workers, initializer=gc.disable) as pool:
         for v in pool.map(play_one, worlds(args), chunksize=CHUNK):
             verdicts.append(v)
-            show(v, again(v.seed))
+            show(v, again(v.seed, syncers=args.syncers, shards=args.shards))
         if args.dies:
             verdict = play(1, small(args.dies[0], int(args.dies[1])))
             show(verdict, again_at(*args.dies))

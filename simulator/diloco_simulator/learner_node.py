@@ -77,8 +77,8 @@ class LearnerNode:
         before = life.book.refused.copy()
         ready = life.book.offer(m, payload)
         faults = set(life.book.refused - before) - {"waiting"}
-        # A damaged delta that waited for this one is found now.
-        found = faults == {"digest"} and (m.epoch, m.fragment) in self.damaged
+        # A damaged delta that waited for this one is found now, by its header or its digest.
+        found = faults <= {"malformed", "digest"} and (m.epoch, m.fragment) in self.damaged
         if faults and not found:
             self.watch.broken("I4", f"{life.life} finds a publication bad: {faults}")
         self.watch.pace.published(life.life, m.epoch)

@@ -267,7 +267,7 @@ class ScriptedSyncer:
         """A whole round: pull, plain mean, publish. The manifests."""
         answers = await self.pull(p, learners)
         mean_F = np.mean([delta_F for _, delta_F in answers.values()], axis=0, dtype=np.float32)
-        merged = {name: (m.incarnation, m.round) for name, (m, _) in answers.items()}
+        merged = {name: (m.incarnation, m.round, -1) for name, (m, _) in answers.items()}
         await self.publish(p, self.anchors[p] - mean_F, merged)
         return {name: m for name, (m, _) in answers.items()}
 

@@ -65,7 +65,9 @@ def pull(round_: int, *, term: int = 1, epoch: int = 0, timeout_s: float = 5.0) 
 def anchor(
     p: int, version: int, *, epoch: int = 0, round_: int = -1, merged: tuple[int, int] = (-1, -1)
 ) -> AnchorReady:
-    return AnchorReady(epoch, p, version, round_, stamp(round_), {"a": merged, "b": (3, 99)})
+    return AnchorReady(
+        epoch, p, version, round_, stamp(round_), {"a": (*merged, -1), "b": (3, 99, -1)}
+    )
 
 
 def donate(nonce: str = "n1", newcomer: str = "b", **change: Any) -> DonateSeen:

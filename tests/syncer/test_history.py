@@ -142,7 +142,7 @@ def test_what_the_records_say_is_what_is_known() -> None:
     assert h.ledger.merged_P == [200, 100]
     assert (h.quorum, h.paused, h.snapshot_covers) == (2, True, 5)
     # A new epoch voids what is not merged; what is, learners of the old one are still to hear.
-    assert h.last_merged == [{"a": (0, 0), "b": (0, 0)}, {"a": (0, 1)}]
+    assert h.last_merged == [{"a": (0, 0, -1), "b": (0, 0, -1)}, {"a": (0, 1, -1)}]
     # Norms are per root step, refused ones included.
     assert list(h.norms.norms[1]) == [1.5, 0.25]
 

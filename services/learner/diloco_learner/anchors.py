@@ -164,17 +164,17 @@ class AnchorBook:
         anchor_F.flags.writeable = False
         return anchor_F
 
-    def _follow(self, shelf: Shelf, first: PublicationManifest) -> list[PublicationManifest]:
-        """Apply the waiting deltas that `first` released; it and those, in order."""
-        applied = [first]
+    def _follow(self, shelf: Shelf, first: PublicationManifest) -> PublicationManifest:
+        """Apply the waiting deltas that `first` released; the newest of it and those."""
+        newest = first
         while (following := shelf.waiting.pop(shelf.version + 1, None)) is not None:
             anchor_F = self._decode(shelf, *following)
             if anchor_F is None:
                 break
-            applied.append(following[0])
-            shelf.put(following[0], anchor_F)
+            newest = following[0]
+            shelf.put(newest, anchor_F)
         shelf.waiting = {v: w for v, w in shelf.waiting.items() if v > shelf.version}
-        return applied
+        return newest
 
     def _refuse(self, kind: str, m: PublicationManifest, why: str) -> None:
         self.refused[kind] += 1
@@ -182,11 +182,6 @@ class AnchorBook:
         self.last_refusal = f"publication ({where}): {kind}: {why}"
 
 
-def _ready(applied: Sequence[PublicationManifest]) -> AnchorReady:
-    """The newest of them, and what the others tell."""
-    *before, m = applied
-    passed = tuple((b.round, dict(b.last_merged)) for b in before)
+def _ready(m: PublicationManifest) -> AnchorReady:
     merged = dict(m.last_merged)
-    return AnchorReady(
-        m.epoch, m.fragment, m.version, m.round, m.stamp, merged, m.checkpoint, passed
-    )
+    return AnchorReady(m.epoch, m.fragment, m.version, m.round, m.stamp, merged, m.checkpoint)

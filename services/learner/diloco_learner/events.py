@@ -14,6 +14,7 @@ from diloco_shared.protocol.messages import (
     Donate,
     Grant,
     Join,
+    LastMerged,
     Progress,
     Pull,
     Restored,
@@ -32,10 +33,8 @@ class AnchorReady:
     version: int
     round: int  # -1: made by no round
     stamp: Stamp
-    last_merged: dict[str, tuple[int, int]]
+    last_merged: dict[str, LastMerged]
     checkpoint: int = 0  # newest mark before it
-    # (round, last_merged) of what it adds to and what came only with it, oldest first.
-    passed: tuple[tuple[int, dict[str, tuple[int, int]]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Which contributions of this learner became part of the published parameters.
 
-A publication decides every contribution to its fragment up to its round: the one that
-`last_merged` names was merged, the other undecided ones never will be (their data are lost, or
+A publication decides every contribution to its fragment up to its round: those that
+`last_merged` names were merged, the other undecided ones never will be (their data are lost, or
 covered by the later cursor). A new epoch's first publication decides all of the epochs before.
 """
 
@@ -32,21 +32,13 @@ class Undecided:
 
     def decide(self, anchor: AnchorReady) -> list[Merged | Unmerged]:
         """What the publication tells about this incarnation's contributions, oldest first."""
-        decided = list[Merged | Unmerged]()
-        for round_, last_merged in (*anchor.passed, (anchor.round, anchor.last_merged)):
-            decided += self._decide(anchor, round_, last_merged)
-        return decided
-
-    def _decide(
-        self, anchor: AnchorReady, round_: int, last_merged: dict[str, tuple[int, int]]
-    ) -> list[Merged | Unmerged]:
-        incarnation, named = last_merged.get(self.learner, (-1, -1))
+        incarnation, *named = anchor.last_merged.get(self.learner, (-1, -1, -1))
         if incarnation != self.incarnation:
-            named = -1
-        until = max(named, round_)
+            named = []
+        until = max([anchor.round, *named])
         p, decided = anchor.fragment, list[Merged | Unmerged]()
         for n, (epoch, cursor) in sorted(self.sent.get(p, {}).items()):
-            if n == named:
+            if n in named:
                 decided.append(Merged(p, n, cursor))
             elif n <= until or epoch < anchor.epoch:
                 decided.append(Unmerged(p, n))

@@ -1,7 +1,6 @@
 """What goes into the syncer's machine and what comes out of it.
 
-Events are facts; effects are what the caller must now do. Payload bytes never pass through the
-machine: it names them by `key`, the blob's subject.
+Events are facts, effects what the caller must do. It names payloads by `key`, the blob's subject.
 """
 
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from diloco_shared.protocol.messages import (
     Donate,
     Grant,
     Join,
+    LastMerged,
     Progress,
     Pull,
     Stamp,
@@ -277,7 +277,7 @@ class Publish:
     version: int
     prev_version: int  # -1: keyframe
     participants: tuple[str, ...]
-    last_merged: dict[str, tuple[int, int]]
+    last_merged: dict[str, LastMerged]
     stamp: Stamp
     checkpoint: int  # newest mark before it
 

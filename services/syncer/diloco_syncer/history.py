@@ -12,6 +12,7 @@ from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import (
+    LastMerged,
     Restored,
     Stamp,
     TapeCheckpoint,
@@ -57,7 +58,7 @@ class History:
         self.sizes_P: list[int] = [0] * fragments
         self.versions: list[int] = [-1] * fragments
         self.anchor_digests: list[str] = [""] * fragments
-        self.last_merged: list[dict[str, tuple[int, int]]] = [{} for _ in range(fragments)]
+        self.last_merged: list[dict[str, LastMerged]] = [{} for _ in range(fragments)]
         self.next_round = 0
         self.finishing_from = -1  # first of the last F rounds, -1: not yet
         self.paused = False
@@ -214,7 +215,9 @@ class History:
         if committed:
             self.versions[p], self.anchor_digests[p] = record.version, record.anchor_digest
             for v in merged:
-                self.last_merged[p][v.learner] = (v.incarnation, record.round)
+                life, before, _ = self.last_merged[p].get(v.learner, (-1, -1, -1))
+                before = before if life == v.incarnation else -1
+                self.last_merged[p][v.learner] = (v.incarnation, record.round, before)
             self.committed += 1
             self.merged_total += len(merged)
             self.skips_in_a_row = 0
@@ -373,7 +376,8 @@ class History:
             TensorSpec(name=t["name"], shape=tuple(t["shape"]), embedding=t["embedding"])
             for t in meta["layout"]
         )
-        self.last_merged = [{k: (v[0], v[1]) for k, v in m.items()} for m in meta["last_merged"]]
+        last_merged = meta["last_merged"]
+        self.last_merged = [{k: (v[0], v[1], v[2]) for k, v in m.items()} for m in last_merged]
         self.stamp = Stamp(**meta["stamp"])
         self.restored = Restored(**meta["restored"]) if meta["restored"] else None
         self.sources = dict(meta["sources"])

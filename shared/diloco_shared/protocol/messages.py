@@ -15,6 +15,7 @@ from diloco_shared.protocol.parts import Cursor as Cursor
 from diloco_shared.protocol.parts import Digest as Digest
 from diloco_shared.protocol.parts import Finite as Finite
 from diloco_shared.protocol.parts import Index as Index
+from diloco_shared.protocol.parts import LastMerged as LastMerged
 from diloco_shared.protocol.parts import LifeCount as LifeCount
 from diloco_shared.protocol.parts import MaybeDigest as MaybeDigest
 from diloco_shared.protocol.parts import Message as Message
@@ -206,7 +207,9 @@ class PublicationManifest(Message):
     config_hash: Digest
     checkpoint: Count = 0  # newest mark before it
     participants: tuple[Id, ...]
-    last_merged: dict[str, tuple[int, int]]  # learner -> (incarnation, round) of this fragment
+    # By learner. Whoever missed publications has given no more since its base: farther behind than
+    # `staleness_max` it would have been refused.
+    last_merged: dict[str, LastMerged]
     stamp: Stamp
     layout: tuple[TensorSpec, ...] = ()  # with version 0 only
     blob: Blob

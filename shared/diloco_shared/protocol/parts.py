@@ -12,6 +12,9 @@ from diloco_shared.ids import Id
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Index = Annotated[int, Field(ge=0, le=2**31)]
 Version = Annotated[int, Field(ge=-1, le=2**53)]
+# Of a learner's contributions to a fragment: incarnation, the newest round that merged one, and the
+# newest before that, or -1.
+LastMerged = tuple[Count, Version, Version]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]  # 16 bytes, in hex
