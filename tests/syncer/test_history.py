@@ -147,6 +147,15 @@ def test_what_the_records_say_is_what_is_known() -> None:
     assert list(h.norms.norms[1]) == [1.5, 0.25]
 
 
+def test_the_two_newest_rounds_that_merged_a_learner_are_known() -> None:
+    """For whoever missed the publication of the earlier one; another incarnation gave neither."""
+    records = (term(1), init(), *(round_(n) for n in range(5)))
+    assert of(*records).last_merged[0]["a"] == (0, 4, 2)
+    again = round_(6, verdicts=(verdict("a", 6, incarnation=1),))
+    found = of(*records, round_(5), again)
+    assert found.last_merged[0] == {"a": (1, 6, -1), "b": (0, 4, 2)}
+
+
 def test_a_publication_above_the_head_counts_whatever_it_holds() -> None:
     """Its record is lost; another version of that number would be a second one."""
     h = of(*EVENTFUL)
