@@ -33,14 +33,18 @@ TOKENS = 8 * 64
 ENDLESS = 1000
 
 
-def spec_of(args: argparse.Namespace, steps: int) -> dict[str, Any]:
-    """Our run: the preset `long`, ended by the tokens that all workers are given together."""
+def spec_of(args: argparse.Namespace, steps: int, *, settling: bool = False) -> dict[str, Any]:
+    """Our run: the preset `long`, ended by the tokens that all workers are given together.
+
+    Its outer step settles as the preset has it, or stays as it is throughout, as everybody's does.
+    """
     factor = RunSpec.model_validate({"name": "x", "budget": {"steps": 1}}).algorithm
+    constant = {} if settling else {"outer_settle_from": 1.0}
     return {
         "name": "peers",
         "model": {"preset": args.model},
         # Two cores for two learners and the hub: merges overlap with more steps.
-        "algorithm": {"preset": "long", "fragments": 6, "quorum": 1, "overlap_steps": 8},
+        "algorithm": {"preset": "long", "fragments": 6, "quorum": 1, "overlap_steps": 8} | constant,
         "inner": {"learning_rate": args.rate / factor.inner_rate_factor},
         "membership": {"learners_min": WORKERS, "lease_s": LEASE_S},
         "evaluation": {"every_steps": 10**9, "sequences": 256},
