@@ -7,6 +7,8 @@ bracketed by factors of two on the validation split, and the best loss counts. `
 relative to the setting it was changed from. One seed: differences below about half a per cent may
 be chance. Beside it stands how many times fewer bytes than data-parallel's it sends and receives.
 
+A merge is adopted when it arrives: what is varied as tau is how long the links make that take.
+
 Weights by tokens^2 / steps and by tokens are the same thing as long as all learners have batches of
 one size, so that only equal weights are compared with them, with two learners at half speed.
 """
@@ -21,6 +23,8 @@ from gaps import Case, experiment, reduction, search
 from runs import surroundings
 
 MIXED = (1.0, 1.0, 0.5, 0.5)
+# Seconds one way, steps of 1 s: what is merged is adopted so many steps after it was contributed.
+LINKS = {"1": 0.1, "2": 0.3, "3": 0.45, "5": 0.7, "8": 1.2}
 Changes = dict[str, Any]  # section.field -> value
 
 # By group: what is compared with the first of its settings, which is the preset as it is.
@@ -40,13 +44,18 @@ GROUPS: dict[str, dict[str, Changes]] = {
         "12": {"algorithm.fragments": 12},
     },
     "tau": {
+        "1": {},
         "2": {},
-        "0": {"algorithm.overlap_steps": 0},
-        "4": {"algorithm.overlap_steps": 4},
+        "3": {"algorithm.overlap_steps": 3},
+        "5": {"algorithm.overlap_steps": 5},
         "8": {"algorithm.overlap_steps": 8},
-        "16": {"algorithm.overlap_steps": 16},
     },
     "alpha": {"0": {}, "0.25": {"algorithm.alpha": 0.25}, "0.5": {"algorithm.alpha": 0.5}},
+    "alpha, tau 5": {
+        "0": {"algorithm.overlap_steps": 5},
+        "0.25": {"algorithm.overlap_steps": 5, "algorithm.alpha": 0.25},
+        "0.5": {"algorithm.overlap_steps": 5, "algorithm.alpha": 0.5},
+    },
     "outer": {
         "0.7/0.8": {},
         "1/0": {"algorithm.outer_rate": 1.0, "algorithm.outer_momentum": 0.0},
@@ -106,7 +115,11 @@ def case_of(group: str, name: str, args: argparse.Namespace) -> Case:
     """A setting of a group, on equal learners but where their weights are compared."""
     changes = tuple((where, json.dumps(v)) for where, v in GROUPS[group][name].items())
     case = Case(args.corpus, args.learners, "decoupled", args.preset, args.batch, changes)
-    return replace(case, speeds=MIXED) if group == "weights" else case
+    if group == "weights":
+        return replace(case, speeds=MIXED)
+    if "tau" in group:
+        return replace(case, one_way_s=LINKS[name if group == "tau" else "5"])
+    return case
 
 
 def row(

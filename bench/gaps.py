@@ -63,6 +63,7 @@ class Case:
     batch: int  # sequences of all learners and one step
     changes: tuple[tuple[str, str], ...]  # (section.field, value as JSON)
     speeds: tuple[float, ...] = (1.0,)
+    one_way_s: float = 0.1  # a step takes 1 s
 
 
 def main() -> None:
@@ -178,7 +179,7 @@ def experiment(case: Case, steps: int, seed: int, rate: float) -> Experiment:
         body[section][field] = json.loads(value)
     spec = RunSpec.model_validate(body)
     method: Literal["data-parallel", "decoupled"] = "data-parallel" if reference else "decoupled"
-    return Experiment(spec, case.learners, method, speeds=case.speeds)
+    return Experiment(spec, case.learners, method, speeds=case.speeds, one_way_s=case.one_way_s)
 
 
 def row(

@@ -124,6 +124,7 @@ async def whole(ours: Ours, limit_s: float) -> dict[str, Any]:
     return {
         "val_loss": losses[-1],
         "tokens": status["tokens_processed"],
+        "tokens_useful": status["tokens_useful"],
         "bytes_by_plane": socket_bytes(status),
         "bytes": sum(socket_bytes(status).values()),
         "steps": {name: ours.steps(name) for name in ours.learners},

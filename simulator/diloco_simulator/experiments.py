@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -28,7 +28,7 @@ SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads
 COMPUTING = ("diloco_shared", "diloco_learner", "diloco_syncer", "diloco_simulator")
 OTHERS = {"edges", "commands", "goodput", "bandwidth", "planner", "plots", "check", "experiments"}
 # Settings of a fleet that an experiment's description names only where they are not the default.
-LATER = ("jitter", "interruptions", "loan", "only_ready", "over_time")
+LATER = ("one_way_s", "jitter", "interruptions", "loan", "only_ready", "over_time")
 # Likewise settings of a run.
 LATER_SETTINGS = (("algorithm", "weighting"),)
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "ml_dtypes")
@@ -45,6 +45,7 @@ class Experiment:
     learners: int
     method: Literal["decoupled", "data-parallel", "idle"] = "decoupled"
     speeds: tuple[float, ...] = (1.0,)
+    one_way_s: float = Setting(1).one_way_s
     jitter: float = 0.0
     interruptions: Interruptions | None = None
     loan: Loan | None = None
@@ -66,7 +67,8 @@ class Experiment:
                 del spec[section][name]
         given = asdict(self)
         # Named where they are used: results from before a setting existed keep their names.
-        used = {name: given[name] for name in LATER if given[name]}
+        plain = {f.name: f.default for f in fields(self)}
+        used = {name: given[name] for name in LATER if given[name] != plain[name]}
         return {
             "method": self.method,
             "learners": self.learners,
