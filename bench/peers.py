@@ -67,6 +67,9 @@ SCRIPTS = {
 SETTLING = "ours settling"
 SYSTEMS = ("ours alone", "ours", SETTLING, *SCRIPTS)
 SCENARIOS = ("whole", "kill", "hang")
+# Of 1e-3, 2e-3 and 4e-3 the best for ours and for plain DiLoCo (P = 1, tau = 0, averages), both on
+# a virtual clock: 1.223 and 1.221 after 3000 steps.
+RATE = 2e-3
 # Steps of everybody before a fault: starting, compiling, meeting. Speeds are of the second half.
 WARM = 96
 HANG_S, WATCHED_S = 10.0, 30.0
@@ -83,8 +86,8 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
     parser.add_argument("--scenarios", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--model", default="micro", help="preset: nano or micro")
-    parser.add_argument("--steps", type=int, default=480, help="of each worker in `whole`")
-    parser.add_argument("--rate", type=float, default=4e-3, help="peak inner rate of everybody")
+    parser.add_argument("--steps", type=int, default=3000, help="of each worker in `whole`")
+    parser.add_argument("--rate", type=float, default=RATE, help="peak inner rate of everybody")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that nothing is left behind
