@@ -55,6 +55,7 @@ from racing.told import (
 from runs import surroundings
 
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.orphans import dies_with_parent
 
 # What each system's workers run, and the packages it needs.
 SCRIPTS = {
@@ -193,7 +194,11 @@ def alone(args: argparse.Namespace) -> dict[str, Any]:
     """Two of our workers that exchange nothing."""
     script = Path(__file__).parent / "racing" / "allreduce.py"
     command = [sys.executable, str(script), "--seconds", "15", "--model", args.model]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(WORKERS)]
+    ends = dies_with_parent(signal.SIGTERM)
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=ends)
+        for _ in range(WORKERS)
+    ]
     done = [json.loads(p.communicate(timeout=START_S)[0].splitlines()[-1]) for p in both]
     return {"tokens_per_s": sum(d["steps"] / d["seconds"] for d in done) * TOKENS}
 

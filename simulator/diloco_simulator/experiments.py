@@ -9,6 +9,7 @@ thread a process, so that figures do not depend on what else the machine does.
 import hashlib
 import json
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from diloco_shared.config import Data, RunSpec
+from diloco_shared.edges.orphans import dies_with_parent
 from diloco_simulator.setting import Interruptions, Loan, Setting
 
 SINGLE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
@@ -119,7 +121,9 @@ def results(
     if not missing:
         return
     os.environ["XLA_FLAGS"] = SINGLE_THREAD
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    spawn = get_context("spawn")
+    # Workers would go on for minutes after a parent that was killed.
+    with ProcessPoolExecutor(workers, spawn, initializer=dies_with_parent(signal.SIGTERM)) as pool:
         running = {pool.submit(_run, e): (e, file) for e, file in missing}
         try:
             for done in as_completed(running):

@@ -31,8 +31,9 @@ def test_a_key_depends_on_what_is_run() -> None:
 
 def test_a_setting_that_is_not_used_is_not_part_of_the_description() -> None:
     plain = experiment()
-    assert not {"jitter", "interruptions", "loan", "only_ready"} & plain.described().keys()
+    assert not set(experiments.LATER) & plain.described().keys()
     settings: list[dict[str, Any]] = [
+        {"one_way_s": 0.5},
         {"jitter": 0.1},
         {"interruptions": Interruptions(200.0, 10.0)},
         {"loan": Loan(1, 5.0, 9.0)},
@@ -40,8 +41,8 @@ def test_a_setting_that_is_not_used_is_not_part_of_the_description() -> None:
         {"only_ready": True},
     ]
     others = [Experiment(plain.spec, 2, **s) for s in settings]
-    assert len({e.key() for e in [plain, *others]}) == 6
-    assert others[1].described()["interruptions"] == {"mtbi_s": 200.0, "away_s": 10.0}
+    assert len({e.key() for e in [plain, *others]}) == 7
+    assert others[2].described()["interruptions"] == {"mtbi_s": 200.0, "away_s": 10.0}
 
 
 def test_an_idle_experiment_tells_when_and_not_what() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here, since little is safe between fork and exec.
@@ -12,16 +13,16 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def dies_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
-    """A `preexec_fn`: the child gets signal `number` when the thread that started it ends.
+    """For a child to call first: it gets signal `number` when the thread that started it ends.
 
-    Start such children from the main thread only.
+    A `preexec_fn`, or a process pool's initializer (it can be pickled). Start such children from
+    the main thread only.
     """
-    parent = os.getpid()
+    return partial(_die_with, os.getpid(), number)
 
-    def in_child() -> None:
-        if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, number)
-            if os.getppid() != parent:  # it was gone before we asked
-                os._exit(1)
 
-    return in_child
+def _die_with(parent: int, number: int) -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # it was gone before we asked
+            os._exit(1)
