@@ -81,6 +81,7 @@ claims: install
 	$(BIN)/python bench/claims/quality.py docs/results/gaps.json --png docs/results/quality.png
 	$(BIN)/python bench/ablations.py --json docs/results/ablations.json
 	$(BIN)/python bench/claims/failures.py --json docs/results/failures.json
+	$(BIN)/python bench/claims/failures.py --steps 3000 --seeds 0 1 --json docs/results/failures_3000.json
 	$(BIN)/python bench/claims/mixed.py --json docs/results/mixed.json
 	$(BIN)/python bench/claims/scavenging.py --json docs/results/scavenging.json
 	$(BIN)/python bench/scale.py --json docs/results/scale.json
