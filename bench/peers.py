@@ -68,8 +68,7 @@ SCRIPTS = {
 SETTLING = "ours settling"
 SYSTEMS = ("ours alone", "ours", SETTLING, *SCRIPTS)
 SCENARIOS = ("whole", "kill", "hang")
-# Of 1e-3, 2e-3 and 4e-3 the best for ours and for plain DiLoCo (P = 1, tau = 0, averages), both on
-# a virtual clock: 1.223 and 1.221 after 3000 steps.
+# Chosen after a race at 4e-3, too high for every DiLoCo here and most for ours (docs/peers.md).
 RATE = 2e-3
 # Steps of everybody before a fault: starting, compiling, meeting. Speeds are of the second half.
 WARM = 96
