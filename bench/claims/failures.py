@@ -23,7 +23,7 @@ import argparse
 from math import ceil
 from typing import Any, Literal
 
-from fleets import found, options, provenance, reference, shown, spec, spread
+from fleets import found, options, provenance, reference, shown, spec, spread, tokens_of
 from written import write
 
 from diloco_simulator.experiments import Experiment
@@ -36,7 +36,6 @@ LEARNERS = 8
 CHIPS = 1_200_000
 MTBI_S = LEARNERS * YEAR_S / CHIPS
 AWAY_S = 11.0  # what an elastic learner needs to go on without a slice (fitted, goodput_model.py)
-TOKENS_PER_STEP = LEARNERS * 512
 # Other ways to fail, by fleets that compute nothing: (times between interruptions, seconds away).
 # 31 s: both stalls of an elastic job, scaling down and up, at every interruption.
 VARIANTS = ((1.0, 11.0), (1.0, 31.0), (2.0, 31.0))
@@ -83,13 +82,13 @@ def fleet(
 ) -> Experiment:
     """Eight learners that process `tokens`."""
     method: Literal["idle", "decoupled"] = "idle" if idle else "decoupled"
-    run = spec(seed, args.rate, tokens)
+    run = spec(args, seed, tokens)
     return Experiment(run, LEARNERS, method, interruptions=interruptions, over_time=not idle)
 
 
 def goodputs(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Over many seeds, from fleets that compute nothing."""
-    tokens = args.steps * TOKENS_PER_STEP
+    tokens = tokens_of(args, args.steps, LEARNERS)
     dying = Interruptions(MTBI_S, AWAY_S)
     failing = [fleet(s, args, tokens, dying, idle=True) for s in range(args.goodput_seeds)]
     free = fleet(0, args, tokens, None, idle=True)
@@ -111,7 +110,7 @@ def elastic_goodput(times: float) -> dict[str, float]:
 
 def raised(seed: int, args: argparse.Namespace) -> int:
     """Tokens to process under failures for as many useful ones as without."""
-    tokens: int = args.steps * TOKENS_PER_STEP
+    tokens: int = tokens_of(args, args.steps, LEARNERS)
     free = fleet(seed, args, tokens, None, idle=True)
     (calm,) = found(args, free)
     budget = tokens
@@ -124,15 +123,16 @@ def raised(seed: int, args: argparse.Namespace) -> int:
 
 def row(seed: int, args: argparse.Namespace, elastic: dict[str, float]) -> dict[str, Any]:
     """One seed: three trainings at equal useful tokens."""
-    tokens: int = args.steps * TOKENS_PER_STEP
+    tokens: int = tokens_of(args, args.steps, LEARNERS)
     free = fleet(seed, args, tokens, None)
     failing = fleet(seed, args, raised(seed, args), Interruptions(MTBI_S, AWAY_S))
     calm, stormy = found(args, free, failing)
     useful = min(calm["tokens_useful"], stormy["tokens_useful"])
-    steps = ceil(max(calm["tokens_useful"], stormy["tokens_useful"]) / TOKENS_PER_STEP)
-    (theirs,) = found(args, reference(seed, args.rate_data_parallel, steps, LEARNERS))
+    a_step = tokens_of(args, 1, LEARNERS)
+    steps = ceil(max(calm["tokens_useful"], stormy["tokens_useful"]) / a_step)
+    (theirs,) = found(args, reference(args, seed, args.rate_data_parallel, steps, LEARNERS))
     failing_s = reached_s(stormy["useful_over_time"], useful)
-    elastic_s = useful / TOKENS_PER_STEP / elastic["mean"]
+    elastic_s = useful / a_step / elastic["mean"]
     kept = ("val_loss", "test_loss", "tokens", "tokens_useful")
     times = ("virtual_s", "goodput", "stepping", "interruptions", "recoveries_from_donors")
     return {
@@ -153,8 +153,9 @@ def row(seed: int, args: argparse.Namespace, elastic: dict[str, float]) -> dict[
 
 def to_this_loss(row: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
     """How much sooner the fleet that fails is at its loss than elastic data-parallel."""
-    theirs, steps = row["data_parallel"], row["data_parallel"]["tokens"] // TOKENS_PER_STEP
-    half_run = reference(row["seed"], args.rate_data_parallel, steps // 2, LEARNERS)
+    theirs = row["data_parallel"]
+    steps = theirs["tokens"] // tokens_of(args, 1, LEARNERS)
+    half_run = reference(args, row["seed"], args.rate_data_parallel, steps // 2, LEARNERS)
     (half,) = found(args, half_run)
     loss = row["with_failures"]["val_loss"]
     share = share_of_tokens(loss, theirs["val_loss"], half["val_loss"])
@@ -172,7 +173,7 @@ def share_of_tokens(loss: float, whole: float, half: float) -> float:
 
 def variant(times: float, away_s: float, args: argparse.Namespace) -> dict[str, Any]:
     """What other failures would do to both methods' time; nothing is trained."""
-    tokens = args.steps * TOKENS_PER_STEP
+    tokens = tokens_of(args, args.steps, LEARNERS)
     dying = Interruptions(times * MTBI_S, away_s)
     fleets = [fleet(s, args, tokens, dying, idle=True) for s in range(2)]
     free = fleet(0, args, tokens, None, idle=True)

@@ -20,6 +20,8 @@ from diloco_simulator.commands import spec_of
 from diloco_simulator.experiments import Experiment
 from diloco_simulator.goodput import student
 
+# Sequences of one pass of a learner; what is more is accumulated.
+PASS = 8
 # Held-out sequences of an evaluation: half a per mille of the loss is noise below this many.
 SEQUENCES = 1024
 
@@ -28,23 +30,44 @@ def options(parser: argparse.ArgumentParser) -> None:
     """What every such script understands."""
     parser.add_argument("--steps", type=int, default=1000, help="per learner, without failures")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2], help="trained; or none")
+    parser.add_argument("--sequences", type=int, default=PASS, help="of a learner's step")
     parser.add_argument("--rate", type=float, default=8e-3, help="peak inner rate")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--any-sources", action="store_true", help="take what older code found")
     parser.add_argument("--json", type=Path)
 
 
-def spec(seed: int, rate: float, tokens: int, **algorithm: Any) -> RunSpec:
+def spec(args: argparse.Namespace, seed: int, tokens: int, **algorithm: Any) -> RunSpec:
     """Of `tokens` processed by all learners."""
-    body = spec_of("long", 1, seed, rate, SEQUENCES).model_dump(mode="json")
+    body = spec_of("long", 1, seed, args.rate, SEQUENCES).model_dump(mode="json")
     body["algorithm"] |= algorithm
+    body["inner"] |= batch(args)
     body["budget"] = {"tokens": tokens}
     return RunSpec.model_validate(body)
 
 
-def reference(seed: int, rate: float, steps: int, learners: int) -> Experiment:
+def reference(
+    args: argparse.Namespace, seed: int, rate: float, steps: int, learners: int
+) -> Experiment:
     """Data-parallel over `learners` batches, `steps` optimizer steps."""
-    return Experiment(spec_of("long", steps, seed, rate, SEQUENCES), learners, "data-parallel")
+    body = spec_of("long", steps, seed, rate, SEQUENCES).model_dump(mode="json")
+    body["inner"] |= batch(args)
+    return Experiment(RunSpec.model_validate(body), learners, "data-parallel")
+
+
+def batch(args: argparse.Namespace) -> dict[str, int]:
+    """What a learner takes in a step, as settings of its inner optimizer."""
+    passes, rest = divmod(args.sequences, PASS)
+    if rest or not passes:
+        raise SystemExit(f"--sequences {args.sequences}: a multiple of {PASS} is needed")
+    return {"batch_sequences": PASS, "accumulation": passes}
+
+
+def tokens_of(args: argparse.Namespace, steps: int, learners: int) -> int:
+    """What `learners` take in as many steps."""
+    context = spec_of("long", 1, 0, args.rate).model.context_tokens
+    tokens: int = steps * learners * args.sequences * context
+    return tokens
 
 
 def found(args: argparse.Namespace, *experiments: Experiment) -> list[dict[str, Any]]:
@@ -76,6 +99,7 @@ def provenance(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "seeds": args.seeds,
         "steps": args.steps,
+        "sequences": args.sequences,
         "rate": args.rate,
         "any_sources": args.any_sources,
     }

@@ -10,7 +10,7 @@ fleets that compute nothing, losses from shorter runs that are trained.
 import argparse
 from typing import Any, Literal
 
-from fleets import found, options, provenance, shown, spec, spread
+from fleets import found, options, provenance, shown, spec, spread, tokens_of
 from goodput import GENERATIONS, generations
 from written import write
 
@@ -64,7 +64,7 @@ def row(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
     def run(seed: int, steps: int, method: Literal["decoupled", "idle"]) -> Experiment:
         return Experiment(
-            spec(seed, args.rate, steps * LEARNERS * 512, **algorithm),
+            spec(args, seed, tokens_of(args, steps, LEARNERS), **algorithm),
             LEARNERS,
             method,
             speeds=GENERATIONS,

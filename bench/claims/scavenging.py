@@ -17,7 +17,7 @@ import argparse
 from dataclasses import replace
 from typing import Any
 
-from fleets import found, options, provenance, shown, spec, spread
+from fleets import found, options, provenance, shown, spec, spread, tokens_of
 from written import write
 
 from diloco_simulator.experiments import Experiment
@@ -63,13 +63,13 @@ def main() -> None:
 
 def run(seed: int, loan: Loan | None, args: argparse.Namespace) -> Experiment:
     """Four learners and a loan, trained."""
-    run_spec = spec(seed, args.rate, args.steps * LEARNERS * 512)
+    run_spec = spec(args, seed, tokens_of(args, args.steps, LEARNERS))
     return Experiment(run_spec, LEARNERS, loan=loan, over_time=True)
 
 
 def ratio(loan: Loan, args: argparse.Namespace) -> float:
     """Seconds with the loan over seconds without, timed."""
-    timed = spec(0, args.rate, args.timed_steps * LEARNERS * 512)
+    timed = spec(args, 0, tokens_of(args, args.timed_steps, LEARNERS))
     alone = Experiment(timed, LEARNERS, "idle", over_time=True)
     helped = replace(alone, loan=loan)
     return ratio_of(*found(args, helped, alone))
