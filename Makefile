@@ -77,11 +77,13 @@ claims: install
 	$(BIN)/python bench/claims/bandwidth.py --json docs/results/bandwidth.json --png docs/results/bandwidth.png
 	$(BIN)/python bench/claims/times_faster.py --json docs/results/times_faster.json
 	$(BIN)/python bench/gaps.py --corpora $(CORPORA) --json docs/results/gaps.json
+	$(BIN)/python bench/gaps.py --learners 4 --batch 64 --json docs/results/gaps_batch64.json
 	$(BIN)/python bench/claims/gaps.py docs/results/gaps.json --png docs/results/gaps.png
 	$(BIN)/python bench/claims/quality.py docs/results/gaps.json --png docs/results/quality.png
 	$(BIN)/python bench/ablations.py --json docs/results/ablations.json
 	$(BIN)/python bench/claims/failures.py --json docs/results/failures.json
 	$(BIN)/python bench/claims/failures.py --steps 3000 --seeds 0 1 --json docs/results/failures_3000.json
+	$(BIN)/python bench/claims/failures.py --steps 3000 --sequences 16 --json docs/results/failures_16.json
 	$(BIN)/python bench/claims/mixed.py --json docs/results/mixed.json
 	$(BIN)/python bench/claims/scavenging.py --json docs/results/scavenging.json
 	$(BIN)/python bench/scale.py --json docs/results/scale.json

@@ -13,7 +13,7 @@ Three things are compared at equal useful tokens (merged ones; data-parallel's a
   whose stalls were fitted to the published row (docs/claims.md).
 
 Data-parallel learns more from the same tokens where the model is small and rounds are few, so it
-reaches the other's loss with fewer of them: how many, from a run of half the tokens (first seed).
+reaches the other's loss with fewer of them: how many, from a run of half the tokens.
 
 The budget of a run that fails is raised until it has as many useful tokens; how far, fleets that
 compute nothing tell beforehand, and how goodput scatters over seeds.
@@ -36,6 +36,16 @@ LEARNERS = 8
 CHIPS = 1_200_000
 MTBI_S = LEARNERS * YEAR_S / CHIPS
 AWAY_S = 11.0  # what an elastic learner needs to go on without a slice (fitted, goodput_model.py)
+# What is told of every seed and as a spread over them.
+OVER_SEEDS = (
+    "val_loss_off",
+    "test_loss_off",
+    "times_sooner",
+    "val_gap_to_data_parallel",
+    "data_parallel_val_loss_half_the_tokens",
+    "data_parallel_share_of_tokens_to_this_loss",
+    "times_sooner_to_this_loss",
+)
 # Other ways to fail, by fleets that compute nothing: (times between interruptions, seconds away).
 # 31 s: both stalls of an elastic job, scaling down and up, at every interruption.
 VARIANTS = ((1.0, 11.0), (1.0, 31.0), (2.0, 31.0))
@@ -54,9 +64,9 @@ def main() -> None:
     for name, value in goodput.items():
         print(f"{name:<40}{shown(value, 1, 100)} %")
     elastic = elastic_goodput(1.0)
-    rows = [row(seed, args, elastic) for seed in args.seeds]
+    rows = [with_same_loss(row(seed, args, elastic), args) for seed in args.seeds]
     variants = [variant(times, away_s, args) for times, away_s in VARIANTS]
-    figures = figures_of(rows, goodput, elastic) | to_this_loss(rows[0], args)
+    figures = figures_of(rows, goodput, elastic)
     _table(rows, variants, figures)
     if args.json:
         write(
@@ -151,15 +161,15 @@ def row(seed: int, args: argparse.Namespace, elastic: dict[str, float]) -> dict[
     }
 
 
-def to_this_loss(row: dict[str, Any], args: argparse.Namespace) -> dict[str, float]:
-    """How much sooner the fleet that fails is at its loss than elastic data-parallel."""
+def with_same_loss(row: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """`row`, and how much sooner the fleet that fails is at its loss than elastic data-parallel."""
     theirs = row["data_parallel"]
     steps = theirs["tokens"] // tokens_of(args, 1, LEARNERS)
     half_run = reference(args, row["seed"], args.rate_data_parallel, steps // 2, LEARNERS)
     (half,) = found(args, half_run)
     loss = row["with_failures"]["val_loss"]
     share = share_of_tokens(loss, theirs["val_loss"], half["val_loss"])
-    return {
+    return row | {
         "data_parallel_val_loss_half_the_tokens": half["val_loss"],
         "data_parallel_share_of_tokens_to_this_loss": share,
         "times_sooner_to_this_loss": share * row["times_sooner"],
@@ -200,14 +210,10 @@ def figures_of(
         "goodput_merged": goodput["goodput with failures"]["mean"],
         "goodput_merged_without_failures": goodput["goodput without failures"]["mean"],
         "goodput_elastic_data_parallel": elastic["mean"],
-        "val_loss_off": spread([r["val_loss_off"] for r in rows]),
-        "test_loss_off": spread([r["test_loss_off"] for r in rows]),
-        "times_sooner": spread([r["times_sooner"] for r in rows]),
         "times_sooner_with_published_elastic": spread(
             [r["times_sooner"] * elastic["mean"] / published for r in rows]
         ),
-        "val_gap_to_data_parallel": spread([r["val_gap_to_data_parallel"] for r in rows]),
-    }
+    } | {name: spread([r[name] for r in rows]) for name in OVER_SEEDS}
 
 
 def _table(
