@@ -81,6 +81,7 @@ claims: install
 	$(BIN)/python bench/claims/gaps.py docs/results/gaps.json --png docs/results/gaps.png
 	$(BIN)/python bench/claims/quality.py docs/results/gaps.json --png docs/results/quality.png
 	$(BIN)/python bench/ablations.py --json docs/results/ablations.json
+	$(BIN)/python bench/averaging.py --json docs/results/averaging.json
 	$(BIN)/python bench/claims/failures.py --json docs/results/failures.json
 	$(BIN)/python bench/claims/failures.py --steps 3000 --seeds 0 1 --json docs/results/failures_3000.json
 	$(BIN)/python bench/claims/failures.py --steps 3000 --sequences 16 --json docs/results/failures_16.json
