@@ -63,6 +63,23 @@ def test_norms_of_zero_so_far_are_no_reason_to_fail() -> None:
     assert set(scores) == {"c"}
 
 
+def test_a_round_in_which_all_norms_rose_is_measured_from_its_own_middle() -> None:
+    # As after warm-up, in a fleet whose first round alone fills the history: the rise takes
+    # slightly less than half of them beyond the limit, and they are no outliers of their round.
+    rose = {f"learner-{n}": float(x) for n, x in enumerate(np.linspace(1.3, 1.56, 50))}
+    norms = history(*SEEN)
+    assert sum((x - 1.0) / (1.4826 * 0.05) > 6 for x in rose.values()) in range(20, 25)
+    assert norms.judge(0, rose) == {}
+    # Who stands out of that round is still seen, and from its middle.
+    assert set(norms.judge(0, rose | {"broken": 9.0})) == {"broken"}
+    # A round of small norms hides nobody: those seen before are the measure.
+    assert set(norms.judge(0, {"a": 0.1, "b": 0.1, "c": 2.0})) == {"c"}
+
+
+def test_a_round_of_nobody_has_no_outliers() -> None:
+    assert history(*SEEN).judge(0, {}) == {}
+
+
 def test_a_lasting_change_becomes_normal() -> None:
     norms = history(*SEEN)
     round_ = {"a": 9.0, "b": 1.0, "c": 1.0}

@@ -5,6 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Self
 
 import numpy as np
@@ -59,14 +60,20 @@ class NormHistory:
             self.norms.setdefault(fragment, deque(maxlen=HISTORY)).append(value)
 
     def judge(self, fragment: int, norms: Mapping[str, float]) -> dict[str, float]:
-        """Robust z of the outliers among one round's norms; none if half or more would be."""
+        """Robust z of the outliers among one round's norms; none if half or more would be.
+
+        Measured from what is usual: the median of those seen, or of the round's own where that is
+        higher. All learners' norms rise together after warm-up, and a round of a large fleet fills
+        the history with what was before.
+        """
         seen = self.norms.get(fragment, deque())
-        if len(seen) < self.samples_min:
+        if len(seen) < self.samples_min or not norms:
             return {}
         median = float(np.median(seen))
         spread = MAD_TO_SIGMA * float(np.median([abs(x - median) for x in seen]))
-        spread = max(spread, SPREAD_MIN * median, sys.float_info.min)
-        scores = {learner: (value - median) / spread for learner, value in norms.items()}
+        usual = max(median, median_low(norms.values()))
+        spread = max(spread, SPREAD_MIN * usual, sys.float_info.min)
+        scores = {learner: (value - usual) / spread for learner, value in norms.items()}
         outliers = {learner: z for learner, z in scores.items() if z > self.z_max}
         return {} if 2 * len(outliers) >= len(norms) else outliers
 
