@@ -109,7 +109,10 @@ def fleets(before: dict[str, Any] | None, learners: int, fragments: int, cycles:
     if before is None or any(before[name] != found[name] for name in alike):
         return found
     if before["digest"] != found["digest"]:
-        raise RuntimeError(f"digests differ: {before['digest']}, {found['digest']}")
+        raise RuntimeError(
+            f"digests differ: {before['digest']}, {found['digest']}; if the product has changed "
+            'since, delete "fleet" among the "parts" of the file and run this twice'
+        )
     return found | {"digest_again": before["digest"]}
 
 
@@ -248,7 +251,7 @@ def main() -> None:
         "load_at_the_end": loads,
         "command": "python bench/scale.py " + " ".join(f"--part {p}" for p in parts if p in known),
         "seed": 0,
-    }
+    } | ({"note": body["note"]} if "note" in body else {})
     for name, law in found.items():
         terms = ", ".join(f"{value:.3g} {term}" for term, value in law["terms"].items() if value)
         print(f"{name:<24}{terms}  (worst {law['worst_relative_error']:.0%})")
