@@ -36,15 +36,21 @@ LEARNERS = 8
 CHIPS = 1_200_000
 MTBI_S = LEARNERS * YEAR_S / CHIPS
 AWAY_S = 11.0  # what an elastic learner needs to go on without a slice (fitted, goodput_model.py)
-# What is told of every seed and as a spread over them.
+LOSSES = ("val_loss", "test_loss")
+# What is told of every seed and as a spread over them; the second ones of either loss.
 OVER_SEEDS = (
-    "val_loss_off",
-    "test_loss_off",
     "times_sooner",
-    "val_gap_to_data_parallel",
-    "data_parallel_val_loss_half_the_tokens",
-    "data_parallel_share_of_tokens_to_this_loss",
-    "times_sooner_to_this_loss",
+    *(
+        name.format(loss)
+        for loss in LOSSES
+        for name in (
+            "{}_off",
+            "{}_over_data_parallel",
+            "data_parallel_{}_half_the_tokens",
+            "data_parallel_share_of_tokens_to_this_{}",
+            "times_sooner_to_this_{}",
+        )
+    ),
 )
 # Other ways to fail, by fleets that compute nothing: (times between interruptions, seconds away).
 # 31 s: both stalls of an elastic job, scaling down and up, at every interruption.
@@ -143,7 +149,7 @@ def row(seed: int, args: argparse.Namespace, elastic: dict[str, float]) -> dict[
     (theirs,) = found(args, reference(args, seed, args.rate_data_parallel, steps, LEARNERS))
     failing_s = reached_s(stormy["useful_over_time"], useful)
     elastic_s = useful / a_step / elastic["mean"]
-    kept = ("val_loss", "test_loss", "tokens", "tokens_useful")
+    kept = (*LOSSES, "tokens", "tokens_useful")
     times = ("virtual_s", "goodput", "stepping", "interruptions", "recoveries_from_donors")
     return {
         "seed": seed,
@@ -151,9 +157,8 @@ def row(seed: int, args: argparse.Namespace, elastic: dict[str, float]) -> dict[
         "without_failures": {k: calm[k] for k in kept + times},
         "with_failures": {k: stormy[k] for k in kept + times},
         "data_parallel": {k: theirs[k] for k in kept[:3]},
-        "val_loss_off": stormy["val_loss"] / calm["val_loss"] - 1,
-        "test_loss_off": stormy["test_loss"] / calm["test_loss"] - 1,
-        "val_gap_to_data_parallel": stormy["val_loss"] / theirs["val_loss"] - 1,
+        **{f"{loss}_off": stormy[loss] / calm[loss] - 1 for loss in LOSSES},
+        **{f"{loss}_over_data_parallel": stormy[loss] / theirs[loss] - 1 for loss in LOSSES},
         "seconds_without_failures": reached_s(calm["useful_over_time"], useful),
         "seconds_with_failures": failing_s,
         "seconds_elastic": elastic_s,
@@ -167,18 +172,21 @@ def with_same_loss(row: dict[str, Any], args: argparse.Namespace) -> dict[str, A
     steps = theirs["tokens"] // tokens_of(args, 1, LEARNERS)
     half_run = reference(args, row["seed"], args.rate_data_parallel, steps // 2, LEARNERS)
     (half,) = found(args, half_run)
-    loss = row["with_failures"]["val_loss"]
-    share = share_of_tokens(loss, theirs["val_loss"], half["val_loss"])
-    return row | {
-        "data_parallel_val_loss_half_the_tokens": half["val_loss"],
-        "data_parallel_share_of_tokens_to_this_loss": share,
-        "times_sooner_to_this_loss": share * row["times_sooner"],
-    }
+    told = {}
+    for loss in LOSSES:
+        share = share_of_tokens(row["with_failures"][loss], theirs[loss], half[loss])
+        told[f"data_parallel_{loss}_half_the_tokens"] = half[loss]
+        told[f"data_parallel_share_of_tokens_to_this_{loss}"] = share
+        told[f"times_sooner_to_this_{loss}"] = share * row["times_sooner"]
+    return row | told
 
 
 def share_of_tokens(loss: float, whole: float, half: float) -> float:
-    """Share of the tokens with which data-parallel reaches `loss`, log-linear through two runs."""
-    return float(0.5 ** ((loss - whole) / (half - whole)))
+    """Share of the tokens with which data-parallel reaches `loss`, log-linear through two runs.
+
+    At most 1: where it never reaches it, nothing is extrapolated.
+    """
+    return min(1.0, float(0.5 ** ((loss - whole) / (half - whole))))
 
 
 def variant(times: float, away_s: float, args: argparse.Namespace) -> dict[str, Any]:
@@ -243,7 +251,7 @@ def _table(
     print()
     for name, value in figures.items():
         text = shown(value) if isinstance(value, dict) else f"{value:.4f}"
-        print(f"{name:<46}{text}")
+        print(f"{name:<50}{text}")
 
 
 if __name__ == "__main__":
