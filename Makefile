@@ -85,7 +85,8 @@ claims: install
 	$(BIN)/python bench/claims/failures.py --json docs/results/failures.json
 	$(BIN)/python bench/claims/failures.py --steps 3000 --seeds 0 1 --json docs/results/failures_3000.json
 	$(BIN)/python bench/claims/failures.py --steps 3000 --sequences 16 --json docs/results/failures_16.json
-	$(BIN)/python bench/claims/failures.py --steps 3000 --sequences 32 --json docs/results/failures_32.json
+	$(BIN)/python bench/claims/failures.py --steps 3000 --sequences 32 --rate-data-parallel 3.2e-2 \
+		--json docs/results/failures_32.json
 	$(BIN)/python bench/claims/mixed.py --json docs/results/mixed.json
 	$(BIN)/python bench/claims/scavenging.py --json docs/results/scavenging.json
 	$(BIN)/python bench/scale.py --json docs/results/scale.json
