@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SEEDS ?= 2000
+# Worlds of six short runs one after another.
+ENDS ?= 50
 MINUTES ?= 60
 CORPORA ?= stdlib
 # Pure tests take what cores there are.
@@ -60,7 +62,9 @@ demo: install
 	$(BIN)/diloco demo
 
 sim: install
-	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS) $(if $(JSON),--json $(JSON))
+	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh) \
+		--keep diloco-data/found $(if $(JSON),--json $(JSON))
+	$(BIN)/python -m diloco_simulator.ends --seeds $(ENDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh)
 
 mutants: install
 	$(BIN)/python bench/mutants.py $(if $(JSON),--json $(JSON))

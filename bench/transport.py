@@ -8,7 +8,8 @@ thrown away as they come, over `asyncio.open_connection` and `start_server` as t
 pairs of processes, since their speed depends on luck: see `stream_reader`); asyncio_tuned: without
 the luck, and with a reader's buffer eight times the default. All take turns; the figures are
 medians, and of the sizes the worse. CPU seconds are the client process's own, all its threads, per
-GB (1e9 bytes). The store is on disk: `--store` names the folder.
+GB (1e9 bytes). The store is on disk: `--store` names the folder. durability: what it costs that
+the tape is on disk when it is acknowledged, beside a server that syncs nothing.
 """
 
 import argparse
@@ -22,6 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from fragments.durability import durability
 from fragments.rounds import large, rounds
 from fragments.workers import Row, Server, Worker, client, stream_reader, stream_writer
 
@@ -166,6 +168,9 @@ async def main() -> None:
             result = await asyncio.to_thread(run, Server(nats.pid), nats.url, args)
         finally:
             await nats.stop()
+        result["durability"] = cost = await durability(Path(folder), args.round_mib, args.repeats)
+    show("Synced tape and buckets, beside a server that syncs nothing", {"durability": cost})
+    result["figures"] |= {name: cost[name] for name in ("records_per_s_synced", "bulk_of_unsynced")}
     load = ", ".join(f"{x:.1f}" for x in os.getloadavg())
     result |= {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {load} at the end",

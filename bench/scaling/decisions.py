@@ -162,7 +162,7 @@ class Term:
                 self._at(self.now, Staged(effect.epoch, effect.round, *digests))
             case Publish():
                 self.adopted_at[effect.fragment] = self.step
-                self._at(self.now, Published(effect.fragment, effect.version))
+                self._at(self.now, Published.of(effect))
             case Snapshot():
                 self._at(self.now, SnapshotDone(effect.covers, effect.round, "here"))
             case _:

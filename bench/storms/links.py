@@ -1,4 +1,4 @@
-"""Links to the message server that can be cut, both ways or one: a port of its own per process.
+"""Links to the message server: cut, both ways or one, or slow. A port of its own per process.
 
     python bench/storms/links.py '{"learner-1": 40001}' up --learners 3 …
 
@@ -11,10 +11,13 @@ import asyncio
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from diloco_shared.protocol.budget import TokenBucket
 
 # Read at once; what a cut link holds is one block each way of every connection.
 BLOCK = 64 * 1024
@@ -33,17 +36,25 @@ class Link:
     carried: int = 0  # bytes, both ways
     cuts: int = 0  # in force
     server: asyncio.Server | None = None
+    # By way: what may pass, over all of its connections.
+    rate: dict[str, TokenBucket] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
 
 
 class Links:
     """Of some processes, in a thread of their own. A context manager."""
 
-    def __init__(self, names: Sequence[str], server: Callable[[], str]) -> None:
+    def __init__(
+        self, names: Sequence[str], server: Callable[[], str], bytes_per_s: float = 0.0
+    ) -> None:
         """`server`: its address as host:port, asked with every connection; LookupError or OSError
-        while it is not known."""
+        while it is not known. `bytes_per_s`: of each link and way; 0 is no limit."""
         self.address = server
         self.loop = asyncio.new_event_loop()
-        self.links = {name: Link() for name in names}
+        self.links = {
+            name: Link(rate={way: TokenBucket(bytes_per_s) for way in ("up", "down")})
+            for name in names
+        }
         self.tasks: set[asyncio.Task[None]] = set()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
@@ -113,8 +124,8 @@ class Links:
             far_reader, far_writer = await asyncio.open_connection(host, int(port))
             ends.append(far_writer)
             async with asyncio.TaskGroup() as group:
-                group.create_task(_carry(reader, far_writer, link, link.up))
-                group.create_task(_carry(far_reader, writer, link, link.down))
+                group.create_task(_carry(reader, far_writer, link, "up"))
+                group.create_task(_carry(far_reader, writer, link, "down"))
         except (OSError, LookupError, ValueError, ExceptionGroup, asyncio.CancelledError):
             return  # one side is gone, the server is not there yet, or all is over
         finally:
@@ -127,13 +138,17 @@ async def _carry(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     link: Link,
-    opened: asyncio.Event,
+    way: str,
 ) -> None:
+    opened = link.up if way == "up" else link.down
     while data := await reader.read(BLOCK):
         await opened.wait()
+        while wait_s := link.rate[way].take(len(data), time.monotonic()):  # noqa: ASYNC110
+            await asyncio.sleep(wait_s)
         writer.write(data)
         await writer.drain()
         link.carried += len(data)
+        link.bytes[way] += len(data)
     raise ConnectionError  # ends the other way too
 
 

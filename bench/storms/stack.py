@@ -41,14 +41,23 @@ class Stack:
     """One cluster in `folder`; a context manager that stops it."""
 
     def __init__(
-        self, folder: Path, *, learners: int, syncers: int, linked: Sequence[str] = ()
+        self,
+        folder: Path,
+        *,
+        learners: int,
+        syncers: int,
+        linked: Sequence[str] = (),
+        link_bytes_per_s: float = 0.0,
     ) -> None:
-        """`linked`: services whose link to the message server can be cut."""
+        """`linked`: services whose link to the message server can be cut, or is slow."""
         self.folder = folder
         self.learners = [f"learner-{n}" for n in range(1, learners + 1)]
         self.syncers = [f"syncer-{n}" for n in range(1, syncers + 1)]
         options = ("--learners", str(learners), "--syncers", str(syncers), "--chaos")
-        self.links = Links(linked, lambda: str(self.endpoint()["nats"])) if linked else None
+        self.links: Links | None = None
+        if linked:
+            server = lambda: str(self.endpoint()["nats"])  # noqa: E731
+            self.links = Links(linked, server, link_bytes_per_s)
         command = self._diloco("up")
         if self.links is not None:
             ports = json.dumps(self.links.ports)

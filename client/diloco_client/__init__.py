@@ -177,6 +177,11 @@ class Client:
         restored: dict[str, Any] = self._call("POST", path, json=body)
         return restored
 
+    def begin_again(self, run: str) -> dict[str, Any]:
+        """A new epoch from the published parameters, for a run whose state no syncer has."""
+        begun: dict[str, Any] = self._call("POST", f"/v1/runs/{_part(run)}/begin-again")
+        return begun
+
     def create_run_from(self, checkpoint: str, spec: dict[str, Any]) -> dict[str, Any]:
         """Submit a run that begins with a checkpoint: FOLDER/NUMBER, or an address of its own."""
         params = {"checkpoint": checkpoint}

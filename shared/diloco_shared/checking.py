@@ -8,12 +8,13 @@ import copy
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from diloco_shared.budget.refusing import faults
 from diloco_shared.config import RunSpec
+from diloco_shared.faults import SpecFault, did_you_mean
 
 # Each pass sets aside at least one value, and a specification has fewer than a hundred.
 PASSES_MAX = 100
@@ -23,14 +24,6 @@ FAULTS_MAX = 100
 _STAND_INS: dict[tuple[str, ...], Any] = {("name",): "unnamed", ("budget",): {"steps": 1}}
 
 Path = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SpecFault:
-    """What is wrong with the value at `path` (dotted; "(whole)" for the document itself)."""
-
-    path: str
-    message: str
 
 
 class Invalid(ValueError):
@@ -57,7 +50,7 @@ def check(body: dict[str, Any]) -> RunSpec:
                     continue  # the preset fills it: the fault is the preset's, and told as such
                 # Only if all its fields are the user's own: not one put in a wrong one's place.
                 if not (mentioned & aside):
-                    text, shown = _message(path, e["msg"]), ".".join(path) or "(whole)"
+                    text, shown = _message(path, e["type"], e["msg"]), ".".join(path) or "(whole)"
                     found.setdefault((shown, text), SpecFault(shown, text))
                 aside |= {path} | mentioned
                 for each in {path} | mentioned:
@@ -65,6 +58,8 @@ def check(body: dict[str, Any]) -> RunSpec:
             if len(aside) == before or len(found) >= FAULTS_MAX:
                 break
             continue
+        # What is right field by field may still be a run that cannot be.
+        found |= {(f.path, f.message): f for f in faults(spec) if not _about(f, aside)}
         if not found:
             return spec
         break
@@ -82,9 +77,19 @@ def _place(location: tuple[int | str, ...]) -> Path:
     return path[:3] if path[:2] == ("model", "overrides") else path
 
 
-def _message(path: Path, message: str) -> str:
+def _about(fault: SpecFault, aside: set[Path]) -> bool:
+    """Whether a fault is of a value that stands in for a wrong one, or of a section without it."""
+    path = tuple(fault.path.split("."))
+    return any(gone[: len(path)] == path or gone[:1] == path[:1] for gone in aside)
+
+
+def _message(path: Path, kind: str, message: str) -> str:
     if path[:2] == ("model", "overrides") and len(path) == 3:
         return "must be a number, a text, true or false"
+    if kind == "extra_forbidden":
+        section = _model_at(path[:-1])
+        near = did_you_mean(path[-1], () if section is None else section.model_fields)
+        return f"is no setting{near}"
     return message.removeprefix("Value error, ")
 
 

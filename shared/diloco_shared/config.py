@@ -8,189 +8,46 @@ import hashlib
 import json
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from diloco_shared.algorithm import BATCH_MAX as BATCH_MAX
+from diloco_shared.algorithm import DAY_S as DAY_S
+from diloco_shared.algorithm import LEARNERS_MAX as LEARNERS_MAX
+from diloco_shared.algorithm import PRESETS as PRESETS
+from diloco_shared.algorithm import RATE_MAX as RATE_MAX
+from diloco_shared.algorithm import SECONDS_MAX as SECONDS_MAX
+from diloco_shared.algorithm import SHARDS_MAX as SHARDS_MAX
+from diloco_shared.algorithm import STEPS_MAX as STEPS_MAX
+from diloco_shared.algorithm import Algorithm as Algorithm
+from diloco_shared.algorithm import Codec as Codec
+from diloco_shared.algorithm import Spec as Spec
+from diloco_shared.algorithm import Weighting as Weighting
 from diloco_shared.ids import Id
 from diloco_shared.optimizers import known
-
-Codec = Literal["fp32", "bf16", "int8", "int4", "e3m0"]
-# Syncer shards: each is a host with a leader, standbys and a tape; every learner hears them all.
-SHARDS_MAX = 64
-# What a contribution weighs: tokens^2 / steps, tokens, or as much as any other.
-Weighting = Literal["quality", "tokens", "equal"]
-
-# What trades against each other is fixed together. `long`: with RDA and outer momentum the best
-# inner rate is about half of data-parallel's. `short`: few rounds, where momentum over-drives.
-PRESETS: dict[str, dict[str, Any]] = {
-    "long": {
-        "merge": "rda",
-        "outer_rate": 0.7,
-        "outer_momentum": 0.8,
-        "outer_settle_from": 0.7,
-        "sync_every_steps": 24,
-        "inner_rate_factor": 0.5,
-    },
-    "short": {
-        "merge": "mean",
-        "outer_rate": 1.0,
-        "outer_momentum": 0.0,
-        "sync_every_steps": 6,
-        "inner_rate_factor": 1.0,
-    },
-}
-
-
-class Spec(BaseModel):
-    """Base of all configuration: immutable, and an unknown key is a fault."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Algorithm(Spec):
-    """Decoupled DiLoCo's own settings (paper sections 2 and 3)."""
-
-    preset: Literal["long", "short"] = Field(
-        "long", description="Fixes merge, outer rate and momentum, H and the inner rate factor."
-    )
-    fragments: int = Field(6, ge=1, le=512, description="P. Six suit small models; the paper: 24.")
-    shards: int = Field(
-        1,
-        ge=1,
-        le=SHARDS_MAX,
-        description="S: shard s of the syncer owns the fragments p with p mod S = s, and has "
-        "its own leader, standbys and tape. 1 unless one process cannot merge or hold all.",
-    )
-    sync_every_steps: int = Field(ge=1, description="H: each fragment is merged every H steps.")
-    overlap_steps: int = Field(
-        2, ge=0, description="tau: steps a merge may overlap with training. 2 is the paper's."
-    )
-    quorum: int = Field(1, ge=1, description="K: contributions a merge needs. 1 is the paper's.")
-    grace_factor: float = Field(
-        0.8, ge=0, le=1, description="gamma of Eq. 3, below 1 as a safety margin; unpublished."
-    )
-    grace_s_max: float = Field(
-        60.0, ge=0, description="Limit on the grace window in seconds, whatever Eq. 3 gives."
-    )
-    merge: Literal["rda", "mean"] = Field(description="Merge of all but embeddings (section 3.5).")
-    weighting: Weighting = Field(
-        "quality",
-        description="A contribution's weight in a merge: tokens times tokens per step (the "
-        "paper's), 'tokens', or 'equal'.",
-    )
-    outer_optimizer: str = Field(
-        "nesterov",
-        description="'nesterov', or an optax optimizer by name.",
-    )
-    outer_rate: float = Field(gt=0, description="eta of the outer optimizer.")
-    outer_momentum: float = Field(ge=0, lt=1, description="mu of the outer optimizer.")
-    outer_settle_from: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Share of the budget from which the outer rate goes to 1, the momentum to 0 "
-        "and what RDA adds to the length of a mean as well, linearly until the end: the last "
-        "merges are plain averages. 1: never.",
-    )
-    alpha: float = Field(
-        0.0, ge=0, lt=1, description="Share of own parameters kept on adoption; 0 overwrites."
-    )
-    codec_up: Codec = Field(
-        "bf16",
-        description="Wire format of contributions. Below 16 bits see error_feedback.",
-    )
-    error_feedback: bool = Field(
-        True,
-        description="Give with the next contribution what a codec below 16 bits withheld from "
-        "the last merged one; costs a learner 4 bytes of device memory per parameter.",
-    )
-    codec_down: Codec = Field(
-        "bf16", description="Wire format of publication deltas; the next one makes up its error."
-    )
-    keyframe_every: int = Field(
-        16, ge=1, description="Versions between keyframes: bounds what a joiner must read."
-    )
-    keyframe_codec: Literal["fp32", "bf16"] = Field(
-        "fp32",
-        description="Wire format of keyframes: whole parameters, which fewer bits would spoil.",
-    )
-    staleness_max: int = Field(1, ge=0, le=1, description="Versions a base may be behind.")
-    outlier_z_max: float = Field(
-        6.0, gt=0, description="One-sided robust z-score above which a norm is an outlier."
-    )
-    outlier_samples_min: int = Field(20, ge=4, description="Norms seen before any is an outlier.")
-    pull_timeout_s_min: float = Field(
-        2.0, gt=0, description="Least time a learner has to answer: covers a scheduling hiccup."
-    )
-    pull_timeout_s_max: float = Field(
-        300.0, gt=0, description="Limit on the doubling of the pull timeout after skipped rounds."
-    )
-    inner_rate_factor: float = Field(
-        gt=0, description="Factor from the data-parallel inner rate to this run's."
-    )
-
-    @field_validator("outer_optimizer")
-    @classmethod
-    def _optimizer(cls, name: str) -> str:
-        return known(name, "nesterov")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_preset(cls, data: Any) -> Any:
-        if isinstance(data, dict):
-            preset = PRESETS.get(str(data.get("preset", "long")), {})
-            if data.get("outer_optimizer", "nesterov") != "nesterov":
-                preset = preset | {"outer_settle_from": 1.0}  # only that one settles
-            return {**preset, **data}
-        return data
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.sync_every_steps % self.fragments:
-            raise ValueError(
-                f"sync_every_steps ({self.sync_every_steps}) must be a multiple of fragments "
-                f"({self.fragments}), so that every fragment comes round every H steps"
-            )
-        if self.outer_settle_from < 1 and self.outer_optimizer != "nesterov":
-            raise ValueError(
-                f"outer_settle_from ({self.outer_settle_from:g}) is for the outer optimizer "
-                f"'nesterov'; with '{self.outer_optimizer}' leave it out"
-            )
-        if self.fragments % self.shards:
-            raise ValueError(
-                f"fragments ({self.fragments}) must be a multiple of shards ({self.shards}), so "
-                "that every shard owns as many"
-            )
-        if self.pull_timeout_s_max < self.pull_timeout_s_min:
-            raise ValueError("pull_timeout_s_max must not be below pull_timeout_s_min")
-        return self
-
-    @property
-    def steps_per_round(self) -> int:
-        """Inner steps between the openings of two rounds of a shard: H / F, F = P / S."""
-        return self.sync_every_steps * self.shards // self.fragments
-
-    @property
-    def rounds_in_flight_max(self) -> int:
-        """D = max(1, ceil(tau * F / H)) of each shard, which owns F = P / S fragments."""
-        owned = self.fragments // self.shards
-        return max(1, -(-self.overlap_steps * owned // self.sync_every_steps))
-
-    def owned(self, shard: int) -> tuple[int, ...]:
-        """Fragments of one shard, in the order of its rounds."""
-        return tuple(range(shard, self.fragments, self.shards))
 
 
 class Model(Spec):
     """A decoder-only transformer by preset or by shape, or your own by `module:factory`."""
 
-    preset: str = Field("nano", description="Named shape; 'nano' has 0.1M parameters.")
+    preset: str = Field(
+        "nano",
+        description="Named shape: 'nano' (0.1M parameters), 'micro' (0.8M), 'small' (24M) or "
+        "'gemma-12b' (11.8B).",
+    )
     factory: str | None = Field(
         None, description="module:factory of your own model; replaces preset."
     )
     overrides: dict[str, int | float | str | bool] = Field(
         default_factory=dict, description="Fields of the preset's shape to change."
     )
-    context_tokens: int = Field(64, ge=2, description="Tokens per sequence.")
+    parameters: int | None = Field(
+        None,
+        ge=1,
+        le=10**13,
+        description="N of a factory's model, for the run's budget; none: learners tell it when "
+        "they join. A preset's is known.",
+    )
+    context_tokens: int = Field(64, ge=2, le=1 << 24, description="Tokens per sequence.")
 
 
 class Data(Spec):
@@ -216,7 +73,10 @@ class Inner(Spec):
         "adamw", description="'adamw', 'muon', or another optax optimizer by name."
     )
     learning_rate: float = Field(
-        1.6e-2, gt=0, description="Peak rate of *data-parallel* training of this model."
+        1.6e-2,
+        gt=0,
+        le=RATE_MAX,
+        description="Peak rate of *data-parallel* training of this model.",
     )
     b1: float = Field(0.9, ge=0, lt=1, description="First-moment decay.")
     b2: float = Field(
@@ -226,14 +86,20 @@ class Inner(Spec):
         description="Second-moment decay. A learner's own batches are small, so that it remembers "
         "more of them than the 0.95 of large ones.",
     )
-    weight_decay: float = Field(0.1, ge=0, description="Decoupled decay of matrices.")
-    clip_norm: float = Field(1.0, gt=0, description="Global gradient norm limit.")
-    warmup_steps: int = Field(100, ge=0, description="Linear warm-up, in steps of the run.")
+    weight_decay: float = Field(0.1, ge=0, le=RATE_MAX, description="Decoupled decay of matrices.")
+    clip_norm: float = Field(1.0, gt=0, le=1e30, description="Global gradient norm limit.")
+    warmup_steps: int = Field(
+        100, ge=0, le=STEPS_MAX, description="Linear warm-up, in steps of the run."
+    )
     final_fraction: float = Field(
         0.05, ge=0, le=1, description="Rate at the end over the peak (cosine)."
     )
-    batch_sequences: int = Field(8, ge=1, description="Sequences per learner and inner step.")
-    accumulation: int = Field(1, ge=1, description="Gradient accumulation within a step.")
+    batch_sequences: int = Field(
+        8, ge=1, le=BATCH_MAX, description="Sequences per learner and inner step."
+    )
+    accumulation: int = Field(
+        1, ge=1, le=BATCH_MAX, description="Gradient accumulation within a step."
+    )
 
     @field_validator("optimizer")
     @classmethod
@@ -244,9 +110,15 @@ class Inner(Spec):
 class Budget(Spec):
     """When the run ends: exactly one of the three."""
 
-    steps: int | None = Field(None, ge=1, description="Inner steps per learner of the run.")
-    tokens: int | None = Field(None, ge=1, description="Tokens processed by all learners.")
-    seconds: float | None = Field(None, gt=0, description="Seconds since the first round.")
+    steps: int | None = Field(
+        None, ge=1, le=STEPS_MAX, description="Inner steps per learner of the run."
+    )
+    tokens: int | None = Field(
+        None, ge=1, le=2**53, description="Tokens processed by all learners."
+    )
+    seconds: float | None = Field(
+        None, gt=0, le=SECONDS_MAX, description="Seconds since the first round."
+    )
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -260,13 +132,25 @@ class Budget(Spec):
 class Membership(Spec):
     """Who may work for the run, and how soon silence counts."""
 
-    learners_min: int = Field(1, ge=1, description="Joined learners needed before the first step.")
-    learners_max: int = Field(64, ge=1, description="Learners assigned at most.")
+    learners_min: int = Field(
+        1,
+        ge=1,
+        le=LEARNERS_MAX,
+        description="Joined learners needed before the first step; the run's budget is made for "
+        "as many, and grows when more join.",
+    )
+    learners_max: int = Field(64, ge=1, le=LEARNERS_MAX, description="Learners assigned at most.")
     lease_s: float = Field(
-        5.0, gt=0, description="Silence after which a learner is not live; covers a long compile."
+        5.0,
+        gt=0,
+        le=DAY_S,
+        description="Silence after which a learner is not live; covers a long compile.",
     )
     heartbeat_s: float = Field(
-        1.0, gt=0, description="Progress is sent at least this often: a fifth of the lease."
+        1.0,
+        gt=0,
+        le=DAY_S,
+        description="Progress is sent at least this often: a fifth of the lease.",
     )
     syncers: int = Field(
         2, ge=1, le=16, description="Syncers assigned at most: a leader, and standbys."
@@ -274,6 +158,7 @@ class Membership(Spec):
     leader_lease_s: float = Field(
         3.0,
         ge=0.5,
+        le=DAY_S,
         description="A leader silent for so long is replaced; two of three renewals may be lost.",
     )
 
@@ -289,32 +174,58 @@ class Membership(Spec):
 class Evaluation(Spec):
     """Validation loss of the published parameters."""
 
-    every_steps: int = Field(96, ge=1, description="Steps of the run between two evaluations.")
-    sequences: int = Field(256, ge=1, description="Held-out sequences per evaluation.")
+    every_steps: int = Field(
+        96, ge=1, le=STEPS_MAX, description="Steps of the run between two evaluations."
+    )
+    sequences: int = Field(
+        256, ge=1, le=BATCH_MAX, description="Held-out sequences per evaluation."
+    )
 
 
 class Keeping(Spec):
     """What is kept, and for how long."""
 
-    checkpoint_every_steps: int = Field(480, ge=1, description="Learner checkpoint interval.")
-    checkpoints: int = Field(2, ge=1, description="Checkpoints kept per learner.")
+    checkpoint_every_steps: int = Field(
+        480, ge=1, le=STEPS_MAX, description="Learner checkpoint interval."
+    )
+    checkpoints: int = Field(2, ge=1, le=1000, description="Checkpoints kept per learner.")
     snapshot_every_rounds: int = Field(
-        24, ge=1, description="Syncer snapshot interval: bounds replay and kept contributions."
+        24,
+        ge=1,
+        le=10**6,
+        description="Syncer snapshot interval: bounds replay and kept contributions.",
     )
     contributions: Literal["until_snapshot", "all"] = Field(
         "until_snapshot", description="'all' allows a full replay of the run."
     )
     run_checkpoint_every_steps: int | None = Field(
-        None, ge=1, description="Run-wide checkpoint interval in steps; none: when asked for."
+        None,
+        ge=1,
+        le=STEPS_MAX,
+        description="Run-wide checkpoint interval in steps; none: when asked for.",
     )
-    run_checkpoints: int = Field(3, ge=1, description="Run-wide checkpoints kept.")
+    run_checkpoints: int = Field(3, ge=1, le=1000, description="Run-wide checkpoints kept.")
     run_checkpoint_root: str = Field(
         "",
         description="Where run-wide checkpoints go: a folder that every process of the run "
         "reaches, or file://, gs://, s3://. Empty: where each process was told to keep them.",
     )
-    stream_bytes_max: int = Field(
-        2 << 30, ge=1 << 20, description="Limit of each of the run's streams in bytes."
+    stream_bytes_max: int | None = Field(
+        None,
+        ge=1 << 20,
+        le=2**53,
+        description="Upper bound in bytes for each of the run's streams; none: what the run needs.",
+    )
+    begin_again: Literal["automatic", "ask"] = Field(
+        "automatic",
+        description="When no syncer has the run's state and none can be got: begin a new epoch "
+        "from the published parameters, without outer momentum, or wait for 'diloco begin-again'.",
+    )
+    begin_again_after_s: float = Field(
+        60.0,
+        gt=0,
+        description="Before it begins again by itself: a syncer that still has the state may "
+        "come back. At least four leader leases, whatever is given.",
     )
 
 
@@ -372,7 +283,7 @@ def shared_keys(spec: RunSpec) -> dict[str, str]:
     view = spec.model_dump(
         mode="json",
         include={"name", "id", "seed", "algorithm", "model", "data"},
-        exclude={"algorithm": {"quorum"}},
+        exclude={"algorithm": {"quorum"}, "model": {"parameters"}},
     )
     return dict(_flatten("", view))
 
@@ -387,12 +298,3 @@ def config_hash(spec: RunSpec) -> str:
     """SHA-256 (first 32 hex digits) over `shared_keys`."""
     text = json.dumps(shared_keys(spec), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def differing_keys(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
-    """Sorted descriptions `path: ours X, theirs Y` of every difference."""
-    return [
-        f"{key}: here {ours.get(key, 'absent')}, there {theirs.get(key, 'absent')}"
-        for key in sorted(ours.keys() | theirs.keys())
-        if ours.get(key) != theirs.get(key)
-    ]

@@ -8,6 +8,7 @@ import argparse
 import gc
 import json
 import os
+import random
 import sys
 import time
 from collections import Counter
@@ -16,7 +17,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from diloco_simulator import found
 from diloco_simulator.coverage import STATES
+from diloco_simulator.coverage_required import REQUIRED
 from diloco_simulator.options import Options
 from diloco_simulator.scenario import Verdict, play
 
@@ -24,17 +27,21 @@ _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused"
 ROLES = ("leader", "standby", "learner")
 # Worlds between two collections of garbage by hand: a few hundred megabytes.
 WORLDS_KEPT = 16
+# So many seeds reach every state of REQUIRED: fewer may miss one by chance.
+ENOUGH = 2000
+# Fresh seeds begin somewhere below this.
+FRESH_MAX = 10**9
 # Seeds handed to a worker at once.
 CHUNK = 8
 
 _played = 0
 
 
-def again(seed: int, **changed: int | None) -> str:
+def again(seed: int, *, unmended: bool = False, **changed: int | None) -> str:
     """The command that plays one seed; `changed`: options that every world was given."""
     said = "".join(f" --{name} {value}" for name, value in changed.items() if value is not None)
     command = "python -m diloco_simulator.check --seeds 1 --workers 1 --no-crash-points"
-    return f"{command} --from {seed}{said}"
+    return f"{command} --from {seed}{said}{' --unmended' * unmended}"
 
 
 def again_at(role: str, n: int) -> str:
@@ -71,15 +78,21 @@ def play_one(task: tuple[int, Options | None]) -> Verdict:
     return play(*task)
 
 
-def totals(verdicts: Iterable[Verdict]) -> dict[str, Any]:
-    """Sums over all seeds; the named counters, `counts` with everything that happened, and
-    `coverage`: how many seeds reached each of the states that are looked for."""
+def totals(verdicts: Iterable[Verdict], points: Iterable[Verdict] = ()) -> dict[str, Any]:
+    """Sums over all seeds; the named counters, `counts` with everything that happened, `coverage`:
+    how many worlds reached each of the states that are looked for, and `looks`: how often every
+    promise was checked. `points`: worlds in which one process died at one place."""
     counts: Counter[str] = Counter()
     reached: Counter[str] = Counter()
+    looks: Counter[str] = Counter()
+    for v in points:
+        reached.update(state for state, n in v.counts.items() if n)
+        looks.update(v.looks)
     seeds = bad = rounds = 0
     for v in verdicts:
         seeds, rounds, bad = seeds + 1, rounds + v.rounds, bad + bool(v.violations)
         counts.update(v.counts)
+        looks.update(v.looks)
         reached.update(state for state, n in v.counts.items() if n)
     return {
         "seeds": seeds,
@@ -93,6 +106,8 @@ def totals(verdicts: Iterable[Verdict]) -> dict[str, Any]:
         "refused": counts["refused"],
         "coverage": {state: reached[state] for state in STATES},
         "unreached": [state for state in STATES if not reached[state]],
+        "missing": [state for state in REQUIRED if not reached[state]],
+        "looks": dict(sorted(looks.items())),
         "counts": dict(sorted(counts.items())),
     }
 
@@ -122,6 +137,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=50, help="how many")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first one")
+    parser.add_argument("--fresh", action="store_true", help="begin where nobody has looked yet")
+    parser.add_argument("--keep", type=Path, help="write worlds that break a promise there")
+    parser.add_argument("--kept", type=Path, help="play such a file again, and nothing else")
+    parser.add_argument(
+        "--unmended", action="store_true", help="also troubles that are known not to be survived"
+    )
     parser.add_argument("--json", type=Path, help="write the totals there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--syncers", type=int, help="this many in every world")
@@ -130,7 +151,11 @@ def arguments() -> argparse.Namespace:
         "--no-crash-points", action="store_true", help="seeds alone, not every place to die"
     )
     parser.add_argument("--dies", nargs=2, metavar=("ROLE", "N"), help="one place to die alone")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.fresh:
+        args.first = random.SystemRandom().randrange(FRESH_MAX)
+        print(f"seeds from {args.first}", flush=True)
+    return args
 
 
 def worlds(args: argparse.Namespace) -> list[tuple[int, Options | None]]:
@@ -139,22 +164,36 @@ def worlds(args: argparse.Namespace) -> list[tuple[int, Options | None]]:
     changes = {} if args.syncers is None else {"syncers": args.syncers}
     if args.shards is not None:
         changes |= {"shards": args.shards, "fragments": 2 * args.shards}
-    if not changes:
+    if not changes and not args.unmended:
         return [(seed, None) for seed in seeds]
-    return [(seed, Options.drawn(seed).changed(**changes)) for seed in seeds]
+    drawn = ((seed, Options.drawn(seed, unmended=args.unmended)) for seed in seeds)
+    return [(seed, options.changed(**changes)) for seed, options in drawn]
 
 
 def main() -> None:
     """Exit status 1 if any world broke a promise."""
     args = arguments()
+    if args.kept:
+        verdict = play(*found.read(args.kept))
+        show(verdict, f"python -m diloco_simulator.check --kept {args.kept}")
+        sys.exit(1 if verdict.violations else 0)
     began = time.monotonic()
     verdicts: list[Verdict] = []
+    at_points: list[Verdict] = []
     points: Counter[str] = Counter()
     broken = 0
     with ProcessPoolExecutor(args.workers, initializer=gc.disable) as pool:
-        for v in pool.map(play_one, worlds(args), chunksize=CHUNK):
+        tasks = worlds(args)
+        for v, (seed, options) in zip(
+            pool.map(play_one, tasks, chunksize=CHUNK), tasks, strict=True
+        ):
             verdicts.append(v)
-            show(v, again(v.seed, syncers=args.syncers, shards=args.shards))
+            show(
+                v,
+                again(v.seed, unmended=args.unmended, syncers=args.syncers, shards=args.shards),
+            )
+            if args.keep and v.violations:
+                found.keep(args.keep, seed, options or Options.drawn(seed), v.violations)
         if args.dies:
             verdict = play(1, small(args.dies[0], int(args.dies[1])))
             show(verdict, again_at(*args.dies))
@@ -162,14 +201,19 @@ def main() -> None:
         elif not args.no_crash_points:
             for role, n, verdict in crash_points(pool):
                 points[role] += 1
+                at_points.append(verdict)
                 broken += bool(verdict.violations)
                 show(verdict, again_at(role, n))
-    result = totals(verdicts)
+    result = totals(verdicts, at_points)
     result["violations"] += broken
     result["crash_points"] = dict(points)
     report(result, time.monotonic() - began)
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    complete = args.seeds >= ENOUGH and not args.no_crash_points and args.syncers is None
+    if complete and args.shards is None and result["missing"]:
+        print(f"states that must be reached were not: {', '.join(result['missing'])}")
+        sys.exit(1)
     sys.exit(1 if result["violations"] else 0)
 
 
@@ -180,6 +224,8 @@ def report(result: dict[str, Any], seconds: float) -> None:
         print(f"{seeds:>7} seeds  {state}")
     for state in result["unreached"] if result["seeds"] > 1 else ():
         print(f"no seed reached: {state}")
+    looks = "  ".join(f"{name} {n}" for name, n in result["looks"].items())
+    print(f"checks made: {looks}")
     points = "  ".join(f"{n} of a {role}" for role, n in result["crash_points"].items())
     if points:
         print(f"places to die: {points}")

@@ -5,6 +5,7 @@ touches the product's state; `Watch` hands the observations out.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from diloco_shared.protocol.messages import (
     TapeEnd,
     TapeEpoch,
     TapeInit,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
@@ -23,11 +25,34 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
     Verdict,
 )
+from diloco_simulator.checkers_lost import Lost
 
 # Faults that no contribution has by bad luck.
 LIES = ("config", "malformed", "tokens", "non-finite")
-# (invariant, what was seen)
-Report = Callable[[str, str], None]
+
+
+class Report:
+    """Where checkers tell of what is broken: (invariant, what was seen). Counts what they look at,
+    so that a check that is never made is seen too."""
+
+    def __init__(self, tell: Callable[[str, str], None], looks: Counter[str] | None = None) -> None:
+        self.tell = tell
+        self.looks: Counter[str] = Counter() if looks is None else looks
+
+    def __call__(self, invariant: str, text: str) -> None:
+        self.tell(invariant, text)
+
+    def looked(self, *invariants: str) -> None:
+        """A check of each is made."""
+        self.looks.update(invariants)
+
+    def named(self, prefix: str) -> "Report":
+        """The same, but every text begins with `prefix`."""
+        return Report(lambda invariant, text: self(invariant, prefix + text), self.looks)
+
+    def silent(self) -> "Report":
+        """What was checked before is read again: nothing is told or counted."""
+        return Report(lambda invariant, text: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +80,7 @@ class Anchors:
 
     def held(self, epoch: int, p: int, version: int, digest: str, whose: str) -> None:
         """Somebody holds or has rebuilt an anchor."""
+        self.report.looked("I4")
         known, first = self.digests.setdefault((epoch, p, version), (digest, whose))
         if known != digest:
             self.report(
@@ -74,6 +100,7 @@ class Anchors:
 
     def adopted(self, life: str, epoch: int, p: int, version: int, digest: str) -> None:
         """One process of a learner adopts an anchor."""
+        self.report.looked("I1")
         before = self.by_life.get((life, epoch, p), -1)
         if version <= before:
             self.report("I1", f"{life} adopts version {version} of fragment {p} after {before}")
@@ -82,6 +109,7 @@ class Anchors:
 
     def heads(self, leader: str, epoch: int, versions_P: tuple[int, ...]) -> None:
         """A leader announces its heads."""
+        self.report.looked("I1")
         before = self.announced.get((leader, epoch), versions_P)
         if any(v < b for v, b in zip(versions_P, before, strict=True)):
             self.report("I1", f"{leader} announces {versions_P} after {before}")
@@ -98,6 +126,7 @@ class Merges:
         self.report = report
         self.fragments = spec.algorithm.fragments
         self.owned = spec.algorithm.owned(shard)
+        self.lost = Lost()
         self.begin(spec.algorithm.quorum)
 
     def begin(self, quorum: int) -> None:
@@ -114,13 +143,15 @@ class Merges:
         self.checkpoint = 0  # newest mark
         self.blobs: set[tuple[str, str]] = set()
         self.merged: set[tuple[str, int, int, int]] = set()  # learner, life, fragment, round
-        self.undone: set[tuple[str, int, int, int]] = set()  # of those, by a restore
+        self.undone: set[tuple[str, int, int, int]] = set()  # of those, by a restore or a rebirth
+        self.made_in: dict[tuple[int, int], int] = {}  # (fragment, version) -> round
         # (learner, incarnation, fragment) -> the step up to which its work is merged.
         self.steps: dict[tuple[str, int, int], int] = {}
         self.ended = ""
 
     def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
         """A record as it is committed; `mark`: what a restore goes back to."""
+        self.report.looked("I1", "I6", "I7")
         if self.ended and not isinstance(record, TapeEpoch | TapeRestore):
             self.report("I6", f"a record of kind {record.kind} behind the end of the run")
         match record:
@@ -141,9 +172,11 @@ class Merges:
                 self.next_round = mark.next_round
                 self.undone |= {one for one in self.merged if one[3] >= mark.next_round}
             case TapeTerm():
-                if record.term <= self.term:
-                    self.report("I7", f"term {record.term} begins after {self.term}")
-                self.term = record.term
+                self._term(record.term)
+            case TapeRebirth():
+                self._term(record.term)
+                self._epoch(record.epoch)
+                self._reborn(record)
             case TapeRound():
                 self._round(record)
             case TapeSetting(name="quorum"):
@@ -152,6 +185,19 @@ class Merges:
                 self.ended = record.outcome
             case _:
                 pass
+
+    def _term(self, term: int) -> None:
+        if term <= self.term:
+            self.report("I7", f"term {term} begins after {self.term}")
+        self.term = term
+
+    def _reborn(self, record: TapeRebirth) -> None:
+        """What was committed and never published is no more."""
+        for p in self.owned:
+            gone = range(record.versions[p] + 1, self.versions[p] + 1)
+            rounds = {self.made_in.get((p, version)) for version in gone}
+            self.undone |= {one for one in self.merged if one[2] == p and one[3] in rounds}
+            self.versions[p], self.digests[p] = record.versions[p], record.anchor_digests[p]
 
     def _epoch(self, epoch: int) -> None:
         if epoch <= self.epoch:
@@ -166,6 +212,7 @@ class Merges:
         if r.round != self.next_round:
             self.report("I1", f"round {r.round} where {self.next_round} was due")
         self.next_round = r.round + 1
+        self.report.looked("I2", "I3")
         merged = [v for v in r.verdicts if v.outcome == "merged"]
         committed = r.outcome == "committed"
         if r.version != self.versions[r.fragment] + committed:
@@ -177,6 +224,7 @@ class Merges:
         self.versions[r.fragment] = r.version
         if committed:
             self.digests[r.fragment] = r.anchor_digest
+            self.made_in[r.fragment, r.version] = r.round
         if r.quorum not in self.quorums:
             self.report("I3", f"round {r.round} counts to {r.quorum}, K is {self.quorums[0]}")
         if committed and len(merged) < max(r.quorum, 1):
@@ -208,16 +256,19 @@ class Merges:
 class Leases:
     """I7: two machines never both trust a lease. The tape would be the fence even so."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report, lease_s: float) -> None:
         self.report = report
+        self.lease_s = lease_s
         self.until: dict[str, float] = {}
 
     def held(self, process: str, sent_at: float, until: float, now: float) -> None:
         """A process was given the lease, or a renewal, which it asked for at `sent_at`."""
+        self.report.looked("I7")
         for other, theirs in self.until.items():
             if other != process and min(until, theirs) > now:
                 self.report("I7", f"{process} has the lease, {other} trusts its own for longer")
-        if until - sent_at > 60.0 or sent_at > now:
+        # Clocks that begin anywhere add and subtract with an error in their last digits.
+        if until - sent_at > self.lease_s + 1e-6 or sent_at > now + 1e-6:
             self.report("I7", f"{process} trusts a lease from {sent_at:.2f} s to {until:.2f} s")
         self.until[process] = until
 
@@ -279,6 +330,7 @@ class Members:
         """
         if (pull.term, pull.round) in self.asked:
             return
+        self.report.looked("I10")
         self.asked.add((pull.term, pull.round))
         for learner, incarnation in participants.items():
             if incarnation < self.admitted.get((leader, learner), -1):
@@ -289,6 +341,7 @@ class Members:
 
     def round(self, r: TapeRound, now: float, *, faulty: bool) -> None:
         """A round is on the tape. How soon somebody is merged is only judged without faults."""
+        self.report.looked("I10")
         for v in r.verdicts:
             if v.outcome != "merged":
                 continue
@@ -328,6 +381,7 @@ class Refusals:
 
     def handled(self, what: str, before: object, after: object, counted: int) -> None:
         """A bad message was handled: durable state before and after, and how many more counts."""
+        self.report.looked("I11")
         if before != after:
             self.report("I11", f"{what} changed the history")
         if counted < 1:

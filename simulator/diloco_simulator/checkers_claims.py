@@ -20,14 +20,10 @@ class Work:
 class Claims:
     """Counts steps and adoptions of every process."""
 
-    def __init__(
-        self, report: Report, merges_of: Callable[[int], Merges], truthful: Callable[[], bool]
-    ) -> None:
-        """`merges_of`: what the tape of a fragment's shard merged. `truthful`: whether no tape ever
-        lost a record, whose publication somebody saw."""
+    def __init__(self, report: Report, merges_of: Callable[[int], Merges]) -> None:
+        """`merges_of`: what the tape of a fragment's shard merged."""
         self.report = report
         self.merges_of = merges_of
-        self.truthful = truthful
         self.work: dict[str, Work] = {}
 
     def stepped(self, life: str, tokens: int) -> None:
@@ -47,6 +43,7 @@ class Claims:
 
     def contributed(self, life: str, c: Contribute) -> None:
         """I5: a contribution is the work since its fragment was adopted, all of it and no other."""
+        self.report.looked("I5")
         work = self.work[life]
         said = (c.epoch, c.base, c.step_from, c.tokens_from, c.step_to, c.tokens_to)
         done = (*work.bases[c.fragment], work.steps, work.tokens)
@@ -62,8 +59,8 @@ class Claims:
         if work in tape.undone:
             return  # it was merged, and is not in what the run went back to
         merged = work in tape.merged
-        if isinstance(fate, Merged) and not self.truthful():
-            return  # perhaps the record was lost after its publication was seen
+        if isinstance(fate, Merged) and work in tape.lost.work:
+            return  # the record was lost after its publication was seen
         if merged != isinstance(fate, Merged):
             self.report(
                 "I9",

@@ -5,13 +5,13 @@ replay that execute it, and from what learners were seen to have in memory.
 """
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import TapeRestore, TapeRound
 from diloco_simulator.checkers import Mark, Report
+from diloco_simulator.checkers_lost import Lost
 from diloco_syncer.store import FragmentStore
 
 
@@ -60,14 +60,11 @@ class Parts:
 class Cuts:
     """Of one syncer shard."""
 
-    def __init__(
-        self, report: Report, parts: Parts, owned: tuple[int, ...], truthful: Callable[[], bool]
-    ) -> None:
-        """`truthful`: whether no tape ever lost a record."""
+    def __init__(self, report: Report, parts: Parts, owned: tuple[int, ...], lost: Lost) -> None:
         self.report = report
         self.parts = parts
         self.owned = owned
-        self.truthful = truthful
+        self.lost = lost
         self.marks: list[Mark] = []
         self.of_restore: dict[tuple[int, str], Mark] = {}  # by epoch and digest of the manifest
         # By number and sequence: who stood there first, and with what.
@@ -86,7 +83,7 @@ class Cuts:
         """No part has seen what was made after the mark."""
         epoch, versions = self.parts.adopted[(life, mark.number)]
         later = [p for p in self.owned if versions[p] > mark.versions[p]]
-        if later and epoch == mark.epoch and self.truthful():
+        if later and epoch == mark.epoch and epoch not in self.lost.epochs:
             self.report("I6", f"the part of {life} of {mark.number} has {later} of after its mark")
 
     def restored(self, record: TapeRestore) -> Mark | None:
@@ -109,17 +106,18 @@ class Cuts:
         `mark`: the newest on this tape; `restored`: the epoch that began with the newest restore.
         """
         for v in r.verdicts:
-            if v.outcome != "merged" or not self.truthful():
+            if v.outcome != "merged":
                 continue
             life = f"{v.learner}/{v.incarnation}"
             kept = self.parts.made_after.get((life, v.subject), 0)
-            if kept > mark:
+            if kept > max(mark, self.lost.mark):
                 self.report("I6", f"round {r.round} merges {v.subject}, of after part {kept}")
             if self.parts.began_with.get(life, -1) < restored:
                 self.report("I1", f"round {r.round} merges {life}, of before the restore")
 
     def stands(self, who: str, number: int, history: dict[str, Any], store: FragmentStore) -> None:
         """Somebody has the state of where a checkpoint was begun: executed or captured."""
+        self.report.looked("I6")
         has = _described(history, store)
         first, known = self.executed.setdefault((number, history["seq"]), (who, has))
         differing = [part for part in has if has[part] != known[part]]

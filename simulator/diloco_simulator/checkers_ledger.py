@@ -8,7 +8,12 @@ from collections import defaultdict
 from typing import Any
 
 from diloco_shared.config import RunSpec
-from diloco_shared.protocol.messages import TapeRecord, TapeRestore, TapeRound
+from diloco_shared.protocol.messages import (
+    TapeRebirth,
+    TapeRecord,
+    TapeRestore,
+    TapeRound,
+)
 from diloco_shared.protocol.records import TokenCounts
 from diloco_simulator.checkers import Mark, Report
 from diloco_simulator.checkers_claims import Claims
@@ -60,6 +65,9 @@ class Tokens:
         # After each record: tokens that are merged, per fragment.
         self.merged: list[list[int]] = [[0] * self.fragments]
         self.ledgers: dict[int, dict[str, Any]] = {}  # record -> the ledger after it
+        # (fragment, version) -> tokens that its round merged first
+        self.made_of: dict[tuple[int, int], int] = {}
+        self.versions = [-1] * self.fragments
 
     def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
         """`mark`: what a restore goes back to; all lives of before are over then."""
@@ -67,11 +75,18 @@ class Tokens:
         if isinstance(record, TapeRestore) and mark is not None:
             merged = list(mark.merged)
             self.spans.clear()
+        if isinstance(record, TapeRebirth):
+            for p in self.owned:
+                gone = range(record.versions[p] + 1, self.versions[p] + 1)
+                merged[p] -= sum(self.made_of.get((p, version), 0) for version in gone)
+                self.versions[p] = record.versions[p]
         if isinstance(record, TapeRound):
+            p, had = record.fragment, merged[record.fragment]
             for v in record.verdicts:
                 if v.outcome == "merged":
-                    spans = self.spans[f"{v.learner}/{v.incarnation}", record.fragment]
-                    merged[record.fragment] += spans.add(v.tokens_from, v.tokens_to)
+                    spans = self.spans[f"{v.learner}/{v.incarnation}", p]
+                    merged[p] += spans.add(v.tokens_from, v.tokens_to)
+            self.made_of[p, record.version], self.versions[p] = merged[p] - had, record.version
         self.merged.append(merged)
 
     def lost(self, kept: int) -> None:
@@ -97,6 +112,7 @@ class Tokens:
         over: bool,
     ) -> None:
         """What a leader tells of every token. `over`: the run has ended."""
+        self.report.looked("I5")
         done = sum(work.tokens for work in self.claims.work.values())
         if processed > done:
             self.report("I5", f"{leader} counts {processed} tokens, learners did {done}")

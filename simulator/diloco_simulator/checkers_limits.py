@@ -84,6 +84,7 @@ class Limits:
         self.covered_round = -1
 
     def _within(self, whose: str, what: str, size: int, limit: int) -> None:
+        self.report.looked("I12")
         if size > limit:
             self.report("I12", f"{whose} holds {size} {what}, at most {limit} are promised")
 

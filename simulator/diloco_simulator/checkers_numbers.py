@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import CheckpointError
 from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_array
 from diloco_shared.numerics.fragments import Layout, Piece
 from diloco_shared.protocol.messages import (
     ContributionManifest,
     InitManifest,
     PublicationManifest,
     TapeInit,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
@@ -28,8 +30,10 @@ from diloco_simulator.checkers import Mark, Report
 from diloco_simulator.world import Item
 from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.history import History
+from diloco_syncer.rebirth import reborn_store
+from diloco_syncer.replay import State as Back
 from diloco_syncer.replay import payloads_needed, replay
-from diloco_syncer.store import FragmentStore
+from diloco_syncer.store import FragmentStore, Values
 
 Doubles = NDArray[np.float64]
 # One master and one momentum per fragment, after a record of the tape.
@@ -84,6 +88,9 @@ class Numbers:
         self.pieces: list[list[Piece]] = []
         self.expected: dict[tuple[int, int, int], Doubles] = {}  # epoch, fragment, version
         self.anchors: dict[tuple[int, int, int], Doubles] = {}  # as published
+        self.bits: dict[tuple[int, int, int], Values] = {}
+        self.exact: dict[str, Values] = {}  # the same, bit for bit, by digest
+        self.resumed = 0  # fragments that were taken from a leader
 
     def stored(self, item: Item) -> None:
         """UP takes something."""
@@ -101,6 +108,8 @@ class Numbers:
         state = self.state
         if isinstance(record, TapeRestore) and mark is not None:
             state = mark.numbers
+        elif isinstance(record, TapeRebirth):
+            state = self._reborn(record, list(state))
         elif isinstance(record, TapeInit) and not state:
             layout = Layout.build(record.layout, self.spec.algorithm.fragments)
             self.pieces = [list(pieces) for pieces in layout.fragments]
@@ -118,6 +127,25 @@ class Numbers:
     def state(self) -> State:
         """After the newest record."""
         return self.states[-1] if self.states else []
+
+    def _reborn(self, record: TapeRebirth, state: State) -> State:
+        """It goes on from what was published, and momentum from zero."""
+        for p in self.spec.algorithm.owned(self.shard):
+            anchor_F = self.exact.get(record.anchor_digests[p])
+            if anchor_F is None:
+                self.report("I4", f"epoch {record.epoch} begins with what was never published")
+                continue
+            state[p] = (anchor_F.astype(np.float64), np.zeros(anchor_F.size))
+        return state
+
+    def installed(self, p: int, master_F: NDArray[np.float32], outer: Sequence[Any]) -> None:
+        """A leader has put a merge in force. Where directions cancelled it is believed, once: what
+        follows is computed again from there."""
+        if self.state and np.isnan(self.state[p][0]).any():
+            state = list(self.state)
+            state[p] = (master_F.astype(np.float64), np.asarray(outer[0], np.float64))
+            self.states[-1] = state
+            self.resumed += 1
 
     def _round(self, r: TapeRound, before: State) -> State:
         deltas, weights = [], []
@@ -182,6 +210,7 @@ class Numbers:
     def published(self, m: PublicationManifest, payload: bytes) -> None:
         """A publication goes out: it holds what the round made, but for the codec's error."""
         key = (m.epoch, m.fragment, m.version)
+        self._keep_exact(m, payload)
         decoded_F = codec.decode(m.codec, payload, m.values).astype(np.float64)
         base_F: Doubles | float | None = 0.0
         if m.prev_version >= 0:
@@ -193,6 +222,7 @@ class Numbers:
         # An exact copy of an anchor has the error of the deltas that made it.
         if m.round < 0 or master_F is None or np.isnan(master_F).any():
             return
+        self.report.looked("I9")
         target_F = master_F - base_F
         largest = float(np.abs(target_F).max())
         allowed = ERRORS[m.codec] * largest + ROUNDING * max(1.0, float(np.abs(master_F).max()))
@@ -204,13 +234,28 @@ class Numbers:
                 f"contributions make, {allowed:.2g} at most for {m.codec}",
             )
 
+    def _keep_exact(self, m: PublicationManifest, payload: bytes) -> None:
+        if m.prev_version >= 0:
+            before = self.bits.get((m.epoch, m.fragment, m.prev_version))
+            if before is None:
+                return
+            anchor_F = before + codec.decode(m.codec, payload, m.values)
+        else:
+            anchor_F = codec.decode(m.codec, payload, m.values)
+        self.bits[m.epoch, m.fragment, m.version] = anchor_F
+        self.exact[digest_array(anchor_F)] = anchor_F
+
     def execute(self, tape: Sequence[TapeRecord], executed: Executed, vault: str) -> None:
         """The product executes the whole tape once more, and compares digests."""
         history, store = History(self.spec, self.shard), None
         try:
             for n, record in enumerate(tape, 1):
                 payloads = {s: self._payload(record, s) for s in payloads_needed(record)}
-                back = None
+                back: Back | FragmentStore | None = None
+                if isinstance(record, TapeRebirth):
+                    owned = history.owned
+                    anchors = {p: self.exact[record.anchor_digests[p]] for p in owned}
+                    back = reborn_store(history, record.versions, anchors)
                 if isinstance(record, TapeRestore):
                     try:
                         back = load_recorded(self.spec, self.shard, record, vault)

@@ -13,6 +13,7 @@ from diloco_shared.protocol.messages import (
     TapeCheckpoint,
     TapeEnd,
     TapeEpoch,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
@@ -98,6 +99,11 @@ LEARNER_DIES_BEFORE = (
     "Unmerged",
 )
 STATES = (
+    "disk lost",
+    "syncer renamed",
+    "begun again from what is published",
+    "begun again without what was never published",
+    "goes on from a checkpoint's part",
     # Faults of the world.
     "lost",
     "duplicated",
@@ -116,6 +122,24 @@ STATES = (
     "wall clock off by days",
     "a syncer's clock stood still",
     "a learner's clock stood still",
+    "hub away",
+    "steps longer than a lease",
+    "transfers that take bytes over bandwidth",
+    "a syncer's disk full for a while",
+    *(f"{order} took effect" for order in ("pause", "quorum", "stop", "checkpoint", "restore")),
+    # Capacities and losses.
+    "hub's disk full",
+    "tails lost",
+    "UP full",
+    "DN full",
+    "TAPE full",
+    "learner hangs for minutes",
+    "learners lost for good",
+    "syncers lost for good",
+    "lacks learners",
+    "lacks a syncer",
+    *(f"recreated: {kind}" for kind in ("rename", "empty", "all at once", "one by one")),
+    "new names at work",
     # Leaders and standbys.
     "failovers",
     "deposed",
@@ -210,6 +234,10 @@ def of_record(watch: "Watch", of: "OfShard", record: TapeRecord) -> None:
     match record:
         case TapeRound():
             _of_round(watch, of, record)
+        case TapeRebirth():
+            watch.reached("begun again from what is published")
+            if any(record.versions[p] < of.merges.versions[p] for p in of.merges.owned):
+                watch.reached("begun again without what was never published")
         case TapeEpoch():
             watch.reached("epoch raised")
             if of.ended:

@@ -8,8 +8,12 @@ from typing import Any
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import TapeRecord
+from diloco_simulator.capacity import Capacities, record_bytes
 from diloco_simulator.world import Log, World
 from diloco_syncer.lease import Held
+
+# Why an append was refused.
+CONFLICT, FULL = -1, -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +30,14 @@ class Shard:
 
     number: int
     tape: list[TapeRecord] = field(default_factory=list)  # sequence n is at index n - 1
+    archived: int = 0  # of those, the first so many take no room on the stream any more
     lease: Held | None = None
     lease_revision: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes on the stream."""
+        return sum(record_bytes(r) for r in self.tape[self.archived :])
 
 
 class Hub:
@@ -41,6 +51,7 @@ class Hub:
         self.dn = Log(world, "DN")
         self.state = Log(world, "STATE")
         self.shards = [Shard(n) for n in range(spec.algorithm.shards)]
+        self.room = Capacities()
         self.incarnations: dict[str, int] = {}
         # Who listens to what is sent to a name; without an entry, the process of that name.
         self.processes: dict[str, tuple[str, ...]] = {}
@@ -49,13 +60,22 @@ class Hub:
         self.on_record: Callable[[int, int, TapeRecord], None] = lambda shard, seq, record: None
 
     def append(self, shard: int, record: TapeRecord, expect_last: int) -> int:
-        """The sequence, or -1 for a conflict: the commit point and the fence."""
+        """The sequence, CONFLICT or FULL: the commit point and the fence."""
         tape = self.shards[shard].tape
         if expect_last != len(tape):
-            return -1
+            return CONFLICT
+        more = record_bytes(record)
+        if self.world.squeezed or self.shards[shard].held + more > self.room.tape:
+            self.world.counts["TAPE full"] += 1
+            return FULL
         tape.append(record)
         self.on_record(shard, len(tape), record)
         return len(tape)
+
+    def limit(self, room: Capacities) -> None:
+        """From now on no stream takes more."""
+        self.room = room
+        self.up.limit, self.dn.limit, self.state.limit = room.up, room.down, room.state
 
     def next_incarnation(self, learner: str) -> int:
         """Compare-and-set, which at one hub is an increment."""

@@ -42,11 +42,12 @@ from diloco_shared.protocol.messages import (
     Beat,
     Donate,
     Grant,
+    Progress,
     PublicationManifest,
     Pull,
 )
 from diloco_simulator.coverage import of_book, of_learner_effect
-from diloco_simulator.learner_parts import keep_part, load_state
+from diloco_simulator.learner_parts import hand_out, keep_part, load_state
 from diloco_simulator.learner_up import contribute, give_state, send_init
 from diloco_simulator.process import Process
 from diloco_simulator.world import Item, Reader
@@ -84,11 +85,14 @@ class LearnerLife(Process):
             has_checkpoint=node.checkpoint is not None,
             nonce_seed=f"{self.name}-{self.incarnation}",
             layout=self.trainer.layout.digest(),
+            parameters=sum(self.trainer.layout.sizes),
         )
         self.leaders = Leaders(self.name, self.spec.algorithm.shards)
         self.exchange: Exchange | None = None
         self.inbox: list[Any] = []
         self.in_step = False
+        self.handed = 0  # places that a copy of the inner state is on its way to
+        self.said: Progress | None = None  # the newest report
         self.armed = float("inf")
 
     def begin(self) -> None:
@@ -216,6 +220,7 @@ class LearnerLife(Process):
         self._handle(TimePassed())
         if not self.alive:
             return
+        self.watch.report.looked("I8")
         if not self.exchange.may_step:
             why = self.watch.pace.rests(self.life, self.exchange.left)
             if why in ("paused", "epoch"):
@@ -225,7 +230,20 @@ class LearnerLife(Process):
         self.in_step = True
         share = self.world.options.jitter
         jitter = self.world.rng.uniform(1 - share, 1 + share)
-        self.world.after(self.node.step_s * jitter, lambda: self.enter(self._stepped))
+        step_s = self.node.step_s * jitter
+        self.world.after(step_s, lambda: self.enter(self._stepped))
+        if step_s > self.spec.membership.heartbeat_s:
+            self._repeat(self.world.now + step_s)
+
+    def _repeat(self, until: float) -> None:
+        """As the reporter does: a step longer than a heartbeat is no silence."""
+
+        def again() -> None:
+            if self.in_step and self.world.now < until and self.said is not None:
+                self.hub.send(self.name, SYNCER, self.said)
+                self._repeat(until)
+
+        self.world.after(self.spec.membership.heartbeat_s, lambda: self.enter(again))
 
     def _stepped(self) -> None:
         assert self.exchange is not None
@@ -273,15 +291,19 @@ class LearnerLife(Process):
             case SendProgress():
                 if self.exchange is not None:
                     self.watch.of[0].limits.of_learner(self)
+                self.said = effect.progress
                 self.hub.send(self.name, SYNCER, effect.progress)
             case GiveState():
                 give_state(self, effect)
+                hand_out(self)
             case KeepPart():
                 keep_part(self, effect)
+                hand_out(self)
             case Evaluate():
                 self.node.on_evaluate(self, effect)
             case Checkpoint():
                 self.node.checkpoint = (effect.epoch, self.trainer.inner_state())
+                hand_out(self)
             case Merged() | Unmerged():
                 self.watch.claims.decided(self.name, self.incarnation, effect)
                 merged = isinstance(effect, Merged)

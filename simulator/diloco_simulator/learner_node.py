@@ -39,6 +39,7 @@ class LearnerNode:
         self.lives: list[LearnerLife] = []
         self.left = ""
         self.left_at = float("inf")
+        self.hung_until = 0.0
         self.damaged: set[tuple[int, int]] = set()  # (epoch, fragment) that came with a wrong byte
         self.on_evaluate: Callable[[LearnerLife, Evaluate], None] = lambda life, effect: None
         self.tamper: Callable[[ContributionManifest, bytes], tuple[ContributionManifest, bytes]] = (
@@ -106,6 +107,19 @@ class LearnerNode:
             self.world.counts["learner crashes"] += 1
             self.gone(self.life, restart_s)
 
+    def lose(self, how: str) -> None:
+        """The machine never comes back."""
+        if self.life is not None:
+            self.gone(self.life, None)
+        self.left = how
+        for life in self.lives:
+            life.alive = False
+
+    def wipe(self, restart_s: float) -> None:
+        """Its disk is empty, and its process another one."""
+        self.crash(restart_s)
+        self.checkpoint = None
+
     def hang(
         self, seconds: float, *, replaced_after_s: float | None = None, clock_stops: bool = False
     ) -> None:
@@ -118,6 +132,7 @@ class LearnerNode:
             return
         self.world.counts["learner hangs"] += 1
         life.freeze(seconds, clock_stops=clock_stops)
+        self.hung_until = max(self.hung_until, self.world.now + seconds)
         self.watch.silent(self.name, life.incarnation)
         if replaced_after_s is not None:
             self.world.counts["doubles"] += 1

@@ -1,5 +1,6 @@
 """What a seeded world is like: drawn once from its seed, so that seeds differ in kind."""
 
+import math
 import random
 from dataclasses import dataclass, replace
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 CUTS = (*((0, None, 0),) * 6, (1, None, 0), (2, None, 1), (1, None, 1), (1, 12, 2))
 # How contributions are weighed: a run keeps to one rule.
 WEIGHTINGS = ("quality", "quality", "tokens", "equal")
+# Troubles that the product is known not to survive yet: drawn only where that is asked for.
+UNMENDED = frozenset({"long_hangs", "stop_late", "tails"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,25 @@ class Options:
     restores: int = 0  # asked for by the user at some time
     budget: str = "steps"  # or tokens, or seconds
     weighting: str = "quality"
+    lost_disks: int = 0  # all syncers of a shard are put on empty disks, half under new names
+    # Drawn by `Options.drawn` from generators of their own, so that older faults fall as before.
+    room: float = math.inf  # limits of streams, as multiples of what the run needs at most
+    squeezes: int = 0  # for some seconds the hub's disk is full: no stream takes anything
+    losses: int = 0  # machines that never come back
+    replaced: int = 0  # containers that come back under another name, or with an empty disk
+    learners_spare: int = 60  # more than it begins with: the most that the run is given
+    long_hangs: int = 0  # of learners, for minutes
+    stop_late: bool = False  # the user stops the run while somebody hangs for long
+    outages: int = 0  # of the hub, for everybody
+    tails: int = 0  # power cuts that take the newest of the streams that are not synced
+    step_s: float = 1.0  # of the fastest learner; longer than a learner's lease in some worlds
+    disk_spells: int = 0  # for some seconds a syncer's disk takes no snapshot at all
+    link_bytes_per_s: float = math.inf  # of each process, each way
+
+    @property
+    def learners_ever(self) -> int:
+        """Names of learners there may have been in the end."""
+        return self.learners * (1 + 2 * self.replaced)
 
     @classmethod
     def calm(cls, **changes: object) -> "Options":
@@ -67,7 +89,7 @@ class Options:
         return replace(self, **changes)
 
     @classmethod
-    def drawn(cls, seed: int) -> "Options":
+    def drawn(cls, seed: int, *, unmended: bool = False) -> "Options":
         """A swarm: every seed turns some faults on and others off."""
         rng = random.Random(seed)
 
@@ -120,4 +142,31 @@ class Options:
             checkpoint_every_steps=cuts[1],
             restores=cuts[2],
             weighting=weighting,
-        )
+        ).changed(**beyond(seed, unmended=unmended))
+
+
+def beyond(seed: int, *, unmended: bool = False) -> dict[str, Any]:
+    """What else a seed draws: what the machines it runs on have room for, and what never comes
+    back. `unmended`: also troubles of UNMENDED."""
+    rng = random.Random(f"capacities and losses of {seed}")
+    drawn: dict[str, Any] = {
+        "room": rng.choice([math.inf, 1.0, 1.2, 5.0]),
+        "squeezes": rng.choice([0, 0, 0, 1]),
+        "disk_spells": rng.choice([0, 0, 0, 1]),
+        "losses": rng.choice([0, 0, 0, 0, 1, 1, 2]),
+        "replaced": rng.choice([0, 0, 0, 1]),
+        "learners_spare": rng.choice([0, 60]),
+        "long_hangs": rng.choice([0, 0, 0, 0, 1]),
+        "stop_late": rng.random() < 0.5,
+        "outages": rng.choice([0, 0, 0, 1]),
+        "tails": rng.choice([0, 0, 0, 0, 1]),
+        "step_s": rng.choice([1.0] * 7 + [8.0]),
+        "link_bytes_per_s": rng.choice([math.inf] * 5 + [400.0, 150.0]),
+        "lost_disks": random.Random(f"disks of {seed}").choice([0, 0, 0, 0, 1, 2]),
+    }
+    drawn["stop_late"] = drawn["stop_late"] and drawn["long_hangs"] > 0
+    calm = Options()
+    return {
+        name: getattr(calm, name) if name in UNMENDED and not unmended else value
+        for name, value in drawn.items()
+    }

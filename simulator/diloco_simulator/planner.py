@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, log2, pow
 from typing import Any, NamedTuple
 
-from diloco_shared.config import SHARDS_MAX
+from diloco_shared.budget import assumed, streams
+from diloco_shared.budget.memory import processes
+from diloco_shared.config import SHARDS_MAX, STEPS_MAX, RunSpec
 from diloco_simulator import hub_model
 from diloco_simulator.bandwidth import CODEC_BITS, GBIT, Bursts
 from diloco_simulator.goodput_model import job_goodput, uptime
@@ -101,17 +103,19 @@ def plan(wishes: Wishes) -> dict[str, Any]:
         "syncer_shards": why_shards,
     }
     predicted, hub = predict(wishes, settings), _hub(wishes, settings)
+    algorithm = {
+        "preset": "long",
+        "shards": settings.syncer_shards,
+        **{k: v for k, v in asdict(settings).items() if k not in ("learners", "syncer_shards")},
+    }
     return {
         "settings": asdict(settings),
         "reasons": reasons,
         "predicted": predicted,
         "hub": hub,
         "notes": _notes(wishes, settings, predicted, hub),
-        "algorithm": {
-            "preset": "long",
-            "shards": settings.syncer_shards,
-            **{k: v for k, v in asdict(settings).items() if k not in ("learners", "syncer_shards")},
-        },
+        "budget_gb": _budget(wishes, settings, algorithm, predicted["steps"]),
+        "algorithm": algorithm,
     }
 
 
@@ -290,6 +294,25 @@ def _hub(wishes: Wishes, s: Settings) -> dict[str, float]:
         "server_stores_gb_per_s": stored / 1e9,
         "server_cores": hub_model.server_s(stored, given),
     }
+
+
+def _budget(
+    wishes: Wishes, s: Settings, algorithm: dict[str, Any], steps: float
+) -> dict[str, float]:
+    """Of `diloco budget` for such a run: what its streams and processes need, in GB."""
+    spec = RunSpec.model_validate(
+        {
+            "name": "planned",
+            "model": {"factory": "planned:model"},
+            "algorithm": algorithm,
+            "membership": {"learners_max": s.learners},
+            "budget": {"steps": min(max(ceil(steps), 1), STEPS_MAX)},
+        }
+    )
+    job = assumed(spec, learners=s.learners, parameters=ceil(wishes.params))
+    needs = {f"stream_{kind}": need for kind, need in streams(job).items()}
+    memory = {f"memory_{name.replace(' ', '_')}": need for name, need in processes(job).items()}
+    return {name: need.bytes / 1e9 for name, need in (needs | memory).items()}
 
 
 def predict(wishes: Wishes, s: Settings) -> dict[str, float]:

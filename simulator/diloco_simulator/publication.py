@@ -13,7 +13,7 @@ def publication(
 ) -> tuple[PublicationManifest, bytes]:
     """Of what a round staged; without one, the current anchor exactly."""
     algorithm, p = spec.algorithm, e.fragment
-    payload = store.current_keyframe(p) if staged is None else staged.payload
+    payload = bytes(store.current_keyframe(p)) if staged is None else staged.payload
     name = algorithm.keyframe_codec if e.prev_version < 0 else algorithm.codec_down
     subject = subjects.publication(spec.name, e.epoch, p, e.version, e.term)
     manifest = PublicationManifest(

@@ -1,5 +1,6 @@
 """One seeded world from start to verdict: safety while anything may go wrong, then liveness."""
 
+import math
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -9,9 +10,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from diloco_shared.config import RunSpec
-from diloco_shared.protocol.messages import TapeInit, TapeTerm
+from diloco_shared.protocol.messages import TapeInit, TapeRebirth, TapeTerm
+from diloco_simulator.capacity import needed
+from diloco_simulator.fleet import LOST, Fleet
 from diloco_simulator.hub import Hub
 from diloco_simulator.learner_node import LearnerNode
+from diloco_simulator.losses import Losses
 from diloco_simulator.mischief import Mischief
 from diloco_simulator.options import Options
 from diloco_simulator.syncer_disk import FileDisk
@@ -40,6 +44,7 @@ class Verdict:
     rounds: int = 0
     virtual_s: float = 0.0
     effects: Counter[str] = field(default_factory=Counter)  # performed, by role
+    looks: Counter[str] = field(default_factory=Counter)  # checks made, by invariant
 
 
 def spec_of(options: Options, seed: int) -> RunSpec:
@@ -65,11 +70,13 @@ def spec_of(options: Options, seed: int) -> RunSpec:
             },
             "membership": {
                 "learners_min": options.learners,
+                "learners_max": options.learners + options.learners_spare,
                 "lease_s": 5.0,
                 "heartbeat_s": 1.0,
             },
             "keeping": {
                 "snapshot_every_rounds": options.snapshot_every_rounds,
+                "begin_again_after_s": 13.0,  # longer than most processes are away
                 "checkpoint_every_steps": 10,
                 "run_checkpoint_every_steps": options.checkpoint_every_steps,
             },
@@ -83,7 +90,7 @@ def _budget(options: Options) -> dict[str, float]:
     amounts = {
         "steps": options.steps,
         "tokens": options.steps * 512 * options.learners,
-        "seconds": options.steps,
+        "seconds": options.steps * options.step_s,
     }
     return {options.budget: amounts[options.budget]}
 
@@ -103,10 +110,18 @@ class Scenario:
         self.mischief = Mischief(self.hub, self.watch)
         self.hub.on_record = self.watch.record
         self.hub.up.on_store = self.watch.stored
-        names = [f"l{m}" for m in range(options.learners)]
+        # Everybody who ever was a learner: leaders speak to all of them.
+        self.names = names = [f"l{m}" for m in range(options.learners)]
         self.syncers = self._syncers(names)
-        self.user = User(self.hub, self.syncers, options.quorum)
-        self.learners = [self._learner(m, name) for m, name in enumerate(names)]
+        self.user = User(self.hub, self.syncers, options.quorum, self.watch.report)
+        self.learners = [self.learner(m, name) for m, name in enumerate(names)]
+        if options.room < math.inf:
+            trainer = self.learners[0].make()
+            sizes_P, state_bytes = trainer.layout.sizes, len(trainer.inner_state())
+            room = needed(self.spec, sizes_P, options.learners, state_bytes)
+            self.hub.limit(room.times(options.room))
+        self.fleet = Fleet(self)
+        self.losses = Losses(self)
 
     def _syncers(self, learners: list[str]) -> list[SyncerNode]:
         """Of each shard, one that leads from the start, or several that compete for its lease."""
@@ -134,14 +149,17 @@ class Scenario:
         leading = (n for n in self.syncers if n.life is not None and n.life.machine.leading)
         return min(leading, key=lambda n: n.shard.number, default=None)
 
-    def _learner(self, m: int, name: str) -> LearnerNode:
+    def learner(self, m: int, name: str) -> LearnerNode:
+        """One that computes as the m-th."""
+
         def make() -> TinyTrainer:
             o = self.options
             tokens = self.spec.tokens_per_step
             return TinyTrainer(o.fragments, m, self.seed, tokens, o.codec_up, self.watch.broken)
 
         speeds = self.options.speeds
-        node = LearnerNode(self.hub, name, make, self.watch, step_s=1.0 / speeds[m % len(speeds)])
+        step_s = self.options.step_s / speeds[m % len(speeds)]
+        node = LearnerNode(self.hub, name, make, self.watch, step_s=step_s)
         node.tamper = self.mischief.tamper
         return node
 
@@ -153,13 +171,19 @@ class Scenario:
         for node in self.learners:
             world.after(world.rng.uniform(0.0, 2.0), node.start)
         self._plan()
+        self.fleet.begin()
         world.run(self.options.safety_s)
         world.heal()
+        self.watch.healed()
         self.user.calm()
         healed_at = world.now
-        world.run(healed_at + LIVENESS_S, self._over)
-        world.run(world.now + AFTER_S)
-        self._check_liveness(healed_at)
+        lacks = self.fleet.lacks()
+        if lacks and not self.watch.ended:
+            self.losses.judge(lacks)
+        else:
+            world.run(healed_at + LIVENESS_S * self.options.step_s, self._over)
+            world.run(world.now + AFTER_S)
+            self._check_liveness(healed_at)
         self._check_end()
         return Verdict(
             self.seed,
@@ -168,6 +192,7 @@ class Scenario:
             self.watch.rounds,
             world.now,
             world.effects,
+            self.watch.report.looks,
         )
 
     # --- what goes wrong -----------------------------------------------------------------------
@@ -181,33 +206,39 @@ class Scenario:
             ("wall clock off by days", o.wall_skew_s > 86400),
             ("budget in tokens", o.budget == "tokens"),
             ("budget in seconds", o.budget == "seconds"),
+            ("steps longer than a lease", o.step_s > self.spec.membership.lease_s),
+            ("transfers that take bytes over bandwidth", o.link_bytes_per_s < math.inf),
         ):
             if there:
                 self.watch.reached(name)
         for _ in range(o.syncer_hangs):
-            self._at(self._syncer_hangs)
+            self.at(self._syncer_hangs)
         for _ in range(o.learner_hangs):
-            self._at(self._learner_hangs)
+            self.at(self._learner_hangs)
         names = [n.name for n in self.learners]
         for _ in range(o.partitions):
             self._partition(rng.choice([n.process for n in self.syncers] + names))
         for _ in range(o.slow_links):
             self._slow_link(rng.choice([n.process for n in self.syncers] + names))
+        self.losses.plan()
         for _ in range(o.wishes):
-            self._at(self.user.wish)
+            self.at(self.user.wish)
         if o.stop:
-            self._at(self.user.stop)
+            self.at(self.user.stop)
         for _ in range(o.checkpoints):
-            self._at(self.user.checkpoint)
+            self.at(self.user.checkpoint)
         for _ in range(o.restores):
-            self._at(self.user.restore)
+            self.at(self.user.restore)
         for _ in range(o.blackouts):
-            self._at(self._blackout)
+            self.at(self._blackout)
         for _ in range(o.power_cuts):
-            self._at(self._power_cut)
+            self.at(self._power_cut)
+        for _ in range(o.lost_disks):
+            self.at(self.losses.disks)
         self.mischief.plague()
 
-    def _at(self, strike: Callable[[], None]) -> None:
+    def at(self, strike: Callable[[], None]) -> None:
+        """Some time while anything may go wrong."""
         self.world.at(self.world.rng.uniform(5.0, self.options.safety_s), strike)
 
     def _syncer_hangs(self) -> None:
@@ -244,13 +275,15 @@ class Scenario:
         shard = shards[0] if len(shards) == 1 else rng.choice(shards)
         syncers = [n for n in self.syncers if n.shard is shard]
         covered = max(syncer.disk.covers() for syncer in syncers)
-        kept = [n for n, r in enumerate(shard.tape, 1) if isinstance(r, TapeInit | TapeTerm)]
+        stays = TapeInit | TapeTerm | TapeRebirth
+        kept = [n for n, r in enumerate(shard.tape, 1) if isinstance(r, stays)]
         covered = max([covered, *kept])
         lost = min(rng.randint(1, 3), len(shard.tape) - covered)
         if lost > 0 and not self.watch.ended:
             self.world.counts["power cuts"] += 1
+            gone = shard.tape[-lost:]
             del shard.tape[-lost:]
-            self.watch.lost(shard.number, shard.tape)
+            self.watch.lost(shard.number, shard.tape, gone)
             # Its connections are gone as well. A second leader that slept through all of it could
             # find its place on the tape again by chance: one such disaster at a time.
             for syncer in syncers:
@@ -288,19 +321,25 @@ class Scenario:
 
     def _check_liveness(self, healed_at: float) -> None:
         """The run ends, everybody leaves, and everybody was merged again if there was time."""
-        w = self.watch
+        w, world = self.watch, self.world
         if not w.ended:
             w.broken("liveness", f"no end {LIVENESS_S:.0f} s after the heal ({self.why()})")
             return
         for node in self.learners:
+            if node.left == LOST:
+                continue
             # One that was restarted after the end is told so.
             if node.left not in (w.ended, "refused"):
                 w.broken("liveness", f"{node.name} ends as {node.left!r} ({self.why()})")
-            if any(life.alive for life in node.lives):
+            # One that stood still until everybody had left was told nothing.
+            told = node.hung_until <= node.left_at
+            if told and any(life.alive and world.now >= life.frozen_until for life in node.lives):
                 w.broken("I10", f"an old process of {node.name} goes on for ever")
-            # Within a minute of its own steps after the heal, whatever happened before.
+            # Within a minute of its own steps after the heal, whatever happened before; one that
+            # stood still then, after that.
+            able_at = max(healed_at, node.hung_until)
             for of in w.of:
-                time_enough = of.round_at - healed_at > 60 * node.step_s
+                time_enough = of.round_at - able_at > 60 * node.step_s
                 if time_enough and of.members.merged_at.get(node.name, -1.0) < healed_at:
                     of.report("I10", f"{node.name} was never merged again after the heal")
 
@@ -308,13 +347,15 @@ class Scenario:
         """What is committed has reached everybody, and can be executed again."""
         w = self.watch
         for of, shard in zip(w.of, self.hub.shards, strict=True):
-            of.limits.down(self.hub.dn, of.terms + len(of.epochs), of.restores)
+            begun = of.restores + of.rebirths
+            of.limits.down(self.hub.dn, of.terms + len(of.epochs), begun)
             if self.options.syncers == 1:  # standbys execute all of it as it goes
                 assert of.numbers is not None
                 of.numbers.execute(shard.tape, of.executed, self.hub.vault)
         if not w.ended:
             return
-        if w.truthful() and len({of.wish for of in w.of}) > 1:
+        restored = not any(of.merges.lost.restores for of in w.of)
+        if restored and len({of.wish for of in w.of}) > 1:
             w.broken("I6", f"shards went back as asked at {[of.wish for of in w.of]}")
         versions = [max(of_p) for of_p in zip(*(of.merges.versions for of in w.of), strict=True)]
         # Who left a run that was over knows nothing of records that were lost after that.
@@ -331,10 +372,10 @@ class Scenario:
 
     def why(self) -> str:
         """State and reason, as the syncer gives them."""
-        node = self.leader or self.syncers[0]
-        life = node.life
+        node = self.leader
+        life = None if node is None else node.life
         if life is None:
-            return "no syncer"
+            return f"nobody leads; the coordinator: {self.fleet.waiting or 'nothing'}"
         state, reason = life.machine.announcer.state(self.world.now)
         return f"{state}: {reason}"
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from diloco_syncer.edges.snapshots import ARRAYS, META, SnapshotStore
+from diloco_syncer.edges.snapshots import META, SnapshotStore
 
 Held = tuple[dict[str, Any], dict[str, Any]]  # meta and arrays
 
@@ -32,7 +32,7 @@ class Disk:
         return 0
 
     def give(self, to: "Disk") -> None:
-        """The newest one's files, as they are, to another machine."""
+        """The newest one, file by file, to another machine, which refuses what is torn."""
 
     def wipe(self) -> None:
         """A fresh disk."""
@@ -56,7 +56,9 @@ class FileDisk(Disk):
         The latter no sound file system does; it must be survived all the same.
         """
         whole = SnapshotStore(self.folder / "whole").save(meta["history"]["seq"], meta, arrays)
-        for name in rng.choice([(ARRAYS,), (META,), (ARRAYS, META)]):
+        arrays_files = sorted(path.name for path in whole.iterdir() if path.name != META)
+        one = rng.choice(arrays_files)
+        for name in rng.choice([(one,), (META,), (one, META)]):
             half = whole / name
             half.write_bytes(half.read_bytes()[: rng.randrange(half.stat().st_size)])
         name = whole.name
@@ -80,8 +82,19 @@ class FileDisk(Disk):
 
     def give(self, to: Disk) -> None:
         assert isinstance(to, FileDisk)
-        covers, meta, arrays = self.store.newest_files()
-        to.store.adopt(covers, meta, arrays)
+        found = self.store.newest_meta()
+        if found is None:
+            return
+        covers, meta = found
+        try:
+            for listed in to.store.missing(meta):
+                path = self.store.file(covers, listed.digest)
+                assert path is not None
+                to.store.receive(listed, path.read_bytes())
+        except ValueError:
+            return  # a torn one: what came of it stays for the next
+        to.store.adopt(covers, meta)
 
     def wipe(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        self.torn = 0

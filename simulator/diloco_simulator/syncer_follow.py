@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from diloco_shared.edges.checkpoints import CheckpointError
-from diloco_shared.protocol.messages import TapeRecord, TapeRestore
+from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRestore
+from diloco_simulator.syncer_stuck import Stuck, read_recorded
 from diloco_syncer.edges.parts import load_recorded
+from diloco_syncer.edges.published import Unpublished
 from diloco_syncer.history import History
 from diloco_syncer.lease import (
     Away,
@@ -21,7 +23,8 @@ from diloco_syncer.lease import (
     TimePassed,
     Written,
 )
-from diloco_syncer.replay import payloads_needed, replay
+from diloco_syncer.rebirth import Reborn
+from diloco_syncer.replay import State, payloads_needed, replay
 from diloco_syncer.store import FragmentStore
 
 if TYPE_CHECKING:
@@ -41,6 +44,9 @@ class Following:
         self.shard, self.leases = life.shard, life.checks.leases
         spec = self.hub.spec
         self.history, self.store = self.node.newest()
+        self.stuck = Stuck(self.node)
+        self.reborn: Reborn | None = None
+        self.shows = "coming"  # or fit, or unfit: what its member record tells others
         self.covered = self.history.seq
         process = self.node.process
         lease_s = spec.membership.leader_lease_s
@@ -157,23 +163,24 @@ class Following:
             self.world.after(RETRY_S, lambda: self.life.enter(self._read))
             return
         for record, payloads in found:
-            if payloads is None:
-                self._fetch_snapshot()
+            if payloads is None or self.reborn is not None:
+                self._cannot()
                 return
             if self._dies("a record"):
                 return
             try:
                 self.store = execute(self.life, self.history, self.store, record, payloads)
-            except CheckpointError:
-                self._fetch_snapshot()  # what it goes back to was removed
+            except (CheckpointError, Unpublished):
+                self._cannot()  # what it goes back to was removed
                 return
             if not self._cover():
                 return
         if not found:
+            self.shows = "fit"
             self._handle(Fitness(""))
             if leading and self.lease.leading:
                 self.led = True
-                self.life.lead(self.history, self.store)
+                self.life.lead(self.history, self.store, self.reborn)
                 return
         self.world.after(FOLLOW_S, lambda: self.life.enter(self._read))
 
@@ -191,34 +198,56 @@ class Following:
         if self._dies("a snapshot"):
             return False
         self.life.writing = None
-        if not self.world.chance(self.world.options.disk_full, "standby's disk full"):
+        refused = self.world.chance(self.world.options.disk_full, "standby's disk full")
+        if not refused and not self.node.disk_full:
             self.node.disk.save(meta, arrays)
         return True
 
-    def _fetch_snapshot(self) -> None:
-        """From the disk of whoever leads: the next life begins there."""
-        leader = self.node.leader()
-        if leader is None or leader.disk.covers() <= self.history.seq:
-            self._handle(Fitness("a contribution is gone"))
-            self.world.after(RETRY_S, lambda: self.life.enter(self._read))
-            return
-        self.world.counts["snapshots fetched"] += 1
-        leader.disk.give(self.node.disk)
-        self.node.gone(self.life, 0.1)
+    def _cannot(self) -> None:
+        """The tape cannot be executed from here: go on from elsewhere, as soon as that can be."""
+        self.shows = "unfit"
+        self._handle(Fitness("a contribution is gone"))
+        elsewhere, lease, now = "", self.lease, self.life.now
+        if not (lease.leading or (lease.sure and lease.free(now))):
+            elsewhere = lease.holder or "somebody"
+        begun = self.stuck.way_on(self.history, now, elsewhere) if self._reads() else None
+        if begun is not None:
+            self.history, self.store, self.reborn = begun
+            self.covered = self.node.disk.covers()
+        self.world.after(RETRY_S, lambda: self.life.enter(self._read))
+
+    def _reads(self) -> bool:
+        link = self.world.link(self.node.process)
+        return link.out and link.into
 
 
-def recover(life: "SyncerLife") -> tuple[History, FragmentStore | None]:
-    """All at once, for a syncer that is alone: it leads from its first moment on."""
-    history, store = life.node.newest()
-    for record in life.shard.tape[history.seq :]:
-        payloads = {}
-        for subject in payloads_needed(record):
-            item = life.hub.up.by_subject.get(subject)
-            if item is None:
-                life.watch.broken("I6", f"{subject} is on the tape and no longer in UP")
-            payloads[subject] = b"" if item is None else item.payload
-        store = execute(life, history, store, record, payloads)
-    return history, store
+class Lone:
+    """A syncer that is alone: it needs no lease, and leads from its first moment on if it can."""
+
+    def __init__(self, life: "SyncerLife") -> None:
+        self.life = life
+        self.history, self.store = life.node.newest()
+        self.reborn: Reborn | None = None
+        self.stuck = Stuck(life.node)
+
+    def begin(self) -> None:
+        """All of the tape at once."""
+        life = self.life
+        while self.reborn is None and self.history.seq < len(life.shard.tape):
+            record = life.shard.tape[self.history.seq]
+            items = {s: life.hub.up.by_subject.get(s) for s in payloads_needed(record)}
+            payloads = {s: item.payload for s, item in items.items() if item is not None}
+            try:
+                if len(payloads) < len(items):
+                    raise Unpublished("a contribution is gone")
+                self.store = execute(life, self.history, self.store, record, payloads)
+            except (CheckpointError, Unpublished):
+                begun = self.stuck.way_on(self.history, life.now, "")
+                if begun is None:
+                    life.world.after(RETRY_S, lambda: life.enter(self.begin))
+                    return
+                self.history, self.store, self.reborn = begun
+        life.lead(self.history, self.store, self.reborn)
 
 
 def execute(
@@ -228,9 +257,11 @@ def execute(
     record: TapeRecord,
     payloads: dict[str, bytes],
 ) -> FragmentStore | None:
-    """The next record; CheckpointError if it goes back to a checkpoint that is not there."""
-    back = None
-    if isinstance(record, TapeRestore):
+    """The next record; CheckpointError or Unpublished if what it goes back to is not there."""
+    back: State | FragmentStore | None = None
+    if isinstance(record, TapeRebirth):
+        back = read_recorded(life.hub, history, record)
+    elif isinstance(record, TapeRestore):
         back = load_recorded(history.spec, history.shard, record, life.hub.vault)
         if life.following is not None:
             life.watch.reached("restore executed by a standby")

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 from diloco_shared.protocol.messages import TapeRecord
 from diloco_simulator.checkpointer import Checkpointer
 from diloco_simulator.coverage import of_syncer_effect
+from diloco_simulator.hub import FULL
 from diloco_simulator.process import Process
 from diloco_simulator.publication import publication
-from diloco_simulator.syncer_follow import Following, recover
+from diloco_simulator.syncer_follow import Following, Lone
 from diloco_simulator.syncer_inbox import Inbox
-from diloco_simulator.world import Item
+from diloco_simulator.world import FULL_S, Item
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -19,6 +20,7 @@ from diloco_syncer.events import (
     Effect,
     Ended,
     Event,
+    Full,
     Install,
     InstallInit,
     InstallLoaded,
@@ -46,6 +48,7 @@ from diloco_syncer.events import (
 from diloco_syncer.history import History
 from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
+from diloco_syncer.rebirth import Reborn
 from diloco_syncer.replay import build_store, newest_published, stage_chosen
 from diloco_syncer.store import FragmentStore
 from diloco_syncer.store import Staged as StagedArrays
@@ -73,6 +76,7 @@ class SyncerLife(Process):
         self.writing: tuple[dict[str, Any], dict[str, Any]] | None = None  # half a snapshot
         self.armed = float("inf")
         self.ended = False
+        self.full: set[str] = set()  # streams that took nothing when last asked
         self.horizon = Horizon()
         self.machine = Machine(self.spec, History(self.spec, self.shard.number))
         self.store: FragmentStore | None = None
@@ -83,26 +87,28 @@ class SyncerLife(Process):
     def begin(self) -> None:
         """Lead at once if there is no other syncer; else compete for the lease."""
         if self.node.alone:
-            self.lead(*recover(self))
+            Lone(self).begin()
         else:
             self.following = Following(self)
             self.following.begin()
 
-    def lead(self, history: History, store: FragmentStore | None) -> None:
+    def lead(
+        self, history: History, store: FragmentStore | None, reborn: Reborn | None = None
+    ) -> None:
         """From a place that has all of the tape."""
         self.store, self.tape_end = store, history.seq
         self.machine = Machine(self.spec, history)
-        if store is not None:
+        if store is not None and reborn is None:
             for p in history.owned:
                 digest, version = store.anchor_digest(p), history.versions[p]
                 self.watch.anchors.held(history.epoch, p, version, digest, self.leader)
         took_over = bool(history.leader) and not history.leader.startswith(self.process)
         self.world.counts["failovers"] += took_over
         published = newest_published(history, (i.message for i in self.hub.dn.items))
-        if any(0 <= have < head for have, head in zip(published, history.versions, strict=True)):
+        if history.initialised and any(published[p] < history.versions[p] for p in history.owned):
             self.watch.reached("takeover" if took_over else "restart", "during publication")
         self.watch.leads(self)
-        self.give(Led(self.leader, self.wall, published))
+        self.give(Led(self.leader, self.wall, published, reborn))
         self.wish()
         if self.alive:
             self.inbox.open(self.hub.up.seq if history.initialised else 0)
@@ -135,6 +141,12 @@ class SyncerLife(Process):
             self.checks.members.forgiven_at = self.world.now
             if noticed:
                 self.give(BusBack())
+
+    def away(self) -> None:
+        """The bus does not answer."""
+        if self.machine.leading:
+            self.checks.members.forgiven_at = self.world.now
+            self.give(BusBack())
 
     def give(self, event: Event) -> None:
         """Hand the machine an event, and do what it says; the process may die before any of it."""
@@ -186,10 +198,7 @@ class SyncerLife(Process):
             case Stage():
                 self._stage(effect)
             case Install():
-                assert self.store is not None
-                place = (self.machine.history.epoch, effect.round)
-                self.installed[place] = self.staged.pop(place)
-                self.store.install(effect.fragment, self.installed[place])
+                self._install(effect)
             case InstallInit():
                 payloads = {s: self.payloads.pop(s) for s in effect.subjects if s}
                 self.store = build_store(self.machine.history, effect.subjects, payloads)
@@ -216,6 +225,15 @@ class SyncerLife(Process):
                 pass
             case Ended():
                 self.ended = True
+
+    def _install(self, effect: Install) -> None:
+        assert self.store is not None
+        place, p = (self.machine.history.epoch, effect.round), effect.fragment
+        self.installed[place] = self.staged.pop(place)
+        self.store.install(p, self.installed[place])
+        if self.checks.numbers is not None:
+            fragment = self.store.fragments[p]
+            self.checks.numbers.installed(p, fragment.master, fragment.outer)
 
     def _forget(self, effect: Drop | Unstage) -> None:
         if isinstance(effect, Drop):
@@ -245,6 +263,9 @@ class SyncerLife(Process):
         self.world.request(self.process, act, answer)
 
     def _appended(self, record: TapeRecord, result: int | None) -> None:
+        if result == FULL:
+            self._tape_full(record)
+            return
         seq = result if result is not None and result > 0 else 0
         tape = self.shard.tape
         if not seq and len(tape) > self.tape_end:
@@ -259,7 +280,26 @@ class SyncerLife(Process):
             self._append(record)
             return
         self.tape_end = seq
+        self._room("TAPE", "")
+        if not self.alive:
+            return
         self.give(Appended(seq, self.wall))
+
+    def _tape_full(self, record: TapeRecord) -> None:
+        """As the tape's edge does: what a snapshot covers moves to the archive, or it waits."""
+        covered = self.machine.history.snapshot_covers
+        if covered > self.shard.archived:
+            self.shard.archived = covered
+            self._append(record)
+            return
+        self._room("TAPE", "no room")
+        self.world.after(FULL_S, lambda: self.enter(lambda: self._append(record)))
+
+    def _room(self, place: str, reason: str) -> None:
+        """A stream takes nothing more, or takes something again: told when that changes."""
+        if bool(reason) != (place in self.full):
+            self.full ^= {place}
+            self.give(Full(place, reason))
 
     def _stage(self, effect: Stage) -> None:
         assert self.store is not None
@@ -277,21 +317,35 @@ class SyncerLife(Process):
 
     def _publish(self, e: Publish) -> None:
         assert self.store is not None
-        p, staged = e.fragment, self.installed.pop((e.epoch, e.round), None)
+        staged = self.installed.pop((e.epoch, e.round), None)
         manifest, payload = publication(self.spec, e, self.store, staged)
         subject = manifest.blob.subject
 
-        def answer(result: Any) -> None:
+        def answer(result: int | None) -> None:
             if result is None:
-                self.world.request(self.process, act, lambda r: self.enter(lambda: answer(r)))
+                put()
+            elif result == FULL:
+                self._room("DN", "no room")
+                self.world.after(FULL_S, lambda: self.enter(put))
             else:
-                self.give(Published(p, e.version))
+                self._room("DN", "")
+                if not self.alive:
+                    return
+                self.give(Published.of(e))
 
-        def act() -> Item:
+        def act() -> int:
+            if self.hub.dn.store(subject, manifest, payload) is None:
+                return FULL
             self.watch.published(self.leader, manifest, payload)
-            return self.hub.dn.store(subject, manifest, payload)
+            return 0
 
-        self.world.request(self.process, act, lambda r: self.enter(lambda: answer(r)))
+        def put() -> None:
+            self.world.request(self.process, act, lambda r: self.enter(lambda: answer(r)))
+
+        if moved_s := self.world.transfer(self.process, len(payload)):
+            self.world.after(moved_s, lambda: self.enter(put))
+        else:
+            put()
 
     def _snapshot(self, effect: Snapshot) -> None:
         assert self.store is not None
@@ -301,7 +355,8 @@ class SyncerLife(Process):
 
         def written() -> None:
             self.writing = None
-            if self.world.chance(self.world.options.disk_full, "disk full"):
+            refused = self.world.chance(self.world.options.disk_full, "disk full")
+            if refused or self.node.disk_full:
                 self.give(SnapshotFailed("no space left on the device"))
                 return
             self.node.disk.save(meta, arrays)

@@ -3,6 +3,8 @@
 A process that stands still may be replaced by a second one, and then go on: two leaders.
 """
 
+from pathlib import Path
+
 from diloco_simulator.hub import Hub
 from diloco_simulator.syncer_disk import Disk
 from diloco_simulator.syncer_inbox import NAME
@@ -34,13 +36,16 @@ class SyncerNode:
         self.checks = watch.of[shard]
         self.others: list[SyncerNode] = []  # machines of the same shard
         self.disk = disk or Disk()
+        self.folder = Path(hub.vault) / "nowhere"  # where no other syncer keeps anything
         self.lives: list[SyncerLife] = []
         self.life: SyncerLife | None = None  # the newest, if it lives
         self.wanted: Wanted | None = None
+        self.lost = False  # for good
+        self.disk_full_until = 0.0
 
     @property
     def alone(self) -> bool:
-        return not self.others
+        return not self.others and not self.world.options.replaced
 
     def newest(self) -> tuple[History, FragmentStore | None]:
         """What the newest sound snapshot on the disk holds."""
@@ -62,11 +67,31 @@ class SyncerNode:
                 return node
         return None
 
+    def giver(self, after: int) -> "SyncerNode | None":
+        """A machine with a process, leading or not, and a snapshot past record `after`."""
+        first = self.leader()
+        there = [*([first] if first else []), *(n for n in self.others if n.reachable)]
+        return next((n for n in there if n.disk.covers() > after), None)
+
+    def peers(self, shows: str) -> list[str]:
+        """Others of the shard whose member record shows this."""
+        found = []
+        for node in self.others:
+            following = node.life.following if node.life is not None else None
+            if node.reachable and following is not None and following.shows == shows:
+                found.append(node.process)
+        return found
+
     @property
     def reachable(self) -> bool:
         link = self.world.link(self.process)
         frozen = self.life is not None and self.world.now < self.life.frozen_until
         return self.life is not None and link.out and link.into and not frozen
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether a snapshot finds no room now."""
+        return self.world.faulty and self.world.now < self.disk_full_until
 
     def behind(self, covers: int) -> bool:
         """Whether a standby is seen here that has not executed record `covers`."""
@@ -100,9 +125,28 @@ class SyncerNode:
         for life in self.lives:
             life.alive = False
 
+    def on_an_empty_disk(self, restart_s: float, *, renamed: bool) -> None:
+        """Its machine is gone with all that it kept; another one starts in its place."""
+        self.crash_all(restart_s)
+        self.disk.wipe()
+        if renamed:
+            self.process += "x"
+
     def _restart(self) -> None:
-        if self.life is None:
+        if self.life is None and not self.lost:
             self.start()
+
+    def lose(self, how: str) -> None:
+        """The machine never comes back, nor does its disk."""
+        self.world.counts[f"syncers {how}"] += 1
+        self.lost = True
+        self.crash_all(0.0)
+        self.disk.wipe()
+
+    def wipe(self, restart_s: float) -> None:
+        """Its disk is empty, and its process another one."""
+        self.crash_all(restart_s)
+        self.disk.wipe()
 
     def hang(self, seconds: float, *, replaced: bool, clock_stops: bool = False) -> None:
         """Stand still; `replaced`: another process leads meanwhile, and this one must notice."""
@@ -114,7 +158,7 @@ class SyncerNode:
             # It will trust its lease for longer than it may: only the tape fences it.
             self.watch.reached("a syncer's clock stood still")
             self.checks.leases.gone(self.process)
-        if replaced and self.alone:
+        if replaced and self.alone and not self.lost:
             self.world.counts["failovers"] += 1
             self.start()
 

@@ -24,7 +24,6 @@ from diloco_learner.trainer import (
     Program,
     Trainer,
     evaluate_anchors,
-    state_bytes,
 )
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Cursor, TapeRecord
@@ -85,7 +84,7 @@ class RealTrainer:
         self.trainer.decided(p, round_, merged=merged)
 
     def inner_state(self) -> bytes:
-        return state_bytes(self.trainer.inner_state())
+        return bytes(self.trainer.inner_state())
 
     def load_inner_state(self, data: bytes) -> None:
         self.trainer.load_inner_state(data)

@@ -6,23 +6,36 @@ from typing import Any
 
 from diloco_shared.edges.checkpoints import Checkpoints
 from diloco_shared.protocol.records import Restore
+from diloco_simulator.checkers import Report
 from diloco_simulator.hub import Hub
+from diloco_simulator.orders import Orders
 from diloco_simulator.syncer_node import SyncerNode
 from diloco_syncer.events import Wanted
 from diloco_syncer.machine import Machine
 
 # Before something is asked for again that could not be asked for yet, in virtual seconds.
 AGAIN_S = 2.0
+# What a wish asks for, by its field.
+ORDERS = {
+    "paused": "pause",
+    "quorum": "quorum",
+    "stopping": "stop",
+    "checkpoint": "checkpoint",
+    "restore": "restore",
+}
 
 
 class User:
     """One record, which every syncer reads; as the coordinator writes it."""
 
-    def __init__(self, hub: Hub, syncers: Sequence[SyncerNode], quorum: int) -> None:
+    def __init__(
+        self, hub: Hub, syncers: Sequence[SyncerNode], quorum: int, report: Report
+    ) -> None:
         self.hub = hub
         self.world = hub.world
         self.syncers = syncers
         self.wanted = Wanted(paused=False, stopping=False, quorum=quorum)
+        self.orders = Orders(self.world, syncers, report)
 
     def wish(self) -> None:
         """Pause or go on, and another quorum."""
@@ -33,6 +46,7 @@ class User:
 
     def stop(self) -> None:
         """For good."""
+        self.world.counts["stops asked for"] += 1
         self._tell(paused=False, stopping=True, quorum=self.world.options.quorum)
 
     def calm(self) -> None:
@@ -76,6 +90,31 @@ class User:
             self.world.after(AGAIN_S, ask)
 
     def _tell(self, **changes: Any) -> None:
-        self.wanted = replace(self.wanted, **changes)
+        before, self.wanted = self.wanted, replace(self.wanted, **changes)
+        for field, kind in ORDERS.items():
+            if getattr(before, field) != getattr(self.wanted, field):
+                self._order(field, kind)
         for syncer in self.syncers:
             syncer.wish(self.wanted)
+
+    def _order(self, field: str, kind: str) -> None:
+        wanted = getattr(self.wanted, field)
+        text = f"{field} = {wanted.serial if isinstance(wanted, Restore) else wanted}"
+        self.orders.given(kind, text, lambda life: _is(life.machine, kind, wanted))
+
+
+def _is(machine: Machine, kind: str, wanted: Any) -> bool:
+    """Whether a leader shows what was asked for, or has given it up."""
+    h = machine.history
+    match kind:
+        case "pause":
+            return bool(h.paused == wanted)
+        case "quorum":
+            return bool(h.quorum == wanted)
+        case "checkpoint":
+            state, _ = machine.wishes.checkpoints.state()
+            return h.checkpoint >= wanted and state != "making"
+        case "restore":
+            return bool(max(h.restores, machine.wishes.restoring.given_up) >= wanted.serial)
+        case _:
+            return bool(h.outcome)

@@ -12,7 +12,8 @@ from diloco_shared.protocol.messages import (
     TapeRecord,
     TapeRound,
 )
-from diloco_simulator.checkers import Anchors, Merges, Refusals
+from diloco_simulator.checkers import Anchors, Merges, Refusals, Report
+from diloco_simulator.checkers_alive import SILENT_S
 from diloco_simulator.checkers_claims import Claims
 from diloco_simulator.checkers_cuts import Parts
 from diloco_simulator.checkers_limits import Pace
@@ -35,21 +36,21 @@ class Watch:
         """`numbers`: compute every merge again; keeps all that was ever uploaded."""
         self.world = world
         self.violations: list[str] = []
-        self.anchors = Anchors(self.broken)
-        self.refusals = Refusals(self.broken)
-        self.claims = Claims(self.broken, self._merges_of, self.truthful)
-        self.parts = Parts(self.broken)
-        self.pace = Pace(self.broken, spec, self.anchors)
+        self.report = report = Report(self.broken)
+        self.anchors = Anchors(report)
+        self.refusals = Refusals(report)
+        self.claims = Claims(report, self._merges_of)
+        self.parts = Parts(report)
+        self.pace = Pace(report, spec, self.anchors)
         self.spec = spec
         self.of = [
             OfShard(
-                self.broken,
+                report,
                 spec,
                 shard,
-                learners=world.options.learners,
+                learners=world.options.learners_ever,
                 claims=self.claims,
                 parts=self.parts,
-                truthful=self.truthful,
                 numbers=numbers,
             )
             for shard in range(spec.algorithm.shards)
@@ -67,10 +68,6 @@ class Watch:
         """A state that is worth counting."""
         self.world.counts[" ".join(words)] += 1
 
-    def truthful(self) -> bool:
-        """Whether no tape ever lost a record."""
-        return not self.world.counts["power cuts"]
-
     def _merges_of(self, fragment: int) -> Merges:
         return self.of[fragment % len(self.of)].merges
 
@@ -85,6 +82,12 @@ class Watch:
     @property
     def rounds(self) -> int:
         return sum(shard.rounds for shard in self.of)
+
+    def healed(self) -> None:
+        """From now on nothing goes wrong."""
+        for shard in self.of:
+            shard.alive.record(self.world.now)
+            shard.alive.limit_s = SILENT_S * self.world.options.step_s
 
     def stored(self, item: Item) -> None:
         """UP takes something."""
@@ -105,9 +108,9 @@ class Watch:
             self.world.counts["refused"] += sum(v.outcome == "refused" for v in record.verdicts)
             self.refusals.round(record)
 
-    def lost(self, shard: int, kept: Sequence[TapeRecord]) -> None:
+    def lost(self, shard: int, kept: Sequence[TapeRecord], gone: Sequence[TapeRecord]) -> None:
         """A tape lost its last records: they never were."""
-        self.of[shard].lost(kept)
+        self.of[shard].lost(kept, gone)
         self.anchors.lost()
 
     # --- syncers -------------------------------------------------------------------------------
@@ -136,6 +139,10 @@ class Watch:
     def beat(self, life: "SyncerLife", beat: Beat) -> None:
         self.anchors.heads(life.leader, beat.epoch, beat.versions)
         life.checks.limits.of_syncer(life)
+        if beat.state == "stuck" and not self.world.faulty:
+            self.broken("liveness", f"{life.leader} is stuck although all is well: {beat.reason}")
+        if not self.world.faulty:
+            life.checks.alive.beat(beat, self.world.now)
         self._account(life)
         if beat.shard == 0:
             self.duties = {beat.initializer: "initializer", beat.evaluator: "evaluator"}

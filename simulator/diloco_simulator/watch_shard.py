@@ -1,6 +1,6 @@
 """The checkers of one syncer shard: what its tape, its leaders and its lease show."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from diloco_shared.config import RunSpec
@@ -8,12 +8,14 @@ from diloco_shared.protocol.messages import (
     TapeCheckpoint,
     TapeEnd,
     TapeEpoch,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
     TapeSnapshot,
 )
 from diloco_simulator.checkers import Leases, Mark, Members, Merges, Report
+from diloco_simulator.checkers_alive import Alive
 from diloco_simulator.checkers_claims import Claims
 from diloco_simulator.checkers_cuts import Cuts, Parts
 from diloco_simulator.checkers_ledger import Tokens
@@ -38,25 +40,26 @@ class OfShard:
         learners: int,
         claims: Claims,
         parts: Parts,
-        truthful: Callable[[], bool],
         numbers: bool,
     ) -> None:
         self.spec = spec
-        self.report = report if spec.algorithm.shards == 1 else _named(report, shard)
+        self.report = report if spec.algorithm.shards == 1 else report.named(f"shard {shard}: ")
         self.ended = ""
         self.rounds = 0
         self.shard = shard
         self.merges = Merges(self.report, spec, shard)
-        self.leases = Leases(self.report)
+        self.leases = Leases(self.report, spec.membership.leader_lease_s)
+        self.alive = Alive(self.report)
         self.members = Members(self.report, spec)
         self.tokens = Tokens(self.report, spec, claims, shard)
         self.limits = Limits(self.report, spec, learners, shard)
         self.numbers = Numbers(self.report, spec, shard) if numbers else None
-        self.cuts = Cuts(self.report, parts, spec.algorithm.owned(shard), truthful)
+        self.cuts = Cuts(self.report, parts, spec.algorithm.owned(shard), self.merges.lost)
         self.round_at = 0.0  # when the newest round was recorded
         self.terms = 0
         self.epochs: list[tuple[int, float]] = []  # begun because records were lost, and when
         self.restores = 0
+        self.rebirths = 0
         self.wish = 0  # serial of the newest restore
         self.leaders: list[SyncerLife] = []
         self.skipped_before = False  # for coverage alone
@@ -64,6 +67,7 @@ class OfShard:
     def record(self, record: TapeRecord, now: float, *, faulty: bool) -> None:
         """Every record as the tape takes it."""
         mark = self._read(record)
+        self.alive.record(now)
         if self.numbers is not None:
             self.numbers.record(record, mark)
         match record:
@@ -78,6 +82,8 @@ class OfShard:
                 self.limits.covered(record.round)
             case TapeEpoch():
                 self.epochs.append((record.epoch, now))
+            case TapeRebirth():
+                self.rebirths += 1
             case TapeRestore():
                 self.restores, self.ended = self.restores + 1, ""
                 self.wish = record.serial
@@ -106,9 +112,11 @@ class OfShard:
             self.numbers.state if self.numbers is not None else [],
         )
 
-    def lost(self, kept: Sequence[TapeRecord]) -> None:
+    def lost(self, kept: Sequence[TapeRecord], gone: Sequence[TapeRecord]) -> None:
         """The tape lost its last records: they never were. What is left was checked before."""
-        self.merges.report = lambda invariant, text: None
+        for record in gone:
+            self.merges.lost.record(record, self.merges.epoch)
+        self.merges.report = self.report.silent()
         self.merges.begin(self.spec.algorithm.quorum)
         self.tokens.lost(len(kept))
         self.cuts.executed.clear()
@@ -127,7 +135,3 @@ class OfShard:
             return
         if record.outcome == "begun":
             self.cuts.stands(who, record.number, history.meta(), store)
-
-
-def _named(report: Report, shard: int) -> Report:
-    return lambda invariant, text: report(invariant, f"shard {shard}: {text}")

@@ -4,6 +4,7 @@ One heap of (time, sequence, action) and one seeded generator: a seed is a run.
 """
 
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -17,10 +18,14 @@ Action = Callable[[], None]
 
 # A link that is cut is tried again this often, in virtual seconds.
 RETRY_S = 0.5
+# Before what a full stream refused is put again, in virtual seconds: the product's longest pause.
+FULL_S = 2.0
 # What a slow link's delays are multiplied by.
 SLOW = 10.0
 # A transfer that is overtaken takes up to this many mean delays more.
 OVERTAKEN_DELAYS = 10.0
+# What a stream keeps of a message beside its payload: headers, manifest, the file's own.
+MESSAGE_BYTES = 64
 
 
 @dataclass(slots=True)
@@ -30,6 +35,7 @@ class Link:
     out: bool = True
     into: bool = True
     slow: bool = False
+    busy_until: float = 0.0  # bytes on their way before: several transfers share the link
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,11 @@ class Item:
     subject: str
     message: Any
     payload: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes, as the stream's limit counts it."""
+        return len(self.payload) + MESSAGE_BYTES
 
 
 class World:
@@ -54,6 +65,8 @@ class World:
         self.counter = 0
         self.links: dict[str, Link] = {}
         self.faulty = True  # until healed
+        self.away = False  # the hub, for everybody
+        self.squeezed = False  # the hub's disk is full: no stream takes anything
         self.counts: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()  # performed so far, by role
 
@@ -103,26 +116,43 @@ class World:
             mean *= SLOW
         return mean * (0.5 + self.rng.expovariate(2.0))
 
+    def transfer(self, process: str, size: int) -> float:
+        """Seconds until `size` bytes more have gone over a process's link, after those before."""
+        rate = self.options.link_bytes_per_s
+        if rate == math.inf:
+            return 0.0
+        link = self.link(process)
+        link.busy_until = max(link.busy_until, self.now) + size / rate
+        return link.busy_until - self.now
+
     def heal(self) -> None:
         """From now on nothing goes wrong."""
-        self.faulty = False
+        self.faulty = self.away = self.squeezed = False
         for link in self.links.values():
             link.out, link.into, link.slow = True, True, False
 
     def link(self, process: str) -> Link:
         return self.links.setdefault(process, Link())
 
+    def reaches(self, process: str) -> bool:
+        """Whether what a process sends gets to the hub."""
+        return self.link(process).out and not self.away
+
+    def hears(self, process: str) -> bool:
+        """Whether what the hub sends gets to a process."""
+        return self.link(process).into and not self.away
+
     # --- core messages -------------------------------------------------------------------------
 
     def core(self, source: str, target: str, deliver: Action) -> None:
         """At most once, in any order, perhaps twice, perhaps never."""
-        if not self.link(source).out or self.chance(self.options.loss, "lost"):
+        if not self.reaches(source) or self.chance(self.options.loss, "lost"):
             return
         copies = 2 if self.chance(self.options.duplicate, "duplicated") else 1
         for _ in range(copies):
 
             def arrive() -> None:
-                if self.link(target).into:
+                if self.hears(target):
                     deliver()
 
             self.after(self.delay(source, target), arrive)
@@ -131,14 +161,16 @@ class World:
 
     def request(self, process: str, act: Callable[[], Any], answer: Callable[[Any], None]) -> None:
         """`act` at the hub, then `answer` with its result; `answer(None)` when unknown."""
-        link = self.link(process)
-        if not link.out:
+        if not self.reaches(process):
             self.after(RETRY_S, lambda: answer(None))
             return
 
         def there() -> None:
+            if self.away:
+                self.after(RETRY_S, lambda: answer(None))
+                return
             result = act()
-            if not link.into or self.chance(self.options.unknown, "unknown"):
+            if not self.hears(process) or self.chance(self.options.unknown, "unknown"):
                 self.after(RETRY_S, lambda: answer(None))
             else:
                 self.after(self.delay(process), lambda: answer(result))
@@ -157,14 +189,19 @@ class Log:
     readers: list["Reader"] = field(default_factory=list)
     seq: int = 0
     on_store: Callable[[Item], None] = lambda item: None
+    limit: float = math.inf  # in bytes
+    held: int = 0  # bytes
 
-    def store(self, subject: str, message: Any, payload: bytes = b"") -> Item:
-        """Idempotent per subject."""
+    def store(self, subject: str, message: Any, payload: bytes = b"") -> Item | None:
+        """Idempotent per subject; None: it is full."""
         known = self.by_subject.get(subject)
         if known is not None:
             return known
-        self.seq += 1
-        item = Item(self.seq, subject, message, payload)
+        item = Item(self.seq + 1, subject, message, payload)
+        if self.held + item.size > self.limit or self.world.squeezed:
+            self.world.counts[f"{self.name} full"] += 1
+            return None
+        self.seq, self.held = item.seq, self.held + item.size
         self.items.append(item)
         self.by_subject[subject] = item
         self.on_store(item)
@@ -183,7 +220,14 @@ class Log:
         for item in self.items:
             if gone(item):
                 del self.by_subject[item.subject]
+                self.held -= item.size
         self.items = [i for i in self.items if i.subject in self.by_subject]
+
+    def lose(self, count: int) -> int:
+        """The newest were not on disk yet: how many of `count` there were to lose."""
+        lost = {item.seq for item in self.items[-count:]} if count else set[int]()
+        self.purge(lambda item: item.seq in lost)
+        return len(lost)
 
     def put(
         self, process: str, subject: str, message: Any, payload: bytes, *, until: float
@@ -194,14 +238,17 @@ class Log:
         def attempt() -> None:
             if world.now > until:
                 return
-            if not world.link(process).out or world.chance(world.options.loss, "put again"):
+            if not world.reaches(process) or world.chance(world.options.loss, "put again"):
                 world.after(RETRY_S, attempt)
                 return
-            self.store(subject, message, payload)
+            if self.store(subject, message, payload) is None:
+                world.after(FULL_S, attempt)
+                return
             if world.chance(world.options.duplicate, "put twice"):
                 world.after(world.delay(), lambda: self.again(subject))
 
-        world.after(world.delay(process), attempt)
+        moved_s = world.transfer(process, len(payload))
+        world.after(world.delay(process) + moved_s, attempt)
 
     def again(self, subject: str) -> None:
         """Deliver a stored item a second time."""
@@ -252,7 +299,7 @@ class Reader:
         if not self.alive():
             self.log.readers.remove(self)
             return
-        if not world.link(self.process).into:
+        if not world.hears(self.process):
             self.pumping = True
             world.after(RETRY_S, self._pump)
             return
@@ -264,11 +311,13 @@ class Reader:
             if world.chance(world.options.overtaken, "overtaken"):
                 more_s = world.options.delay_s * OVERTAKEN_DELAYS * world.rng.random()
                 world.after(more_s, partial(self._late, item))
+            elif moved_s := world.transfer(self.process, len(item.payload)):
+                world.after(moved_s, partial(self._late, item))
             else:
                 self.deliver(item)
 
     def _late(self, item: Item) -> None:
-        if self.log.world.link(self.process).into:
+        if self.log.world.hears(self.process):
             self.repeat(item)
         else:
             self.log.world.after(RETRY_S, partial(self._late, item))

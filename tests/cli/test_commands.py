@@ -154,6 +154,14 @@ def test_verbs_change_the_run(
     assert diloco(verb, "demo")[:2] == (0, f"run demo shall be {desired}\n")
 
 
+def test_a_run_without_its_state_begins_again_when_asked_to(
+    server: Server, diloco: Diloco, run: Row
+) -> None:
+    server.answers["POST /v1/runs/demo/begin-again"] = (202, run)
+    told = "run demo begins a new epoch from its published parameters\n"
+    assert diloco("begin-again", "demo")[:2] == (0, told)
+
+
 def test_watch_ends_with_the_run_and_speaks_json_lines(server: Server, diloco: Diloco) -> None:
     status, out, _ = diloco("watch", "--json")
     assert status == 0

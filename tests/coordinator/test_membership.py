@@ -1,6 +1,6 @@
 """Who is a member and who was one, by notes that outlive a coordinator."""
 
-from diloco_coordinator.membership import MEMBERS_MAX, MemberNote, Roll
+from diloco_coordinator.membership import FORGET_S, MEMBERS_MAX, MemberNote, Roll
 from diloco_shared.protocol.records import MemberRecord
 
 
@@ -19,20 +19,20 @@ def record(name: str = "a", boot: str = "1", *, draining: bool = False) -> Membe
 
 def test_refreshes_are_not_worth_a_note_but_changes_are() -> None:
     roll = Roll()
-    assert roll.seen(record()) is not None
-    assert roll.seen(record()) is None
-    assert roll.seen(record(boot="2")) is not None
+    assert roll.seen(record(), 1.0) is not None
+    assert roll.seen(record(), 1.0) is None
+    assert roll.seen(record(boot="2"), 1.0) is not None
 
 
 def test_a_member_that_falls_silent_is_gone_since_then() -> None:
     roll = Roll()
-    roll.seen(record())
+    roll.seen(record(), 1.0)
     note = roll.silent("a", 7.0)
     assert note is not None and (note.alive, note.gone_since) == (False, 7.0)
     assert roll.silent("a", 9.0) is None, "it is gone since the first silence"
     assert roll.silent("unknown", 9.0) is None
     assert roll.living == {}
-    roll.seen(record(boot="2"))
+    roll.seen(record(boot="2"), 1.0)
     assert roll.notes["a"].alive
 
 
@@ -47,10 +47,10 @@ def test_notes_from_before_tell_what_the_silent_ones_were() -> None:
 
 def test_a_wish_to_drain_outlives_the_process() -> None:
     roll = Roll()
-    roll.seen(record())
+    roll.seen(record(), 1.0)
     roll.drain("a", True)
     roll.silent("a", 1.0)
-    roll.seen(record(boot="2"))
+    roll.seen(record(boot="2"), 1.0)
     assert roll.notes["a"].draining
     assert not roll.drain("a", False).draining
     assert MemberNote(record=record(draining=True)).draining, "by its own wish"
@@ -60,7 +60,7 @@ def test_members_are_bounded_and_the_longest_gone_go_first() -> None:
     """I12."""
     roll = Roll()
     for n in range(MEMBERS_MAX + 2):
-        roll.seen(record(f"m{n}"))
+        roll.seen(record(f"m{n}"), 1.0)
     assert roll.surplus() == [], "the living are never forgotten"
     for n, name in enumerate(("m5", "m1", "m3")):
         roll.silent(name, float(n))
@@ -70,3 +70,25 @@ def test_members_are_bounded_and_the_longest_gone_go_first() -> None:
 def test_a_note_survives_its_way_through_json() -> None:
     note = MemberNote(record=record(), gone_since=1.5, drained=True)
     assert MemberNote.model_validate_json(note.model_dump_json()) == note
+
+
+def test_the_gone_leave_the_list_by_themselves_unless_a_run_needs_them() -> None:
+    roll = Roll()
+    for name in ("a", "b", "c"):
+        roll.seen(record(name), 1.0)
+    for name in ("a", "b"):
+        roll.silent(name, 100.0)
+    assert roll.expired(100.0 + FORGET_S, ()) == []
+    assert roll.expired(101.0 + FORGET_S, ()) == ["a", "b"]
+    assert roll.expired(101.0 + FORGET_S, {"b"}) == ["a"]
+
+
+def test_how_long_a_member_is_there_counts_from_its_return() -> None:
+    roll = Roll()
+    roll.seen(record(), 10.0)
+    roll.seen(record(), 50.0)
+    assert roll.notes["a"].since_s(60.0) == 50.0
+    roll.silent("a", 70.0)
+    assert roll.notes["a"].since_s(75.0) == 5.0
+    roll.seen(record(), 80.0)
+    assert roll.notes["a"].since_s(81.0) == 1.0, "it stood still, and goes on"

@@ -3,13 +3,22 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_coordinator.scheduler import MemberView, RunView, schedule
+from diloco_coordinator.scheduler import (
+    GRACE_S,
+    RETURN_S,
+    MemberView,
+    RunView,
+    needed,
+    schedule,
+)
 
 SYNCER = MemberView("s", "syncer", alive=True)
 
 
-def learner(name: str, *, alive: bool = True, draining: bool = False) -> MemberView:
-    return MemberView(name, "learner", alive, draining)
+def learner(
+    name: str, *, alive: bool = True, draining: bool = False, since_s: float = 100.0
+) -> MemberView:
+    return MemberView(name, "learner", alive, draining, since_s=since_s)
 
 
 def run(
@@ -76,6 +85,56 @@ def test_an_assignment_outlives_the_death_of_its_member() -> None:
     assert plan.waiting == {"r": "0 of 1 learners alive"}
 
 
+def test_the_dead_count_against_nothing() -> None:
+    """Whoever is gone for longer than a moment blocks nobody: a container under a new name."""
+    had = {"s": "r", "a": "r"}
+    moment = [SYNCER, learner("a", alive=False, since_s=GRACE_S - 1), learner("b")]
+    assert written(moment, [run(most=1)], had) == {}
+    gone = [SYNCER, learner("a", alive=False, since_s=GRACE_S), learner("b")]
+    assert written(gone, [run(most=1)], had) == {"b": "r"}
+
+
+def test_whoever_comes_back_goes_on_if_there_is_room_and_else_is_free() -> None:
+    had = {"s": "r", "a": "r", "b": "r"}
+    back = [SYNCER, learner("a", since_s=1.0), learner("b")]
+    assert written(back, [run(most=2)], had) == {}
+    plan = schedule(back, [run(most=1)], had)
+    assert [(c.member, c.run) for c in plan.changes] == [("a", "")], "the last to come goes"
+    assert plan.changes[0].reason == "run r has 1 learners without it"
+
+
+def test_a_run_does_not_begin_with_the_dead() -> None:
+    members = [SYNCER, learner("a", alive=False), learner("b")]
+    plan = schedule(members, [run(least=2)], {"a": "r"})
+    assert (plan.changes, plan.waiting) == ((), {"r": "queued: 1 of 2 learners free"})
+
+
+def test_the_only_syncers_of_a_run_that_have_its_state_are_not_forgotten() -> None:
+    dead = MemberView("s", "syncer", alive=False)
+    assert needed([dead, learner("a", alive=False)], [run()], {"s": "r", "a": "r"}) == {"s"}
+    able = MemberView("s2", "syncer", alive=True)
+    had = {"s": "r", "s2": "r"}
+    assert needed([dead, able], [run()], had) == set()
+    unable = MemberView("s2", "syncer", alive=True, unfit="a contribution is gone")
+    assert needed([dead, unable], [run()], had) == {"s"}
+    assert needed([dead], [run(over=True)], {"s": "r"}) == set(), "a run that is over needs nobody"
+    of_other = MemberView("s2", "syncer", alive=True, shard=1)
+    assert needed([dead, of_other], [run(shards=2)], had) == {"s"}
+
+
+def test_a_forced_end_holds_nobody_and_a_syncer_that_comes_back_ends_it_properly() -> None:
+    had = {"s": "old", "s2": "old", "a": "old"}
+    dead = MemberView("s", "syncer", alive=False, since_s=100.0)
+    unfit = MemberView("s2", "syncer", alive=True, unfit="no snapshot", since_s=100.0)
+    ended = RunView("old", 1, 9, True, forced=True)
+    members = [dead, unfit, learner("a")]
+    assert written(members, [ended, run("next")], had) == {"s2": "next", "a": "next"}
+    back = MemberView("s", "syncer", alive=True, since_s=1.0)
+    assert written([back, unfit, learner("a")], [ended], had) == {"s2": "", "a": ""}
+    stays = MemberView("s", "syncer", alive=True, since_s=RETURN_S)
+    assert written([stays], [ended], {"s": "old"}) == {"s": ""}, "it had its time"
+
+
 def test_a_dead_syncer_keeps_its_place_and_another_stands_by() -> None:
     dead = MemberView("s", "syncer", alive=False)
     members = [dead, MemberView("s2", "syncer", alive=True), learner("a")]
@@ -134,6 +193,7 @@ MEMBERS = st.lists(
         st.sampled_from(["learner", "learner", "syncer"]),
         st.booleans(),
         st.booleans(),
+        since_s=st.sampled_from([0.0, GRACE_S - 1, GRACE_S, 1000.0]),
     ),
     unique_by=lambda m: m.id,
 )
@@ -174,12 +234,14 @@ def test_promises(members: list[MemberView], runs: list[RunView], had: dict[str,
         mine = [m for m, r in now.items() if r == name]
         learners = [m for m in mine if by_id[m].role == "learner"]
         if any(by_id[m].role == "learner" for m in new):
-            assert len(learners) <= wish.learners_max
+            counted = [m for m in learners if by_id[m].alive or by_id[m].since_s < GRACE_S]
+            assert len(counted) <= wish.learners_max
             assert any(by_id[m].role == "syncer" for m in mine)
         mine_before = [m for m, r in had.items() if r == name and m in by_id]
         begun = any(by_id[m].role == "syncer" for m in mine_before)
         if any(by_id[m].role == "syncer" for m in new):
-            assert begun or len(learners) >= wish.learners_min
+            counted = [m for m in learners if by_id[m].alive or by_id[m].since_s < GRACE_S]
+            assert begun or len(counted) >= wish.learners_min
             living = [m for m in mine if by_id[m].role == "syncer" and by_id[m].alive]
             assert len(living) <= wish.syncers
         assert name in plan.waiting or any(by_id[m].role == "syncer" for m in mine)

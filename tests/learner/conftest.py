@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from learner.rig import Rig, rigs
 
+from diloco_learner.trainer import Program
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import get_blob, put_blob
 from diloco_shared.edges.bus import StreamSpec
@@ -304,3 +306,13 @@ def broker() -> MemoryBroker:
 @pytest.fixture
 def syncer(broker: MemoryBroker, spec: RunSpec) -> ScriptedSyncer:
     return ScriptedSyncer(broker, spec)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[str, Program]:
+    return {}
+
+
+@pytest.fixture
+def rig(spec: RunSpec, programs: dict[str, Program]) -> Rig:
+    return rigs(programs.setdefault("compiled once", Program.build(spec)))

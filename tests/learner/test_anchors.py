@@ -210,9 +210,10 @@ def test_a_false_keyframe_begins_no_epoch() -> None:
 def test_what_is_kept_is_bounded() -> None:
     """I12."""
     book, publisher = AnchorBook(SIZES_P), Publisher()
-    for _ in range(KEPT_MAX + 3):
+    for _ in range(5):
         book.offer(*publisher.publish())
-    assert list(book.shelves[0].anchors) == [3, 4]
+    assert KEPT_MAX == 1
+    assert list(book.shelves[0].anchors) == [4], "who adopts an older one holds it"
     publisher.publish()  # lost
     for _ in range(WAITING_MAX + 3):
         assert book.offer(*publisher.publish()) is None
@@ -243,3 +244,21 @@ def test_any_order_with_repeats_ends_at_the_newest_anchor(data: st.DataObject) -
     assert announced == sorted(set(announced))
     assert announced[-1] == len(sent) - 1
     assert not book.refused and not book.missing()
+
+
+def test_nobody_reads_old_versions_as_those_of_a_new_epoch() -> None:
+    """`epoch` and `versions` are read while a worker thread enters an epoch."""
+    seen: list[tuple[int, tuple[int, ...]]] = []
+
+    class Watched(AnchorBook):
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name in ("epoch", "shelves") and hasattr(self, "early"):
+                seen.append((self.epoch, self.versions))
+
+    book, before, after = Watched(SIZES_P), Publisher(), Publisher(epoch=1)
+    for _ in range(3):
+        book.offer(*before.publish())
+    book.offer(*after.publish())
+    assert [versions for epoch, versions in seen if epoch == 1 and versions != (-1, -1)] == []
+    assert (book.epoch, book.versions) == (1, (0, -1))

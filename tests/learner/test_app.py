@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 from diloco_learner.app import Learner
+from diloco_learner.moments import pack, views
 from diloco_learner.settings import Settings
 from diloco_learner.trainer import Program
 from diloco_shared.config import RunSpec
@@ -19,7 +19,7 @@ from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event, Incarnation, MemberRecord, ShardLease
-from diloco_shared.protocol.wire import decode
+from diloco_shared.protocol.wire import decode, encode
 
 pytestmark = pytest.mark.whole
 
@@ -109,7 +109,7 @@ async def test_a_learner_bootstraps_trains_is_merged_pauses_and_finishes(
         assert evaluations[-1].data["final"] and np.isfinite(evaluations[-1].data["val_loss"])
         assert list(evaluations[-1].data["versions"]) == syncer.versions
         # The final checkpoint is on disk before the learner is idle.
-        assert any(p.name.isdigit() for p in (tmp_path / "a" / "checkpoints").glob("r/*"))
+        assert any((tmp_path / "a" / "checkpoints").glob("r/*.safetensors"))
         # Every shard went back; how far each is merged, the run's leader tells.
         leases = [
             decode(e.value, ShardLease)
@@ -194,6 +194,8 @@ async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leav
             entry = await syncer.bus.kv_get(subjects.INCARNATIONS, "r.a")
             assert decode(entry.value, Incarnation).incarnation == 1
             # A process that has taken the id meanwhile: this one must not act any more (I10).
+            newer = Incarnation(learner="a", incarnation=2, boot="another", at=0.0)
+            await syncer.bus.kv_update(subjects.INCARNATIONS, "r.a", encode(newer), entry.revision)
             syncer.fields = {"incarnations": {"a": 2}}
             await until(lambda: app.membership.record.state == "idle")
             leave = (await syncer.events("leave"))[-1]
@@ -215,7 +217,7 @@ async def test_without_a_donor_the_moments_of_the_own_checkpoint_are_taken(
                 await syncer.merge(p, ("a",))
             await syncer.until("a", lambda p: p.state == "finished")
             folder = tmp_path / "a" / "checkpoints"
-            await until(lambda: any(p.name.isdigit() for p in folder.glob("r/*")))
+            await until(lambda: any(folder.glob("r/*.safetensors")))
         await syncer.assign("a", "r")
         async with learner(broker, tmp_path, "a"):
             await syncer.until("a", lambda p: p.incarnation == 1 and p.step > 0)
@@ -237,7 +239,9 @@ async def test_a_donor_whose_state_is_no_good_is_named_and_another_asked(
         assert donor.work is not None and donor.work.train_loop is not None
         trainer = donor.work.trainer
         healthy = trainer.inner_state
-        trainer.inner_state = lambda: jax.tree.map(sick, healthy())  # type: ignore[method-assign]
+        trainer.inner_state = lambda: pack(  # type: ignore[method-assign]
+            {name: sick(leaf) for name, leaf in views(healthy()).items()}
+        )
         syncer.donor = "a"
         async with learner(broker, tmp_path, "b"):
             await syncer.donate(progress, await _joined(syncer, "b"))
@@ -290,7 +294,7 @@ async def test_training_goes_on_while_the_bus_is_away(
         assert (await syncer.merge(0, ("a",)))["a"].step_to >= before.step + 200
 
 
-async def test_a_loss_that_is_no_number_is_told_and_ends_the_process(
+async def test_steps_that_are_all_skipped_are_told_and_end_the_process(
     broker: MemoryBroker, syncer: Any, tmp_path: Path
 ) -> None:
     await syncer.prepare()
@@ -298,17 +302,39 @@ async def test_a_loss_that_is_no_number_is_told_and_ends_the_process(
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, task):
         await syncer.bootstrap("a")
         await syncer.until("a", stepping)
-        assert app.work is not None
-        app.work.injected.poison = True
+        assert app.work is not None and app.work.train_loop is not None
+        trainer = app.work.train_loop.trainer
+        step = trainer.step
+        trainer.step = (  # type: ignore[method-assign]
+            lambda tokens, rate, *, poisoned=False: step(tokens, rate, poisoned=True)
+        )
         with pytest.raises(ExceptionGroup) as failure:
             await task
         assert "Diverged" in repr(failure.value)
-        assert len(await syncer.events("loss-not-finite")) == 1
+        assert len(await syncer.events("step-skipped")) == 1
         assert "lower inner.learning_rate" in (await syncer.events("train-failed"))[0].text
 
 
+async def test_a_poisoned_step_is_skipped_counted_and_told(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await syncer.bootstrap("a")
+        await syncer.until("a", stepping)
+        app._nan()
+        told = await syncer.until("a", lambda p: p.steps_skipped > 0)
+        after = await syncer.until("a", lambda p: p.step > told.step + 5)
+        assert after.steps_skipped == 1 and np.isfinite(after.loss)
+        assert len(await syncer.events("step-skipped")) == 1
+        assert app.health().detail["steps_skipped"] == 1
+        shown = {m.name: m for m in app.collect()}
+        assert shown["diloco_steps_skipped"].samples[0].value == 1
+
+
 def sick(leaf: Any) -> Any:
-    return leaf * float("nan") if jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating) else leaf
+    return leaf * np.float32("nan") if leaf.dtype == np.float32 else leaf
 
 
 async def _joined(syncer: Any, name: str) -> Any:

@@ -12,9 +12,10 @@ import structlog
 from diloco_learner.anchors import AnchorBook
 from diloco_learner.edges import downlink
 from diloco_learner.edges.downlink import Downlink
-from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, StateSeen
+from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, StateMoved, StateSeen
 from diloco_learner.train import Anchored
-from diloco_shared.edges.blobs import put_blob
+from diloco_shared.edges import blobs
+from diloco_shared.edges.blobs import announcement_subject, put_blob
 from diloco_shared.edges.memory_broker import Fate, MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.edges.metrics import traffic_metrics
@@ -135,7 +136,7 @@ async def test_a_keyframe_that_was_not_whole_is_fetched_again(
 ) -> None:
     """The next keyframe may be far, and a run that ends has none."""
     monkeypatch.setattr(downlink, "AGAIN_S", 0.0)
-    monkeypatch.setattr(downlink, "patience_s", lambda blob: 0.2)
+    monkeypatch.setattr(blobs, "silence_s", lambda _: 0.2)
     await rig.syncer.prepare()
     bus, subject = rig.syncer.bus, subjects.publication("r", 0, 0, 5, 1)
     payload = codec.encode("fp32", values(1))
@@ -267,7 +268,7 @@ async def test_one_far_behind_goes_on_with_the_newest_keyframe(
 ) -> None:
     """However many deltas were purged while it looked at the first of them."""
     monkeypatch.setattr(downlink, "LOOK_S", 3600.0)  # one look at a time
-    monkeypatch.setattr(downlink, "patience_s", lambda blob: 0.2)
+    monkeypatch.setattr(blobs, "silence_s", lambda _: 0.2)
     await rig.syncer.prepare()
     bus, stream = rig.syncer.bus, subjects.dn_stream("r")
     never = describe(subjects.publication("r", 0, 0, 1, 1), codec.encode("bf16", values(1)))
@@ -371,3 +372,34 @@ async def test_inner_state_that_the_trainer_cannot_use_is_bad(rig: Rig) -> None:
         assert await rig.next() == StateComing("a", "n-1")
         bad = await rig.next()
         assert bad == StateBad("a", "n-1", "an inner state of another model")
+
+
+async def test_an_announced_state_is_fetched_while_its_donor_still_sends(rig: Rig) -> None:
+    """Its manifest comes last, and is not waited for once every chunk is here."""
+    await rig.syncer.prepare()
+    bus, subject = rig.syncer.bus, subjects.state("r", "a", "b", "n-1")
+    payload = b"moments"
+    outgoing = cut(subject, payload, chunk_bytes=2)
+    announced = StateManifest(
+        run="r",
+        donor="a",
+        donor_incarnation=0,
+        newcomer="b",
+        newcomer_incarnation=3,
+        nonce="n-1",
+        epoch=0,
+        versions=(0, 0, 0),
+        donor_step=1,
+        config_hash=rig.syncer.hash,
+        blob=outgoing.blob,
+    )
+    async with rig.running(rig.down.state("a", "n-1")):
+        await bus.append(announcement_subject(subject), encode(announced))
+        assert await rig.next() == StateMoved("a", "n-1")
+        for index in range(outgoing.blob.chunks):
+            data = bytes(outgoing.data(index))
+            await bus.append(subject, data, headers=outgoing.headers(index))
+        while (event := await rig.next()) == StateMoved("a", "n-1"):
+            pass
+        assert event == StateSeen("a", "n-1")
+        assert rig.down.states == {"n-1": payload}

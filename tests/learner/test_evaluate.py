@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco_learner.evaluate import BATCH, held_out, make_evaluate
+from diloco_learner.evaluate import SEQUENCES_MAX, TOKENS_MAX, at_once, held_out, make_evaluate
 from diloco_learner.model import ModelDef
 
 TOKENS = np.arange(1001)
@@ -29,7 +29,7 @@ def test_no_more_than_there_are() -> None:
         held_out(np.arange(10), 10, 5, 0)
 
 
-@pytest.mark.parametrize("sequences", [1, BATCH, 2 * BATCH + 3])
+@pytest.mark.parametrize("sequences", [1, SEQUENCES_MAX, 2 * SEQUENCES_MAX + 3])
 def test_every_sequence_counts_alike_in_whatever_batch(sequences: int) -> None:
     model = ModelDef(
         init=lambda key: (),
@@ -38,3 +38,18 @@ def test_every_sequence_counts_alike_in_whatever_batch(sequences: int) -> None:
     )
     rows = np.random.default_rng(0).integers(0, 100, (sequences, 5)).astype(np.int32)
     assert make_evaluate(model)(2.0, rows) == pytest.approx(2 * rows.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("context", "trained", "wanted"),
+    [
+        (8, 1, SEQUENCES_MAX),
+        (TOKENS_MAX // 8, 1, 8),
+        (10 * TOKENS_MAX, 1, 1),
+        (10 * TOKENS_MAX, 3, 3),  # what a step holds, an evaluation may hold too
+    ],
+)
+def test_long_sequences_are_evaluated_few_at_a_time(
+    context: int, trained: int, wanted: int
+) -> None:
+    assert at_once(context, trained) == wanted

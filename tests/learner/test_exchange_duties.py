@@ -12,6 +12,7 @@ from diloco_learner.events import (
     GiveState,
     Leave,
     SendProgress,
+    StateGone,
     Stepped,
     Tell,
     TimePassed,
@@ -97,10 +98,29 @@ def test_a_successor_evaluates_what_comes_and_repeats_nothing() -> None:
 
 def test_a_checkpoint_every_so_many_own_steps() -> None:
     desk = Desk()
-    assert only(desk.step(25), Checkpoint) == [
-        Checkpoint(0, 10, (0, 0, 0), final=False),
-        Checkpoint(0, 20, (0, 0, 0), final=False),
-    ]
+    assert only(desk.step(15), Checkpoint) == [Checkpoint(0, 10, (0, 0, 0), final=False)]
+    desk.tell(StateGone())
+    assert only(desk.step(10), Checkpoint) == [Checkpoint(0, 20, (0, 0, 0), final=False)]
+
+
+def test_a_checkpoint_waits_for_the_copy_that_is_on_its_way() -> None:
+    desk = Desk()
+    assert len(only(desk.step(10), Checkpoint)) == 1
+    assert not only(desk.step(15), Checkpoint), "the one of step 20 waits"
+    desk.tell(donate())
+    assert not only(desk.step(), GiveState), "so does a newcomer"
+    desk.tell(StateGone())
+    effects = desk.step()
+    assert len(only(effects, GiveState)) == 1 and not only(effects, Checkpoint)
+    desk.tell(StateGone())
+    assert only(desk.step(), Checkpoint) == [Checkpoint(0, 28, (0, 0, 0), final=False)]
+
+
+def test_the_end_waits_for_no_copy() -> None:
+    desk = Desk()
+    desk.step(10)
+    (last,) = only(desk.tell(beat(state="stopped")) + desk.tell(TimePassed()), Checkpoint)
+    assert last.final
 
 
 # --- reports -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from diloco_learner.edges.incarnation import take_incarnation
+from diloco_learner.edges.incarnation import newest_boot, take_incarnation
 from diloco_shared.edges.memory_broker import Fate, MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
@@ -39,3 +39,14 @@ async def test_an_unknown_outcome_costs_a_number_and_repeats_none(broker: Memory
     broker.fault = fault
     assert await take_incarnation(bus, "r", "a", "boot-1") == 1
     assert await take_incarnation(bus, "r", "a", "boot-2") == 2
+
+
+async def test_a_process_knows_whether_another_has_taken_its_name(broker: MemoryBroker) -> None:
+    """One that was silent for very long, and is told to begin anew, may."""
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_bucket(subjects.INCARNATIONS)
+    assert await newest_boot(bus, "r", "a") == ""
+    await take_incarnation(bus, "r", "a", "mine")
+    assert await newest_boot(bus, "r", "a") == "mine"
+    await take_incarnation(bus, "r", "a", "another's")
+    assert await newest_boot(bus, "r", "a") == "another's"

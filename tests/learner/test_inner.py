@@ -94,3 +94,39 @@ def test_muon_orthogonalises_matrices_and_leaves_embeddings_to_nadam() -> None:
     for name in ("embedding", "bias"):
         expected = -np.sign(gradient[name]) * (1 + inner.b1 / (1 + inner.b1))
         np.testing.assert_allclose(update[name], expected, rtol=1e-3)
+
+
+def learned(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
+    """Its gradient depends on both; a token of 9 makes the loss, one of 8 only a gradient, bad."""
+    tokens, total = tokens_BxL1.astype(jnp.float32), params["bias"].sum()
+    steep = jnp.where((tokens == 8).any(), 1e30, 0.0) * (total - jax.lax.stop_gradient(total))
+    bad = jnp.where((tokens == 9).any(), jnp.nan, 0.0)
+    return (params["matrix"] ** 2).sum() * tokens.mean() + total + steep + bad
+
+
+LEARNED = ModelDef(MODEL.init, learned, MODEL.is_embedding)
+
+
+@pytest.mark.parametrize("optimizer_name", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("bad", [9, 8])
+def test_a_step_that_is_not_finite_changes_nothing_and_the_next_one_goes_on(
+    optimizer_name: str, accumulation: int, bad: int
+) -> None:
+    inner = Inner.model_validate({"optimizer": optimizer_name, "accumulation": accumulation})
+    step, params = make_step(LEARNED, inner), MODEL.init(jax.random.key(0))
+    state = optimizer(inner, MODEL.is_embedding).init(params)
+    good, spoiled = np.array([[1, 2], [3, 4]], np.int32), np.array([[1, 2], [3, bad]], np.int32)
+    params, state, first = step(params, state, good, 0.1)
+    before = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((params, state))]
+    params, state, skipped = step(params, state, spoiled, 0.1)
+    assert np.isfinite(first) and np.isnan(skipped)
+    assert [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((params, state))] == before
+    params, state, last = step(params, state, good, 0.1)
+    after = [np.asarray(leaf) for leaf in jax.tree.leaves((params, state))]
+    assert np.isfinite(last) and all(np.isfinite(leaf).all() for leaf in after)
+    assert [leaf.tobytes() for leaf in after] != before
+
+
+def test_a_rate_of_zero_is_no_bad_step() -> None:
+    assert np.isfinite(stepped(0.0).loss)

@@ -2,8 +2,13 @@
 
 import threading
 
+import pytest
+
+from diloco_learner.edges.arrivals import Arrivals
 from diloco_learner.edges.clocks import WaitClock
-from diloco_learner.edges.mailbox import INBOX_MAX, OUTBOX_MAX, Mailbox
+from diloco_learner.edges.mailbox import INBOX_MAX, LOOK_EVERY, OUTBOX_MAX, Mailbox
+from diloco_learner.events import AnchorReady, DonateSeen, PartSettled
+from diloco_shared.protocol.messages import Donate, Stamp
 
 
 def test_arrivals_come_out_in_order_and_once() -> None:
@@ -22,16 +27,57 @@ def test_only_the_newest_progress_counts() -> None:
     assert box.newest_progress() is None
 
 
+def ask(n: int) -> DonateSeen:
+    return DonateSeen(
+        Donate(
+            donor="a",
+            donor_incarnation=0,
+            newcomer="b",
+            newcomer_incarnation=0,
+            nonce=f"n{n}",
+            epoch=0,
+            versions=(),
+        )
+    )
+
+
+def anchored(version: int, fragment: int = 0) -> AnchorReady:
+    stamp = Stamp(round=0, steps=0, fraction=0.0, fraction_per_step=0.1)
+    return AnchorReady(0, fragment, version, version, stamp, {})
+
+
 def test_beyond_its_limits_it_drops_and_counts() -> None:
-    """I12, both ways; what was there before stays."""
+    """I12, both ways; what was there before stays, and so does what nobody says again."""
     box = Mailbox()
-    assert all(box.put(n) for n in range(INBOX_MAX))
-    assert not box.put("too many")
+    assert all(box.put(ask(n)) for n in range(INBOX_MAX))
+    assert not box.put(ask(-1))
+    assert box.put(PartSettled(1))
     for n in range(OUTBOX_MAX + 2):
         box.post(n)
     assert box.dropped == 3
     assert box.collect() == list(range(OUTBOX_MAX))
-    assert box.drain() == list(range(INBOX_MAX))
+    assert box.drain() == [*(ask(n) for n in range(INBOX_MAX)), PartSettled(1)]
+
+
+@pytest.mark.parametrize("queue", [Mailbox, Arrivals])
+def test_anchors_that_wait_for_long_do_not_pile_up(queue: type[Mailbox] | type[Arrivals]) -> None:
+    """Each holds a fragment's values: of every fragment the newest two are kept, in their order."""
+    box = queue()
+    put = box.put if isinstance(box, Mailbox) else box.leave
+    most = 0
+    for version in range(1000):
+        put(anchored(version))
+        put(anchored(version, fragment=1))
+        put(PartSettled(version // 500))
+        most = max(most, len(box._in) if isinstance(box, Mailbox) else box.qsize())
+    assert most < 1000 + 5 * LOOK_EVERY
+    items = (
+        box.drain() if isinstance(box, Mailbox) else [box.get_nowait() for _ in range(box.qsize())]
+    )
+    assert [x for x in items if x == PartSettled(0)] == 500 * [PartSettled(0)]
+    anchors = [x for x in items if isinstance(x, AnchorReady)]
+    assert anchors[-4:] == [anchored(v, p) for v in (998, 999) for p in (0, 1)]
+    assert [a.version for a in anchors] == sorted(a.version for a in anchors)
 
 
 def test_rest_ends_when_something_arrives() -> None:

@@ -15,10 +15,12 @@ from diloco_learner.events import (
     Leave,
     PartSettled,
     SendProgress,
+    StateGone,
     Stepped,
     TimePassed,
 )
 from diloco_learner.exchange import Exchange
+from diloco_learner.moments import Arrays, State, pack
 from diloco_learner.recovery import Recovery
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import Checkpoints
@@ -87,6 +89,7 @@ def test_the_part_is_kept_before_what_carries_the_mark_is_adopted(exchange: Exch
 
 def test_a_beat_alone_is_enough_also_while_no_step_is_taken(exchange: Exchange) -> None:
     assert stepped(exchange, beat(checkpoint=4)) == [KeepPart(4, 0, 1, (0, 0))]
+    exchange.handle(StateGone(), 2.0)
     effects = exchange.handle(beat(checkpoint=5, state="paused"), 2.0)
     assert KeepPart(5, 0, 1, (0, 0)) in effects
 
@@ -131,7 +134,7 @@ def sealed(root: str, *learners: str, damaged: str = "") -> str:
     parts = {}
     for name in learners:
         moments = {k: v + ord(name) for k, v in MOMENTS.items()}
-        write_part(SPEC, root, name, 0, KeepPart(4, 0, 1, (0, 0)), moments)
+        write_part(SPEC, root, name, 0, KeepPart(4, 0, 1, (0, 0)), pack(moments))
         found = there.written_part(ref, f"learner-{name}", LearnerPart)
         assert found is not None
         parts[name] = found[1]
@@ -162,11 +165,9 @@ def sealed(root: str, *learners: str, damaged: str = "") -> str:
     return ref
 
 
-def first_of(data: bytes | None) -> float:
-    from safetensors.numpy import load
-
-    assert data is not None
-    return float(load(data)["mu"][0])
+def first_of(found: Arrays | None) -> float:
+    assert found is not None
+    return float(found["mu"][0])
 
 
 def test_a_learner_goes_on_with_its_own_moments_or_with_anybodys(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_a_part_that_cannot_be_used_is_passed_over_with_its_reason(tmp_path: Pat
     found, faults = read_part(str(tmp_path), ref, "c", lambda data: None)
     assert first_of(found) == float(ord("b")) and "learner-c.000" in faults[0]
 
-    def never(data: bytes) -> None:
+    def never(data: State) -> None:
         raise ValueError("of another model")
 
     nothing, faults = read_part(str(tmp_path), ref, "b", never)

@@ -9,6 +9,7 @@ from diloco_learner.events import (
     BeatSeen,
     Begin,
     GrantSeen,
+    InitMoved,
     Leave,
     LoadState,
     RecoveryEffect,
@@ -17,16 +18,19 @@ from diloco_learner.events import (
     SendJoin,
     StateBad,
     StateComing,
+    StateMoved,
     StateSeen,
     Tell,
     TimePassed,
 )
 from diloco_learner.recovery import (
     DONORS_MAX,
+    INIT_S,
     JOIN_S,
     MOVES,
     STATE_BYTES_PER_S,
     STATE_S,
+    STATE_SILENCE_S,
     Recovery,
     State,
 )
@@ -369,8 +373,7 @@ def test_what_a_donor_completed_before_it_died_is_fetched_to_the_end() -> None:
     assert only(desk.tell(StateSeen("b", nonce)), LoadState)
 
 
-def test_a_large_state_is_given_the_time_its_transfer_takes() -> None:
-    """However many rounds that is: moments may be old, anchors are fetched anew."""
+def test_a_large_state_is_given_the_time_that_its_donor_needs_to_begin() -> None:
     recovery = Recovery(
         SPEC,
         "a",
@@ -384,6 +387,46 @@ def test_a_large_state_is_given_the_time_its_transfer_takes() -> None:
     desk.recovery = recovery
     receiving(desk)
     assert recovery.deadline == desk.now + STATE_S + 1000
+
+
+def test_a_donor_whose_state_moves_is_not_given_up() -> None:
+    """However long it takes: moments may be old, anchors are fetched anew."""
+    desk = Desk()
+    receiving(desk)
+    nonce = desk.recovery.nonce
+    for _ in range(100):
+        effects = desk.tell(StateMoved("b", nonce))
+        desk.now += STATE_SILENCE_S - 1
+        effects += desk.tell(TimePassed())
+        assert not only(effects, SendJoin)
+    effects = desk.pass_time(1.0)
+    assert only(effects, Tell)[0].kind == "donor-failed"
+    assert only(effects, SendJoin)
+
+
+def test_only_the_donor_that_is_waited_for_is_given_time() -> None:
+    desk = Desk()
+    receiving(desk)
+    desk.tell(StateMoved("b", "another"))
+    assert desk.recovery.deadline == desk.now + STATE_S
+
+
+def test_a_state_that_moves_does_not_outlive_its_donor_unless_all_of_it_is_there() -> None:
+    desk = Desk()
+    receiving(desk)
+    desk.tell(StateMoved("b", desk.recovery.nonce))
+    assert only(desk.tell(beat(live=("a", "c"))), SendJoin)
+
+
+def test_initial_parameters_that_move_are_not_asked_for_again() -> None:
+    desk = Desk()
+    desk.tell(TimePassed(), NAMED, desk.grant(versions=(-1, -1, -1)))
+    for _ in range(100):
+        desk.now += INIT_S - 1
+        assert desk.tell(InitMoved()) == []
+        assert desk.tell(NAMED) == []
+    desk.now += INIT_S
+    assert desk.tell(NAMED) == [SendInit()]
 
 
 def test_phases_are_timed() -> None:

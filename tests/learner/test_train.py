@@ -1,142 +1,26 @@
 """The training loop with the real exchange and a real, tiny trainer; no network, no clock."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from learner.rig import Rig, anchor, beat, donation, outgoing, pull
 
-from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import Cut
-from diloco_learner.edges.batches import Batches
-from diloco_learner.edges.clocks import WaitClock
-from diloco_learner.edges.mailbox import Mailbox
-from diloco_learner.evaluate import held_out
 from diloco_learner.events import (
     AnchorReady,
-    BeatSeen,
     Checkpoint,
     Contribute,
     DonateSeen,
     Evaluate,
     GiveState,
     Leave,
-    PullSeen,
-    Tell,
 )
-from diloco_learner.exchange import Exchange
-from diloco_learner.train import Anchored, Diverged, Injected, Outgoing, TrainLoop
-from diloco_learner.trainer import Program, Trainer, state_bytes
-from diloco_shared.config import RunSpec
-from diloco_shared.protocol.messages import Beat, Donate, Pull, Stamp
+from diloco_learner.moments import pack, views
+from diloco_learner.train import Anchored
+from diloco_shared.protocol.messages import Stamp
 
 START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
-
-
-class Box(Mailbox):
-    """A mailbox whose two sides are in one thread: `at[n]` arrives at the n-th look into it."""
-
-    def __init__(self, clock: "Clock") -> None:
-        super().__init__()
-        self.clock = clock
-        self.looks = 0
-        self.at: dict[int, list[Any]] = {}
-        self.blocks_s = 0.0
-        self.rests = 0
-
-    def drain(self) -> list[Any]:
-        self.clock.now += self.blocks_s
-        for item in self.at.get(self.looks, []):
-            assert self.put(item)
-        self.looks += 1
-        return super().drain()
-
-    def rest(self, seconds: float) -> None:
-        self.clock.now += seconds
-        self.rests += 1
-
-
-class Clock:
-    """Time passes only where a test lets it."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def beat(state: Any = "running", versions: tuple[int, ...] = (0, 0, 0), **more: Any) -> BeatSeen:
-    return BeatSeen(
-        Beat(
-            run="r",
-            epoch=0,
-            term=1,
-            state=state,
-            reason="as scripted",
-            versions=versions,
-            stamp=START,
-            live=("a",),
-            **more,
-        )
-    )
-
-
-def pull(round_: int, fragment: int) -> PullSeen:
-    return PullSeen(
-        Pull(
-            epoch=0, term=1, round=round_, fragment=fragment, participants=("a",), timeout_s=1000.0
-        )
-    )
-
-
-def anchor(fragment: int, version: int, values_F: Any) -> Anchored:
-    return Anchored(AnchorReady(0, fragment, version, version, START, {}), values_F)
-
-
-Rig = Callable[[], tuple[TrainLoop, Box, Clock]]
-
-
-@pytest.fixture(scope="module")
-def programs() -> dict[str, Program]:
-    return {}
-
-
-@pytest.fixture
-def rig(spec: RunSpec, programs: dict[str, Program]) -> Rig:
-    program = programs.setdefault("compiled once", Program.build(spec))
-    corpus = load(spec.data)
-
-    def make() -> tuple[TrainLoop, Box, Clock]:
-        clock = Clock()
-        box = Box(clock)
-        batches = Batches(Cut(corpus.train, 8, 8, spec.seed), 2)
-        batches.grant(0, 0, 0)
-        trainer = Trainer(program)
-        for p, values_F in enumerate(trainer.initial_fragments()):
-            trainer.adopt(p, values_F, 0.0)
-        loop = TrainLoop(
-            trainer,
-            Exchange(program.spec, "a", 0, 0, (0, 0, 0), START, clock()),
-            batches,
-            held_out(corpus.validation, 8, 4, 0),
-            box,
-            now=clock,
-            sleep=clock.sleep,
-            waiting=WaitClock(clock),
-            injected=Injected(),
-        )
-        return loop, box, clock
-
-    return make
-
-
-def outgoing(box: Box, kind: type) -> list[Outgoing]:
-    return [o for o in box.collect() if isinstance(o.effect, kind)]
 
 
 def test_steps_are_taken_until_the_run_is_over(rig: Rig) -> None:
@@ -158,8 +42,8 @@ def test_a_contribution_is_anchor_minus_parameters_at_the_boundary(rig: Rig) -> 
     copies: list[Any] = []
     step = loop.trainer.step
 
-    def remembering(batch: Any, rate: float) -> Any:
-        loss = step(batch, rate)
+    def remembering(batch: Any, rate: float, **more: Any) -> Any:
+        loss = step(batch, rate, **more)
         copies.append(loop.trainer.initial_fragments()[1])
         return loss
 
@@ -238,40 +122,31 @@ def test_a_pause_holds_at_a_boundary_and_is_no_waiting(rig: Rig) -> None:
 
 def test_a_donors_state_is_what_it_was_at_the_boundary(rig: Rig) -> None:
     loop, box, _ = rig()
-    donate = Donate(
-        donor="a",
-        donor_incarnation=0,
-        newcomer="b",
-        newcomer_incarnation=0,
-        nonce="n-1",
-        epoch=0,
-        versions=(0, 0, 0),
-    )
-    box.at = {2: [DonateSeen(donate)], 8: [beat("stopped")]}
+    box.at = {2: [DonateSeen(donation("b"))], 8: [beat("stopped")]}
     moments: list[bytes] = []
     step = loop.trainer.step
 
-    def remembering(batch: Any, rate: float) -> Any:
-        loss = step(batch, rate)
-        moments.append(state_bytes(loop.trainer.inner_state()))
+    def remembering(batch: Any, rate: float, **more: Any) -> Any:
+        loss = step(batch, rate, **more)
+        moments.append(bytes(loop.trainer.inner_state()))
         return loss
 
     loop.trainer.step = remembering  # type: ignore[method-assign]
     loop.run()
     (sent,) = outgoing(box, GiveState)
-    assert state_bytes(sent.handle) == moments[1]
+    assert sent.handle.data == moments[1]
     other, _, _ = rig()
     other.trainer.load_inner_state(moments[2])
-    assert state_bytes(other.trainer.inner_state()) == moments[2]
+    assert other.trainer.inner_state() == moments[2]
 
 
 def test_a_slow_fault_costs_time_that_is_neither_step_nor_waiting(rig: Rig) -> None:
     loop, box, clock = rig()
     step = loop.trainer.step
 
-    def slow(batch: Any, rate: float) -> Any:
+    def slow(batch: Any, rate: float, **more: Any) -> Any:
         clock.now += 0.5
-        return step(batch, rate)
+        return step(batch, rate, **more)
 
     loop.trainer.step = slow  # type: ignore[method-assign]
     loop.injected.slow_factor = 3.0
@@ -282,40 +157,27 @@ def test_a_slow_fault_costs_time_that_is_neither_step_nor_waiting(rig: Rig) -> N
     assert box.newest_progress().step_s == pytest.approx(1.5)
 
 
-def test_a_loss_that_stays_no_number_ends_the_loop_loudly(rig: Rig) -> None:
-    loop, box, _ = rig()
-    loop.injected.poison = True
-    with pytest.raises(Diverged, match=r"inner\.learning_rate"):
-        loop.run()
-    told = [o.effect for o in outgoing(box, Tell)]
-    assert [t.kind for t in told if isinstance(t, Tell)] == ["loss-not-finite"]
-    # Long enough that every fragment was due once: the gate has refused them all.
-    assert loop.not_finite == loop.spec.algorithm.sync_every_steps + 1
-
-
 def test_moments_that_are_no_numbers_are_refused(rig: Rig) -> None:
     """I11: a donor that has diverged, another model, rubbish."""
-    sick, _, _ = rig()
-    sick.injected.poison = True
-    with pytest.raises(Diverged):
-        sick.run()
     well, _, _ = rig()
-    before = state_bytes(well.trainer.inner_state())
+    before = bytes(well.trainer.inner_state())
+    arrays = {k: v.copy() for k, v in views(before).items()}
+    max(arrays.values(), key=lambda a: a.size).reshape(-1)[-1] = math.nan
     with pytest.raises(ValueError, match="not finite"):
-        well.trainer.check_inner_state(state_bytes(sick.trainer.inner_state()))
+        well.trainer.check_inner_state(pack(arrays))
     with pytest.raises(ValueError, match="not an inner state"):
         well.trainer.load_inner_state(b"rubbish")
-    assert state_bytes(well.trainer.inner_state()) == before
+    assert well.trainer.inner_state() == before
 
 
 def test_a_withdrawn_learner_keeps_its_moments_and_says_good_bye(rig: Rig) -> None:
     loop, box, _ = rig()
     step = loop.trainer.step
 
-    def stopped_at_four(batch: Any, rate: float) -> Any:
+    def stopped_at_four(batch: Any, rate: float, **more: Any) -> Any:
         if loop.exchange.counters.step == 3:
             loop.stopping = "the process is told to stop"
-        return step(batch, rate)
+        return step(batch, rate, **more)
 
     loop.trainer.step = stopped_at_four  # type: ignore[method-assign]
     leave = loop.run()
@@ -351,9 +213,9 @@ def test_losses_fall_and_lag_by_one_step(rig: Rig) -> None:
     box.clock.now += 1
     step = loop.trainer.step
 
-    def ticking(batch: Any, rate: float) -> Any:
+    def ticking(batch: Any, rate: float, **more: Any) -> Any:
         box.clock.now += 1.0
-        return step(batch, rate)
+        return step(batch, rate, **more)
 
     loop.trainer.step = ticking  # type: ignore[method-assign]
     loop.run()

@@ -1,6 +1,5 @@
 """What goes out: complete, under its own name, in time or not at all."""
 
-import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,17 @@ from diloco_learner.edges.checkpoint import Checkpoints
 from diloco_learner.edges.shards import Leases
 from diloco_learner.edges.uplink import Uplink
 from diloco_learner.encoding import Encoded
-from diloco_learner.events import Checkpoint, Contribute, Evaluate, Tell
+from diloco_learner.events import Checkpoint, Contribute, Evaluate, GiveState, Tell
+from diloco_learner.moments import Handed, pack, pieces
 from diloco_learner.train import Outgoing
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import get_blob
+from diloco_shared.edges.bus import Progress
 from diloco_shared.edges.memory_broker import Fate, MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import ContributionManifest, Stamp
+from diloco_shared.protocol.messages import ContributionManifest, Donate, Stamp, StateManifest
 from diloco_shared.protocol.wire import decode
 
 DELTA_F = np.arange(4, dtype=np.float32)
@@ -147,13 +148,61 @@ async def test_a_checkpoint_that_fails_is_told(up: Uplink, syncer: Any) -> None:
         raise OSError("no space left on device")
 
     up.checkpoints.save = full  # type: ignore[method-assign]
-    await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), {"mu": DELTA_F}))
+    await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
     (event,) = await syncer.events("checkpoint-failed")
     assert "no space left" in event.text
 
 
 async def test_checkpoints_of_later_lives_are_newer(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
-    await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), {"mu": DELTA_F}))
+    await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
     assert up.checkpoints.newest == 1_000_000_008
-    await asyncio.to_thread(up.checkpoints.close)
+    handed = Handed(pack({"mu": DELTA_F}))
+    await up.send(Outgoing(Checkpoint(0, 9, (0, 0, 0), final=False), handed))
+    assert up.checkpoints.newest == 1_000_000_009 and handed.gone
+
+
+async def test_initial_parameters_that_are_there_are_not_sent_again(
+    up: Uplink, syncer: Any
+) -> None:
+    """Asked again, it goes on with the first fragment that is missing."""
+    await syncer.prepare()
+    stream, payload = subjects.up_stream("r"), codec.encode("fp32", DELTA_F)
+    for p in (0, 1):
+        await up.initial((), p, payload, Progress())
+    where = [subjects.initial("r", "a", 1, p) for p in (0, 1)]
+    before = (await syncer.bus.stream_info(stream)).last_seq
+    sent = up.data.traffic.bytes_out
+    for p in (0, 1):
+        await up.initial((), p, payload, Progress())
+    assert (await syncer.bus.stream_info(stream)).last_seq == before
+    assert up.data.traffic.bytes_out == sent
+    # The syncer has taken one off that was not whole.
+    for name in (where[1] + ".m", where[1]):
+        await syncer.bus.purge(stream, name)
+    stored = Progress()
+    await up.initial((), 1, payload, stored)
+    assert stored.stored == 1
+    assert await syncer.bus.last(stream, where[1] + ".m") is not None
+
+
+async def test_a_state_is_announced_before_its_first_chunk(up: Uplink, syncer: Any) -> None:
+    await syncer.prepare()
+    give = GiveState(
+        Donate(
+            donor="a",
+            donor_incarnation=1,
+            newcomer="b",
+            newcomer_incarnation=0,
+            nonce="n",
+            epoch=0,
+            versions=(0, 0, 0),
+        ),
+        (0, 0, 0),
+        7,
+    )
+    await up.send(Outgoing(give, Handed(pack({"mu": np.ones(3, np.float32)}))))
+    stored = await syncer.bus.fetch(subjects.state_stream("r"), "state.r.a.b.>")
+    where = subjects.state("r", "a", "b", "n")
+    assert [s.subject for s in stored] == [f"{where}.a", where, f"{where}.m"]
+    assert decode(stored[0].payload, StateManifest) == decode(stored[2].payload, StateManifest)

@@ -50,33 +50,26 @@ def test_coordinator_syncer_and_nats_die_and_rounds_go_on(
     check_tape(cluster.client.rounds("r"))
 
 
-def test_a_contribution_that_is_not_finite_is_refused_and_its_learner_heals(
+def test_a_step_with_bad_gradients_costs_that_step_alone(
     cluster: Any, spec: Any, wait_until: Any
 ) -> None:
     cluster.client.create_run(spec("r"))
     wait_until(lambda: len(cluster.committed("r")) > 12, "the first rounds")
     cluster.client.chaos("nan", "learner-2")
-
-    def refusals() -> list[dict[str, Any]]:
-        return [
-            v
-            for r in cluster.client.rounds("r")
-            for v in r["verdicts"]
-            if v["outcome"] == "refused" and v["reason"].startswith("non-finite")
-        ]
-
-    assert {v["learner"] for v in wait_until(refusals, "a refusal")} == {"learner-2"}
-    wait_until(lambda: cluster.client.run("r")["status"]["refused"].get("non-finite"), "its count")
-    # Its moments are lost: a fresh process gets sound ones and is merged again.
+    wait_until(
+        lambda: any(e["kind"] == "step-skipped" for e in cluster.client.events("r")), "the event"
+    )
+    seen = len(cluster.committed("r"))
     wait_until(
         lambda: any(
-            v["learner"] == "learner-2" and v["incarnation"] == 1 and v["outcome"] == "merged"
-            for r in cluster.committed("r")[-20:]
+            v["learner"] == "learner-2" and v["outcome"] == "merged"
+            for r in cluster.committed("r")[seen + 3 :]
             for v in r["verdicts"]
         ),
         "learner-2 merged again",
     )
-    assert cluster.learner("r", "learner-1")["loss"] is not None
+    assert cluster.learner("r", "learner-2")["incarnation"] == 0, "no process had to die"
+    assert not cluster.client.run("r")["status"]["refused"].get("non-finite")
 
 
 def test_pause_holds_everybody_and_resume_goes_on(cluster: Any, spec: Any, wait_until: Any) -> None:

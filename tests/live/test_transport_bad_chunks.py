@@ -11,6 +11,7 @@ import pytest
 from live.gate import connected, goes_through, until
 
 from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.edges import blobs
 from diloco_shared.edges.blobs import BlobIncomplete, get_blob, put_blob
 from diloco_shared.edges.bus import Bus, Refused, StreamSpec
 from diloco_shared.edges.nats_server import MAX_PAYLOAD_BYTES, NatsServer
@@ -26,7 +27,6 @@ from diloco_shared.protocol.chunks import (
 )
 from diloco_shared.protocol.messages import Blob, ContributionManifest
 from diloco_shared.protocol.wire import encode
-from diloco_syncer.edges import inbox as inbox_module
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.payloads import Payloads
 from diloco_syncer.events import ContributionSeen, Event, Malformed
@@ -206,7 +206,7 @@ async def test_the_syncer_refuses_a_manifest(nats_server: NatsServer, kind: str)
 async def test_the_syncer_refuses_damaged_chunks_and_bytes_that_are_no_manifest(
     nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox_module, "BLOB_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(blobs, "silence_s", lambda _: 0.5)
     events, refusals = await seen_by_syncer(nats_server, {}, damaged=True, junk=b"\xc1 no message")
     assert refusals[("manifest", "wire")] == 1 and refusals[("chunk", "check")] >= 1
     refused = [event for event in events if isinstance(event, Malformed)]
@@ -229,7 +229,7 @@ async def seen_by_syncer(
     stream = subjects.up_stream("r")
     async with connected(server.url) as learner, connected(server.url) as syncer:
         await learner.ensure_stream(StreamSpec(stream, ("up.r.>",), 64 * MIB))
-        payloads = Payloads(2 * len(DELTA))
+        payloads = Payloads(lambda: 2 * len(DELTA))
         inbox = Inbox(RUN, syncer, syncer, payloads, events.append, lambda _: True)
         following = asyncio.create_task(inbox.contributions(1))
         try:

@@ -97,7 +97,7 @@ class Driver:
                 digest = f"{effect.round:032x}"
                 return self.give(Staged(effect.epoch, effect.round, digest, digest, digest))
             case Publish():
-                return self.give(Published(effect.fragment, effect.version))
+                return self.give(Published.of(effect))
             case Snapshot():
                 return self.give(SnapshotDone(effect.covers, effect.round, "here"))
             case _:

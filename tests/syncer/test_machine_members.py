@@ -4,7 +4,18 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import Join
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    Beat,
+    Blob,
+    Join,
+    LifeCount,
+    PublicationManifest,
+    Stamp,
+    Verdict,
+)
+from diloco_shared.protocol.wire import encode
+from diloco_syncer import roster as roster_module
 from diloco_syncer.events import (
     JoinSeen,
     ProgressSeen,
@@ -16,6 +27,8 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.history import History
 from diloco_syncer.machine import Machine
+from diloco_syncer.roster import GONE_S, LEFT_S, MEMBERS_MAX, REFUSED_MAX
+from diloco_syncer.status import size
 
 
 def of(effects: list[Any], kind: type) -> list[Any]:
@@ -76,6 +89,22 @@ def test_a_donor_that_failed_is_not_named_again_and_none_is_said_so(running: Any
     assert ask("n1").donor == "a", "b has taken no step yet"
     grant = ask("n2", "a")
     assert grant.accepted and grant.donor == "" and grant.reason == "no healthy donor"
+
+
+def test_how_large_the_run_is_told_by_those_who_are_let_in(driver: Any) -> None:
+    """The streams' limits follow it; so a stranger must not."""
+    driver.lead()
+    for learner, parameters, layout in (
+        ("a", 7000, "e" * 32),
+        ("b", 5000, "e" * 32),
+        ("c", 10**12, "f" * 32),
+    ):
+        config = driver.config | {"layout": layout}
+        join = Join(
+            learner=learner, incarnation=0, nonce=learner, config=config, parameters=parameters
+        )
+        driver.give(JoinSeen(join))
+    assert size(driver.machine) == (7000, 2)
 
 
 def test_another_layout_is_refused(running: Any) -> None:
@@ -161,3 +190,148 @@ def test_who_is_still_in_an_older_epoch_is_not_asked(driver_of: Any) -> None:
     driver.answer(pull, "a")
     (record,) = driver.rounds
     assert {v.learner: v.reason for v in record.verdicts}["b"] == "is in epoch 0, the run in 3"
+
+
+def test_a_life_that_is_silent_for_very_long_is_over_on_the_tape_i5(running: Any) -> None:
+    """Its work in flight is lost, and no manifest or beat names it any more."""
+    running.step("a", 4)
+    running.step("b", 4)
+    for learner in "ab":
+        running.answer(running.pulls[0], learner)
+    history, roster = running.machine.history, running.machine.roster
+    assert set(history.last_merged[0]) == {"a", "b"}
+    for _ in range(round(GONE_S) + 2):
+        running.wait(1.0)
+        running.step("a", 0)
+    assert "b" not in roster.members and "b" not in roster.recoveries.heard
+    running.machine.history.quorum = 1
+    for _ in range(6):
+        pulls = len(running.pulls)
+        running.step("a", 4)
+        running.wait(60.0)
+        for pull in running.pulls[pulls:][:1]:
+            running.answer(pull, "a")
+    assert any(c.learner == "b" and c.left for r in running.rounds for c in r.counts)
+    assert "b" not in history.ledger.lives
+    assert set(history.last_merged[0]) == {"a"}
+    for tokens in history.ledger.tokens_P():
+        assert sum(tokens.model_dump().values()) == history.ledger.processed
+        assert tokens.in_flight <= 0 or history.ledger.lives
+
+
+def test_who_comes_back_after_its_life_was_over_is_told_to_begin_another(running: Any) -> None:
+    for _ in range(round(GONE_S) + 2):
+        running.wait(1.0)
+        running.step("a", 0)
+    beat = of(running.wait(1.0), SendBeat)[-1].beat
+    assert set(beat.incarnations) == {"a"}
+    running.step("b", 1)
+    assert "b" not in running.machine.roster.members
+    beat = of(running.wait(1.0), SendBeat)[-1].beat
+    assert beat.incarnations["b"] == 1, "a newer life than the one that spoke"
+    assert not of(running.join("b", incarnation=0), SendGrant), "not refused for good"
+    assert of(running.join("b", incarnation=1), SendGrant)[0].grant.accepted
+    running.step("b", 0, incarnation=1)
+    assert "b" in running.machine.roster.members
+
+
+def test_who_has_left_is_forgotten_soon_and_may_come_back(running: Any) -> None:
+    running.step("b", 0, state="finished")
+    for _ in range(round(LEFT_S) + 2):
+        running.wait(1.0)
+        running.step("a", 0)
+    assert "b" not in running.machine.roster.members
+    assert not running.machine.roster.gone
+    assert of(running.join("b", incarnation=1), SendGrant)[0].grant.accepted
+
+
+def test_a_leader_forgets_whom_its_tape_knows_and_it_never_heard(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    for learner in "ab":
+        running.answer(running.pulls[0], learner)
+    successor = Machine(running.spec, running.machine.history)
+    roster = successor.roster
+    roster.tidy(0.0)
+    assert not roster.gone
+    roster.tidy(GONE_S + 1)
+    assert set(roster.gone) == {"a", "b"}
+    told = roster.counts.unrecorded(running.machine.history.ledger)
+    assert [(c.learner, c.left) for c in told] == [("a", True), ("b", True)]
+
+
+def test_there_is_a_limit_to_learners_at_once_i12(running: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(roster_module, "MEMBERS_MAX", 2)
+    grant = of(running.join("c"), SendGrant)[0].grant
+    assert not grant.accepted and "as many as it can take" in grant.reason
+    running.step("c", 1)
+    assert "c" not in running.machine.roster.members
+    running.wait(5.5)
+    running.step("a", 1)
+    assert of(running.join("c"), SendGrant)[0].grant.accepted, "b is silent: there is room"
+    running.wait(1.0)
+    assert len(running.machine.roster.members) <= 3
+
+
+def test_messages_about_as_many_learners_as_there_may_be_fit_one_message_i12() -> None:
+    """Whatever their names: NATS takes 1 MB by default."""
+    names = [f"{n:063d}" for n in range(MEMBERS_MAX)]
+    beat = Beat(
+        run="r" * 63,
+        epoch=9,
+        term=9,
+        state="running",
+        reason="x" * 500,
+        versions=(10**6,) * 256,
+        stamp=Stamp(round=10**6, steps=10**7, fraction=0.123456789, fraction_per_step=1e-7),
+        live=tuple(names),
+        incarnations=dict.fromkeys([*names, *(f"{n:x>63}" for n in range(REFUSED_MAX))], 10**6),
+    )
+    assert len(encode(beat)) < 1_000_000
+    verdict = Verdict(
+        learner=names[0],
+        incarnation=10**6,
+        outcome="merged",
+        reason="",
+        weight=1234.5678901234,
+        base=10**6,
+        step_from=10**7,
+        step_to=10**7,
+        tokens_from=10**12,
+        tokens_to=10**12,
+        norm=0.12345678901234567,
+        tokens_new=10**12,
+        subject=subjects.contribution("r" * 63, names[0], 9, 100, 10**6, 9),
+        digest="0" * 32,
+    )
+    count = LifeCount(
+        learner=names[0],
+        incarnation=10**6,
+        tokens=10**12,
+        adopted=tuple((p, 10**12) for p in range(24)),
+    )
+    assert (len(encode(verdict)) + len(encode(count))) * MEMBERS_MAX < 1_000_000
+    assert len(encode_merged(names)) < 1_000_000
+
+
+def encode_merged(names: list[str]) -> bytes:
+    blob = Blob(subject="dn.r.0.0.0.1", bytes=1, chunk_bytes=1, chunks=1, digest="0" * 32)
+    return encode(
+        PublicationManifest(
+            run="r",
+            epoch=0,
+            term=1,
+            round=0,
+            fragment=0,
+            version=1,
+            prev_version=0,
+            codec="fp32",
+            values=1,
+            anchor_digest="0" * 32,
+            config_hash="0" * 32,
+            participants=tuple(names),
+            last_merged={name: (10**6, 10**6, 10**6) for name in names},
+            stamp=Stamp(round=0, steps=0, fraction=0.0, fraction_per_step=0.0),
+            blob=blob,
+        )
+    )

@@ -14,6 +14,7 @@ from diloco_syncer.events import (
     Drop,
     Effect,
     Ended,
+    InitMoved,
     InitSeen,
     Led,
     SendBeat,
@@ -85,6 +86,27 @@ def test_everybody_alive_is_asked_in_turn_for_the_initial_parameters(driver: Any
         asked.append(driver.machine.announcer.initializer)
     asked = [name for name, _ in itertools.groupby(asked)]
     assert asked == ["a", "b", "c", "a"]
+
+
+def test_whoever_sends_them_is_not_passed_over_as_long_as_they_move(driver: Any) -> None:
+    """However large they are; once nothing moves, it is another's turn."""
+    driver.lead()
+    for learner in "ab":
+        driver.join(learner)
+
+    def second() -> None:
+        driver.now += 1.0
+        for learner in "ab":
+            driver.step(learner, 0, state="joining")
+
+    for n in range(round(10 * INITIALIZER_S)):
+        if n % round(INITIALIZER_S - 1) == 0:
+            driver.give(InitMoved())
+        second()
+        assert driver.machine.announcer.initializer == "a"
+    for _ in range(round(INITIALIZER_S) + 1):
+        second()
+    assert driver.machine.announcer.initializer == "b"
 
 
 def test_a_run_is_initialised_once(driver: Any) -> None:

@@ -43,7 +43,7 @@ def test_a_follower_holds_the_anchor_bit_for_bit(down: str, keyframe: str) -> No
         theirs_F = decoded_F if due else theirs_F + decoded_F
         assert digest_array(theirs_F) == staged.anchor_digest
         store.install(0, staged)
-    exact = codec.decode("fp32", store.current_keyframe(0), F)
+    exact = codec.decode("fp32", bytes(store.current_keyframe(0)), F)
     assert exact.tobytes() == theirs_F.tobytes(), "an on-demand keyframe carries the anchor exactly"
 
 

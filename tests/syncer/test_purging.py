@@ -19,15 +19,14 @@ from diloco_syncer.edges.purging import UpPurger
 COVERS = 10
 
 
-def spec(bytes_max: int = 1 << 30) -> RunSpec:
-    keeping = {"stream_bytes_max": bytes_max}
-    return RunSpec.model_validate({"name": "r", "keeping": keeping, "budget": {"steps": 1}})
+def spec() -> RunSpec:
+    return RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
 
 
-async def bus_with(payload: bytes = b"x") -> MemoryBus:
+async def bus_with(payload: bytes = b"x", bytes_max: int = 1 << 30) -> MemoryBus:
     bus = MemoryBus(MemoryBroker(), "test")
     await bus.ensure_bucket(subjects.MEMBERS)
-    await bus.ensure_stream(StreamSpec(subjects.up_stream("r"), ("up.r.>",), 1 << 30))
+    await bus.ensure_stream(StreamSpec(subjects.up_stream("r"), ("up.r.>",), bytes_max))
     await bus.append("up.r.a", payload)
     return bus
 
@@ -99,6 +98,6 @@ async def test_a_standby_that_follows_is_waited_for(
 
 
 async def test_not_longer_than_until_the_stream_is_half_full() -> None:
-    bus = await bus_with(bytes(600 << 10))
+    bus = await bus_with(bytes(600 << 10), 1 << 20)
     await show(bus, "s2", "standby", COVERS - 1)
-    await purged(bus, spec(1 << 20))
+    await purged(bus, spec())

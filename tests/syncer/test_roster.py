@@ -47,7 +47,7 @@ def test_what_is_remembered_is_what_a_fresh_look_finds(
         now += seconds
         if what == "progress":
             roster.progress(report(learner, incarnation, state, epoch, n), now)
-        elif what == "join" and incarnation >= roster.incarnations.get(learner, -1):
+        elif what == "join" and incarnation >= roster.newest(learner):
             roster.join(learner, incarnation, "n", now)
         elif what == "forgive":
             roster.forgive((learner,), now)

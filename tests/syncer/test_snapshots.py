@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from diloco_syncer.edges import snapshots
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.shelf import FileShelf
+from diloco_syncer.edges.snapshots import META, SnapshotStore, table_of
+from diloco_syncer.store import in_memory
 
 
 def arrays(seed: int) -> dict[str, np.ndarray]:
@@ -74,6 +77,10 @@ def flip(path: Path) -> None:
     path.write_bytes(raw)
 
 
+def longer(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"x")
+
+
 def empty(path: Path) -> None:
     path.write_bytes(b"")
 
@@ -85,10 +92,11 @@ def list_instead(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
-        ("arrays.safetensors", tear),
-        ("arrays.safetensors", flip),
-        ("arrays.safetensors", empty),
-        ("arrays.safetensors", Path.unlink),
+        ("0.*", tear),
+        ("0.*", flip),
+        ("0.*", empty),
+        ("0.*", longer),
+        ("0.*", Path.unlink),
         ("meta.json", tear),
         ("meta.json", empty),
         ("meta.json", list_instead),
@@ -99,7 +107,7 @@ def test_a_torn_one_is_passed_over_with_the_reason(
     store: SnapshotStore, name: str, damage: Any
 ) -> None:
     store.save(1, {"seed": 1}, arrays(1))
-    damage(store.save(2, {"seed": 2}, arrays(2)) / name)
+    damage(next(store.save(2, {"seed": 2}, arrays(2)).glob(name)))
     seed, faults = newest_seed(store)
     assert seed == 1
     assert len(faults) == 1 and faults[0].startswith("snapshot-000000000002: ")
@@ -107,12 +115,12 @@ def test_a_torn_one_is_passed_over_with_the_reason(
 
 def test_when_all_are_torn_there_is_none_and_every_reason(store: SnapshotStore) -> None:
     for covers in (1, 2):
-        tear(store.save(covers, {"seed": covers}, arrays(covers)) / "arrays.safetensors")
+        tear(next(store.save(covers, {"seed": covers}, arrays(covers)).glob("0.*")))
     found, faults = store.newest()
     assert found is None and len(faults) == 2
 
 
-@pytest.mark.parametrize("step", ["save_file", "_sync"])
+@pytest.mark.parametrize("step", ["_write", "_write_text", "_sync"])
 def test_a_full_disk_leaves_no_debris_and_the_old_one(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -146,3 +154,237 @@ def test_values_that_json_cannot_hold_are_refused(store: SnapshotStore) -> None:
     with pytest.raises(ValueError, match="JSON"):
         store.save(1, {"norm": float("nan")}, arrays(1))
     assert names(store) == []
+
+
+# --- only what has changed -----------------------------------------------------------------------
+
+
+def fragments(**seeds: int) -> dict[str, np.ndarray]:
+    """Of every fragment a master, and the anchor before."""
+    found = {}
+    for p, seed in seeds.items():
+        for name in ("master", "previous"):
+            values = np.random.default_rng(seed).standard_normal(40).astype(np.float32)
+            found[f"{p[1:]}.{name}"] = values
+    return found
+
+
+def inodes(path: Path) -> dict[str, int]:
+    return {f.name.split(".")[0]: f.stat().st_ino for f in path.iterdir() if f.name != META}
+
+
+def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> bool:
+    return {k: v.tobytes() for k, v in found.items()} == {k: v.tobytes() for k, v in wanted.items()}
+
+
+def test_what_has_not_changed_is_linked_and_not_written(store: SnapshotStore) -> None:
+    held = fragments(p0=1, p1=2, p2=3)
+    first = inodes(store.save(1, {}, dict(held)))
+    written = store.bytes_written
+    assert written == sum(array.nbytes for array in held.values())
+    held |= fragments(p1=4)
+    second = inodes(store.save(2, {}, dict(held)))
+    assert store.bytes_written - written == sum(a.nbytes for a in fragments(p1=4).values())
+    assert (first["0"], first["2"]) == (second["0"], second["2"])
+    assert first["1"] != second["1"]
+    assert same(store.load(2)[1], held)
+
+
+def test_equal_values_in_other_arrays_are_written(store: SnapshotStore) -> None:
+    """Arrays are known by themselves: a version may come again with other values."""
+    first = inodes(store.save(1, {}, fragments(p0=1)))
+    assert inodes(store.save(2, {}, fragments(p0=1))) != first
+
+
+def test_what_was_loaded_is_linked_too(store: SnapshotStore) -> None:
+    store.save(1, {}, fragments(p0=1, p1=2))
+    again = SnapshotStore(store.folder)
+    found, _ = again.newest()
+    assert found is not None
+    arrays = found[1] | fragments(p1=5)
+    path = again.save(2, {}, dict(arrays))
+    assert again.bytes_written == sum(array.nbytes for array in fragments(p1=5).values())
+    assert same(again.load(2)[1], arrays) and len(inodes(path)) == 2
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, tear])
+def test_a_file_that_cannot_be_linked_is_written_again(store: SnapshotStore, damage: Any) -> None:
+    held = fragments(p0=1)
+    damage(next(store.save(1, {}, dict(held)).glob("0.*")))
+    store.save(2, {}, dict(held))
+    assert same(store.load(2)[1], held)
+
+
+def test_without_links_everything_is_written(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(snapshots.os, "link", unknown)
+    held = fragments(p0=1)
+    assert inodes(store.save(1, {}, dict(held))) != inodes(store.save(2, {}, dict(held)))
+    assert same(store.load(2)[1], held)
+
+
+def test_a_disk_that_fills_in_the_middle_leaves_the_older_one_good(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = fragments(p0=1, p1=2, p2=3)
+    store.save(1, {}, dict(held))
+    more, real, calls = held | fragments(p1=4, p2=5), snapshots._write, iter((0, 1))
+
+    def full(*args: Any) -> Any:
+        if next(calls):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*args)
+
+    monkeypatch.setattr(snapshots, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        store.save(2, {}, dict(more))
+    monkeypatch.undo()
+    assert names(store) == ["snapshot-000000000001"]
+    assert same(store.load(1)[1], held)
+    store.save(2, {}, dict(more))
+    assert same(store.load(2)[1], more) and same(store.load(1)[1], held)
+
+
+def test_a_snapshot_of_before_is_read_and_followed_by_ours(store: SnapshotStore) -> None:
+    held = fragments(p0=1, p1=2)
+    old = store.folder / "snapshot-000000000007"
+    old.mkdir(parents=True)
+    save_file(held, old / "arrays.safetensors")
+    digest = snapshots._old_digest(old / "arrays.safetensors")
+    body = {"covers": 7, "arrays": digest, "meta": {"seed": 1}}
+    (old / META).write_text(json.dumps(body))
+    assert store.newest_meta() is None, "it is not cut by fragment, so it is not handed over"
+    found, faults = store.newest()
+    assert found is not None and not faults
+    assert found[0] == {"seed": 1} and same(found[1], held)
+    store.save(8, {"seed": 2}, dict(found[1]))
+    assert same(store.load(8)[1], held)
+    flip(old / "arrays.safetensors")
+    with pytest.raises(ValueError, match="digest"):
+        store.load(7)
+
+
+def test_one_that_is_being_handed_over_stays(store: SnapshotStore) -> None:
+    store.save(1, {}, fragments(p0=1))
+    store.pinned = 1
+    for covers in (2, 3, 4):
+        store.save(covers, {}, fragments(p0=covers))
+    assert store.covers() == [1, 3, 4]
+    store.pinned = -1
+    store.save(5, {}, fragments(p0=5))
+    assert store.covers() == [4, 5]
+
+
+# --- received from another -----------------------------------------------------------------------
+
+
+def test_received_file_by_file_and_only_what_is_missing(
+    store: SnapshotStore, tmp_path: Path
+) -> None:
+    held = fragments(p0=1, p1=2, p2=3)
+    theirs = SnapshotStore(tmp_path / "theirs")
+    theirs.save(4, {"seed": 1}, dict(held))
+    covers, meta = theirs.newest_meta() or (0, b"")
+    assert [listed.name[0] for listed in store.missing(meta)] == ["0", "1", "2"]
+    first = store.missing(meta)[0]
+    path = theirs.file(covers, first.digest)
+    assert path is not None
+    with pytest.raises(ValueError, match="digest"):
+        store.receive(first, path.read_bytes()[:-1] + b"x")
+    store.receive(first, path.read_bytes())
+    # Another process goes on with it.
+    store = SnapshotStore(store.folder)
+    assert [listed.name[0] for listed in store.missing(meta)] == ["1", "2"]
+    for listed in store.missing(meta):
+        path = theirs.file(covers, listed.digest)
+        assert path is not None
+        store.receive(listed, path.read_bytes())
+    store.adopt(covers, meta)
+    assert same(store.load(4)[1], held) and names(store) == ["snapshot-000000000004"]
+    # Of the next one it has what did not change.
+    theirs.save(9, {"seed": 2}, held | fragments(p1=7))
+    _, meta = theirs.newest_meta() or (0, b"")
+    assert [listed.name[0] for listed in store.missing(meta)] == ["1"]
+
+
+def test_what_was_received_and_is_damaged_is_fetched_again(
+    store: SnapshotStore, tmp_path: Path
+) -> None:
+    theirs = SnapshotStore(tmp_path / "theirs")
+    theirs.save(4, {}, fragments(p0=1))
+    covers, meta = theirs.newest_meta() or (0, b"")
+    (listed,) = store.missing(meta)
+    store.receive(listed, (theirs.file(covers, listed.digest) or Path()).read_bytes())
+    assert store.missing(meta) == []
+    flip(store.folder / snapshots.RECEIVED / listed.name)
+    assert store.missing(meta) == [listed]
+
+
+@pytest.mark.parametrize(
+    "name", ["../0.{}.arrays", "a/0.{}.arrays", "0.arrays", "0.{}", "meta.json"]
+)
+def test_a_table_names_no_other_files(name: str) -> None:
+    digest = "0" * 32
+    entry = {"name": name.format(digest), "digest": digest, "bytes": 1, "arrays": []}
+    with pytest.raises(ValueError, match="no name of a file"):
+        table_of(json.dumps({"files": [entry]}).encode())
+
+
+# --- the shelf -----------------------------------------------------------------------------------
+
+
+def test_the_shelf_keeps_the_bits_in_a_file_without_a_name(tmp_path: Path) -> None:
+    values = np.random.default_rng(1).standard_normal(5000).astype(np.float32)
+    values[3] = np.nan
+    kept = FileShelf(tmp_path)(values)
+    assert kept.tobytes() == values.tobytes() and kept.dtype == np.float32
+    assert not kept.flags.writeable and not np.shares_memory(kept, values)
+    assert list(tmp_path.iterdir()) == []
+    maps = Path("/proc/self/maps").read_text()
+    assert any(str(tmp_path) in line and "(deleted)" in line for line in maps.splitlines())
+    del kept
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_what_a_full_disk_does_not_take_stays_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    values = np.ones(10, np.float32)
+    shelf = FileShelf(tmp_path)
+    monkeypatch.setattr("tempfile.TemporaryFile", full)
+    assert shelf(values) is values and shelf.refused
+    monkeypatch.undo()
+    assert shelf(values) is not values and not shelf.refused
+
+
+def test_only_previous_anchors_go_to_the_shelf(tmp_path: Path) -> None:
+    put: list[int] = []
+
+    def shelf(values: np.ndarray) -> np.ndarray:
+        put.append(values.size)
+        return in_memory(values)
+
+    SnapshotStore(tmp_path).save(1, {}, fragments(p0=1, p1=2))
+    SnapshotStore(tmp_path, shelf=shelf).load(1)
+    assert put == [40, 40]
+
+
+def test_what_is_written_is_let_go(store: SnapshotStore) -> None:
+    """Rounds replace arrays meanwhile: a long snapshot must not keep all of the old ones."""
+    held, alive = fragments(p0=1, p1=2), []
+
+    class Written(dict[str, np.ndarray]):
+        def pop(self, name: str, *_: Any) -> np.ndarray:  # type: ignore[override]
+            alive.append(sorted(self))
+            return super().pop(name)
+
+    store.save(1, {}, Written(held))
+    assert alive[2] == ["1.master", "1.previous"], "fragment 0 is written and gone"
+    assert same(store.load(1)[1], held)

@@ -67,8 +67,7 @@ class Hub:
         events = (subjects.EVENTS_FILTER,)
         await self.bus.ensure_stream(StreamSpec(subjects.EVENTS_STREAM, events, 1 << 20))
         for name, captured in subjects.run_streams("r").items():
-            limit = SPEC.keeping.stream_bytes_max
-            await self.bus.ensure_stream(StreamSpec(name, (captured,), limit))
+            await self.bus.ensure_stream(StreamSpec(name, (captured,), 1 << 30))
         record = RunRecord(
             name="r",
             spec=SPEC.model_dump(mode="json"),
@@ -79,14 +78,18 @@ class Hub:
         await self.bus.kv_put(subjects.RUNS, "r", encode(record))
 
     @asynccontextmanager
-    async def syncer(self, name: str) -> AsyncIterator["asyncio.Task[None]"]:
-        """A syncer at work; stopped as by a signal at the end unless it is over."""
+    async def syncer(self, name: str, data: str = "") -> AsyncIterator["asyncio.Task[None]"]:
+        """A syncer at work; stopped as by a signal at the end unless it is over.
+
+        `data`: a root of its own, as on another machine.
+        """
         await self.bus.kv_put(
             subjects.ASSIGNMENTS, name, encode(Assignment(member=name, run="r", at=0.0))
         )
-        folder = DataFolder(self.folder, name)
-        control, data = MemoryBus(self.broker, f"{name}-c"), MemoryBus(self.broker, f"{name}-d")
-        syncer = Syncer(Settings(id=name, data=self.folder), control, data, folder)
+        root = self.folder / data
+        folder = DataFolder(root, name)
+        control, bulk = MemoryBus(self.broker, f"{name}-c"), MemoryBus(self.broker, f"{name}-d")
+        syncer = Syncer(Settings(id=name, data=root), control, bulk, folder)
         task = asyncio.create_task(syncer.run())
         try:
             yield task
@@ -222,14 +225,14 @@ async def test_a_standby_that_needs_what_was_purged_gets_a_snapshot(tmp_path: Pa
     async with hub.syncer("s1"):
         await within(hub.becomes("s1", "leading"))
         await hub.bus.purge(subjects.up_stream("r"), "up.r.>")
-        async with hub.syncer("s2"):
+        async with hub.syncer("s2", "elsewhere"):
             event = await within(hub.told("snapshot-fetched"))
             assert isinstance(event, Event) and event.source == "s2"
             await within(hub.becomes("s2", "standby"))
             info = await hub.bus.stream_info(subjects.state_stream("r"))
             assert info.messages == 0, "nothing of the transfer is left"
     # Its snapshot is a good one: it leads with it.
-    async with hub.syncer("s2"):
+    async with hub.syncer("s2", "elsewhere"):
         await within(hub.becomes("s2", "leading"))
 
 

@@ -14,6 +14,7 @@ from diloco_shared.numerics.digest import digest_array, digest_bytes
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_syncer.edges.shelf import FileShelf
 from diloco_syncer.norms import inspect
 from diloco_syncer.store import Contribution, FragmentStore, Staged
 
@@ -119,7 +120,7 @@ def test_learners_reconstruct_the_anchor_from_deltas_to_the_bit() -> None:
         staged = advance(store, 0, n)
         theirs = theirs + codec.decode("bf16", staged.payload, LAYOUT.sizes[0])
         assert digest_array(theirs) == staged.anchor_digest == store.anchor_digest(0)
-    assert codec.decode("fp32", store.current_keyframe(0), LAYOUT.sizes[0]).tobytes() == (
+    assert codec.decode("fp32", bytes(store.current_keyframe(0)), LAYOUT.sizes[0]).tobytes() == (
         theirs.tobytes()
     )
 
@@ -249,3 +250,40 @@ def test_momentum_is_kept_where_the_outer_step_has_settled() -> None:
     assert np.linalg.norm(trace_F) > 0
     np.testing.assert_array_equal(after["0.outer.0"], delta_F)
     np.testing.assert_array_equal(after["0.master"], master_F - delta_F)
+
+
+def test_a_shelf_changes_no_bit(tmp_path: Path) -> None:
+    """Also of a round with a contribution measured against the version before."""
+    shelf = FileShelf(tmp_path)
+    plain = store_of(codec_up="int4", codec_down="int4")
+    shelved = FragmentStore.init(
+        LAYOUT, plain.algorithm, [plain.anchor(p) for p in range(2)], shelf
+    )
+    for seed in range(4):
+        behind = plain.version(0) - 1
+        staged = []
+        for store in (plain, shelved):
+            contributions = [contribution(store, 0, seed + k) for k in range(2)]
+            if behind >= 0:
+                contributions.append(contribution(store, 0, 50 + seed, base=behind))
+            staged.append(store.stage(0, contributions, keyframe=seed == 2))
+            store.install(0, staged[-1])
+        assert staged[0].master_digest == staged[1].master_digest
+        assert staged[0].payload_digest == staged[1].payload_digest
+    assert state(plain) == state(shelved)
+    assert not np.shares_memory(shelved.fragments[0].previous, plain.fragments[0].previous)
+
+
+def test_initial_payloads_are_the_arrays_and_a_keyframe_is_a_view() -> None:
+    values = normal(1, LAYOUT.sizes[0])
+    payload = codec.encode("fp32", values)
+    view = codec.view(payload, values.size)
+    assert view.tobytes() == values.tobytes()
+    assert np.shares_memory(view, np.frombuffer(payload, np.uint8))
+    assert not view.flags.writeable
+    with pytest.raises(ValueError, match="values"):
+        codec.view(payload, values.size + 1)
+    store = FragmentStore.init(LAYOUT, store_of().algorithm, [view, normal(2, LAYOUT.sizes[1])])
+    keyframe = store.current_keyframe(0)
+    assert np.shares_memory(np.frombuffer(keyframe.body, np.uint8), view)
+    assert bytes(keyframe) == payload and len(keyframe) == len(payload)

@@ -1,15 +1,22 @@
 """The tape is the fence: of two leaders only one ever commits (I7), whatever answers are lost."""
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 
+from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import StreamSpec
 from diloco_shared.edges.memory_bus import MemoryBroker, MemoryBus
+from diloco_shared.edges.tape_archive import TapeArchive, read_tape
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeTerm
+from diloco_syncer.edges import archiving
 from diloco_syncer.edges import tape as tape_module
-from diloco_syncer.edges.tape import Deposed, Tape
+from diloco_syncer.edges.archiving import TapeArchiver
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.tape import Deposed, Purged, Tape
 
 
 def term(number: int, leader: str) -> TapeTerm:
@@ -52,3 +59,84 @@ async def test_an_append_with_a_lost_answer_is_there_exactly_once(
     second = await tape.append(term(2, "a"))
     assert second > first
     assert [seq for seq, _ in await Tape(bus, "r").read()] == [first, second]
+
+
+async def test_what_is_archived_is_read_where_it_lies_and_nothing_is_lost(tmp_path: Path) -> None:
+    """Segments are whole or absent; a record leaves the stream once its segment is there."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    archive = TapeArchive(str(tmp_path), "r.1")
+    tape = Tape(bus, "r", 0, archive)
+    for number in range(1, 11):
+        await tape.append(term(number, "a"))
+    stored = await bus.fetch(tape.stream, tape.subject)
+    archive.write(stored[:4])
+    archive.write(stored[4:6])
+    await bus.purge(tape.stream, tape.subject, below_seq=7)
+    fresh = Tape(bus, "r", 0, archive)
+    assert [seq for seq, _ in await fresh.read()] == list(range(1, 11))
+    assert [seq for seq, _ in await fresh.read(after=2, limit=3)] == [3, 4, 5]
+    assert [seq for seq, _ in await fresh.read(after=5, limit=3)] == [6, 7, 8]
+    assert await fresh.append(term(11, "a")) == 11
+    # Elsewhere, where the archive is not: a snapshot is needed.
+    with pytest.raises(Purged, match="archived"):
+        await Tape(bus, "r", 0, TapeArchive(str(tmp_path / "elsewhere"), "r.1")).read()
+    segment = archive.segments()[0]
+    archive.vault.write(segment.key, b"torn")
+    with pytest.raises(Purged, match="damaged"):
+        await Tape(bus, "r", 0, archive).read()
+
+
+@pytest.mark.parametrize("shard", [0, 1])
+async def test_a_shard_is_archived_up_to_its_oldest_snapshot_and_others_stay(
+    tmp_path: Path, shard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiving, "RECORDS_IN_STREAM", 3)
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    await bus.ensure_bucket(subjects.MEMBERS)
+    spec = RunSpec.model_validate({"name": "r", "algorithm": {"shards": 2}, "budget": {"steps": 1}})
+    root = str(tmp_path / "root")
+    tapes = [Tape(bus, "r", s, TapeArchive(root, "r", s)) for s in (0, 1)]
+    for number in range(1, 8):
+        for tape in tapes:
+            await tape.append(term(number, "a"))
+    snapshots = SnapshotStore(tmp_path / "snapshots")
+    mine = tapes[shard]
+    assert mine.archive is not None
+    archiver = TapeArchiver(spec, "s", bus, mine, mine.archive, snapshots)
+    assert "no snapshot" in await archiver.make_room()
+    snapshots.save(7 + shard, {}, {"x": np.zeros(1)})
+    snapshots.save(11 + shard, {}, {"x": np.zeros(1)})
+    assert not await archiver.make_room()
+    left = [s.seq for s in await bus.fetch(mine.stream, mine.subject)]
+    assert left == [9 + shard, 11 + shard, 13 + shard]
+    assert len(await bus.fetch(mine.stream, tapes[1 - shard].subject)) == 7
+    archives = [t.archive for t in tapes if t.archive is not None]
+    assert [s.seq for s in await read_tape(bus, "r", archives)] == list(range(1, 15))
+    page = await read_tape(bus, "r", archives, after=4, limit=5)
+    assert [s.seq for s in page] == [5, 6, 7, 8, 9]
+    assert len(await Tape(bus, "r", shard, mine.archive).read()) == 7
+
+
+async def test_a_full_tape_waits_for_room_and_keeps_its_sequence(tmp_path: Path) -> None:
+    bus = MemoryBus(MemoryBroker(), "a")
+    await bus.ensure_stream(StreamSpec(subjects.tape_stream("r"), ("tape.r.>",), 2000))
+    tape = Tape(bus, "r", 0, TapeArchive(str(tmp_path), "r"))
+    written = 0
+
+    async def make_room() -> str:
+        nonlocal written
+        assert tape.archive is not None
+        stored = await bus.fetch(tape.stream, tape.subject)
+        tape.archive.write(stored[:-1])
+        written += len(stored) - 1
+        await bus.purge(tape.stream, tape.subject, below_seq=stored[-1].seq)
+        return ""
+
+    tape.make_room = make_room
+    for number in range(1, 31):
+        assert await tape.append(term(number, "a")) == number
+        assert not tape.progress.full
+    assert written
+    assert [seq for seq, _ in await tape.read()] == list(range(1, 31))

@@ -38,7 +38,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"{name:<18}{value!s:>8}  {found['reasons'].get(name, '')}"
         for name, value in found["settings"].items()
     ]
-    for part in ("predicted", "hub"):
+    for part in ("predicted", "hub", "budget_gb"):
         lines += ["", f"{part}:", *(f"  {k:<34}{v:>12.4g}" for k, v in found[part].items())]
     lines += ["", f"{'if instead':<24}" + "".join(f"{name:>17}" for name in _SHOWN)]
     for row in found["sensitivity"]:

@@ -102,7 +102,22 @@ def quorum(
     """Change the quorum of a live run."""
     with connect(where) as client:
         changed = client.set_quorum(run, learners)
-    show(changed, as_json, lambda: [f"run {run}: quorum {changed['quorum']}"])
+    told = [f"run {run}: quorum {changed['quorum']}"]
+    told += [changed["consequence"]] if changed.get("consequence") else []
+    show(changed, as_json, lambda: told)
+
+
+@app.command("begin-again")
+@anywhere
+def begin_again(
+    where: Where,
+    run: Annotated[str, typer.Argument(help="Name of the run.")],
+    as_json: Json = False,
+) -> None:
+    """Go on from the published parameters, when every syncer has lost the run's state."""
+    with connect(where) as client:
+        begun = client.begin_again(run)
+    show(begun, as_json, lambda: [f"run {run} begins a new epoch from its published parameters"])
 
 
 @app.command()
@@ -111,6 +126,7 @@ def delete(where: Where, run: Annotated[str, typer.Argument(help="Name of the ru
     """Remove a run that is over, with everything the bus keeps of it."""
     with connect(where) as client:
         client.delete_run(run)
+    print(f"run {run} is deleted")
 
 
 @app.command()

@@ -15,6 +15,8 @@ from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Unavailable
 from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.tape_archive import archives_of, read_tape
+from diloco_shared.edges.vault import VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import RunRecord
@@ -34,7 +36,7 @@ NatsUrl = Annotated[
 Shard = Annotated[int, typer.Option(min=0, help="Syncer shard, of a run that has several.")]
 Checkpoints = Annotated[
     str,
-    typer.Option(help="Where run-wide checkpoints are; in --data if left out."),
+    typer.Option(help="Where run-wide checkpoints and archived tapes are; in --data if left out."),
 ]
 NatsToken = Annotated[str, typer.Option(envvar="DILOCO_NATS_TOKEN", help="Its token.")]
 # For a server that is there; a command should not hang on one that is not.
@@ -57,6 +59,7 @@ def _on_tape(
     token: str,
     act: Callable[[Recorded], Awaitable[T]],
     shard: int = 0,
+    checkpoints: str = "",
 ) -> T:
     """Connect, read the tape, and do `act`; CliError says what is missing."""
 
@@ -70,7 +73,10 @@ def _on_tape(
                 NO_CLUSTER,
             ) from None
         try:
-            return await act(await _recorded(bus, run, shard))
+            root = str(checkpoints or data / "checkpoints")
+            return await act(await _recorded(bus, run, shard, root))
+        except VaultError as error:
+            raise CliError(f"{error} (--checkpoints names another place)") from None
         except BusError as error:
             raise CliError(f"the message server does not give it: {error}") from None
         finally:
@@ -86,7 +92,7 @@ def _on_tape(
     return asyncio.run(work())
 
 
-async def _recorded(bus: Bus, run: str, shard: int) -> Recorded:
+async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
     entry = await bus.kv_get(subjects.RUNS, run)
     if entry is None or entry.value is None:
         known = ", ".join(sorted(await bus.kv_all(subjects.RUNS))) or "none"
@@ -99,7 +105,7 @@ async def _recorded(bus: Bus, run: str, shard: int) -> Recorded:
     shards = spec.algorithm.shards
     if shard >= shards:
         raise CliError(f"run {run!r} has {shards} shards, numbered from 0", UNKNOWN)
-    stored = await bus.fetch(subjects.tape_stream(run), subjects.tape(run, shard))
+    stored = await read_tape(bus, run, [archives_of(spec, root)[shard]])
     records = []
     for s in stored:
         try:
@@ -113,6 +119,7 @@ async def _recorded(bus: Bus, run: str, shard: int) -> Recorded:
 def show_tape(
     run: Run,
     begin: Annotated[int, typer.Option("--from", min=0, help="First record shown.")] = 0,
+    checkpoints: Checkpoints = "",
     shard: Shard = 0,
     data: Folder = HERE,
     nats_url: NatsUrl = "",
@@ -124,7 +131,7 @@ def show_tape(
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return [(seq, record) for seq, record in found.records if seq >= begin]
 
-    records = _on_tape(run, data, nats_url, nats_token, act, shard)
+    records = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
     shown = [{"seq": seq, **plain(record.model_dump(mode="json"))} for seq, record in records]
     show(shown, as_json, lambda: [_line(s, r) for s, r in records] or ["the tape is empty"])
 
@@ -133,6 +140,7 @@ def show_tape(
 def export(
     run: Run,
     file: Annotated[Path, typer.Argument(help=".jsonl: JSON lines; .msgpack: msgpack objects.")],
+    checkpoints: Checkpoints = "",
     shard: Shard = 0,
     data: Folder = HERE,
     nats_url: NatsUrl = "",
@@ -144,7 +152,7 @@ def export(
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return found.records
 
-    records = _on_tape(run, data, nats_url, nats_token, act, shard)
+    records = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
     rows = [{"seq": seq, **record.model_dump(mode="json")} for seq, record in records]
     try:
         with file.open("wb") as out:
@@ -193,12 +201,16 @@ def verify(
             found.spec, found.bus, found.records, str(checkpoints or data / "checkpoints"), shard
         )
 
-    result = _on_tape(run, data, nats_url, nats_token, act, shard)
+    result = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
     summary = (
         f"{result.records} records follow each other; {result.contributions} contributions "
         f"compared, {result.covered} covered by a snapshot"
     )
-    lines = [_fault_line(f) for f in result.faults] or [summary]
+    born = [
+        f"record {n} begins again from what was published: what follows is checked from there"
+        for n in result.rebirths
+    ]
+    lines = [*([_fault_line(f) for f in result.faults] or [summary]), *born]
     show(asdict(result), as_json, lambda: lines)
     if result.faults:
         raise typer.Exit(FAILED)
@@ -235,7 +247,7 @@ def replay(
             shard,
         )
 
-    result = _on_tape(run, data, nats_url, nats_token, act, shard)
+    result = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
     begin = f"the snapshot of record {result.began_at}" if result.began_at else "the beginning"
     done = f"{result.records} records from {begin} on, {result.rounds} merges"
     lines = (

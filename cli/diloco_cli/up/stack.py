@@ -33,6 +33,8 @@ MESSAGES_MAX = 200
 LOGS_S = 10.0
 # Before the message server is started again: at once, and after a start that failed.
 NATS_PAUSE_S, NATS_RETRY_S = 0.2, 2.0
+# Between two looks at whether it ran out of disk, in seconds.
+DISK_LOOK_S = 2.0
 HOST = "127.0.0.1"
 
 
@@ -100,6 +102,7 @@ class Stack:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._keep_nats())
+                tasks.create_task(self._mend_nats())
                 tasks.create_task(self._be_member())
                 tasks.create_task(self._bound_logs())
                 for child in self._all_children():
@@ -159,6 +162,14 @@ class Stack:
             except (ServerError, OSError) as error:
                 self.told(f"nats does not start: {error}")
                 await asyncio.sleep(NATS_RETRY_S)
+
+    async def _mend_nats(self) -> None:
+        """End a server that ran out of disk and has room again: it writes once it starts anew."""
+        while True:
+            await asyncio.sleep(DISK_LOOK_S)
+            if await asyncio.to_thread(self.nats.stuck):
+                self.told("nats ran out of disk; there is room again")
+                await self.nats.terminate()
 
     async def _bound_logs(self) -> None:
         while True:

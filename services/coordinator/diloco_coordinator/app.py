@@ -19,6 +19,7 @@ from diloco_coordinator.edges.assigning import keep_assigned
 from diloco_coordinator.edges.auth import Guard, admin_token
 from diloco_coordinator.edges.chaos import Chaos
 from diloco_coordinator.edges.checkpoints import RunCheckpoints
+from diloco_coordinator.edges.ending import keep_ending
 from diloco_coordinator.edges.gateway import Gateway
 from diloco_coordinator.edges.members import Members
 from diloco_coordinator.edges.metrics import ClusterMetrics
@@ -30,6 +31,7 @@ from diloco_coordinator.settings import Settings
 from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.faults import FaultAgent
+from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.nats_bus import NatsBus
 
@@ -44,7 +46,14 @@ class AddressTaken(Exception):
     """Nobody can listen there."""
 
 
-def create_app(registry: Registry, token: str, *, chaos: bool, checkpoints: str) -> FastAPI:
+def create_app(
+    registry: Registry,
+    token: str,
+    *,
+    chaos: bool,
+    checkpoints: str,
+    loop_watch: LoopWatch | None = None,
+) -> FastAPI:
     """The API over a registry; the caller keeps the registry fed.
 
     `checkpoints`: where runs keep theirs unless they say otherwise.
@@ -56,14 +65,14 @@ def create_app(registry: Registry, token: str, *, chaos: bool, checkpoints: str)
     problems.install(app)
     guard, streams = Guard(registry, token), Streams(registry)
     app.state.streams = streams
-    runs = Runs(registry, guard, streams)
+    runs = Runs(registry, guard, streams, checkpoints)
     app.include_router(runs.router)
     app.include_router(RunCheckpoints(registry, guard, runs, checkpoints).router)
     app.include_router(Members(registry, guard, streams, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)
     app.include_router(Plans(guard).router)
     requests: Counter[tuple[str, str]] = Counter()
-    metrics = ClusterMetrics(registry, requests)
+    metrics = ClusterMetrics(registry, requests, loop_watch)
     app.add_middleware(Gateway, requests=requests)
 
     @app.get("/healthz", tags=["health"])
@@ -98,6 +107,7 @@ async def fed(registry: Registry) -> AsyncIterator[None]:
         tasks = [group.create_task(registry.watch(bucket)) for bucket in MIRRORED]
         tasks.append(group.create_task(registry.read_events()))
         tasks.append(group.create_task(keep_assigned(registry)))
+        tasks.append(group.create_task(keep_ending(registry)))
         try:
             yield
         finally:
@@ -152,7 +162,7 @@ async def _serve(
     settings: Settings, bus: Bus, membership: Membership, token: str, bound: socket.socket
 ) -> None:
     registry = Registry(bus)
-    faults = FaultAgent(bus, settings.id, enabled=settings.chaos)
+    faults, loop_watch = FaultAgent(bus, settings.id, enabled=settings.chaos), LoopWatch()
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(
@@ -160,6 +170,7 @@ async def _serve(
                 token,
                 chaos=settings.chaos,
                 checkpoints=settings.checkpoints or str(settings.data / "checkpoints"),
+                loop_watch=loop_watch,
             ),
             log_level="warning",
             # Requests carry no secrets in their addresses, but nobody needs them logged either.
@@ -174,6 +185,7 @@ async def _serve(
         async with fed(registry), asyncio.TaskGroup() as tasks:
             await membership.register()
             background = [
+                tasks.create_task(loop_watch.keep()),
                 tasks.create_task(membership.keep()),
                 tasks.create_task(faults.serve()),
             ]

@@ -5,6 +5,7 @@ both the member and the coordinator, so that a restarted coordinator still knows
 process was the syncer of a run.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -12,6 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from diloco_shared.protocol.records import MemberRecord
 
+# A member that is gone this many seconds leaves the list by itself, unless a run needs it back: a
+# host that is rebooted, or a container that is moved to another one, has returned by then.
+FORGET_S = 900.0
 # Members kept in mind; when there are more, those gone the longest are forgotten.
 MEMBERS_MAX = 1000
 
@@ -23,6 +27,7 @@ class MemberNote(BaseModel):
     record: MemberRecord
     gone_since: float | None = None  # seconds since 1970; None while it lives
     drained: bool = False  # a user wants it to get no more work
+    back_at: float = 0.0  # seconds since 1970: when it came, or came back
 
     @property
     def alive(self) -> bool:
@@ -33,9 +38,14 @@ class MemberNote(BaseModel):
         """By a user's wish or its own."""
         return self.drained or self.record.draining
 
-    def at(self, tape_seq: int) -> Self:
-        """The same with another place on the tape."""
-        record = self.record.model_copy(update={"tape_seq": tape_seq})
+    def since_s(self, now: float) -> float:
+        """For how long it has been alive, or gone."""
+        return max(now - (self.back_at if self.gone_since is None else self.gone_since), 0.0)
+
+    def like(self, other: MemberRecord) -> Self:
+        """The same with what changes with every refresh of `other`: place on the tape, memory."""
+        changing = {"tape_seq": other.tape_seq, "memory_bytes": other.memory_bytes}
+        record = self.record.model_copy(update=changing)
         return self.model_copy(update={"record": record})
 
 
@@ -49,13 +59,16 @@ class Roll:
         """A note from before: it holds unless the member was seen meanwhile."""
         self.notes.setdefault(note.record.id, note)
 
-    def seen(self, record: MemberRecord) -> MemberNote | None:
+    def seen(self, record: MemberRecord, now: float) -> MemberNote | None:
         """A member's key is there."""
         before = self.notes.get(record.id)
-        note = MemberNote(record=record, drained=before.drained if before else False)
+        stays = before is not None and before.alive and before.record.boot == record.boot
+        back_at = before.back_at if before is not None and stays else now
+        drained = before is not None and before.drained
+        note = MemberNote(record=record, drained=drained, back_at=back_at)
         self.notes[record.id] = note
         # Refreshes of an unchanged record are not worth a write, nor is a syncer's progress.
-        same = before is not None and note == before.at(record.tape_seq)
+        same = before is not None and note == before.like(record)
         return None if same else note
 
     def silent(self, member: str, now: float) -> MemberNote | None:
@@ -83,6 +96,11 @@ class Roll:
         """Members above MEMBERS_MAX that may be forgotten: gone ones, the longest gone first."""
         gone = sorted((n.gone_since, m) for m, n in self.notes.items() if n.gone_since is not None)
         return [m for _, m in gone[: max(0, len(self.notes) - MEMBERS_MAX)]]
+
+    def expired(self, now: float, needed: Collection[str]) -> list[str]:
+        """Members that are gone for so long that nobody waits for them."""
+        gone = (m for m, note in self.notes.items() if not note.alive and m not in needed)
+        return [m for m in gone if self.notes[m].since_s(now) > FORGET_S]
 
     @property
     def living(self) -> dict[str, MemberRecord]:

@@ -2,12 +2,20 @@
 
 Runs are served in the order they were created: first each gets a syncer and its learners, then
 standbys are given out. An assignment outlives the death of its member: whoever comes back goes on
-where it was. Draining or forgetting a member ends it.
+where it was, if there is room. But the dead count against nothing. Draining or forgetting a member
+ends it.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+# A learner that is gone keeps its place among `learners_max` for this many seconds: a process that
+# is started again, or a container that is made anew, is back by then and goes on where it was.
+GRACE_S = 30.0
+# A syncer that comes back to a run whose end was forced is left with it for this many seconds: it
+# reads the tape, ends the run properly, and is free.
+RETURN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +28,7 @@ class MemberView:
     draining: bool = False
     unfit: str = ""  # why a syncer could not lead its run
     shard: int = 0  # that a syncer is assigned to
+    since_s: float = 0.0  # for how long it has been alive, or gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class RunView:
     syncers: int = 1  # living ones wanted per shard: a leader, and standbys
     leaders: tuple[str, ...] = ()  # the syncers that led its shards last
     shards: int = 1
+    forced: bool = False  # over by the coordinator's word: its tape has no end yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +69,20 @@ def schedule(
     """`runs` in order of creation; the result is stable: applied, it yields no more changes.
 
     A run begins with a syncer for each of its shards and at least `learners_min` living learners;
-    from then on it gets every free learner up to `learners_max`, the dead ones that may come back
-    included, and free syncers until `syncers` of every shard live. A run that waits for a syncer
-    gets the standby of another one.
+    from then on it gets every free learner up to `learners_max` living ones, and free syncers until
+    `syncers` of every shard live. A run that waits for a syncer gets the standby of another one.
     """
     return _Scheduling(members, runs, assigned).plan()
+
+
+def needed(
+    members: Sequence[MemberView], runs: Sequence[RunView], assigned: Mapping[str, str]
+) -> set[str]:
+    """The dead whose place must be kept: syncers of a shard that nobody else can lead now."""
+    wanted = {r.name for r in runs if not r.over}
+    mine = [(m, r) for m in members if m.role == "syncer" and (r := assigned.get(m.id)) in wanted]
+    led = {(r, m.shard) for m, r in mine if m.alive and not m.unfit}
+    return {m.id for m, r in mine if not m.alive and (r, m.shard) not in led}
 
 
 class _Scheduling:
@@ -76,6 +95,7 @@ class _Scheduling:
         assigned: Mapping[str, str],
     ) -> None:
         self.wanted = {r.name: r for r in runs if not r.over}
+        self.forced = {r.name for r in runs if r.over and r.forced}
         self.by_id = {m.id: m for m in members}
         self.assigned = assigned
         self.now: dict[str, str] = {}
@@ -103,7 +123,9 @@ class _Scheduling:
         for member, run in self.assigned.items():
             if not run:
                 continue
-            if run not in self.wanted:
+            if run in self.forced and self._may_end(member):
+                self.now[member], self.shards[member] = run, self.by_id[member].shard
+            elif run not in self.wanted:
                 self.reasons[member] = f"run {run} is over or gone"
             elif member not in self.by_id:
                 self.reasons[member] = f"{member} is not known any more"
@@ -112,6 +134,13 @@ class _Scheduling:
             else:
                 self.now[member] = run
                 self.shards[member] = self.by_id[member].shard
+
+    def _may_end(self, member: str) -> bool:
+        """Whether it may still end a run properly whose end was forced; the dead nobody needs."""
+        m = self.by_id.get(member)
+        if m is None or m.role != "syncer" or m.draining or m.unfit:
+            return False
+        return not m.alive or m.since_s < RETURN_S
 
     def _free(self, role: Literal["learner", "syncer"]) -> list[str]:
         return sorted(
@@ -132,7 +161,7 @@ class _Scheduling:
         return [m for m in self._of(run, "syncer") if self.shards[m.id] == shard]
 
     def _serve(self, run: RunView) -> None:
-        learners, spare = self._of(run, "learner"), self._free("learner")
+        learners, spare = self._learners(run), self._free("learner")
         led = [s for s in range(run.shards) if self._of_shard(run, s)]
         unled = [s for s in range(run.shards) if s not in led]
         if unled:
@@ -156,6 +185,19 @@ class _Scheduling:
         living = sum(m.alive for m in learners) + len(taken)
         if run.name not in self.waiting and living < run.learners_min:
             self.waiting[run.name] = f"{living} of {run.learners_min} learners alive"
+
+    def _learners(self, run: RunView) -> list[MemberView]:
+        """Those that count: the living, and those that are gone for a moment.
+
+        Whoever comes back to find its place taken is free again: the last to come go first.
+        """
+        mine = [m for m in self._of(run, "learner") if m.alive or m.since_s < GRACE_S]
+        living = sorted((m for m in mine if m.alive), key=lambda m: (-m.since_s, m.id))
+        for m in living[run.learners_max :]:
+            del self.now[m.id]
+            self.reasons[m.id] = f"run {run.name} has {run.learners_max} learners without it"
+            mine.remove(m)
+        return mine
 
     def _look_at(self, run: RunView, syncers: list[MemberView]) -> None:
         """Say so when none of a run's syncers can lead it."""

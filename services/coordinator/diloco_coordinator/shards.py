@@ -10,7 +10,15 @@ from diloco_shared.protocol.records import RecoveryRecord, RunStatus, TokenCount
 
 OVER: tuple[RunState, ...] = ("finished", "stopped")
 # While shards differ, the run is said to be what comes first here.
-FIRST: tuple[RunState, ...] = ("waiting", "bootstrapping", "paused", "starved", "finishing")
+FIRST: tuple[RunState, ...] = (
+    "waiting",
+    "bootstrapping",
+    "paused",
+    "full",
+    "starved",
+    "stuck",
+    "finishing",
+)
 
 
 def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:

@@ -9,6 +9,9 @@ from diloco_shared.phases import recovery_view
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import Event, RunRecord, RunStatus
 
+# Of learners that cannot work: they mostly say the same.
+UNFIT_SHOWN = 3
+
 
 def jsonable(value: Any) -> Any:
     """Floats that JSON cannot say become null, everywhere inside `value`."""
@@ -27,16 +30,22 @@ def run_view(
     waiting: str | None,
     members: list[str],
     syncers: list[dict[str, Any]] | None = None,
+    unfit: str = "",
 ) -> dict[str, Any]:
     """A run: what was asked for, where it stands, who works for it, who leads and stands by.
 
-    `reason` is the syncer's while it leads the run; what the scheduler misses is in `waiting`.
+    `reason` is the syncer's while it leads the run, and who of its learners cannot work, and why
+    (`unfit`); what the scheduler misses is in `waiting`.
     """
     state, reason = "queued", waiting or "members are being assigned"
     if status is not None:
         state, reason = status.state, status.reason
     elif record.desired == "stopped" and not members:
         state, reason = "stopped", "stopped before it began"
+    if (why := cannot_go_on(syncers or [])) and state not in ("finished", "stopped"):
+        reason = why
+    if unfit and state not in ("finished", "stopped"):
+        reason = f"{reason}; {unfit}"
     shown: dict[str, Any] = {
         "name": record.name,
         "desired": record.desired,
@@ -54,9 +63,39 @@ def run_view(
     return result
 
 
+def unfit(notes: Iterable[MemberNote]) -> str:
+    """The learners that live and cannot work for their run, with their reasons; "" if all can."""
+    told = [
+        f"{n.record.id} cannot work: {n.record.reason}"
+        for n in sorted(notes, key=lambda n: n.record.id)
+        if n.alive and n.record.role == "learner" and n.record.state == "unfit"
+    ]
+    more = f"; and {len(told) - UNFIT_SHOWN} more" if len(told) > UNFIT_SHOWN else ""
+    return "; ".join(told[:UNFIT_SHOWN]) + more
+
+
+def quorum_consequence(run: str, quorum: int, status: dict[str, Any] | None) -> str:
+    """What a new quorum means for a run as it stands; "" if nothing is in its way."""
+    alive = len(status["alive"]) if status is not None else 0
+    if status is None or alive >= quorum:
+        return ""
+    lack = quorum - alive
+    text = f"{alive} of {quorum} learners are there: no round opens until {lack} more join"
+    return f"{text}, or 'diloco quorum {run} {alive}'" if alive else text
+
+
 def over_view(view: dict[str, Any]) -> bool:
     """Whether a run's view is its last."""
     return view["state"] in ("finished", "stopped")
+
+
+def cannot_go_on(syncers: list[dict[str, Any]]) -> str:
+    """Why a shard has nobody who could lead it, of those that live; "" if none has nobody."""
+    for shard in sorted({s["shard"] for s in syncers}):
+        living = [s for s in syncers if s["shard"] == shard and s["state"] != "gone"]
+        if living and all(s["state"] == "ineligible" for s in living):
+            return f"cannot go on, no syncer has its state: {living[0]['reason']}"
+    return ""
 
 
 def syncer_views(notes: Iterable[MemberNote]) -> list[dict[str, Any]]:

@@ -3,7 +3,8 @@
 A keyframe replaces, a delta adds to the version before it, exactly as the syncer did, so that all
 copies of an anchor have the same bytes (I4). Whatever does not check changes nothing and is
 counted with its reason (I11). Decoding costs processor time in proportion to the payload: call
-from one worker thread at a time, not from an event loop. Only `versions` may be read meanwhile.
+from one worker thread at a time, not from an event loop. Meanwhile only `epoch` and then `versions`
+may be read.
 """
 
 from collections import Counter
@@ -23,8 +24,9 @@ Anchor = NDArray[np.float32]
 # Deltas held per fragment until what they add to is here. Transfers run side by side, so a few
 # may overtake; what is beyond them comes again with the next keyframe.
 WAITING_MAX = 4
-# Anchors kept per fragment: the newest, and the one before it, whose adoption may be under way.
-KEPT_MAX = 2
+# Anchors kept per fragment: the newest, which deltas build on. Who adopts takes it as soon as it is
+# ready, and shares its memory: nobody writes to an anchor.
+KEPT_MAX = 1
 # Deltas of an epoch whose first keyframe is still on its way: about one per fragment in flight.
 EARLY_MAX = 8
 
@@ -126,8 +128,9 @@ class AnchorBook:
 
     def _enter(self, epoch: int) -> None:
         """History began again: nothing of before may be built upon."""
-        self.epoch = epoch
+        # In this order: whoever reads meanwhile must not take old versions for the new epoch's.
         self.shelves = [Shelf() for _ in self.sizes_P]
+        self.epoch = epoch
         early, self.early = self.early, []
         for m, payload in early:
             if m.epoch >= epoch:
@@ -156,7 +159,7 @@ class AnchorBook:
         if m.prev_version >= 0:
             # Infinities may meet; the digest decides whether that is what was published.
             with np.errstate(all="ignore"):
-                anchor_F = shelf.anchors[m.prev_version] + anchor_F
+                np.add(shelf.anchors[m.prev_version], anchor_F, out=anchor_F)
         digest = digest_array(anchor_F)
         if digest != m.anchor_digest:
             self._refuse("digest", m, f"anchor {digest}, published {m.anchor_digest}")

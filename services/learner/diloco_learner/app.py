@@ -9,6 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from diloco_learner.edges.incarnation import newest_boot
 from diloco_learner.edges.work import CHECKPOINTS, WITHDRAW_S, Unfit, Work
 from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
@@ -18,6 +19,7 @@ from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.faults import Abilities, FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
+from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.metrics import traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
@@ -51,6 +53,7 @@ class Learner:
         )
         self.work: Work | None = None
         self.ready = False
+        self.loop_watch = LoopWatch()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -67,6 +70,7 @@ class Learner:
         detail: dict[str, Any] = {
             "id": self.settings.id,
             "bus": "connected" if self.control.connected else "away",
+            **self.loop_watch.detail(),
         }
         if self.work is not None:
             detail |= self.work.health()
@@ -75,6 +79,7 @@ class Learner:
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read when asked for."""
         yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
+        yield from self.loop_watch.metrics()
         work = self.work
         progress = work.last_progress if work is not None else None
         if work is None or progress is None:
@@ -86,6 +91,11 @@ class Learner:
         yield GaugeMetricFamily("diloco_step", "Inner steps of this life", value=progress.step)
         yield GaugeMetricFamily("diloco_step_seconds", "Mean step time", value=progress.step_s)
         yield CounterMetricFamily(
+            "diloco_steps_skipped",
+            "Inner steps whose loss or gradient was not a finite number",
+            value=progress.steps_skipped,
+        )
+        yield CounterMetricFamily(
             "diloco_wait_seconds", "Time not spent on computation", value=progress.wait_s
         )
 
@@ -95,6 +105,7 @@ class Learner:
         await self.membership.register()
         self.ready = True
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.loop_watch.keep())
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
             tasks.create_task(remove_deleted(self.control, self.folder.path / CHECKPOINTS))
@@ -144,15 +155,24 @@ class Learner:
         await self.membership.refresh()
         leave: Leave | None = None
         try:
-            # After a restore it begins again, with moments and data of that checkpoint.
-            while leave is None or leave.outcome == "restored":
+            # After a restore it begins again, with moments and data of that checkpoint; also when
+            # it was silent for so long that it counted as gone.
+            while leave is None or leave.outcome == "restored" or await self._forgotten(leave, run):
                 leave = await self._attempt(spec)
         finally:
             self.work = None
             self.faults.run = ""
-            self.membership.update(run="", state="idle")
+            self.membership.update(run="", state="idle", reason="")
         log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
         await self.membership.refresh()
+
+    async def _forgotten(self, leave: Leave, run: str) -> bool:
+        """Whether this life was replaced although no other process has begun a newer one."""
+        if leave.outcome != "superseded":
+            return False
+        return await newest_boot(self.control, run, self.settings.id) == (
+            self.membership.record.boot
+        )
 
     async def _attempt(self, spec: RunSpec) -> Leave | None:
         """Work for the run once; None, after a while, if this process is unfit for it."""
@@ -166,10 +186,13 @@ class Learner:
             self.faults,
             self.settings.checkpoints or str(self.settings.data / "checkpoints"),
         )
+        self.work.fit = lambda: self.membership.update(state="working", reason="")
         try:
             return await self.work.run()
         except Unfit as unfit:
             self.work = None
+            # Its member record says so for as long as it is true; the event comes once a try.
+            self.membership.update(state="unfit", reason=str(unfit)[:500])
             await self._tell_unfit(spec.name, str(unfit))
             await asyncio.sleep(UNFIT_RETRY_S)
             return None
@@ -208,7 +231,8 @@ class Learner:
 
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
-    folder = DataFolder(settings.data, settings.id)
+    folder = DataFolder.claim(settings.data, "learner", settings.id)
+    settings = settings.model_copy(update={"id": folder.member})
     arm(settings.crash_at, settings.id, folder.path)
     token = settings.nats_token or None
     control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 class Counters:
     """Steps and tokens of one incarnation, and where each of P fragments was adopted.
 
-    `adopted_P` holds versions (-1: none), `step_at_P` and `tokens_at_P` the totals at adoption.
+    A skipped step is a step with its tokens: what it read is read. `adopted_P` holds versions (-1:
+    none), `step_at_P` and `tokens_at_P` the totals at adoption.
     """
 
     adopted_P: list[int]
     step: int = 0
     tokens: int = 0
+    skipped: int = 0  # of the steps, as far as their losses are known
     step_at_P: list[int] = field(init=False)
     tokens_at_P: list[int] = field(init=False)
 

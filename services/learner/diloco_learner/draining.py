@@ -12,8 +12,10 @@ from diloco_shared.protocol.messages import Beat
 
 # At least this long, and this many times what H own steps take: the others may be slower.
 DRAIN_S_MIN, DRAIN_TIMES = 60.0, 3.0
-# States of a run in which rounds are merged.
-MERGING = ("running", "finishing")
+# States of a run in which rounds are merged, or shall be as soon as there is room.
+MERGING = ("running", "finishing", "full", "stuck")
+# States that may be over in a moment: others are late, or a new leader has not heard of all yet.
+LACKING = ("starved", "waiting")
 NEVER = float("inf")
 
 
@@ -50,11 +52,11 @@ class Draining:
             return f"{self.reason}: none of its work is left unmerged"
         # One that has just begun may not have heard its syncer yet.
         state = beat.state if beat else ""
-        if state != "starved":
+        if state not in LACKING:
             self.starved_until = NEVER
         elif self.starved_until == NEVER:
             self.starved_until = now + self.lease_s
-        if state not in (*MERGING, "starved", "") or now >= self.starved_until:
+        if state not in (*MERGING, *LACKING, "") or now >= self.starved_until:
             why = f"the run is {state}"
         elif now >= self.until:
             why = "no round came for them in time" if beat else "there is no syncer"

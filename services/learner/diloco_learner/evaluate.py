@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.model import ModelDef
+from diloco_learner.programs import compiler_options
 
-# Sequences per call: bounds the memory of the logits.
-BATCH = 64
+# Per call, whichever is less: bounds the memory of activations and logits, however long sequences
+# are. A training step's batch is evaluated at once in any case: its step needed more than that.
+SEQUENCES_MAX, TOKENS_MAX = 64, 4096
 
 
 def held_out(tokens: NDArray[Any], context: int, sequences: int, seed: int) -> NDArray[np.int32]:
@@ -24,14 +26,22 @@ def held_out(tokens: NDArray[Any], context: int, sequences: int, seed: int) -> N
     )
 
 
-def make_evaluate(model: ModelDef) -> Callable[[Any, NDArray[np.int32]], float]:
-    """A function of (params, sequences_SxL1) that returns mean nats per token."""
-    loss = jax.jit(model.loss)
+def at_once(context: int, trained: int) -> int:
+    """Sequences per call, where steps take `trained` of `context` tokens each."""
+    return max(trained, min(SEQUENCES_MAX, TOKENS_MAX // context), 1)
+
+
+def make_evaluate(model: ModelDef, trained: int = 1) -> Callable[[Any, NDArray[np.int32]], float]:
+    """A function of (params, sequences_SxL1) that returns mean nats per token.
+
+    `trained`: sequences that a training step holds the activations of.
+    """
+    loss = jax.jit(model.loss, compiler_options=compiler_options())
 
     def evaluate(params: Any, sequences_SxL1: NDArray[np.int32]) -> float:
-        total = 0.0
-        for start in range(0, len(sequences_SxL1), BATCH):
-            part = sequences_SxL1[start : start + BATCH]
+        total, batch = 0.0, at_once(sequences_SxL1.shape[1] - 1, trained)
+        for start in range(0, len(sequences_SxL1), batch):
+            part = sequences_SxL1[start : start + batch]
             total += float(loss(params, part)) * len(part)
         return total / len(sequences_SxL1)
 

@@ -74,6 +74,19 @@ class StateComing:
 
 
 @dataclass(frozen=True, slots=True)
+class StateMoved:
+    """A donor has begun to send its inner state, or more of it has come."""
+
+    donor: str
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True)
+class InitMoved:
+    """More of the initial parameters that this learner sends is stored."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateBad:
     """A donor's inner state could not be used."""
 
@@ -91,6 +104,7 @@ class Stepped:
     step_s: float
     wait_s: float  # total so far
     cursor: Cursor | None
+    skipped: bool = False  # the step of `loss` was: it changed nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +119,25 @@ class PartSettled:
     number: int
 
 
-ExchangeEvent = AnchorReady | BeatSeen | PullSeen | DonateSeen | Stepped | PartSettled | TimePassed
-RecoveryEvent = AnchorReady | BeatSeen | GrantSeen | StateComing | StateSeen | StateBad | TimePassed
+@dataclass(frozen=True, slots=True)
+class StateGone:
+    """The inner state handed out last has arrived or was given up: its memory is free."""
+
+
+ExchangeEvent = (
+    AnchorReady | BeatSeen | PullSeen | DonateSeen | Stepped | PartSettled | StateGone | TimePassed
+)
+RecoveryEvent = (
+    AnchorReady
+    | BeatSeen
+    | GrantSeen
+    | StateMoved
+    | StateComing
+    | StateSeen
+    | StateBad
+    | InitMoved
+    | TimePassed
+)
 
 # --- effects -----------------------------------------------------------------------------------
 
@@ -118,7 +149,10 @@ class SendJoin:
 
 @dataclass(frozen=True, slots=True)
 class SendInit:
-    """Send this learner's freshly initialised parameters: the syncer asked for them."""
+    """See to it that this learner's fresh parameters are on the bus: the syncer asked for them.
+
+    What is under way goes on; what is there already is not sent again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

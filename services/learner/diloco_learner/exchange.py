@@ -25,19 +25,18 @@ from diloco_learner.events import (
     Evaluate,
     ExchangeEffect,
     ExchangeEvent,
-    GiveState,
-    KeepPart,
     Leave,
     PartSettled,
     PullSeen,
     SendProgress,
+    StateGone,
     Stepped,
     Tell,
     TimePassed,
 )
 from diloco_learner.giving import Giving
+from diloco_learner.handing import Handing
 from diloco_learner.leaders import slowest
-from diloco_learner.marks import Marks
 from diloco_learner.merged import Undecided
 from diloco_learner.pulls import AllPulls
 from diloco_shared.config import RunSpec
@@ -81,11 +80,12 @@ class Exchange:
         self.epoch = epoch
         self.joined = epoch if joined is None else joined  # epoch of its grant
         self.restore = restore  # serial of the newest restore before that
-        self.marks = Marks()
+        self.giving = Giving(learner, incarnation)
+        self.handing = Handing(self.giving, spec.keeping.checkpoint_every_steps)
+        self.marks = self.handing.marks
         self.counters = Counters(list(versions))
         self.ready: dict[int, AnchorReady] = {}  # newest unadopted per fragment, of this epoch
         self.pulls = AllPulls(learner, epoch, fragments, spec.algorithm.shards)
-        self.giving = Giving(learner, incarnation)
         self.draining = Draining(spec.membership.lease_s)
         self.undecided = Undecided(learner, incarnation)
         self.beat: Beat | None = None
@@ -150,6 +150,8 @@ class Exchange:
                 self._count(self.giving.ask(event.donate, now))
             case PartSettled():
                 self.marks.settled, self.unreported = event.number, True
+            case StateGone():
+                self.handing.gone()
             case TimePassed():
                 pass
         return []
@@ -162,6 +164,7 @@ class Exchange:
 
     def _stepped(self, e: Stepped) -> None:
         self.counters.stepped(e.tokens)
+        self.counters.skipped += e.skipped
         # The first step compiles: its time says nothing about the next ones.
         first = self.counters.step <= 2
         share = 1.0 if first else STEP_S_SHARE
@@ -234,26 +237,16 @@ class Exchange:
     # --- what a step boundary brings -----------------------------------------------------------
 
     def _boundary(self, now: float, *, stepped: bool) -> list[ExchangeEffect]:
-        effects = [*self._keep_part(), *self._adopt(now)]
-        effects += self._contribute(now)
         c = self.counters
-        effects += [
-            GiveState(donate, tuple(c.adopted_P), c.step)
-            for donate in self.giving.due(self.epoch, c, now)
-        ]
+        effects = [*self.handing.part(self.epoch, c), *self._adopt(now)]
+        effects += self._contribute(now)
+        effects += self.handing.give(self.epoch, c, now)
         if self._finishing:
             return effects + self._finish(now)
         if why := self.draining.over(self.beat, c, now):
             return effects + self._left(Leave("drained", why[:500]))
         effects += self._evaluate()
-        if stepped and c.step % self.spec.keeping.checkpoint_every_steps == 0:
-            effects.append(Checkpoint(self.epoch, c.step, tuple(c.adopted_P), final=False))
-        return effects
-
-    def _keep_part(self) -> list[ExchangeEffect]:
-        """A checkpoint was begun: this is where the cut goes through this learner."""
-        number, c = self.marks.take(), self.counters
-        return [KeepPart(number, self.epoch, c.step, tuple(c.adopted_P))] if number else []
+        return effects + self.handing.keep(self.epoch, c, stepped=stepped)
 
     def _adopt(self, now: float) -> list[ExchangeEffect]:
         if not self.ready:
@@ -386,6 +379,7 @@ class Exchange:
             state=self._state,
             step=c.step,
             tokens=c.tokens,
+            steps_skipped=c.skipped,
             c_steps=tuple(c.c_steps(p) for p in fragments),
             c_tokens=tuple(c.c_tokens(p) for p in fragments),
             adopted=tuple(c.adopted_P),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from diloco_learner.counters import Counters
 from diloco_shared.protocol.messages import Donate
 
-# Newcomers served side by side: more than restart within one lease.
+# Newcomers waiting for their turn: more than restart within one lease.
 REQUESTS_MAX = 8
 # The syncer repeats a request every second: after this long without one it is settled elsewhere.
 SILENCE_S = 10.0
@@ -44,20 +44,19 @@ class Giving:
             del self.requests[min(self.requests, key=lambda n: self.requests[n].seen_at)]
         return ""
 
-    def due(self, epoch: int, counters: Counters, now: float) -> list[Donate]:
-        """Requests to serve from the state as it is now; they count as served.
+    def due(self, epoch: int, counters: Counters, now: float) -> Donate | None:
+        """The oldest request that can be served from the state as it is now; it counts as served.
 
         A learner that has not itself trained since it began gives nothing: its moments may be
         fresh, and a fresh initialisation must never become the source of a running run.
         """
         if not self.requests or counters.step < 1:
-            return []
-        served = []
+            return None
         for newcomer, request in list(self.requests.items()):
             if now - request.seen_at > SILENCE_S:
                 del self.requests[newcomer]
             elif request.donate.epoch == epoch and counters.covers(request.donate.versions):
                 del self.requests[newcomer]
                 self.served.append(request.donate.nonce)
-                served.append(request.donate)
-        return served
+                return request.donate
+        return None

@@ -2,6 +2,9 @@
 
 The learning rate is an argument of the step, not part of the optimizer: schedules are functions
 of the run's progress, which only the caller knows.
+
+A bad batch costs its step and nothing else: where the loss or the gradients' norm is not a finite
+number, parameters, moments and counts stay what they were, to the bit.
 """
 
 from collections.abc import Callable
@@ -14,14 +17,12 @@ from optax import contrib
 
 from diloco_learner.model import ModelDef
 from diloco_learner.model.named import from_named, to_named
+from diloco_learner.programs import Ahead
 from diloco_shared.config import Inner
 
 # Root mean square of Muon's updates: about that of AdamW's, so that rates for one suit the other
 # (Liu et al. 2025, arXiv 2502.16982).
 MUON_RMS = 0.2
-
-# (params, opt_state, tokens_BxL1, rate) -> (params, opt_state, loss)
-Step = Callable[[Any, Any, jax.Array, float], tuple[Any, Any, jax.Array]]
 
 
 def optimizer(inner: Inner, is_embedding: Callable[[str], bool]) -> optax.GradientTransformation:
@@ -70,20 +71,26 @@ def optimizer(inner: Inner, is_embedding: Callable[[str], bool]) -> optax.Gradie
     return optax.chain(optax.clip_by_global_norm(inner.clip_norm), chosen)
 
 
-def make_step(model: ModelDef, inner: Inner) -> Step:
-    """The jitted inner step. Parameters and optimizer state are donated: use what it returns.
+def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead:
+    """The inner step: (params, opt_state, tokens_BxL1, rate) -> (params, opt_state, loss).
 
-    Tokens have shape (accumulation * B, L + 1); gradients are averaged over the parts.
+    Parameters and optimizer state are donated: use what it returns. Tokens have shape
+    (accumulation * B, L + 1); gradients are averaged over the parts. The loss is NaN exactly where
+    the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a number.
     """
     transform = optimizer(inner, model.is_embedding)
 
+    def loss_of(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
+        loss = model.loss(params, tokens_BxL1)
+        return loss * jnp.nan if poisoned else loss
+
     def gradients(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, Any]:
         if inner.accumulation == 1:
-            return jax.value_and_grad(model.loss)(params, tokens_BxL1)
+            return jax.value_and_grad(loss_of)(params, tokens_BxL1)
         parts = tokens_BxL1.reshape(inner.accumulation, -1, tokens_BxL1.shape[-1])
 
         def add(total: Any, part: jax.Array) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(model.loss)(params, part)), None
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, part)), None
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
         total, _ = jax.lax.scan(add, zero, parts)
@@ -94,8 +101,14 @@ def make_step(model: ModelDef, inner: Inner) -> Step:
         params: Any, opt_state: Any, tokens_BxL1: jax.Array, rate: float
     ) -> tuple[Any, Any, jax.Array]:
         loss, grads = gradients(params, tokens_BxL1)
-        updates, opt_state = transform.update(grads, opt_state, params)
-        params = jax.tree.map(lambda p, u: p + rate * u, params, updates)
-        return params, opt_state, loss
+        sound = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
+        updates, moved = transform.update(grads, opt_state, params)
 
-    return jax.jit(step, donate_argnums=(0, 1))
+        # Chosen value by value, within the update of each leaf: no copy of anything is kept.
+        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(sound, new, old)
+
+        params = jax.tree.map(lambda p, u: chosen(p + rate * u, p), params, updates)
+        return params, jax.tree.map(chosen, moved, opt_state), jnp.where(sound, loss, jnp.nan)
+
+    return Ahead(step, lambda params, opt_state, tokens, rate: tokens.shape, donate=(0, 1))

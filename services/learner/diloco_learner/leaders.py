@@ -11,7 +11,15 @@ from diloco_learner.beats import is_final, outdated
 from diloco_shared.protocol.messages import Beat, Grant, Restored, RunState, Stamp
 
 # While shards differ, the run is said to be what comes first here.
-FIRST: tuple[RunState, ...] = ("waiting", "bootstrapping", "paused", "starved", "finishing")
+FIRST: tuple[RunState, ...] = (
+    "waiting",
+    "bootstrapping",
+    "paused",
+    "full",
+    "starved",
+    "stuck",
+    "finishing",
+)
 
 
 @dataclass(slots=True)

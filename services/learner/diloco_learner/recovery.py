@@ -17,6 +17,7 @@ from diloco_learner.events import (
     BeatSeen,
     Begin,
     GrantSeen,
+    InitMoved,
     Leave,
     LoadState,
     RecoveryEffect,
@@ -25,6 +26,7 @@ from diloco_learner.events import (
     SendJoin,
     StateBad,
     StateComing,
+    StateMoved,
     StateSeen,
     Tell,
     TimePassed,
@@ -32,16 +34,20 @@ from diloco_learner.events import (
 from diloco_learner.stages import MOVES, State
 from diloco_shared.config import RunSpec, shared_keys
 from diloco_shared.protocol.messages import Beat, Grant, Join, Restored, Stamp
+from diloco_shared.protocol.patience import silence_s
 
 # A join is sent again after this many seconds without its grant.
 JOIN_S = 1.0
-# Patience with a donor, doubling with every attempt: a slow link deserves a second, longer try.
-# Beside it the time that the state itself takes on the slowest link worth using. Moments may be
-# old, so no transfer is begun again for staleness; a donor that dies over it is not waited for.
-STATE_S, STATE_S_MAX, STATE_BYTES_PER_S = 10.0, 60.0, 100_000
+# Patience with a donor that has shown no sign yet, doubling with every attempt. Beside it the time
+# in which it takes its state from the device and hashes it, on a slow host.
+STATE_S, STATE_S_MAX, STATE_BYTES_PER_S = 10.0, 60.0, 50_000_000
+# Once its state moves: as long as it does, and this many seconds of silence. Moments may be old, so
+# no transfer is begun again for staleness; a donor that dies over it is not waited for.
+STATE_SILENCE_S = 2 * silence_s()
 # Donors tried before doing without: four minutes of waiting are worse than moments that start anew.
 DONORS_MAX = 5
-# Initial parameters are sent again if the run has not begun; doubling, for they may be large.
+# If the run has not begun this many seconds after the last of them was stored, this learner looks
+# whether its initial parameters are all there; doubling, for the syncer may take long to read them.
 INIT_S, INIT_S_MAX = 10.0, 60.0
 
 
@@ -61,18 +67,20 @@ class Recovery:
         nonce_seed: str,
         layout: str,
         state_bytes: int = 0,
+        parameters: int = 0,
     ) -> None:
         """`nonce_seed`: unique per process start, one subject token; attempts are numbered.
 
         `layout`: digest of how this learner cuts its model into fragments. `state_bytes`: size of
-        an inner state.
+        an inner state. `parameters`: N, for the limits of the run's streams.
         """
         self.spec = spec
         self.learner = learner
         self.incarnation = incarnation
         self.has_checkpoint = has_checkpoint
         self.nonce_seed = nonce_seed
-        self.transfer_s = state_bytes / STATE_BYTES_PER_S
+        self.parameters = parameters
+        self.making_s = state_bytes / STATE_BYTES_PER_S
         self.config = shared_keys(spec) | {"layout": layout}
         self.state = State.JOINING
         self.attempt = 0
@@ -88,7 +96,7 @@ class Recovery:
         self.early: StateSeen | None = None  # came before the grant that names its donor
         self.stamp: Stamp | None = None
         self.beat: Beat | None = None
-        self.init_sent_at: float | None = None
+        self.init_moved_at: float | None = None  # or asked for
         self.init_s = INIT_S
         self.wake_at: float | None = 0.0
         self.now = 0.0
@@ -135,8 +143,10 @@ class Recovery:
                 return self._anchor(event, now)
             case StateSeen():
                 return self._state_seen(event)
-            case StateComing():
-                self._coming(event, now)
+            case StateMoved() | StateComing():
+                self._moving(event, now)
+            case InitMoved():
+                self.init_moved_at, self.init_s = now, INIT_S
             case StateBad():
                 if self._from_donor(event.donor, event.nonce):
                     return self._donor_failed(event.reason, now)
@@ -151,7 +161,7 @@ class Recovery:
             self.wake_at = now + JOIN_S
             return [SendJoin(self.join)]
         if self.state is State.RECEIVING:
-            return self._donor_failed("nothing complete came in time", now)
+            return self._donor_failed("nothing (more) of it came in time", now)
         self.wake_at = None
         return []
 
@@ -170,6 +180,7 @@ class Recovery:
             nonce=f"{self.nonce_seed}-{self.attempt}",
             config=self.config,
             failed_donors=self.failed_donors,
+            parameters=self.parameters,
         )
 
     def _rejoin(self, now: float) -> list[RecoveryEffect]:
@@ -213,7 +224,7 @@ class Recovery:
         self._move(State.RECEIVING)
         self.donor = grant.donor
         patience_s = min(STATE_S * 2 ** len(self.failed_donors), STATE_S_MAX)
-        self.wake_at = now + patience_s + self.transfer_s
+        self.wake_at = now + patience_s + self.making_s
         early, self.early = self.early, None
         return self._state_seen(early) if early else []
 
@@ -233,13 +244,14 @@ class Recovery:
             self.ignored["state nobody waits for"] += 1
         return []
 
-    def _coming(self, coming: StateComing, now: float) -> None:
-        """All of it is on the bus: the donor has done its part, only fetching takes time."""
-        if coming.nonce != self.nonce:
+    def _moving(self, event: StateMoved | StateComing, now: float) -> None:
+        """More of it has come; once all is on the bus, the donor has done its part."""
+        if event.nonce != self.nonce:
             return
-        self.arriving = coming.nonce
+        if isinstance(event, StateComing):
+            self.arriving = event.nonce
         if self.state is State.RECEIVING:
-            self.wake_at = now + STATE_S_MAX + self.transfer_s
+            self.wake_at = now + STATE_SILENCE_S
 
     def _donor_failed(self, reason: str, now: float) -> list[RecoveryEffect]:
         self.failed_donors = (*self.failed_donors, self.donor)
@@ -304,11 +316,11 @@ class Recovery:
         )
         if not asked:
             return []
-        if self.init_sent_at is not None:
-            if now < self.init_sent_at + self.init_s:
+        if self.init_moved_at is not None:
+            if now < self.init_moved_at + self.init_s:
                 return []
             self.init_s = min(2 * self.init_s, INIT_S_MAX)
-        self.init_sent_at = now
+        self.init_moved_at = now
         return [SendInit()]
 
     def _unborn(self, beat: Beat) -> bool:

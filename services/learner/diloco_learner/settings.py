@@ -1,12 +1,12 @@
 """Settings of a learner process, from the environment (prefix DILOCO_)."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from diloco_shared.edges.crash_points import CrashAt
-from diloco_shared.edges.membership import id_of_host
 from diloco_shared.ids import Id
 
 
@@ -15,9 +15,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True)
 
-    id: Id = Field(
-        default_factory=lambda: id_of_host("learner"),
-        description="Unique in the run.",
+    id: Id | Literal[""] = Field(
+        "",
+        description="This process's member id, for good. Empty: a name kept in the data folder; "
+        "one that no other process uses, or a new one.",
     )
     nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
     nats_token: str = Field("", description="Token for the bus, if it wants one.")

@@ -25,13 +25,16 @@ from diloco_learner.events import (
     Leave,
     Merged,
     SendProgress,
+    StateGone,
     Stepped,
     Tell,
     TimePassed,
     Unmerged,
 )
 from diloco_learner.exchange import Exchange
-from diloco_learner.trainer import Trainer, evaluate_anchors
+from diloco_learner.moments import Handed
+from diloco_learner.skips import Skips
+from diloco_learner.trainer import Trainer
 from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.protocol.messages import Cursor
 
@@ -39,10 +42,6 @@ Values = NDArray[np.float32]
 
 # Asleep between two looks at the mailbox while no step may be taken, in seconds.
 REST_S = 0.2
-
-
-class Diverged(Exception):
-    """The loss is not a number any more, and no adoption has mended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,11 @@ class Anchored:
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """An effect for the asyncio side, with the device arrays that belong to it."""
+    """An effect for the asyncio side, with what belongs to it.
+
+    `handle`: device arrays of a contribution; `Handed` of an inner state; for a final checkpoint
+    the bytes of one, piece by piece.
+    """
 
     effect: ExchangeEffect
     handle: Any = None
@@ -66,7 +69,7 @@ class Post(Protocol):
     """What the loop needs of a mailbox."""
 
     def drain(self) -> list[Any]: ...
-    def post(self, item: Any) -> None: ...
+    def post(self, item: Any) -> bool: ...
     def progress(self, progress: Any) -> None: ...
     def rest(self, seconds: float) -> None: ...
 
@@ -93,7 +96,7 @@ class Injected:
     """Faults that change the loop's own behaviour."""
 
     slow_factor: float = 1.0
-    poison: bool = False
+    poison: bool = False  # the next step's loss and gradients are not numbers
     seconds: float = 0.0  # slept in all: neither computation nor waiting
 
 
@@ -124,7 +127,8 @@ class TrainLoop:
         self.injected = injected
         self.anchors: dict[tuple[int, int, int], Values] = {}  # ready, not yet adopted
         self.loss_handle: Any = None
-        self.not_finite = 0  # consecutive losses
+        self.skips = Skips(trainer.program.spec.algorithm.sync_every_steps)
+        self.handed: Handed | None = None  # the inner state that is on its way out
         self.paused_s = 0.0  # in which no step was allowed
         self.left: Leave | None = None
         # Why to leave, set by any thread: at the next step boundary, or once all work is merged.
@@ -168,6 +172,9 @@ class TrainLoop:
     def _take_in(self) -> None:
         with self.waiting:
             arrived = self.post.drain()
+        if self.handed is not None and self.handed.gone:
+            self.handed = None
+            self._handle(StateGone())
         for item in arrived:
             if isinstance(item, Anchored):
                 r = item.ready
@@ -182,11 +189,10 @@ class TrainLoop:
         """theta <- AdamW(theta, grad); counters; effects of the boundary that follows."""
         began = self.now()
         tokens_BxL1 = self.batches.take()
-        if self.injected.poison:
-            self._poison()
         rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
-        handle = self.trainer.step(tokens_BxL1, rate)
-        loss = self._previous_loss(handle)
+        poisoned, self.injected.poison = self.injected.poison, False
+        handle = self.trainer.step(tokens_BxL1, rate, poisoned=poisoned)
+        loss, skipped = self._previous_loss(handle)
         if self.injected.slow_factor > 1:
             self._slow_down(handle, began)
         self._handle(
@@ -196,34 +202,25 @@ class TrainLoop:
                 step_s=self.now() - began,
                 wait_s=self.waiting.seconds,
                 cursor=self.batches.cursor,
+                skipped=skipped,
             )
         )
 
-    def _previous_loss(self, handle: Any) -> float:
-        """Loss of the step before, NaN if there is none.
+    def _previous_loss(self, handle: Any) -> tuple[float, bool]:
+        """(loss of the step before, NaN if there is none; whether that step was skipped).
 
         Reading it back while the new step runs keeps the device busy; it also keeps the host from
-        running ahead by more than one step.
+        running ahead by more than one step. Raises Diverged.
         """
         previous, self.loss_handle = self.loss_handle, handle
         if previous is None:
-            return math.nan
+            return math.nan, False
         loss = float(previous)
-        if math.isfinite(loss):
-            self.not_finite = 0
-            return loss
-        self.not_finite += 1
-        if self.not_finite == 1:
-            text = f"loss {loss} at step {self.exchange.counters.step}"
-            self._send(Outgoing(Tell("loss-not-finite", text, {"loss": str(loss)})))
-        # Once every fragment was overwritten by its anchor, only the moments can be at fault.
-        if self.not_finite > self.spec.algorithm.sync_every_steps:
-            raise Diverged(
-                f"the loss is {loss} for {self.not_finite} steps, longer than it takes to adopt "
-                "every fragment anew: start again with a healthy learner's moments; if all "
-                "learners diverge, lower inner.learning_rate"
-            )
-        return loss
+        skipped = self.skips.stepped(loss)
+        step = self.exchange.counters.step
+        if text := self.skips.tell(step, self.now()):
+            self._send(Outgoing(Tell("step-skipped", text, {"skipped": self.skips.total})))
+        return loss, skipped
 
     def _slow_down(self, handle: Any, began: float) -> None:
         """A fault: every step takes a multiple of its time."""
@@ -231,13 +228,6 @@ class TrainLoop:
         rest_s = (self.now() - began) * (self.injected.slow_factor - 1)
         self.sleep(rest_s)
         self.injected.seconds += rest_s
-
-    def _poison(self) -> None:
-        """One step with gradients that are not numbers leaves parameters that are not."""
-        import jax
-
-        self.injected.poison = False
-        self.trainer.params = jax.tree.map(lambda x: x * float("nan"), self.trainer.params)
 
     # --- effects -------------------------------------------------------------------------------
 
@@ -252,14 +242,13 @@ class TrainLoop:
             case Contribute():
                 handle = self.trainer.contribution(effect.fragment, effect.round)
                 self._send(Outgoing(effect, handle))
-            case GiveState():
-                self._send(Outgoing(effect, self.trainer.inner_state()))
-            case Checkpoint() | KeepPart():
-                self._send(Outgoing(effect, self.trainer.inner_state()))
+            case Checkpoint() if effect.final:
+                # No step follows: it is written from where it lies, whatever else is on its way.
+                self._send(Outgoing(effect, self.trainer.inner_state_pieces()))
+            case GiveState() | Checkpoint() | KeepPart():
+                self._hand_out(effect)
             case Evaluate():
-                anchors = [np.asarray(a) for a in self.trainer.anchors]
-                loss = evaluate_anchors(self.trainer.program, anchors, self.held_out_SxL1)
-                self._send(Outgoing(effect, loss=loss))
+                self._send(Outgoing(effect, loss=self.trainer.evaluate(self.held_out_SxL1)))
             case SendProgress():
                 with self.waiting:
                     self.post.progress(effect.progress)
@@ -281,6 +270,16 @@ class TrainLoop:
             if other[1] == effect.fragment and other <= key:
                 del self.anchors[other]
 
-    def _send(self, item: Outgoing) -> None:
+    def _hand_out(self, effect: ExchangeEffect) -> None:
+        """The inner state: the copy that is on its way, or else one of now.
+
+        The next step overwrites the original.
+        """
+        if self.handed is None or not self.handed.share():
+            self.handed = Handed(self.trainer.inner_state())
+        if not self._send(Outgoing(effect, self.handed)):
+            self.handed.let_go()
+
+    def _send(self, item: Outgoing) -> bool:
         with self.waiting:
-            self.post.post(item)
+            return self.post.post(item)

@@ -1,30 +1,34 @@
 """One learner's state on its device, and everything done to it.
 
-Synchronous, but never waiting: each method dispatches work and returns handles (device arrays);
+Synchronous, but seldom waiting: most methods dispatch work and return handles (device arrays);
 whoever needs their values fetches them elsewhere. Deterministic: the same calls, the same bits.
+
+On the device lie parameters, optimizer state, the residuals of codecs that have some, and in turn
+one step's gradients, one fragment's work, or the published parameters while they are evaluated. On
+the host lie the adopted anchors, shared with whoever holds them, and nothing else for long.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
-from diloco_learner.encoding import Encoded, Parts, encode, feeds_back
+from diloco_learner import moments
+from diloco_learner.cuts import Cuts
+from diloco_learner.encoding import Encoded, feeds_back
 from diloco_learner.evaluate import make_evaluate
 from diloco_learner.feedback import Feedback
-from diloco_learner.inner import Step, make_step, optimizer
+from diloco_learner.inner import make_step, optimizer
 from diloco_learner.model import ModelDef, build
 from diloco_learner.model.named import from_named, tensor_specs, to_named
+from diloco_learner.moments import Buffer, State
+from diloco_learner.programs import Ahead, compiler_options
 from diloco_shared.config import RunSpec
-from diloco_shared.numerics.fragments import Layout, flatten, unflatten
-from diloco_shared.numerics.pseudogradient import pseudogradient
+from diloco_shared.numerics.fragments import Layout
 
 Values = NDArray[np.float32]
 
@@ -39,63 +43,54 @@ class Program:
     spec: RunSpec
     model: ModelDef
     layout: Layout
-    step: Step
+    shapes: Any  # the tree of the parameters, without values
+    init: Callable[[jax.Array], Any]  # key -> params
+    init_state: Callable[[Any], Any]  # params -> opt_state
+    step: Ahead
+    poisoned: Ahead  # the step of a fault: its gradients are not numbers
     evaluate: Callable[[Any, NDArray[np.int32]], float]
-    # Per fragment, jitted: (params) -> values_F; (params, anchor_F, alpha) -> params;
-    # (params, anchor_F, residual_F or None) -> (encoded pseudo-gradient, its error or None).
-    read: tuple[Callable[[Any], jax.Array], ...]
-    adopt: tuple[Callable[[Any, Any, float], Any], ...]
-    encode: tuple[Callable[[Any, Any, Any], tuple[Parts, jax.Array | None]], ...]
+    cuts: Cuts
 
     @classmethod
     def build(cls, spec: RunSpec) -> "Program":
-        """Trace nothing yet; ValueError for a model that cannot be cut into the fragments."""
+        """Compile nothing yet; ValueError for a model that cannot be cut into the fragments."""
         model = build(spec.model)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         layout = Layout.build(tensor_specs(shapes, model.is_embedding), spec.algorithm.fragments)
-        fragments = range(spec.algorithm.fragments)
-        name = spec.algorithm.codec_up
+        chosen, options = optimizer(spec.inner, model.is_embedding), compiler_options()
         return cls(
             spec,
             model,
             layout,
+            shapes,
+            jax.jit(model.init, compiler_options=options),
+            jax.jit(chosen.init, compiler_options=options),
             make_step(model, spec.inner),
-            make_evaluate(model),
-            tuple(jax.jit(partial(_read, layout, p)) for p in fragments),
-            # Donated: the old parameters are not needed, and untouched leaves are not copied.
-            tuple(jax.jit(partial(_adopt, layout, p), donate_argnums=(0,)) for p in fragments),
-            tuple(jax.jit(partial(_encode, layout, p, name)) for p in fragments),
+            make_step(model, spec.inner, poisoned=True),
+            make_evaluate(model, spec.inner.batch_sequences),
+            Cuts(layout, shapes, spec.algorithm.codec_up),
         )
 
     def initial(self) -> Any:
         """Fresh parameters from the run's seed: equal on every learner."""
-        return jax.jit(self.model.init)(jax.random.key(self.spec.seed))
+        return self.init(jax.random.key(self.spec.seed))
 
+    @property
+    def with_error(self) -> bool:
+        """Whether learners keep what quantisation withheld."""
+        algorithm = self.spec.algorithm
+        return algorithm.error_feedback and feeds_back(algorithm.codec_up)
 
-def _read(layout: Layout, p: int, params: Any) -> jax.Array:
-    values_F: jax.Array = flatten(layout, p, to_named(params), jnp)
-    return values_F
-
-
-def _adopt(layout: Layout, p: int, params: Any, anchor_F: jax.Array, alpha: float) -> Any:
-    """theta <- alpha * theta + (1 - alpha) * anchor, for the pieces of fragment p."""
-    named = to_named(params)
-    for piece, new in unflatten(layout, p, anchor_F):
-        old = named[piece.name]
-        part = old if piece.whole else old[piece.start : piece.stop]
-        mixed = jnp.where(alpha == 0, new, alpha * part + (1 - alpha) * new).astype(old.dtype)
-        whole = piece.whole
-        named[piece.name] = mixed if whole else old.at[piece.start : piece.stop].set(mixed)
-    return from_named(params, named)
-
-
-def _encode(
-    layout: Layout, p: int, name: str, params: Any, anchor_F: jax.Array, residual_F: Any
-) -> tuple[Parts, jax.Array | None]:
-    delta_F: jax.Array = pseudogradient(anchor_F, _read(layout, p, params))
-    if residual_F is None:
-        return encode(name, delta_F)[0], None
-    return encode(name, delta_F + residual_F)
+    def compile(self, batch: int) -> None:
+        """Everything that training needs, from shapes alone: no second state is made for it."""
+        tokens = (batch, self.spec.model.context_tokens + 1)
+        self.step.compile(
+            self.shapes,
+            jax.eval_shape(self.init_state, self.shapes),
+            jax.ShapeDtypeStruct(tokens, np.int32),
+            np.float32(0),
+        )
+        self.cuts.compile(residuals=self.with_error)
 
 
 class Trainer:
@@ -108,45 +103,48 @@ class Trainer:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.params = program.initial()
-        chosen = optimizer(program.spec.inner, program.model.is_embedding)
-        self.opt_state = jax.jit(chosen.init)(self.params)
-        self.anchors: list[jax.Array | None] = [None] * len(program.layout.fragments)
-        algorithm = program.spec.algorithm
-        with_error = algorithm.error_feedback and feeds_back(algorithm.codec_up)
+        self.opt_state = program.init_state(self.params)
+        # On the host, shared with whoever gave them: nobody writes to an anchor.
+        self.anchors: list[Values | None] = [None] * len(program.layout.fragments)
         self.feedback = [
-            Feedback(jnp.zeros(size, jnp.float32)) if with_error else None
+            Feedback(jnp.zeros(size, jnp.float32)) if program.with_error else None
             for size in program.layout.sizes
         ]
 
+    def fragment(self, p: int) -> Values:
+        """Fragment p of the parameters as they are, fp32 of shape (F,)."""
+        return np.asarray(self.program.cuts.read(p, self.params))
+
     def initial_fragments(self) -> list[Values]:
         """Every fragment of the parameters as they are, fp32 of shape (F,)."""
-        return [np.asarray(read(self.params)) for read in self.program.read]
+        return [self.fragment(p) for p in range(len(self.anchors))]
 
-    def step(self, tokens_BxL1: Any, rate: float) -> jax.Array:
-        """One inner step; the loss as a handle."""
-        self.params, self.opt_state, loss = self.program.step(
-            self.params, self.opt_state, tokens_BxL1, rate
+    def step(self, tokens_BxL1: Any, rate: float, *, poisoned: bool = False) -> jax.Array:
+        """One inner step; the loss as a handle: NaN if the step was skipped, as a bad one is."""
+        program = self.program.poisoned if poisoned else self.program.step
+        loss: jax.Array
+        self.params, self.opt_state, loss = program(
+            self.params, self.opt_state, tokens_BxL1, np.float32(rate)
         )
         return loss
 
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
         """Overwrite (alpha 0) or mix fragment p; moments stay. The anchor becomes its base."""
-        anchor = jnp.asarray(anchor_F)
-        self.anchors[p] = anchor
-        self.params = self.program.adopt[p](self.params, anchor, alpha)
+        self.anchors[p] = anchor_F
+        self.params = self.program.cuts.adopt(p, self.params, anchor_F, alpha)
 
     def contribution(self, p: int, round_: int) -> Encoded:
         """Handle of the encoded pseudo-gradient of fragment p as of now, for that round.
 
         It includes the residual; its own error is pending until `decided`.
         """
-        anchor, feedback = self.anchors[p], self.feedback[p]
-        assert anchor is not None, f"fragment {p} was never adopted"
+        anchor_F, feedback = self.anchors[p], self.feedback[p]
+        assert anchor_F is not None, f"fragment {p} was never adopted"
         residual = None if feedback is None else feedback.residual
-        parts, error = self.program.encode[p](self.params, anchor, residual)
+        parts, error = self.program.cuts.encode(p, self.params, anchor_F, residual)
         if feedback is not None and error is not None:
             feedback.sent(round_, error)
-        return Encoded(self.program.spec.algorithm.codec_up, anchor.size, parts)
+        return Encoded(self.program.spec.algorithm.codec_up, anchor_F.size, parts)
 
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
         """A publication told what became of the contribution of fragment p to that round."""
@@ -156,69 +154,58 @@ class Trainer:
 
     def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
         """Loss of the adopted anchors (not of this learner's own parameters)."""
-        return evaluate_anchors(self.program, [np.asarray(a) for a in self.anchors], sequences_SxL1)
+        anchors = [anchor_F for anchor_F in self.anchors if anchor_F is not None]
+        assert len(anchors) == len(self.anchors), "a fragment was never adopted"
+        # The last step must be over: the memory of its gradients is what this is done in.
+        jax.block_until_ready(self.params)
+        return evaluate_anchors(self.program, anchors, sequences_SxL1)
 
     def warm_up(self, batch: int) -> None:
-        """Compile step, adoption and encoding without changing any state."""
-        scratch = Trainer(self.program)
-        scratch.step(np.zeros((batch, self.program.spec.model.context_tokens + 1), np.int32), 0.0)
-        for p, size in enumerate(self.program.layout.sizes):
-            scratch.adopt(p, np.zeros(size, np.float32), self.program.spec.algorithm.alpha)
-            scratch.contribution(p, 0).fetch()
+        """Compile what training needs without touching any state."""
+        self.program.compile(batch)
 
     # --- inner state ---------------------------------------------------------------------------
 
-    def inner_state(self) -> Any:
-        """Handle of moments and counts as of now: copies, since the originals are donated."""
-        return jax.tree.map(jnp.copy, self.opt_state)
+    def inner_state(self) -> memoryview:
+        """Moments and counts as of now, copied leaf by leaf into one buffer on the host.
+
+        Waits for the step that is under way: the originals are donated to the next one.
+        """
+        return moments.pack(to_named(self.opt_state))
+
+    def inner_state_pieces(self) -> Iterator[Buffer]:
+        """The bytes of `inner_state`, each leaf when it is asked for: take no step meanwhile."""
+        return moments.pieces(to_named(self.opt_state))
 
     @property
     def inner_state_bytes(self) -> int:
         """Size of the moments and counts."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.opt_state))
 
-    def load_inner_state(self, data: bytes) -> None:
-        """Take over moments and counts; ValueError, as of `check_inner_state`, and no change."""
-        self.opt_state = jax.tree.map(jnp.asarray, from_named(self.opt_state, self._parse(data)))
-
-    def check_inner_state(self, data: bytes) -> None:
+    def check_inner_state(self, data: State) -> None:
         """ValueError when `data` is not a sound inner state of this model; changes nothing."""
-        self._parse(data)
+        moments.check(moments.views(data), to_named(self.opt_state))
 
-    def _parse(self, data: bytes) -> dict[str, NDArray[Any]]:
-        named = to_named(self.opt_state)
-        try:
-            given: dict[str, NDArray[Any]] = load(data)
-        except SafetensorError as error:
-            raise ValueError(f"not an inner state: {error}") from None
-        wrong = [
-            name
-            for name in sorted(named.keys() | given.keys())
-            if name not in named
-            or name not in given
-            or given[name].shape != named[name].shape
-            or given[name].dtype != named[name].dtype
-        ]
-        if wrong:
-            raise ValueError(f"an inner state of another model: {', '.join(wrong[:5])}")
-        # A donor may have diverged: its moments would poison every step of the newcomer.
-        diverged = [name for name, array in given.items() if not jnp.isfinite(array).all()]
-        if diverged:
-            raise ValueError(f"an inner state that is not finite: {', '.join(diverged[:5])}")
-        return given
+    def load_inner_state(self, data: State) -> None:
+        """Take over moments and counts; ValueError, as of `check_inner_state`, and no change.
 
-
-def state_bytes(state: Any) -> bytes:
-    """Serialise an `inner_state` handle (fetches it: call it off the train thread)."""
-    arrays = {name: np.asarray(leaf) for name, leaf in to_named(state).items()}
-    return save({name: np.array(array, order="C") for name, array in arrays.items()})
+        Leaf by leaf: the old one is gone before the new one is on the device. Given arrays are
+        used up.
+        """
+        given, old = moments.views(data), to_named(self.opt_state)
+        moments.check(given, old)
+        for name, leaf in old.items():
+            leaf.delete()
+            # A copy: on a CPU jax would otherwise go on using the buffer, which is to be freed.
+            old[name] = jax.block_until_ready(jnp.array(given.pop(name)))
+        self.opt_state = from_named(self.opt_state, old)
 
 
 def assemble(program: Program, anchors: Sequence[Values]) -> Any:
-    """Parameters made of one anchor per fragment."""
-    params = program.initial()
+    """Parameters made of one anchor per fragment, fragment by fragment."""
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), program.shapes)
     for p, anchor_F in enumerate(anchors):
-        params = program.adopt[p](params, jnp.asarray(anchor_F), 0.0)
+        params = program.cuts.adopt(p, params, anchor_F, 0.0)
     return params
 
 

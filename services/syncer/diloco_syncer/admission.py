@@ -1,12 +1,12 @@
 """Who may work for the run, and from whom a newcomer gets its inner state (paper section 4)."""
 
-from diloco_shared.config import RunSpec, differing_keys, shared_keys
+from diloco_shared.config import RunSpec, shared_keys
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.messages import Donate, Grant, Join
 from diloco_syncer.donations import Donations, choose_donor
 from diloco_syncer.events import Effect, SendDonate, SendGrant, Tell
 from diloco_syncer.history import History
-from diloco_syncer.roster import Roster
+from diloco_syncer.roster import MEMBERS_MAX, Roster
 
 # Grants remembered for repeated joins: far more than learners can join within a heartbeat.
 GRANTS_MAX = 256
@@ -23,15 +23,19 @@ class Admission:
         self.grants: dict[str, Grant] = {}
         self.layout = ""  # digest, of the first who joined or of the initial parameters
         self.layout_final = False
+        self.parameters = 0  # N, as whoever was let in told it
 
     def due(self, now: float) -> list[Effect]:
         """Requests to donors that are to be sent (again) now."""
         return [SendDonate(d) for d in self.donations.due(self.roster, now)]
 
     def join(self, join: Join, now: float) -> list[Effect]:
+        if join.incarnation <= self.roster.gone.get(join.learner, -1):
+            self.roster.over(join.learner, join.incarnation, now)
+            return []  # not refused for good: a beat tells it to begin a new life
         cached = self.grants.get(join.nonce)
         asked = (join.learner, join.incarnation)
-        why = self._refuses(join)
+        why = self._refuses(join, now)
         # Not to one that a newer incarnation has replaced since.
         current = cached is not None and cached.epoch == self.history.epoch
         if not why and cached and current and (cached.learner, cached.incarnation) == asked:
@@ -42,6 +46,7 @@ class Admission:
                 Tell("join-refused", f"{join.learner}: {why}"[:500]),
             ]
         self.roster.join(join.learner, join.incarnation, join.nonce, now)
+        self.parameters = max(self.parameters, join.parameters)
         donor = None
         # One shard names a donor for all: the learner puts the grants together.
         if self.history.initialised and self.history.shard == 0:
@@ -69,6 +74,7 @@ class Admission:
                     epoch=self.history.epoch,
                     versions=tuple(self.history.versions),
                 ),
+                sum(self.history.sizes_P),
                 now,
             )
         return [
@@ -80,13 +86,15 @@ class Admission:
             ),
         ]
 
-    def _refuses(self, join: Join) -> str:
+    def _refuses(self, join: Join, now: float) -> str:
         # Where others' shards go on, they need learners: whose grant is of all shards.
         if self.history.outcome and self.spec.algorithm.shards == 1:
             return f"the run is over ({self.history.outcome})"
-        known = self.roster.incarnations.get(join.learner, -1)
+        known = self.roster.newest(join.learner)
         if join.incarnation < known:
             return f"incarnation {join.incarnation} is superseded by {known}"
+        if self.roster.full(join.learner, now):
+            return f"the run has {MEMBERS_MAX} learners: as many as it can take"
         differing = differing_keys(self._config(join.config.get("layout", "")), join.config)
         if differing:
             return "the configuration differs: " + "; ".join(differing[:5])
@@ -116,3 +124,12 @@ class Admission:
             restored=h.restored,
             shard=h.shard,
         )
+
+
+def differing_keys(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """Sorted descriptions `path: ours X, theirs Y` of every difference."""
+    return [
+        f"{key}: here {ours.get(key, 'absent')}, there {theirs.get(key, 'absent')}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]

@@ -2,29 +2,34 @@
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Beat, RunState
+from diloco_shared.protocol.patience import silence_s
 from diloco_syncer.events import Effect, SendBeat, Tell
 from diloco_syncer.history import History
 from diloco_syncer.roster import Roster
 from diloco_syncer.rounds import Rounds
+from diloco_syncer.watchdog import Watchdog
 
-# An initializer that has not delivered after this many seconds is passed over for another.
-INITIALIZER_S = 60.0
+# An initializer is passed over for another once nothing of anybody's initial parameters has moved
+# for this many seconds, however long all of them take.
+INITIALIZER_S = silence_s()
 
 
 class Announcer:
     """Beats once a heartbeat and at every change."""
 
     def __init__(self, spec: RunSpec, history: History, roster: Roster, rounds: Rounds) -> None:
+        self.watchdog = Watchdog(history, roster, rounds)
         self.spec = spec
         self.history = history
         self.roster = roster
         self.rounds = rounds
         self.alive: tuple[str, ...] = ()
         self.initializer = ""
-        self.initializer_since = 0.0
+        self.initializer_moved_at = 0.0  # or appointed
         self.evaluator = ""
         self.evaluated = False
         self.beat_at = 0.0
+        self.looked_at = float("-inf")
         self.beat_state: tuple[object, ...] | None = None
 
     def appoint(self, now: float) -> list[Effect]:
@@ -35,6 +40,10 @@ class Announcer:
             self.alive, self.beat_at = alive, now
         self._appoint(now)
         return told
+
+    def initial_moved(self, now: float) -> None:
+        """More of the initial parameters is on its way: whoever sends them is given time."""
+        self.initializer_moved_at = now
 
     def _changes(self, alive: tuple[str, ...], now: float) -> list[Effect]:
         told: list[Effect] = []
@@ -54,15 +63,16 @@ class Announcer:
         if not self.evaluated and all(m.learner != self.evaluator for m in stepping):
             self.evaluator = stepping[0].learner if stepping else ""
         early = len(self.alive) < self.spec.membership.learners_min
-        if self.history.initialised or early or self.rounds.suspended:
+        h = self.history
+        if h.initialised or h.paused or h.stopping or early or self.rounds.suspended:
             self.initializer = ""
             return
-        slow = now - self.initializer_since > INITIALIZER_S
+        slow = now - self.initializer_moved_at > INITIALIZER_S
         if self.initializer in self.alive and not slow:
             return
         # In turn: any of them may be the only one that can.
         later = [x for x in self.alive if x > self.initializer] or list(self.alive)
-        self.initializer, self.initializer_since = later[0], now
+        self.initializer, self.initializer_moved_at = later[0], now
 
     def _evaluation_made(self) -> bool:
         """Whether the evaluator left with the last versions: it evaluates before it leaves."""
@@ -74,10 +84,32 @@ class Announcer:
         return p.state == "finished" and all(p.adopted[q] == h.versions[q] for q in h.owned)
 
     def state(self, now: float) -> tuple[RunState, str]:
-        """The run's state and why."""
-        h, needed = self.history, self.history.quorum
+        """The run's state and why; with it what is full and stops nothing."""
+        (state, reason), room = self._state(now), self.rounds.room
+        if state in ("running", "finishing") and (stuck := self.watchdog.stuck(now)):
+            state, reason = "stuck", stuck
+        beside = [room.snapshot_failed]
+        if state in ("waiting", "bootstrapping"):
+            # Whoever sends the initial parameters goes by the state.
+            beside.append(room.reason)
+        return state, "; ".join(why for why in (reason, *beside) if why)[:500]
+
+    def look(self, now: float) -> list[Effect]:
+        """Watch for a standstill, once a heartbeat."""
+        if now < self.looked_at + self.spec.membership.heartbeat_s:
+            return []
+        self.looked_at = now
+        if self._state(now)[0] not in ("running", "finishing"):
+            self.watchdog.idle(now)
+        self.watchdog.look(now)
+        return self.watchdog.tell(self.watchdog.stuck(now))
+
+    def _state(self, now: float) -> tuple[RunState, str]:
+        h = self.history
         if h.outcome:
             return ("finished" if h.outcome == "finished" else "stopped"), f"run {h.outcome}"
+        if h.paused:
+            return "paused", "as the user asked"
         if not h.initialised and self.rounds.suspended:
             return "waiting", self.rounds.suspended
         if not h.initialised:
@@ -85,16 +117,33 @@ class Announcer:
             if joined < least:
                 return "waiting", f"{joined} of {least} learners have joined"
             return "bootstrapping", f"waiting for the initial parameters of {self.initializer}"
-        if h.paused:
-            return "paused", "as the user asked"
+        if self.rounds.room.reason:
+            return "full", self.rounds.room.reason
         if self.rounds.suspended:
             return "starved", f"starved: {self.rounds.suspended}"
-        stepping = len(self.roster.stepping(now))
-        if stepping < needed:
-            return "starved", f"starved ({stepping} of {needed})"
+        if lack := self._lack(now):
+            return lack
         if self.rounds.finishing:
             return "finishing", "last round of every fragment"
         return "running", self.rounds.last_quorum_reason or "waiting for the first round"
+
+    def _lack(self, now: float) -> tuple[RunState, str] | None:
+        """Fewer than K train: who is about to, or what could be done."""
+        needed, stepping = self.history.quorum, len(self.roster.stepping(now))
+        if stepping >= needed:
+            return None
+        starting = [m for m in self.roster.live(now) if m.starting]
+        if stepping + len(starting) >= needed:
+            named = ", ".join(m.learner for m in starting[:4])
+            more = f" and {len(starting) - 4} more" if len(starting) > 4 else ""
+            return "waiting", f"for the first step of {named}{more}: they recover or compile"
+        if not self.roster.members and now - self.roster.since <= self.roster.lease_s:
+            return "waiting", f"a new leader has not heard of its learners yet, {needed} needed"
+        lack = needed - stepping
+        way_out = f"{lack} more learner{'s are' if lack > 1 else ' is'} needed"
+        if stepping:
+            way_out += f", or 'diloco quorum {self.spec.name} {stepping}'"
+        return "starved", f"starved ({stepping} of {needed}): {way_out}"
 
     def beat(self, now: float) -> list[Effect]:
         state, reason = self.state(now)
@@ -103,6 +152,8 @@ class Announcer:
             return []
         self.beat_at, self.beat_state = now + self.spec.membership.heartbeat_s, key
         h = self.history
+        if not h.outcome:
+            self.roster.tidy(now)
         return [
             SendBeat(
                 Beat(
@@ -117,7 +168,7 @@ class Announcer:
                     initializer=self.initializer if state == "bootstrapping" else "",
                     evaluator=self.evaluator,
                     evaluated=self.evaluated,
-                    incarnations=dict(self.roster.incarnations),
+                    incarnations=self.roster.incarnations(now),
                     checkpoint=h.checkpoint,
                     restored=h.restored,
                     shard=h.shard,

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus
@@ -15,6 +15,7 @@ from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
+from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.metrics import traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
@@ -28,6 +29,7 @@ from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.edges.snapshots import SNAPSHOTS
 from diloco_syncer.history import TapeFault
+from diloco_syncer.machine import Machine
 from diloco_syncer.settings import Settings
 
 log = structlog.get_logger()
@@ -45,6 +47,7 @@ class Syncer:
         self.faults = FaultAgent(control, settings.id, enabled=settings.chaos)
         self.candidate: Candidate | None = None
         self.ready = False
+        self.loop_watch = LoopWatch()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -60,7 +63,7 @@ class Syncer:
             "bus": "connected" if self.control.connected else "away",
             "run": self.membership.record.run,
         }
-        detail |= {"duty": self.membership.record.state}
+        detail |= {"duty": self.membership.record.state} | self.loop_watch.detail()
         leader = self.leader
         if leader is not None:
             state, reason = leader.machine.announcer.state(time.monotonic())
@@ -72,6 +75,7 @@ class Syncer:
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read off the machine when asked for."""
         yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
+        yield from self.loop_watch.metrics()
         leader = self.leader
         if leader is None:
             return
@@ -84,6 +88,8 @@ class Syncer:
         for kind, count in (h.refused + leader.machine.refused).items():
             refused.add_metric([h.spec.name, kind], count)
         yield refused
+        yield from _watched(leader.machine)
+        yield from _storage(leader)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -92,6 +98,7 @@ class Syncer:
         await self.membership.register()
         self.ready = True
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.loop_watch.keep())
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
             tasks.create_task(remove_deleted(self.control, self.folder.path / SNAPSHOTS))
@@ -164,9 +171,41 @@ class Syncer:
         await candidate.tell("lead-failed", text)
 
 
+def _watched(machine: Machine) -> Iterator[Metric]:
+    """Whether the run stands still for no reason, and for how long no round was closed."""
+    now, run = time.monotonic(), machine.spec.name
+    stuck = GaugeMetricFamily("diloco_stuck", "No progress, no reason known", labels=["run"])
+    stuck.add_metric([run], machine.announcer.state(now)[0] == "stuck")
+    yield stuck
+    since = GaugeMetricFamily("diloco_seconds_since_round", "Since a round closed", labels=["run"])
+    since.add_metric([run], machine.announcer.watchdog.seconds_since_round(now))
+    yield since
+
+
+def _storage(leader: Leader) -> Iterator[Metric]:
+    """What the run's streams hold and may, and what is full."""
+    run = leader.spec.name
+    held = GaugeMetricFamily("diloco_stream_bytes", "Held by a stream", labels=["run", "stream"])
+    limit = GaugeMetricFamily(
+        "diloco_stream_bytes_max", "Limit of a stream; 0: none", labels=["run", "stream"]
+    )
+    for kind, use in leader.showing.storage.streams.items():
+        held.add_metric([run, kind], use.bytes)
+        limit.add_metric([run, kind], use.limit)
+    full = GaugeMetricFamily(
+        "diloco_full", "1: a stream or a disk takes nothing more", labels=["run", "place"]
+    )
+    room = leader.machine.room
+    for place in ("UP", "DN", "TAPE", "hub"):
+        full.add_metric([run, place], float(place in room.full))
+    full.add_metric([run, "snapshots"], float(bool(room.snapshot_failed)))
+    yield from (held, limit, full)
+
+
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
-    folder = DataFolder(settings.data, settings.id)
+    folder = DataFolder.claim(settings.data, "syncer", settings.id)
+    settings = settings.model_copy(update={"id": folder.member})
     arm(settings.crash_at, settings.id, folder.path)
     token = settings.nats_token or None
     control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)

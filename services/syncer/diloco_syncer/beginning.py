@@ -32,13 +32,15 @@ class Beginning:
         begun = [r for r in pending if isinstance(r, TapeInit | TapeRestore)]
         used = {s for r in begun if isinstance(r, TapeInit) for s in r.subjects}
         drops: list[Effect | TapeRecord] = [Drop(s) for s in event.subjects if s not in used]
+        if h.stopping:  # what is about to end begins no more
+            return drops
         if h.initialised or begun:
             return drops
         if not leading:
             before, self.early = self.early, event
             kept = set(event.subjects)
             return [Drop(s) for s in before.subjects if s not in kept] if before else []
-        known = self.roster.incarnations.get(event.learner, -1)
+        known = self.roster.newest(event.learner)
         if event.config_hash != h.config_hash or not event.finite or event.incarnation < known:
             return [*self.refused.tell("init", event.learner, "initial parameters"), *drops]
         return [

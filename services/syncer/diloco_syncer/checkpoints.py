@@ -18,14 +18,21 @@ from collections.abc import Collection
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
+from diloco_shared.protocol.patience import transfer_s
 from diloco_shared.protocol.records import CheckpointState, Restore
 from diloco_syncer.events import Capture, Effect, Kept, Seal, Sealed, Tell
 from diloco_syncer.history import History
 from diloco_syncer.roster import Roster
 
-# Learners that have not delivered after this many seconds are left out: 8 bytes a parameter of a 1B
-# model take 430 s on 150 Mbit/s.
+# Learners that have not delivered after this many seconds are left out, beside those that two
+# moments per parameter take on the slowest link worth using.
 PARTS_S = 600.0
+BYTES_PER_PARAMETER = 8
+
+
+def parts_s(parameters: int) -> float:
+    """Seconds that the parts of a checkpoint are waited for, of a model of that many parameters."""
+    return PARTS_S + transfer_s(BYTES_PER_PARAMETER * parameters)
 
 
 class Checkpoints:
@@ -41,7 +48,6 @@ class Checkpoints:
         self.number = 0  # of the one that this term makes; 0: none
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
         self.pending: set[str] = set()  # those of them that are awaited
-        self.saved: dict[str, int] = {}  # learner -> newest number it has settled
         self.until = 0.0
         self.own_part = False
         self.sealing = False
@@ -133,8 +139,8 @@ class Checkpoints:
             self.number = 0
             return told
         self.number, self.own_part, self.sealing = record.number, False, False
-        self.until = now + PARTS_S
         h, epoch = self.history, self.history.epoch
+        self.until = now + parts_s(sum(h.sizes_P))
         self.invited = {
             m.learner: m.incarnation
             for m in self.roster.stepping(now, epoch)
@@ -146,8 +152,7 @@ class Checkpoints:
     # --- parts ---------------------------------------------------------------------------------
 
     def progress(self, progress: Progress) -> None:
-        """A learner tells which mark it has settled."""
-        self.saved[progress.learner] = progress.checkpoint
+        """A learner tells which mark it has met."""
         self.met(progress.mark)
 
     def met(self, number: int) -> None:
@@ -163,15 +168,18 @@ class Checkpoints:
         """Seal once nobody is awaited any more."""
         if not self.number or self.sealing:
             return []
-        live = {
-            m.learner for m in self.roster.live(now) if m.incarnation == self.invited.get(m.learner)
+        self.pending = {
+            m.learner
+            for m in self.roster.live(now)
+            if m.learner in self.pending
+            and m.incarnation == self.invited[m.learner]
+            and (m.progress is None or m.progress.checkpoint < self.number)
         }
-        settled = {m for m in self.pending if self.saved.get(m, 0) >= self.number}
-        self.pending = (self.pending & live) - settled
         if not self.own_part or (self.pending and now < self.until):
             return []
         self.sealing = True
-        late = {m: f"nothing came within {PARTS_S:.0f} s" for m in sorted(self.pending)}
+        waited_s = parts_s(sum(self.history.sizes_P))
+        late = {m: f"nothing came within {waited_s:.0f} s" for m in sorted(self.pending)}
         return [Seal(self.number, dict(self.invited), late, self._needed())]
 
     def _needed(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """What lives have reported and no tape record says yet: laid over the ledger, put on the next one.
 
-Bounded by the learners: a life that is over is forgotten once the tape knows all of it.
+Bounded by the learners that spoke since the newest round: a life that is over is forgotten once the
+tape knows all of it.
 """
 
 from dataclasses import dataclass, field
@@ -40,6 +41,12 @@ class Counts:
                 left=known.left or count.left,
             )
         self.heard[key] = count
+
+    def over(self, learner: str, incarnation: int) -> None:
+        """Nothing more will come of this life: the next record says so."""
+        known = self.heard.get((learner, incarnation))
+        count = known or LifeCount(learner=learner, incarnation=incarnation, tokens=0, adopted=())
+        self.heard[(learner, incarnation)] = count.model_copy(update={"left": True})
 
     def unrecorded(self, ledger: Ledger) -> tuple[LifeCount, ...]:
         """What the ledger does not know, sorted; forgets lives it need not hear of again."""

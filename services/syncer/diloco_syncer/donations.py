@@ -5,13 +5,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from diloco_shared.protocol.messages import Donate
+from diloco_shared.protocol.patience import transfer_s
 from diloco_syncer.history import History
 from diloco_syncer.roster import Member, Roster
 
 # A donor that missed the request is asked again after this many seconds.
 REPEAT_S = 1.0
-# A newcomer asks for another donor long before this many seconds; then nobody waits any more.
+# A newcomer that lives and does not train is waited for: for this many seconds, and those that two
+# moments per parameter take on the slowest link worth using.
 LIMIT_S = 120.0
+BYTES_PER_PARAMETER = 8
 
 
 @dataclass(slots=True)
@@ -29,8 +32,9 @@ class Donations:
 
     under_way: dict[str, Donation] = field(default_factory=dict)
 
-    def ask(self, donate: Donate, now: float) -> None:
-        self.under_way[donate.newcomer] = Donation(donate, now + LIMIT_S, now)
+    def ask(self, donate: Donate, parameters: int, now: float) -> None:
+        until = now + LIMIT_S + transfer_s(BYTES_PER_PARAMETER * parameters)
+        self.under_way[donate.newcomer] = Donation(donate, until, now)
 
     def due(self, roster: Roster, now: float) -> list[Donate]:
         """Requests to send now; those that are settled are forgotten."""

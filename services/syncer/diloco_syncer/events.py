@@ -20,6 +20,7 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
 )
 from diloco_shared.protocol.records import Restore
+from diloco_syncer.rebirth import Reborn
 
 # --- events ------------------------------------------------------------------------------------
 
@@ -31,6 +32,7 @@ class Led:
     leader: str
     at: float  # wall clock now, for records
     published: tuple[int, ...]  # newest version of each fragment on DN in this epoch, -1 none
+    reborn: Reborn | None = None  # no syncer had the state: it is what is published
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class InitSeen:
     subjects: tuple[str, ...]
     digests: tuple[str, ...]
     finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class InitMoved:
+    """More of somebody's initial parameters is on the bus, or here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +102,42 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The manifest of (fragment, version) is on DN."""
+    """The manifest of (fragment, version) is on DN, in that epoch; `round` -1: of no round."""
 
+    epoch: int
+    round: int
     fragment: int
     version: int
+    keyframe: bool
+
+    @classmethod
+    def of(cls, e: "Publish") -> "Published":
+        """That `e` is done."""
+        return cls(e.epoch, e.round, e.fragment, e.version, e.prev_version < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSeen:
+    """A stream of the run, by kind (UP, DN, TAPE, STATE), holds `used` bytes of `limit`."""
+
+    kind: str
+    used: int
+    limit: int  # 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """`place`, a stream or a disk, takes nothing more: `reason`. Empty: it has room again."""
+
+    place: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The message server lost what it had acknowledged on DN or UP, by a kill or a power cut."""
+
+    published: tuple[int, ...]  # newest version of each fragment on DN now, -1 none
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +212,15 @@ Event = (
     | JoinSeen
     | ProgressSeen
     | InitSeen
+    | InitMoved
     | ContributionSeen
     | Malformed
     | Staged
     | Appended
     | Published
+    | StreamSeen
+    | Full
+    | Rewound
     | Wanted
     | Suspended
     | SnapshotDone
@@ -266,8 +309,7 @@ class InstallInit:
 class Publish:
     """Publish the installed (fragment, version); answer with Published.
 
-    `round` is -1 for what no round made (version 0, or a keyframe after an epoch began); then
-    the current anchor is sent exactly. Else the payload that the round staged.
+    `round` is -1 for what no round made: the current anchor is sent exactly.
     """
 
     round: int
@@ -305,10 +347,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Keep store and history as of the tape sequence `covers` for a checkpoint; then Kept.
-
-    A fault is told with Sealed.
-    """
+    """Keep store and history as of sequence `covers` for a checkpoint; then Kept, or Sealed."""
 
     number: int
     covers: int

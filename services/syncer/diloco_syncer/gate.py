@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from diloco_shared.protocol.messages import ContributionManifest
+from diloco_syncer.history import History
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,22 @@ class Expected:
     values: int
     codec: str
     tokens_per_step: int
+
+
+def expecting(h: History, fragment: int, incarnation: int) -> Expected:
+    """Of a participant in a round of `fragment` that is pulled now."""
+    return Expected(
+        config_hash=h.config_hash,
+        epoch=h.epoch,
+        term=h.term,
+        incarnation=incarnation,
+        fragment=fragment,
+        version=h.versions[fragment],
+        staleness_max=h.spec.algorithm.staleness_max,
+        values=h.sizes_P[fragment],
+        codec=h.spec.algorithm.codec_up,
+        tokens_per_step=h.spec.tokens_per_step,
+    )
 
 
 def judge(

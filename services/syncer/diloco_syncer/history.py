@@ -19,6 +19,7 @@ from diloco_shared.protocol.messages import (
     TapeEnd,
     TapeEpoch,
     TapeInit,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
@@ -29,6 +30,8 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_syncer.ledger import Ledger, of_run
 from diloco_syncer.norms import NormHistory
+from diloco_syncer.recent_merges import RecentMerges, without
+from diloco_syncer.stamps import stamp_after
 
 NOT_STARTED = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0)
 
@@ -73,6 +76,7 @@ class History:
         self.refused: Counter[str] = Counter()
         self.ledger = Ledger.empty(fragments, spec.data.virtual_shards, tuple(self.owned))
         self.norms = self._norms()
+        self.merges = RecentMerges([[] for _ in range(fragments)])
         # Who was merged in the newest H rounds: "participating".
         self.recent: deque[tuple[str, ...]] = deque(maxlen=spec.algorithm.sync_every_steps)
         self.snapshot_covers = 0
@@ -122,28 +126,9 @@ class History:
 
         `processed`: tokens known by then, if more than the tape says.
         """
-        steps_per_round = self.spec.algorithm.steps_per_round
-        steps, budget = (round_ + 1) * steps_per_round, self.spec.budget
-        if budget.steps is not None:
-            rounds = math.ceil(budget.steps / steps_per_round)
-            fraction = min((round_ + 1) / rounds, 1.0)
-            return Stamp(
-                round=round_,
-                steps=steps,
-                fraction=fraction,
-                fraction_per_step=1 / (rounds * steps_per_round),
-            )
-        if budget.tokens is not None:
-            tokens = self.ledger.processed if processed is None else processed
-            used = tokens / budget.tokens
-        else:
-            assert budget.seconds is not None
-            started = self.first_round_at or at
-            used = max(at - started, 0.0) / budget.seconds
-        fraction = min(max(used, self.stamp.fraction), 1.0)
-        return Stamp(
-            round=round_, steps=steps, fraction=fraction, fraction_per_step=fraction / steps
-        )
+        tokens = self.ledger.processed if processed is None else processed
+        started, least = self.first_round_at or at, self.stamp.fraction
+        return stamp_after(self.spec, round_, at, tokens=tokens, started=started, least=least)
 
     # --- write ---------------------------------------------------------------------------------
 
@@ -161,6 +146,8 @@ class History:
                 if record.term <= self.term:
                     raise TapeFault(f"record {seq}: term {record.term} after {self.term}")
                 self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
+            case TapeRebirth():
+                self._apply_rebirth(record)
             case TapeEpoch():
                 if record.epoch <= self.epoch:
                     raise TapeFault(f"record {seq}: epoch {record.epoch} after {self.epoch}")
@@ -191,6 +178,17 @@ class History:
         sizes = Layout.build(record.layout, self.fragments).sizes
         for p in self.owned:
             self.sizes_P[p], self.versions[p] = sizes[p], 0
+            self.anchor_digests[p] = record.anchor_digests[p]
+
+    def _apply_rebirth(self, record: TapeRebirth) -> None:
+        if not self.initialised or record.term <= self.term or record.epoch <= self.epoch:
+            raise TapeFault(f"epoch {record.epoch} of term {record.term} cannot begin again here")
+        self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
+        for p in self.owned:
+            rounds, tokens = self.merges.undo(p, record.versions[p])
+            self.ledger.undo(p, tokens)
+            self.last_merged[p] = without(rounds, self.last_merged[p])
+            self.versions[p] = record.versions[p]
             self.anchor_digests[p] = record.anchor_digests[p]
 
     def _apply_round(self, record: TapeRound) -> None:
@@ -226,7 +224,13 @@ class History:
             self.skipped += 1
             self.skips_in_a_row += 1
             self.recent.append(())
+        had = self.ledger.merged_P[p]
         self.ledger.round(record)
+        # Whoever has no life left asks for nothing: manifests name who still may.
+        there, named = self.ledger.lives, self.last_merged[p]
+        self.last_merged[p] = {m: last for m, last in named.items() if m in there}
+        if committed:
+            self.merges.add(p, record.version, record.round, self.ledger.merged_P[p] - had)
         self.first_round_at = self.first_round_at or record.at
         self.next_round = record.round + 1
         self.stamp = record.stamp
@@ -356,6 +360,7 @@ class History:
             "ledger": self.ledger.meta(),
             "norms": self.norms.to_lists(),
             "recent": [list(merged) for merged in self.recent],
+            "merges": [[list(m) for m in merges] for merges in self.merges.merges_P],
         }
 
     @classmethod
@@ -386,5 +391,6 @@ class History:
         self.norms = NormHistory.from_lists(
             meta["norms"], samples_min=self.norms.samples_min, z_max=self.norms.z_max
         )
+        self.merges = RecentMerges.of(meta.get("merges") or [[]] * len(self.versions))
         self.recent.clear()
         self.recent.extend(tuple(merged) for merged in meta["recent"])

@@ -191,11 +191,11 @@ class Lease:
             self.role = Role.STANDBY
             if self.sure and self.holder and self.held is not None and self.held.boot == self.boot:
                 return Write(self.held.revision, give_back=True)
-        elif self.sure and (now >= self.next_at if self.leading else self._free(now)):
+        elif self.sure and (now >= self.next_at if self.leading else self.free(now)):
             return Write(0 if self.held is None else self.held.revision)
         return Look() if now >= self.next_at else None
 
-    def _free(self, now: float) -> bool:
+    def free(self, now: float) -> bool:
         """Whether a standby may take it."""
         if self.held is None:
             return now >= self.free_from

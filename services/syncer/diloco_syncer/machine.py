@@ -16,6 +16,7 @@ from diloco_shared.protocol.messages import (
     TapeEnd,
     TapeEpoch,
     TapeInit,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
@@ -23,10 +24,12 @@ from diloco_shared.protocol.messages import (
     TapeSnapshot,
     TapeTerm,
 )
+from diloco_syncer import rebirth
 from diloco_syncer.admission import Admission
 from diloco_syncer.announce import Announcer
 from diloco_syncer.beginning import Beginning
 from diloco_syncer.donations import Donations
+from diloco_syncer.ending import Ending
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -34,8 +37,9 @@ from diloco_syncer.events import (
     ContributionSeen,
     Drop,
     Effect,
-    Ended,
     Event,
+    Full,
+    InitMoved,
     InitSeen,
     InstallInit,
     InstallLoaded,
@@ -49,11 +53,13 @@ from diloco_syncer.events import (
     Published,
     PurgeDown,
     PurgeUp,
+    Rewound,
     Sealed,
     Snapshot,
     SnapshotDone,
     SnapshotFailed,
     Staged,
+    StreamSeen,
     Suspended,
     Tell,
     TimePassed,
@@ -62,8 +68,9 @@ from diloco_syncer.events import (
 from diloco_syncer.history import History
 from diloco_syncer.refusals import Refusals
 from diloco_syncer.roster import Roster
+from diloco_syncer.round import Phase
 from diloco_syncer.rounds import Rounds
-from diloco_syncer.wishes import Wishes
+from diloco_syncer.wishes import Wishes, covering
 
 
 class Machine:
@@ -74,6 +81,7 @@ class Machine:
         self.history = history
         self.roster = Roster.of(spec, history)
         self.rounds = Rounds(history, self.roster)
+        self.room = self.rounds.room
         self.admission = Admission(spec, history, self.roster)
         self.announcer = Announcer(spec, history, self.roster, self.rounds)
         self.refused = Refusals()
@@ -86,20 +94,23 @@ class Machine:
         self.wishes = Wishes(spec, history, self.roster)
         self.lapse = ""  # why the lease is in doubt, if it is
         self.published: tuple[int, ...] = ()
-        self.ended_told = False
+        self.ending = Ending(history, self.roster, self.rounds)
 
     # --- the door ------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event; return what the caller must do, in this order."""
         effects = self._take(event, now)
+        self.announcer.watchdog.saw(event, now)
         if self.leading:
             effects += [*self.admission.due(now), *self.announcer.appoint(now)]
             effects += self._put(self.wishes.advance(now, self._wall(now), self._pending))
             self.rounds.suspended = self.lapse or self.wishes.restoring.reason
             effects += self.rounds.advance(now)
+            effects += self.ending.advance(self.wishes.stopping, now)
             effects += self._record(now)
             effects += self._finish(now)
+            effects += self.announcer.look(now)
             effects += self.announcer.beat(now)
         return effects
 
@@ -113,6 +124,7 @@ class Machine:
             self.rounds.deadline,
             self.admission.donations.deadline,
             self.wishes.deadline,
+            self.ending.deadline,
         ]
         return min(t for t in times if t is not None)
 
@@ -133,6 +145,8 @@ class Machine:
                 wall, on_the_way = self._wall(now), self._pending
                 seen = self.beginning.seen(event, wall, on_the_way, leading=self.leading)
                 return self._put(seen)
+            case InitMoved():
+                self.announcer.initial_moved(now)
             case ContributionSeen():
                 if not self.leading:
                     return [Drop(event.manifest.blob.subject)]
@@ -148,25 +162,14 @@ class Machine:
                 return self._appended(event, now)
             case Published():
                 return self._published(event, now)
+            case StreamSeen() | Full() | Rewound():
+                return self._of_storage(event)
             case Wanted() | Kept() | Sealed() | Loaded():
                 return self._put(self.wishes.take(event, now, self._wall(now)))
             case Suspended():
                 self.lapse = event.reason
-            case SnapshotDone():
-                if event.covers < self.history.snapshot_covers:
-                    return []  # of before a restore
-                return self._push(
-                    TapeSnapshot(
-                        term=self.history.term,
-                        covers=event.covers,
-                        round=event.round,
-                        path=event.path,
-                        at=self._wall(now),
-                    )
-                )
-            case SnapshotFailed():
-                self.snapshotting = False
-                return [Tell("snapshot-failed", event.reason)]
+            case SnapshotDone() | SnapshotFailed():
+                return self._snapshot_over(event, now)
             case BusBack():
                 self.roster.forgive(self.announcer.alive, now)
             case TimePassed():
@@ -183,7 +186,9 @@ class Machine:
         if h.outcome:
             # No term follows the end; but should the one before have died over it, this one tells.
             self.leading = True
-            return self._unpublished()
+            return [*self._unpublished()]
+        if led.reborn is not None:
+            return self._push(rebirth.record(h, led.reborn, led.leader, led.at), first=True)
         return self._push(
             TapeTerm(epoch=h.epoch, term=h.term + 1, leader=led.leader, at=led.at), first=True
         )
@@ -236,11 +241,18 @@ class Machine:
         match record:
             case TapeTerm():
                 self.leading, self.roster.since = True, event.at - self.wall_offset
-                effects = self._unpublished()
+                effects: list[Effect] = [*self._unpublished()]
                 effects.append(Tell("term", f"{record.leader} leads, term {record.term}"))
                 for p, version in enumerate(self.published):
                     effects += self._lost(p, version, "DN", event.at)
                 return effects + self._put(self.beginning.leads(event.at, self._pending))
+            case TapeRebirth():
+                self.leading, self.roster.since = True, event.at - self.wall_offset
+                return [
+                    *(self._keyframe(p) for p in h.owned),
+                    self._snapshot(),
+                    Tell("rebirth", rebirth.told(h, record)),
+                ]
             case TapeInit():
                 return [
                     InstallInit(record.layout, record.subjects),
@@ -249,13 +261,13 @@ class Machine:
                     Tell("init", f"initial parameters of {record.learner} are version 0"),
                 ]
             case TapeRound():
+                self.announcer.watchdog.closed(now)
                 effects = [*self.rounds.recorded(record), *self.roster.recoveries.closed(record)]
-                closed = h.next_round - 1 - h.snapshot_round
-                if closed >= self.spec.keeping.snapshot_every_rounds and not self.snapshotting:
-                    effects.append(self._snapshot())
-                return effects
+                if self._closed >= self.spec.keeping.snapshot_every_rounds:
+                    return [*effects, *self._snapshot_once()]
+                return [*effects, *self._snapshot_early()]
             case TapeSnapshot():
-                self.snapshotting = False
+                self.snapshotting, self.room.snapshot_failed = False, ""
                 if self.spec.keeping.contributions == "all":
                     return []
                 return [PurgeUp(record.round)]
@@ -267,7 +279,8 @@ class Machine:
                     Tell("epoch", f"epoch {record.epoch} begins: {record.reason}"),
                 ]
             case TapeRestore():
-                self.admission.donations, self.ended_told = Donations(), False
+                self.admission.donations = Donations()
+                self.ending.restored()
                 return [
                     *self.rounds.abort(),
                     InstallLoaded(record.serial),
@@ -282,7 +295,7 @@ class Machine:
             case TapeEnd():
                 return [Tell("end", f"{record.outcome}: {record.reason}")]
 
-    def _unpublished(self) -> list[Effect]:
+    def _unpublished(self) -> list[Publish]:
         """Keyframes of what the leader before did not publish."""
         versions = enumerate(self.history.versions)
         return [self._keyframe(p) for p, version in versions if self.published[p] < version]
@@ -307,12 +320,52 @@ class Machine:
         self.snapshotting = True
         return Snapshot(self.history.seq, self.history.next_round - 1)
 
+    @property
+    def _closed(self) -> int:
+        """Rounds since the newest snapshot."""
+        return self.history.next_round - 1 - self.history.snapshot_round
+
+    def _snapshot_over(self, event: SnapshotDone | SnapshotFailed, now: float) -> list[Effect]:
+        if isinstance(event, SnapshotFailed):
+            self.snapshotting, self.room.snapshot_failed = False, event.reason
+            return [Tell("snapshot-failed", event.reason)]
+        return self._put(covering(self.history, event, self._wall(now)))
+
+    def _snapshot_once(self) -> list[Effect]:
+        return [] if self.snapshotting else [self._snapshot()]
+
+    def _snapshot_early(self) -> list[Effect]:
+        """Before its time, where a stream that it lets be purged is short of room."""
+        early = self.leading and self.history.initialised and self.room.crowded
+        return self._snapshot_once() if early and self._closed > 0 else []
+
+    def _of_storage(self, event: StreamSeen | Full | Rewound) -> list[Effect]:
+        match event:
+            case StreamSeen():
+                self.room.saw(event)
+                return self._snapshot_early()
+            case Full():
+                return self.room.take(event)
+            case Rewound():
+                return self._rewound(event)
+
+    def _rewound(self, event: Rewound) -> list[Effect]:
+        """What was acknowledged is gone: published once more, and not needed from UP any more."""
+        if not self.leading or not self.history.initialised:
+            return []
+        self.published = event.published
+        busy = {r.fragment for r in self.rounds.open if r.phase is Phase.PUBLISHING}
+        again = [e for e in self._unpublished() if e.fragment not in busy]
+        text = "the message server lost what it had acknowledged: it was killed, or lost its power"
+        return [*again, *self._snapshot_once(), Tell("rewound", text)]
+
     def _published(self, event: Published, now: float) -> list[Effect]:
-        h = self.history
-        keyframe = self.rounds.published(event, now)
-        if event.version == h.versions[event.fragment] and (keyframe or event.version == 0):
-            return [PurgeDown(h.epoch, event.fragment, event.version)]
-        return []
+        """A keyframe makes everything before it superfluous, of earlier epochs too."""
+        self.rounds.published(event, now)
+        # One of an earlier epoch replaces nothing: this epoch's own may not be there yet.
+        if not event.keyframe or event.epoch != self.history.epoch:
+            return []
+        return [PurgeDown(event.epoch, event.fragment, event.version)]
 
     # --- learners ------------------------------------------------------------------------------
 
@@ -323,7 +376,7 @@ class Machine:
             return self.refused.tell("malformed", progress.learner, "progress of another layout")
         if max(progress.c_tokens, default=0) > progress.tokens:
             return self.refused.tell("malformed", progress.learner, "more tokens than it has done")
-        before = self.roster.incarnations.get(progress.learner, -1)
+        before = self.roster.newest(progress.learner)
         if self.roster.progress(progress, now):
             return self.refused.tell("incarnation", progress.learner, "progress")
         effects: list[Effect] = []
@@ -370,24 +423,5 @@ class Machine:
 
     def _finish(self, now: float) -> list[Effect]:
         """The end record, once the last round of every fragment is published."""
-        h = self.history
-        if h.outcome:
-            if self.ended_told or self.rounds.open:
-                return []
-            self.ended_told = True
-            return [Ended(h.outcome)]
-        if self.wishes.restoring.due:
-            return []
-        nobody = h.stopping and len(self.roster.stepping(now)) < h.quorum
-        if self.rounds.open or not (h.finished_rounds or nobody):
-            return []
-        return self._push(
-            TapeEnd(
-                term=h.term,
-                outcome="stopped" if h.stopping else "finished",
-                reason="stopped by the user" if h.stopping else "the budget is used",
-                versions=tuple(h.versions),
-                at=self._wall(now),
-                counts=self.roster.counts.unrecorded(h.ledger),
-            )
-        )
+        end = self.ending.record(self._wall(now), restoring=self.wishes.restoring.due)
+        return self._push(end) if end else self.ending.tell()

@@ -59,6 +59,10 @@ class Recoveries:
             incarnation, heard_at, _ = self.heard[learner]
             self.heard[learner] = (incarnation, heard_at, at)
 
+    def forget(self, learner: str) -> None:
+        """A learner is gone for good: should it come back, it counts as new."""
+        self.heard.pop(learner, None)
+
     def closed(self, record: TapeRound) -> Iterator[Tell]:
         """A round is on the tape; tells of everybody whom it merged for the first time."""
         self.complete_since = min(self.complete_since, record.at)

@@ -16,6 +16,7 @@ from diloco_shared.protocol.checkpoints import CheckpointManifest
 from diloco_shared.protocol.messages import (
     PublicationManifest,
     TapeInit,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
@@ -23,7 +24,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_syncer.events import Stage
 from diloco_syncer.history import History, TapeFault
-from diloco_syncer.store import Contribution, FragmentStore, Staged
+from diloco_syncer.store import Contribution, FragmentStore, Shelf, Staged, in_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +54,13 @@ def replay(
     record: TapeRecord,
     seq: int,
     payloads: Mapping[str, bytes],
-    back: State | None = None,
+    back: State | FragmentStore | None = None,
+    shelf: Shelf = in_memory,
 ) -> FragmentStore | None:
     """Advance history and store by one record; the store (created by the init record).
 
-    `back`: what a restore record goes back to.
+    `back`: what a restore record goes back to, or the store that a rebirth began with; `shelf`: of
+    a store that is created.
 
     Raises TapeFault naming the record when a digest differs: another machine, another library
     or a damaged contribution.
@@ -65,7 +68,7 @@ def replay(
     match record:
         case TapeInit():
             history.apply(record, seq)
-            store = build_store(history, record.subjects, payloads)
+            store = build_store(history, record.subjects, payloads, shelf)
             for p in history.owned:
                 digest = record.anchor_digests[p]
                 _check(store.anchor_digest(p), digest, seq, f"version 0 of fragment {p}")
@@ -91,8 +94,15 @@ def replay(
             _check(staged.anchor_digest, record.anchor_digest, seq, f"anchor of {where}")
             _check(staged.payload_digest, record.payload_digest, seq, f"publication of {where}")
             store.install(record.fragment, staged)
+        case TapeRebirth():
+            assert isinstance(back, FragmentStore), "a rebirth without what was published"
+            history.apply(record, seq)
+            for p in history.owned:
+                digest, what = record.anchor_digests[p], f"published fragment {p}"
+                _check(back.anchor_digest(p), digest, seq, what)
+            return back
         case TapeRestore():
-            assert back is not None, "a restore without its state"
+            assert isinstance(back, State), "a restore without its state"
             history.resume(back.history, record, seq)
             return back.store
         case _:
@@ -119,15 +129,21 @@ def newest_published(history: History, manifests: Iterable[PublicationManifest])
 
 
 def build_store(
-    history: History, subjects_P: tuple[str, ...], payloads: Mapping[str, bytes]
+    history: History,
+    subjects_P: tuple[str, ...],
+    payloads: Mapping[str, bytes],
+    shelf: Shelf = in_memory,
 ) -> FragmentStore:
-    """The store at version 0 from the initial parameters (fp32 blobs, one per fragment owned)."""
+    """The store at version 0 from the initial parameters (fp32 blobs, one per fragment owned).
+
+    The payloads are its arrays: nothing is copied, and nobody may write to them any more.
+    """
     layout = Layout.build(history.layout, history.fragments)
     fragments = [
-        codec.decode("fp32", payloads[subject], size) if p in history.owned else None
+        codec.view(payloads[subject], size) if p in history.owned else None
         for p, (subject, size) in enumerate(zip(subjects_P, layout.sizes, strict=True))
     ]
-    return FragmentStore.init(layout, history.spec.algorithm, fragments)
+    return FragmentStore.init(layout, history.spec.algorithm, fragments, shelf)
 
 
 def stage_chosen(

@@ -2,6 +2,12 @@
 
 Liveness is silence measured against the lease. Steps are counted within one incarnation, from a
 baseline that is set anew when a round opens.
+
+Whoever has left, or been silent for very long, is forgotten (`tidy`): what is known of members
+follows from how many there are, not from how many there ever were. A life that is forgotten for its
+silence is over: the next record says so (`Counts.over`), the ledger settles what it had under way,
+and should it speak again it is told to begin a new one. For how long the number of a life must be
+remembered, `Ledger.newest` says.
 """
 
 from collections.abc import Sequence
@@ -14,6 +20,17 @@ from diloco_syncer.counts import Counts
 from diloco_syncer.grace import Average
 from diloco_syncer.history import History
 from diloco_syncer.recoveries import Recoveries
+
+# A life that is silent for so many seconds is over, and forgotten: two hundred leases, far longer
+# than a restart, a repaired link or a checkpoint takes. Whoever comes back later begins anew.
+GONE_S = 600.0
+# One that has said that it leaves is shown for so many seconds.
+LEFT_S = 120.0
+# Learners of one run, dead ones included until they are forgotten: what the largest messages hold
+# (a record's verdicts, a beat, the status) stays well below NATS' default limit of 1 MB.
+MEMBERS_MAX = 512
+# Lives told that they are over or replaced: those that spoke within so many seconds, the newest.
+REFUSED_S, REFUSED_MAX = 60.0, 256
 
 
 @dataclass(slots=True)
@@ -48,6 +65,11 @@ class Member:
         return self.progress is not None and self.progress.state == "stepping"
 
     @property
+    def starting(self) -> bool:
+        """Whether it is on its way to its first step."""
+        return self.progress is None or self.progress.state in ("joining", "recovering")
+
+    @property
     def answers(self) -> bool:
         """Whether it gives what it is asked for: a draining one still does."""
         return self.stepping or (self.progress is not None and self.progress.state == "draining")
@@ -74,8 +96,10 @@ class Roster:
 
     lease_s: float
     members: dict[str, Member] = field(default_factory=dict)
-    # Newest incarnation per learner, also of those that left.
-    incarnations: dict[str, int] = field(default_factory=dict)
+    # Lives over for their silence: the newest of them. learner -> incarnation
+    gone: dict[str, int] = field(default_factory=dict)
+    # Who spoke with an incarnation that is over: learner -> when.
+    refused: dict[str, float] = field(default_factory=dict)
     counts: Counts = field(default_factory=Counts)
     since: float = 0.0  # when this leader began: nobody is silent for longer
     wall_offset: float = 0.0  # from `now` to seconds since 1970
@@ -85,8 +109,42 @@ class Roster:
     @classmethod
     def of(cls, spec: RunSpec, history: History) -> Self:
         """Nobody heard of yet; no life older than what the tape knows is ever let in again."""
-        known = dict(history.ledger.newest)
-        return cls(spec.membership.lease_s, incarnations=known, recoveries=Recoveries(history))
+        return cls(spec.membership.lease_s, recoveries=Recoveries(history))
+
+    @property
+    def history(self) -> History | None:
+        return self.recoveries.history
+
+    def newest(self, learner: str) -> int:
+        """The newest incarnation known, also of one that left; -1 for none."""
+        member = self.members.get(learner)
+        taped = self.history.ledger.newest.get(learner, -1) if self.history else -1
+        return max(taped, member.incarnation if member else -1)
+
+    def over(self, learner: str, incarnation: int, now: float) -> str:
+        """Why a life may not speak any more, or "": it will be told so."""
+        known, gone = self.newest(learner), self.gone.get(learner, -1)
+        if incarnation >= known and incarnation > gone:
+            return ""
+        self.refused.pop(learner, None)
+        self.refused[learner] = now
+        if len(self.refused) > REFUSED_MAX:
+            del self.refused[next(iter(self.refused))]
+        if incarnation < known:
+            return f"incarnation {incarnation} is superseded by {known}"
+        return f"incarnation {incarnation} was silent for more than {GONE_S:.0f} s"
+
+    def full(self, learner: str, now: float) -> bool:
+        """Whether there is no place for one more learner."""
+        return learner not in self.members and len(self.live(now)) >= MEMBERS_MAX
+
+    def incarnations(self, now: float) -> dict[str, int]:
+        """What beats tell: by learner, which life may speak. Of all alive, and of refused ones."""
+        told = {m.learner: m.incarnation for m in self.live(now)}
+        for learner, at in self.refused.items():
+            if now - at <= REFUSED_S:
+                told[learner] = max(self.newest(learner), self.gone.get(learner, -1) + 1)
+        return told
 
     def join(self, learner: str, incarnation: int, nonce: str, now: float) -> Member:
         """Admit an incarnation (not older than the newest known); idempotent."""
@@ -94,7 +152,6 @@ class Roster:
         if member is None or member.incarnation != incarnation:
             member = Member(learner, incarnation, now, baseline=0)
             self.members[learner] = member
-            self.incarnations[learner] = incarnation
         member.nonce, member.seen_at = nonce, now
         self.present = None
         return member
@@ -104,15 +161,15 @@ class Roster:
 
         A learner unknown to this leader joined under an earlier one: its steps count from here.
         """
-        known = self.incarnations.get(progress.learner, -1)
-        if progress.incarnation < known:
-            return f"incarnation {progress.incarnation} is superseded by {known}"
+        if why := self.over(progress.learner, progress.incarnation, now):
+            return why
+        if self.full(progress.learner, now):
+            return f"there are {MEMBERS_MAX} learners"
         member = self.members.get(progress.learner)
         if member is None or member.incarnation != progress.incarnation:
             step = progress.step
             member = Member(progress.learner, progress.incarnation, now, step, pace_from=step)
             self.members[progress.learner] = member
-            self.incarnations[progress.learner] = progress.incarnation
             self.present = None
         self.counts.saw(progress)
         self.recoveries.spoke(progress, now + self.wall_offset)
@@ -175,9 +232,42 @@ class Roster:
             if learner in self.members:
                 self.members[learner].seen_at = now
 
+    def tidy(self, now: float) -> None:
+        """Forget who has left, and who has been silent for so long that it counts as gone."""
+        silent = sorted(
+            (m for m in self.members.values() if not self.alive(m, now)), key=lambda m: m.seen_at
+        )
+        excess = len(self.members) - MEMBERS_MAX
+        for m in silent:
+            left = m.progress is not None and m.progress.state == "finished"
+            if now - m.seen_at > (LEFT_S if left else GONE_S) or excess > 0:
+                excess -= 1
+                self.drop(m.learner)
+                if not left:
+                    self._gone(m.learner, m.incarnation)
+        self._unheard(now)
+        self.refused = {n: at for n, at in self.refused.items() if now - at <= REFUSED_S}
+
+    def _unheard(self, now: float) -> None:
+        """Lives of the tape that have not said a word to this leader."""
+        if self.history is None or now - self.since <= GONE_S:
+            return
+        for learner, lives in self.history.ledger.lives.items():
+            newest = max(lives)
+            if learner not in self.members and not lives[newest].left:
+                self._gone(learner, newest)
+
+    def _gone(self, learner: str, incarnation: int) -> None:
+        self.counts.over(learner, incarnation)
+        self.gone.pop(learner, None)
+        self.gone[learner] = incarnation
+        if len(self.gone) > MEMBERS_MAX:
+            del self.gone[next(iter(self.gone))]
+
     def drop(self, learner: str) -> None:
-        """Forget a learner that left by itself; its incarnation stays known."""
+        """Forget a learner; of its incarnation the tape tells."""
         self.members.pop(learner, None)
+        self.recoveries.forget(learner)
         self.present = None
 
     def step_s(self, now: float) -> float:

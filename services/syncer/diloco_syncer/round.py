@@ -57,7 +57,9 @@ class Round:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     chosen: tuple[Chosen, ...] = ()
     staged: Staged | None = None
+    publishes: tuple[int, int, int] = (-1, -1, -1)  # epoch, fragment and version
     fraction: float = 0.0  # of the budget, when it closed
+    keyframe: bool = False  # what it publishes is whole
     skip_reason: str = ""
     pushed: bool = False  # its record is on its way to the tape
 

@@ -22,10 +22,11 @@ from diloco_syncer.events import (
     Staged,
     Unstage,
 )
-from diloco_syncer.gate import Expected, judge
+from diloco_syncer.gate import expecting, judge
 from diloco_syncer.grace import Timings, grace_s, pull_timeout_s
 from diloco_syncer.history import History
 from diloco_syncer.quorum import Readiness, explain, quorum
+from diloco_syncer.room import Room
 from diloco_syncer.roster import Member, Roster
 from diloco_syncer.round import Kept, Phase, Round, contribution_verdict
 from diloco_syncer.stragglers import Stragglers
@@ -43,13 +44,14 @@ class Rounds:
     def __init__(self, history: History, roster: Roster) -> None:
         self.history = history
         self.roster = roster
+        self.room = Room(history)
         self.algorithm = history.spec.algorithm
         self.timings = Timings()
         self.stragglers = Stragglers(self.algorithm, roster, self.timings)
         self.open: list[Round] = []
         self.last_quorum_reason = ""
-        self.last_grace_s = 0.0
         self.suspended = ""  # why no round may open now, though all else would let it
+        self.stopped = False  # nothing opens any more: a stop has had its time
 
     # --- pacing --------------------------------------------------------------------------------
 
@@ -76,7 +78,7 @@ class Rounds:
         h = self.history
         n = max(h.next_round, self.open[-1].n + 1 if self.open else 0)
         fragment = h.owned[n % len(h.owned)]
-        if h.paused or h.outcome or self.suspended or not h.initialised:
+        if h.paused or h.outcome or self.suspended or self.stopped or not h.initialised:
             return False
         if len(self.open) >= self.algorithm.rounds_in_flight_max:
             return False
@@ -122,13 +124,10 @@ class Rounds:
         return effects
 
     def _collect(self, r: Round, now: float) -> None:
-        live = tuple(self.readiness(r, now))
-        needed, steps = self.history.quorum, self.steps_needed
-        answer = quorum(live, needed=needed, steps_needed=steps)
-        if not answer.reached:
+        reached, why = self._quorum(r, now)
+        if not reached:
             return
         lease_s = self.roster.lease_s
-        why = explain(live, answer, needed=needed, steps_needed=steps, suspect_s=lease_s / 2)
         r.phase, r.quorum_at, r.quorum_reason = Phase.GRACE, now, why
         self.last_quorum_reason = why
         # A longer wait was for a learner that is no longer live: not a measure of readiness.
@@ -141,7 +140,22 @@ class Rounds:
             limit_s=self.algorithm.grace_s_max,
         )
         r.grace_until = now + window
-        self.last_grace_s = window
+
+    def _quorum(self, r: Round, now: float) -> tuple[bool, str]:
+        """Whether K are ready, and why or why not."""
+        live, k, steps = tuple(self.readiness(r, now)), self.history.quorum, self.steps_needed
+        answer, suspect_s = quorum(live, needed=k, steps_needed=steps), self.roster.lease_s / 2
+        why = explain(live, answer, needed=k, steps_needed=steps, suspect_s=suspect_s)
+        return answer.reached, why
+
+    def cut(self, r: Round, now: float, why: str) -> list[Effect]:
+        """Wait for nobody any more: what has come is merged if it is enough."""
+        if r.phase is Phase.COLLECTING:
+            r.quorum_at, r.quorum_reason = now, self._quorum(r, now)[1]
+        if r.phase in (Phase.COLLECTING, Phase.GRACE):
+            r.pulled_at = now
+            return self._skip(r, now, why)
+        return self._close(r, now, f"{why}: ") if r.phase is Phase.PULLING else []
 
     def _pull(self, r: Round, now: float) -> list[Effect]:
         r.phase, r.pulled_at = Phase.PULLING, now
@@ -199,7 +213,12 @@ class Rounds:
             return "late", [Drop(key)]
         if m.learner not in r.participants:
             return "uninvited", [Drop(key)]
-        refusal = judge(m, self._expected(r, m.learner), finite=event.finite, norm=event.norm)
+        refusal = judge(
+            m,
+            expecting(self.history, r.fragment, r.participants[m.learner]),
+            finite=event.finite,
+            norm=event.norm,
+        )
         known = r.answer(m.learner)
         drop: list[Effect] = [] if m.learner in r.kept and known == key else [Drop(key)]
         if refusal is not None and refusal.kind in NO_ANSWERS:
@@ -219,22 +238,7 @@ class Rounds:
             r.deadline = min(r.deadline, max(now, self.stragglers.until(r, now)))
         return "", self._move(r, now)
 
-    def _expected(self, r: Round, learner: str) -> Expected:
-        h = self.history
-        return Expected(
-            config_hash=h.config_hash,
-            epoch=h.epoch,
-            term=h.term,
-            incarnation=r.participants[learner],
-            fragment=r.fragment,
-            version=h.versions[r.fragment],
-            staleness_max=self.algorithm.staleness_max,
-            values=h.sizes_P[r.fragment],
-            codec=self.algorithm.codec_up,
-            tokens_per_step=h.spec.tokens_per_step,
-        )
-
-    def _close(self, r: Round, now: float) -> list[Effect]:
+    def _close(self, r: Round, now: float, why: str = "") -> list[Effect]:
         r.quorum = self.history.quorum
         for learner in r.unanswered:
             self.stragglers.left_out(learner)
@@ -247,7 +251,7 @@ class Rounds:
         effects = self._refuse_outliers(r)
         if len(r.kept) < self.history.quorum:
             return effects + self._skip(
-                r, now, f"{len(r.kept)} contributions of {self.history.quorum} needed"
+                r, now, f"{why}{len(r.kept)} contributions of {self.history.quorum} needed"
             )
         if not sum(k.weight for k in r.kept.values()) > 0:
             return effects + self._skip(r, now, "all weights are zero")
@@ -263,12 +267,13 @@ class Rounds:
             )
             for learner, k in sorted(r.kept.items())
         )
-        h, r.fraction = self.history, self.history.stamp.fraction
-        keyframe = self._keyframe(r)
-        return [*effects, Stage(h.epoch, r.n, r.fragment, r.chosen, keyframe, r.fraction)]
+        h, r.keyframe = self.history, self._keyframe(r)
+        r.fraction = h.stamp.fraction
+        return [*effects, Stage(h.epoch, r.n, r.fragment, r.chosen, r.keyframe, r.fraction)]
 
     def _keyframe(self, r: Round) -> bool:
-        return (self.history.versions[r.fragment] + 1) % self.algorithm.keyframe_every == 0
+        regular = (self.history.versions[r.fragment] + 1) % self.algorithm.keyframe_every == 0
+        return regular or self.room.keyframe_due(r.fragment)
 
     def _refuse_outliers(self, r: Round) -> list[Effect]:
         norms = {
@@ -333,7 +338,7 @@ class Rounds:
                 quorum=r.quorum,
                 version=h.versions[r.fragment] + (1 if committed else 0),
                 verdicts=tuple(v for _, v in sorted(r.verdicts.items())),
-                keyframe=committed and self._keyframe(r),
+                keyframe=committed and r.keyframe,
                 outer_fraction=r.fraction,
                 anchor_digest=r.staged.anchor_digest if r.staged else "",
                 master_digest=r.staged.master_digest if r.staged else "",
@@ -353,8 +358,8 @@ class Rounds:
         if record.outcome == "skipped":
             self.open.remove(r)
             return []
-        r.phase = Phase.PUBLISHING
         h, p = self.history, record.fragment
+        r.phase, r.publishes = Phase.PUBLISHING, (record.epoch, p, record.version)
         for learner in r.kept:
             member = self.roster.members.get(learner)
             if member is not None:
@@ -373,15 +378,16 @@ class Rounds:
         )
         return [Install(record.round, p), publish, *(Drop(c.key) for c in r.chosen)]
 
-    def published(self, event: Published, now: float) -> bool:
-        """A publication is on DN; whether it was a keyframe of a round in flight."""
+    def published(self, event: Published, now: float) -> None:
+        """A publication is on DN."""
+        self.room.published(event.fragment, keyframe=event.keyframe)
         for r in self.open:
-            if r.fragment == event.fragment and r.phase is Phase.PUBLISHING:
+            # An earlier epoch's may come late: the round after it is not published by that.
+            if r.publishes == (event.epoch, event.fragment, event.version):
                 self.timings.sync.update(now - r.pulled_at)
                 self.timings.publish.update(now - r.closed_at)
                 self.open.remove(r)
-                return event.version % self.algorithm.keyframe_every == 0
-        return False
+                return
 
     def abort(self) -> list[Effect]:
         """History restarts: what is not on the tape is void, and will be asked for anew."""

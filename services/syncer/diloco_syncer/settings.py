@@ -1,12 +1,12 @@
 """Settings of a syncer process, from the environment (prefix DILOCO_)."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from diloco_shared.edges.crash_points import CrashAt
-from diloco_shared.edges.membership import id_of_host
 from diloco_shared.ids import Id
 
 
@@ -15,8 +15,10 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True)
 
-    id: Id = Field(
-        default_factory=lambda: id_of_host("syncer"), description="This process's member id."
+    id: Id | Literal[""] = Field(
+        "",
+        description="This process's member id, for good. Empty: a name kept in the data folder; "
+        "one that no other process uses, or a new one.",
     )
     nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
     nats_token: str = Field("", description="Token for the bus, if it wants one.")
@@ -44,6 +46,8 @@ class Settings(BaseSettings):
     crash_at: CrashAt = Field("", description="For tests: where to die; see crash_points.py.")
     health_host: str = Field("127.0.0.1", description="Address of /healthz and /metrics.")
     health_port: int = Field(0, ge=0, le=65535, description="0 takes any free port.")
-    payload_bytes_max: int = Field(
-        4 << 30, ge=1 << 20, description="Encoded contributions held in memory at once."
+    payload_bytes_max: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="Encoded contributions held in memory at once; what the run needs if not set.",
     )

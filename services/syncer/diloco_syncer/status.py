@@ -1,15 +1,28 @@
 """The run as its syncer sees it, for the coordinator to show."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from diloco_shared.protocol.records import RunStatus
+from diloco_shared.protocol.records import RunStatus, StreamUse
 from diloco_syncer.ledger import of_run
 from diloco_syncer.machine import Machine
 from diloco_syncer.roster import Member
 
 
+def size(machine: Machine) -> tuple[int, int]:
+    """N as far as anybody told it, and how many learners are live."""
+    own = sum(machine.history.sizes_P) * machine.spec.algorithm.shards  # they are about as large
+    return max(own, machine.admission.parameters), len(machine.announcer.alive)
+
+
 def status(
-    machine: Machine, now: float, wall: float, *, bytes_up: int, bytes_down: int
+    machine: Machine,
+    now: float,
+    wall: float,
+    *,
+    bytes_up: int,
+    bytes_down: int,
+    streams: Mapping[str, StreamUse] | None = None,
 ) -> RunStatus:
     """A snapshot of everything worth showing; alive, participating and useful kept apart."""
     h = machine.history
@@ -25,6 +38,7 @@ def status(
     checkpoint_state, checkpoint_reason = machine.wishes.checkpoints.state()
     return RunStatus(
         run=machine.spec.name,
+        run_id=machine.spec.id,
         state=state,
         reason=reason[:500],
         epoch=h.epoch,
@@ -49,6 +63,7 @@ def status(
         tokens_reread=ledger.reread(silent),
         bytes_up=bytes_up,
         bytes_down=bytes_down,
+        streams=dict(streams or {}),
         recoveries=tuple(machine.roster.recoveries.shown.values()),
         checkpoint=h.checkpoint,
         checkpoint_state=checkpoint_state,
@@ -58,6 +73,7 @@ def status(
             m.learner: _learner(m, now, machine, m.learner in participating)
             for m in machine.roster.members.values()
         },
+        since_round_s=machine.announcer.watchdog.seconds_since_round(now),
         at=wall,
     )
 

@@ -1,6 +1,7 @@
 """The syncer's numbers: master, published anchor and outer state of every fragment.
 
-Memory per fragment of F values: master, anchor, previous anchor and momentum (4 * 4 * F bytes).
+Memory per fragment of F values: master, anchor and momentum (3 * 4 * F bytes). The anchor of the
+version before, which few rounds read, goes where the injected `Shelf` puts it: in a syncer a file.
 A round of M contributions holds their M payloads as they came. While it is staged, its outcome
 comes to that: master, anchor and momentum (3 * 4 * F bytes) and the payload of the publication,
 whatever M is, for contributions are decoded as the merge reads them; the memory of the three
@@ -8,7 +9,7 @@ arrays that a committed round replaces, and of the payload once it is sent, is k
 outcome. Only an outer optimizer of optax takes copies of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -31,11 +32,22 @@ from diloco_shared.numerics.outer import Outer
 from diloco_shared.numerics.passes import Outcome, State
 from diloco_shared.numerics.recycled import Recycled
 from diloco_shared.numerics.spread import cores
+from diloco_shared.protocol.chunks import Headed
 from diloco_shared.protocol.messages import TensorSpec
 
 Values = NDArray[np.float32]
 
 EMPTY = np.empty(0, np.float32)
+# How the array of a previous anchor is called after its fragment.
+PREVIOUS = "previous"
+
+# Puts an array away and returns one of the same bits, which is only read.
+Shelf = Callable[[Values], Values]
+
+
+def in_memory(values_F: Values) -> Values:
+    """The shelf of those who have no disk, or little to keep."""
+    return values_F
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,11 @@ class FragmentStore:
     """All fragments of one shard. `stage` computes, `install` puts in force."""
 
     def __init__(
-        self, layout: Layout, algorithm: Algorithm, fragments: dict[int, Fragment]
+        self,
+        layout: Layout,
+        algorithm: Algorithm,
+        fragments: dict[int, Fragment],
+        shelf: Shelf = in_memory,
     ) -> None:
         self.layout = layout
         self.algorithm = algorithm
@@ -84,11 +100,18 @@ class FragmentStore:
         self.fragments = fragments
         self.threads = cores()  # they change nothing but the time a merge takes
         self.memory = Recycled()
+        self.shelf = shelf
 
     @classmethod
-    def init(cls, layout: Layout, algorithm: Algorithm, fragments: Sequence[Values | None]) -> Self:
-        """Version 0: master and anchor are the initial parameters; None: another shard's."""
-        self = cls(layout, algorithm, {})
+    def init(
+        cls,
+        layout: Layout,
+        algorithm: Algorithm,
+        fragments: Sequence[Values | None],
+        shelf: Shelf = in_memory,
+    ) -> Self:
+        """Version 0: master and anchor are one array, the initial values; None: another shard's."""
+        self = cls(layout, algorithm, {}, shelf)
         for p, (values_F, size) in enumerate(zip(fragments, layout.sizes, strict=True)):
             if values_F is None:
                 continue
@@ -106,21 +129,23 @@ class FragmentStore:
         keyframe: bool,
         fraction: float = 0.0,
     ) -> Staged:
-        """Merge, outer step, publication: pure, the same inputs give the same bytes.
+        """Merge, outer step, publication: the same inputs give the same bytes; changes nothing.
 
         A keyframe publishes the master itself (rounded by its codec); a delta publishes
         Q(master - anchor), so that the error of Q is carried into the next one. `fraction` of the
         budget is used: where the outer schedule stands. Raises
         ValueError for a base that is neither the head nor one behind.
         """
-        ordered = sorted(contributions, key=lambda c: c.learner)
         f, a = self.fragments[p], self.algorithm
+        ordered = sorted(contributions, key=lambda c: c.learner)
         publishing = Publishing(a.keyframe_codec if keyframe else a.codec_down, keyframe)
         deltas = [self._delta(p, c) for c in ordered]
         outcome, outer = self._step(p, deltas, publishing, self.outer.nesterov(fraction))
         payload = outcome.payload.data
         return Staged(
-            Fragment(f.version + 1, outcome.master_F, outcome.anchor_F, f.anchor, outer),
+            Fragment(
+                f.version + 1, outcome.master_F, outcome.anchor_F, self.shelf(f.anchor), outer
+            ),
             payload,
             digest_array(outcome.anchor_F),
             digest_array(outcome.master_F),
@@ -186,9 +211,9 @@ class FragmentStore:
     def anchor_digest(self, p: int) -> str:
         return digest_array(self.fragments[p].anchor)
 
-    def current_keyframe(self, p: int) -> bytes:
-        """The current anchor exactly (fp32)."""
-        return codec.encode("fp32", self.fragments[p].anchor)
+    def current_keyframe(self, p: int) -> Headed:
+        """The current anchor exactly (fp32): a view, which stays what it is."""
+        return Headed(*codec.frame(self.fragments[p].anchor))
 
     # --- snapshots -----------------------------------------------------------------------------
 
@@ -208,16 +233,21 @@ class FragmentStore:
         for p, f in self.fragments.items():
             arrays[f"{p}.master"], arrays[f"{p}.anchor"] = f.master, f.anchor
             if f.previous is not None:
-                arrays[f"{p}.previous"] = f.previous
+                arrays[f"{p}.{PREVIOUS}"] = f.previous
             for k, leaf in enumerate(f.outer):
                 arrays[f"{p}.outer.{k}"] = leaf
         return arrays
 
     @classmethod
     def restore(
-        cls, meta: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], algorithm: Algorithm
+        cls,
+        meta: Mapping[str, Any],
+        arrays: Mapping[str, NDArray[Any]],
+        algorithm: Algorithm,
+        shelf: Shelf = in_memory,
     ) -> Self:
-        """Inverse of `meta` and `state_arrays`, bit for bit.
+        """Inverse of `meta` and `state_arrays`, bit for bit. `arrays` are taken as they are: what
+        belongs on the shelf is there already.
 
         Raises ValueError when this program would cut the tensors otherwise: the values would end
         in the wrong places.
@@ -233,7 +263,7 @@ class FragmentStore:
                 f"the stored layout {stored} is not this program's {layout.digest()}: "
                 "restore with the version that wrote it"
             )
-        self = cls(layout, algorithm, {})
+        self = cls(layout, algorithm, {}, shelf)
         if meta["outer_leaves"] != self.leaves:
             raise ValueError(
                 f"the stored outer optimizer has {meta['outer_leaves']} arrays per fragment, "
@@ -244,7 +274,7 @@ class FragmentStore:
                 version,
                 arrays[f"{p}.master"],
                 arrays[f"{p}.anchor"],
-                arrays.get(f"{p}.previous"),
+                arrays.get(f"{p}.{PREVIOUS}"),
                 tuple(arrays[f"{p}.outer.{k}"] for k in range(self.leaves)),
             )
         return self

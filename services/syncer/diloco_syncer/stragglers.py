@@ -48,7 +48,8 @@ class Stragglers:
 
     def slowest_s(self, r: Round) -> float:
         """Usual seconds of the slowest participant; those unknown take the mean transfer."""
-        known = [self.roster.members[learner].answer.or_zero for learner in r.participants]
+        there = [self.roster.members.get(learner) for learner in r.participants]
+        known = [member.answer.or_zero for member in there if member is not None]
         return max([self.timings.transfer.or_zero, *known])
 
     def until(self, r: Round, now: float) -> float:

@@ -13,9 +13,10 @@ from diloco_shared.protocol.messages import (
     TapeRecord,
     TapeRestore,
     TapeSetting,
+    TapeSnapshot,
 )
 from diloco_syncer.checkpoints import Checkpoints
-from diloco_syncer.events import Effect, Kept, Loaded, Sealed, Wanted
+from diloco_syncer.events import Effect, Kept, Loaded, Sealed, SnapshotDone, Wanted
 from diloco_syncer.history import History
 from diloco_syncer.restoring import Restoring
 from diloco_syncer.roster import Roster
@@ -30,6 +31,11 @@ class Wishes:
         self.checkpoints = Checkpoints(spec, history, roster)
         self.restoring = Restoring(history)
         self.loaded: dict[str, Any] = {}  # `History.meta` that a restore record is about
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the user wants the run to end."""
+        return self.wanted is not None and self.wanted.stopping
 
     @property
     def deadline(self) -> float | None:
@@ -102,3 +108,14 @@ def setting(history: History, wanted: Wanted | None, wall: float) -> TapeSetting
                 }
             )
     return None
+
+
+def covering(history: History, done: SnapshotDone, wall: float) -> list[TapeSnapshot]:
+    """The record of a snapshot that is durable; none for one of before a restore."""
+    if done.covers < history.snapshot_covers:
+        return []
+    return [
+        TapeSnapshot(
+            term=history.term, covers=done.covers, round=done.round, path=done.path, at=wall
+        )
+    ]

@@ -11,6 +11,8 @@ import weakref
 import numpy as np
 from numpy.typing import NDArray
 
+from diloco_shared.pages import pages
+
 # Memory kept for later: a round's worth of fragments of some hundred MB. More than that is let go.
 IDLE_BYTES_MAX = 512 << 20
 # Smaller ones are kept by the allocator itself.
@@ -36,7 +38,7 @@ class Buffers:
         block = self._fitting(size)
         if block is None:
             # Not np.empty: it asks for huge pages, whose clearing took several times longer.
-            block = np.frombuffer(bytearray(size), np.uint8)
+            block = np.frombuffer(pages(size), np.uint8)
         lent = block[:size]
         # Whatever is made of it, a slice or an array, refers to it: it outlives them all.
         weakref.finalize(lent, self._returned, block)

@@ -63,16 +63,32 @@ class StreamSpec:
     bytes_max: int
     # Set for EVENTS only: the newest are worth more than the oldest there.
     drop_oldest: bool = False
+    # On disk when it is acknowledged. Not for what can be made again: the server may then lose the
+    # last it acknowledged when it is killed (milliseconds) or loses its power (up to two minutes).
+    synced: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a stream holds."""
+    """What a stream holds, and how many bytes it may (0: no limit)."""
 
     bytes: int
     messages: int
     first_seq: int
     last_seq: int
+    bytes_max: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StorageInfo:
+    """Bytes of all streams together: what they hold, and what they were promised.
+
+    `bytes_max` 0: the server does not tell; then only asking for a stream shows its limit.
+    """
+
+    bytes: int
+    reserved: int
+    bytes_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +154,20 @@ class Progress:
 
     stored: int = 0  # chunks
     trouble: str = ""  # the last one
+    full: str = ""  # what was refused since the last chunk that was stored: there is no room
+    # Something stayed unanswered: a server that was killed, or is out of disk, may have lost what
+    # it acknowledged before.
+    silent: bool = False
     next_seq: int = 1  # everything of the payload below this stream sequence was seen
+    queued: bool = False  # other payloads are before it
+
+    def no_room(self, text: str) -> None:
+        """The stream, or the server's disk, is full."""
+        self.full = text
+
+    def room(self) -> None:
+        """Something was stored."""
+        self.full = ""
 
 
 class Lanes(Protocol):
@@ -231,6 +260,9 @@ class Bus(Protocol):
 
     async def stream_info(self, stream: str) -> StreamInfo:
         """Sizes; Refused when there is no such stream."""
+
+    async def storage(self) -> StorageInfo:
+        """What all streams hold and were promised."""
 
     # key-value ------------------------------------------------------------------------------
     async def ensure_bucket(self, bucket: str) -> None:

@@ -1,7 +1,6 @@
 """Receiving one payload over data lanes: what a thread does with its connection."""
 
 import json
-import threading
 import time
 from collections import deque
 
@@ -43,7 +42,7 @@ class Receiving:
         self._progress = progress
         self._budget = budget
         self._connect = connect
-        self._lock = threading.Lock()
+        self._lock = incoming.lock
         self._asked = 0
         # Delivery number -> stream sequence, for those above the first one not seen yet.
         self._seen: dict[int, int] = {}

@@ -81,7 +81,7 @@ class Sending:
                 with self._connect() as lane:
                     _Sender(self, lane, pace).run()
             except Unavailable as error:
-                self._progress.trouble = str(error)
+                self._progress.trouble, self._progress.silent = str(error), True
                 tries = 0 if self._progress.stored > stored else tries + 1
                 self._sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
 
@@ -104,6 +104,7 @@ class Sending:
     def stored(self) -> None:
         with self._lock:
             self._progress.stored += 1
+            self._progress.room()
             self._refusals = 0
 
     def again(self, indices: list[int]) -> None:
@@ -115,7 +116,9 @@ class Sending:
         with self._lock:
             self._todo.appendleft(index)
             self._progress.trouble = str(error)
-            if not isinstance(error, StreamFull | Unavailable):
+            if isinstance(error, StreamFull):
+                self._progress.no_room(str(error))
+            elif not isinstance(error, Unavailable):
                 self.failure = error
             now = time.monotonic()
             if now >= self._pause_until:

@@ -34,6 +34,8 @@ TEND_S = 3.0
 # One unused for this long is closed: rounds follow each other within minutes, and over a long link
 # a new one costs several round trips; those beyond what rounds use were opened in a rush.
 IDLE_S = 600.0
+# What a thread takes to notice that it is stopped; one that is making a connection is not awaited.
+_STOP_S = 0.3
 # The server forgets the consumer of a receiver that vanished.
 _INACTIVE_S = 60
 
@@ -90,7 +92,7 @@ class NatsLanes:
             window=-(-window // connections),
             timeout_s_min=chunk_timeout_s,
         )
-        await self._run(sending, connections)
+        await self._run(sending, connections, progress)
 
     async def receive(self, stream: str, incoming: Incoming, progress: Progress) -> None:
         if incoming.complete:
@@ -106,7 +108,7 @@ class NatsLanes:
                     self._link.traffic,
                     self.socket,
                 )
-                await self._run(receiving, min(self._connections, there))
+                await self._run(receiving, min(self._connections, there), progress)
         finally:
             with suppress(BusError):
                 await self._link.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"")
@@ -140,9 +142,13 @@ class NatsLanes:
             raise
         return name, int(answer.get("num_pending", 0))
 
-    async def _run(self, job: Sending | Receiving, connections: int) -> None:
+    async def _run(self, job: Sending | Receiving, connections: int, progress: Progress) -> None:
         """Work on `job` with that many threads; when cancelled they end by themselves."""
-        await self._turns.acquire()
+        progress.queued = self._turns.locked()
+        try:
+            await self._turns.acquire()
+        finally:
+            progress.queued = False
         if self._closed:
             self._turns.release()
             raise Unavailable(f"the connection {self._link.name} is closed")
@@ -156,8 +162,11 @@ class NatsLanes:
         try:
             await asyncio.shield(ended)
         finally:
-            # The threads look at it several times a second.
+            # The threads look at it several times a second. What they have claimed of a payload
+            # they give back: whoever goes on with it should find it there.
             job.stopped = True
+            if not ended.done():
+                await asyncio.wait({ended}, timeout=_STOP_S)
         if self._closed:
             raise Unavailable(f"the connection {self._link.name} is closed")
         if job.failure is not None:

@@ -8,6 +8,7 @@ lock, which proves that the old one is dead.
 import asyncio
 import fcntl
 import os
+import secrets
 import socket
 import time
 import uuid
@@ -19,6 +20,7 @@ from typing import Any
 import structlog
 
 from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.edges.own_memory import anonymous_bytes
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -28,12 +30,8 @@ log = structlog.get_logger()
 # Lifetime of a member's key without refresh, and how often it is refreshed: two may be lost.
 TTL_S = 5.0
 REFRESH_S = 1.5
-
-
-def id_of_host(role: str) -> str:
-    """`<role>-<host>`: a container keeps its host name when it is restarted."""
-    host = "".join(c if c.isalnum() else "-" for c in socket.gethostname().lower())
-    return f"{role}-{host}"[:63].strip("-")
+# In each member's data folder.
+LOCK = "lock"
 
 
 class FolderTaken(Exception):
@@ -41,12 +39,17 @@ class FolderTaken(Exception):
 
 
 class DataFolder:
-    """`<data>/<id>/`, locked for the life of the process."""
+    """`<data>/<id>/`, locked for the life of the process.
+
+    The lock is flock(2): processes that share a data folder must share a kernel, or a file system
+    that carries such locks between its hosts, as NFSv4 does.
+    """
 
     def __init__(self, data: Path, member: str) -> None:
+        self.member = member
         self.path = data / member
         self.path.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        self._file = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -59,14 +62,49 @@ class DataFolder:
         os.ftruncate(self._file, 0)
         os.pwrite(self._file, str(os.getpid()).encode(), 0)
 
+    @classmethod
+    def claim(cls, data: Path, role: str, given: str = "") -> "DataFolder":
+        """The folder of the id that is `given`; else one of this role that nobody has locked.
+
+        A name is for good: it lies on the data volume, so that a container that is made anew goes
+        on under the name, and with the files, of the one before, whatever its host is called. Of
+        those that are free the one used last comes first. Where none is free there is a new one.
+        """
+        if given:
+            return cls(data, given)
+        known = [path.parent for path in data.glob(f"{role}-*/{LOCK}")]
+        for folder in sorted(known, key=_used_at, reverse=True):
+            with suppress(FolderTaken):
+                return cls(data, folder.name)
+        while True:
+            # Whoever is started beside this one may take it before it is locked: then another.
+            with suppress(FolderTaken):
+                return cls(data, f"{role}-{secrets.token_hex(4)}")
+
     @property
     def lock(self) -> str:
-        """Names this lock across processes of this host."""
+        """Names this lock across all processes that it holds off: those of this kernel."""
         stat = os.fstat(self._file)
-        return f"{socket.gethostname()}:{stat.st_dev}:{stat.st_ino}"
+        return f"{_kernel()}:{stat.st_dev}:{stat.st_ino}"
 
     def release(self) -> None:
         os.close(self._file)
+
+
+def _used_at(folder: Path) -> float:
+    """When it was last claimed; 0 if it is gone."""
+    try:
+        return (folder / LOCK).stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _kernel() -> str:
+    """Containers of one machine share it, whatever their hosts are called."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    except OSError:
+        return socket.gethostname()
 
 
 class Membership:
@@ -97,7 +135,11 @@ class Membership:
             try:
                 if await self._take():
                     return
-                reason = "id in use by another process"
+                reason = (
+                    "another living process has this id: stop it, or give this one another "
+                    "DILOCO_ID; hosts that share a data folder need a file system with flock "
+                    "between them, or a folder each"
+                )
             except BusError as error:  # the coordinator makes the bucket when it starts
                 reason = str(error)
             if reason != told:
@@ -106,6 +148,7 @@ class Membership:
             await asyncio.sleep(REFRESH_S / 3)
 
     async def _take(self) -> bool:
+        self.update(memory_bytes=anonymous_bytes())
         key, value = self.record.id, encode(self.record)
         entry = await self.bus.kv_get(subjects.MEMBERS, key)
         try:
@@ -152,9 +195,11 @@ class Membership:
         self.record = self.record.model_copy(update=fields)
 
     async def leave(self) -> None:
-        """Give the key back."""
+        """Give the key back, if it is still ours."""
         try:
-            await self.bus.kv_delete(subjects.MEMBERS, self.record.id)
+            entry = await self.bus.kv_get(subjects.MEMBERS, self.record.id)
+            if entry is not None and entry.value is not None and self._ours(entry.value):
+                await self.bus.kv_delete(subjects.MEMBERS, self.record.id)
         except BusError as error:
             log.debug("key not deleted, it will expire", error=str(error))
 

@@ -15,6 +15,7 @@ from diloco_shared.edges.bus import (
     Conflict,
     Delivery,
     Refused,
+    StorageInfo,
     Stored,
     StreamFull,
     StreamInfo,
@@ -71,6 +72,10 @@ class _Stream:
     last_seq: int = 0
 
     @property
+    def bytes_max(self) -> int:
+        return max(int(self.config.get("max_bytes", 0)), 0)
+
+    @property
     def first_seq(self) -> int:
         if self.messages:
             return next(iter(self.messages))
@@ -96,6 +101,7 @@ class MemoryBroker:
         self, *, clock: Callable[[], float] | None = None, fault: Fault | None = None
     ) -> None:
         self.fault = fault
+        self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
         self._clock = clock
         self._streams: dict[str, _Stream] = {}
         self._subscribers: dict[int, tuple[str, Callable[[Delivery], None]]] = {}
@@ -139,6 +145,10 @@ class MemoryBroker:
                 overlap(a, b) for a in config["subjects"] for b in stream.config["subjects"]
             ):
                 raise Refused(f"create stream {name}: subjects overlap with stream {other}")
+        before = self._streams[name].bytes_max if name in self._streams else 0
+        wanted = self.storage().reserved - before + max(config.get("max_bytes", 0), 0)
+        if 0 < self.storage_max < wanted:
+            raise StreamFull(f"create stream {name}: insufficient storage resources available")
         if name in self._streams:
             self._streams[name].config = config
         else:
@@ -218,7 +228,13 @@ class MemoryBroker:
 
     def info(self, name: str) -> StreamInfo:
         stream = self._named(name)
-        return StreamInfo(stream.bytes, len(stream.messages), stream.first_seq, stream.last_seq)
+        sequences = (stream.first_seq, stream.last_seq)
+        return StreamInfo(stream.bytes, len(stream.messages), *sequences, stream.bytes_max)
+
+    def storage(self) -> StorageInfo:
+        streams = self._streams.values()
+        reserved = sum(stream.bytes_max for stream in streams)
+        return StorageInfo(sum(s.bytes for s in streams), reserved, self.storage_max)
 
     def exists(self, name: str) -> bool:
         return name in self._streams

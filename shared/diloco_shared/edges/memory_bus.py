@@ -16,7 +16,9 @@ from diloco_shared.edges.bus import (
     Delivery,
     Entry,
     Handler,
+    Lanes,
     Refused,
+    StorageInfo,
     Stored,
     StreamInfo,
     StreamSpec,
@@ -38,7 +40,7 @@ class MemoryBus:
         self.broker = broker
         self.name = name
         self.traffic = Traffic()
-        self.lanes = None
+        self.lanes: Lanes | None = None
         self.reconnects = 0
         self.errors = 0
         self._up = asyncio.Event()
@@ -254,6 +256,9 @@ class MemoryBus:
 
     async def stream_info(self, stream: str) -> StreamInfo:
         return await self._api(stream, lambda: self.broker.info(stream))
+
+    async def storage(self) -> StorageInfo:
+        return await self._api("storage", self.broker.storage)
 
     async def _api(self, subject: str, work: Callable[[], _T]) -> _T:
         return await self._call("api", subject, API_TIMEOUT_S, work)

@@ -11,6 +11,7 @@ from diloco_shared.edges.bus import (
     Entry,
     Handler,
     Lanes,
+    StorageInfo,
     Stored,
     StreamInfo,
     StreamSpec,
@@ -168,6 +169,9 @@ class NatsBus:
 
     async def stream_info(self, stream: str) -> StreamInfo:
         return await self._streams.stream_info(stream)
+
+    async def storage(self) -> StorageInfo:
+        return await self._streams.storage()
 
     # --- key-value ----------------------------------------------------------------------------
 

@@ -111,6 +111,7 @@ class Reader:
         self._reply = await stack.enter_async_context(
             self._link.subscribed(self._link.new_inbox(), self._inbox.put)
         )
+        await self._look_back()
         self._consumer = "r" + self._reply.rsplit(".", 1)[-1]
         config = {
             "name": self._consumer,
@@ -128,6 +129,17 @@ class Reader:
             {"stream_name": self._stream, "config": config},
             what=f"read {self._subject} from {self._stream}",
         )
+
+    async def _look_back(self) -> None:
+        """A killed server may have lost what it had acknowledged: its sequences come again."""
+        if self._next_seq == 1:
+            return
+        what = f"stream {self._stream}"
+        answer = await api_call(self._link, f"STREAM.INFO.{self._stream}", {}, what=what)
+        last = int(answer["state"]["last_seq"])
+        if last + 1 < self._next_seq:
+            _log.warning("the stream lost its end", stream=self._stream, end=last)
+            self._next_seq = last + 1
 
     async def _receive(self) -> Stored | None:
         """The next message, or None for a status that needs no more than another turn."""

@@ -9,6 +9,7 @@ import asyncio
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,6 +33,11 @@ MAX_MEMORY_BYTES = 256 << 20
 MEMORY_SOFT_LIMIT = "384MiB"
 # The server rotates at this size and keeps one older file.
 LOG_BYTES_MAX = 8 << 20
+# What the server says of a file that it cannot write for want of disk. It goes on trying the same
+# file, and fails, whatever room there is later: only a start anew writes again (2.15.1).
+NO_SPACE = b"no space left on device"
+# Free disk with which a start anew is worth it: several of the server's 8 MiB blocks.
+ROOM_BYTES = 64 << 20
 # A port chosen here may be taken before the server binds it.
 _PORT_TRIES = 5
 _POLL_S = 0.02
@@ -47,6 +53,7 @@ class NatsServer:
     `port` 0 chooses a free one at the first start and keeps it. `token`, or `user` and `password`,
     are demanded from clients when given; `url` contains them, so do not log it: use `address`.
     `dies_with_owner` ends the server with this process (Linux; start it from the main thread).
+    `sync`: tape and buckets are on disk when acknowledged; False only to measure what that costs.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class NatsServer:
         binary: Path | None = None,
         max_file_bytes: int = MAX_FILE_BYTES,
         dies_with_owner: bool = False,
+        sync: bool = True,
     ) -> None:
         self.store_dir = store_dir.resolve()
         self.port = port
@@ -73,8 +81,11 @@ class NatsServer:
         self._binary = binary
         self._max_file_bytes = max_file_bytes
         self._dies_with_owner = dies_with_owner
+        self._sync = sync
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
+        self._read_up_to = 0  # of the log, for `stuck`
+        self._no_space = False
 
     @property
     def address(self) -> str:
@@ -164,6 +175,32 @@ class NatsServer:
         """SIGCONT after `pause`."""
         self._signal(signal.SIGCONT)
 
+    def stuck(self, room_bytes: int = ROOM_BYTES) -> bool:
+        """Whether it ran out of disk, and would write again if it were started anew.
+
+        Reads what its log has said since the last call.
+        """
+        try:
+            size = self.log_path.stat().st_size
+            with self.log_path.open("rb") as log:
+                # A shorter one is new: the server rotates.
+                log.seek(self._read_up_to if size >= self._read_up_to else 0)
+                said = log.read(LOG_BYTES_MAX)
+                self._read_up_to = log.tell()
+        except OSError:
+            return False
+        self._no_space = self._no_space or NO_SPACE in said
+        return self._no_space and shutil.disk_usage(self.store_dir).free >= room_bytes
+
+    async def terminate(self, *, timeout_s: float = 10.0) -> None:
+        """SIGTERM; SIGKILL after `timeout_s`. The folder stays locked, for a `start`."""
+        if self._process is not None and self.running:
+            self._process.terminate()
+            try:
+                await asyncio.to_thread(self._process.wait, timeout_s)
+            except subprocess.TimeoutExpired:
+                await self.kill()
+
     async def wait(self) -> int:
         """Exit status of the server process, when it has ended by whatever cause."""
         if self._process is None:
@@ -224,6 +261,9 @@ class NatsServer:
             self._lock_fd = None
 
     def _spawn(self, binary: Path) -> None:
+        self._no_space = False
+        if self.log_path.exists():
+            self._read_up_to = self.log_path.stat().st_size
         config = self._config_path
         config.touch(mode=0o600)
         config.write_text(self._config())
@@ -256,6 +296,9 @@ class NatsServer:
                 "store_dir": str(self.store_dir),
                 "max_mem": MAX_MEMORY_BYTES,
                 "max_file": self._max_file_bytes,
+                # On disk before it is acknowledged: the tape and all buckets. Streams of what can
+                # be made again say otherwise (nats_streams.py, docs/deploy.md).
+                "sync_interval": "always" if self._sync else "2m",
             },
         }
         if self._token is not None:

@@ -11,7 +11,16 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from diloco_shared.edges.bus import Refused, Stored, StreamInfo, StreamSpec, Unavailable
+from diloco_shared.edges.bus import (
+    BusError,
+    Refused,
+    StorageInfo,
+    Stored,
+    StreamFull,
+    StreamInfo,
+    StreamSpec,
+    Unavailable,
+)
 from diloco_shared.edges.nats_api import (
     API_TIMEOUT_S,
     NO_MESSAGE,
@@ -43,18 +52,39 @@ class NatsStreams:
         self._link = link
 
     async def ensure(self, config: dict[str, Any]) -> None:
-        """Create the stream, or update it where it differs."""
+        """Create the stream, or update it where it differs.
+
+        A limit that somebody raised stays, so that a restart does not take room away again. How a
+        stream persists cannot be changed: one of an earlier version keeps its own way.
+        """
         name = config["name"]
         try:
             await api_call(
                 self._link, f"STREAM.CREATE.{name}", config, what=f"create stream {name}"
             )
-        except ApiRefused as error:
-            if error.code != STREAM_NAME_TAKEN:
+        except (ApiRefused, StreamFull) as error:
+            if isinstance(error, ApiRefused) and error.code != STREAM_NAME_TAKEN:
                 raise
+            # Of a stream that is there too, creation wants room for all of its limit once more.
+            await self._update(config, error)
+
+    async def _update(self, config: dict[str, Any], why: BusError) -> None:
+        """Of a stream that is there; raises `why` when it is not."""
+        name = config["name"]
+        try:
+            info = await api_call(self._link, f"STREAM.INFO.{name}", {}, what=f"stream {name}")
+            there = info["config"]
+            kept = {k: there[k] for k in ("persist_mode",) if k in there}
+            if config.get("max_bytes", -1) > 0 and there.get("max_bytes", -1) > 0:
+                kept["max_bytes"] = max(config["max_bytes"], there["max_bytes"])
+            wished = {k: v for k, v in config.items() if k != "persist_mode"}
             await api_call(
-                self._link, f"STREAM.UPDATE.{name}", config, what=f"update stream {name}"
+                self._link, f"STREAM.UPDATE.{name}", wished | kept, what=f"update stream {name}"
             )
+        except ApiRefused as error:
+            if error.code == STREAM_NOT_FOUND:
+                raise why from None
+            raise
 
     async def ensure_stream(self, spec: StreamSpec) -> None:
         await self.ensure(
@@ -72,6 +102,9 @@ class NatsStreams:
                 "num_replicas": 1,
                 "allow_direct": True,
                 "duplicate_window": DUPLICATE_WINDOW_S * NS_PER_S,
+                # With the server's `sync_interval: always` (nats_server.py) "default" is a sync
+                # before each acknowledgement; "async" acknowledges what is in memory.
+                "persist_mode": "default" if spec.synced else "async",
             }
         )
 
@@ -90,6 +123,15 @@ class NatsStreams:
             messages=state["messages"],
             first_seq=state["first_seq"],
             last_seq=state["last_seq"],
+            bytes_max=max(answer["config"].get("max_bytes", 0), 0),
+        )
+
+    async def storage(self) -> StorageInfo:
+        answer = await api_call(self._link, "INFO", {}, what="storage")
+        return StorageInfo(
+            bytes=answer["storage"],
+            reserved=answer["reserved_storage"],
+            bytes_max=max(answer["limits"].get("max_storage", 0), 0),
         )
 
     async def append(

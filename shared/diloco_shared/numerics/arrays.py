@@ -1,4 +1,8 @@
-"""Many named arrays as a few blobs of bounded size (safetensors), and back."""
+"""Many named arrays as blobs of bounded size (safetensors), and back.
+
+Whoever writes or reads blob by blob holds little beside the arrays: no blob is larger than the
+largest of them, but for those that share one because they are small.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,8 +14,8 @@ from safetensors.numpy import load, save
 
 Arrays = dict[str, NDArray[Any]]
 
-# Bytes per blob, but for a single array that is larger: bounds what is held beside the arrays.
-BLOB_BYTES = 256 << 20
+# Bytes per blob, but for a single array that is larger: of many small arrays, few objects.
+BLOB_BYTES = 4 << 20
 
 
 def pack(arrays: Mapping[str, NDArray[Any]], blob_bytes: int = BLOB_BYTES) -> Iterator[bytes]:

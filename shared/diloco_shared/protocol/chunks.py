@@ -10,6 +10,7 @@ The digest of a payload is XXH3-128 over the XXH3-128 digests of its chunks in o
 hashed once on either side, and a chunk can be judged when it arrives.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,16 +38,45 @@ class ChunkError(ValueError):
     """A chunk, or a whole payload, is not what it claims to be; the text says which and why."""
 
 
+class Headed:
+    """A payload of a short head and a long body that lie apart in memory, read as if they were one.
+
+    A slice is a view, unless some of the head is in it: so an array is sent behind its header
+    without being copied.
+    """
+
+    def __init__(self, head: bytes, body: Buffer) -> None:
+        self.head = head
+        self.body = memoryview(body).cast("B")
+
+    def __len__(self) -> int:
+        return len(self.head) + len(self.body)
+
+    def __bytes__(self) -> bytes:
+        return b"".join([self.head, self.body])
+
+    def __getitem__(self, part: slice) -> memoryview:
+        start, stop, step = part.indices(len(self))
+        assert step == 1, "only whole stretches"
+        size = len(self.head)
+        if start >= size:
+            return self.body[start - size : max(stop, start) - size]
+        return memoryview(self.head[start:stop] + bytes(self.body[: max(stop - size, 0)]))
+
+
+Payload = Buffer | Headed
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """A payload cut into chunks. Holds the payload, copies nothing."""
 
     blob: Blob
-    payload: memoryview
+    payload: memoryview | Headed
     checks: bytes
 
     def data(self, index: int) -> memoryview:
-        """Chunk `index`, a view."""
+        """Chunk `index`, a view (a copy of the one that a head is in)."""
         start = index * self.blob.chunk_bytes
         return self.payload[start : start + self.blob.chunk_bytes]
 
@@ -64,11 +94,11 @@ class Outgoing:
         return f"{self.blob.subject}/{self.blob.digest}/{index}"
 
 
-def cut(subject: str, payload: Buffer, *, chunk_bytes: int = CHUNK_BYTES) -> Outgoing:
+def cut(subject: str, payload: Payload, *, chunk_bytes: int = CHUNK_BYTES) -> Outgoing:
     """Cut `payload` and hash it (0.1 s per GB); raises ChunkError for a bad chunk size."""
     if chunk_bytes < 1:
         raise ChunkError(f"chunk_bytes must be at least 1, not {chunk_bytes}")
-    view = memoryview(payload).cast("B")
+    view = payload if isinstance(payload, Headed) else memoryview(payload).cast("B")
     chunks = _count(len(view), chunk_bytes)
     if chunks > CHUNKS_MAX:
         raise ChunkError(f"{len(view)} bytes make {chunks} chunks; the limit is {CHUNKS_MAX}")
@@ -86,7 +116,7 @@ def cut(subject: str, payload: Buffer, *, chunk_bytes: int = CHUNK_BYTES) -> Out
     return Outgoing(blob, view, checks)
 
 
-def describe(subject: str, payload: Buffer, *, chunk_bytes: int = CHUNK_BYTES) -> Blob:
+def describe(subject: str, payload: Payload, *, chunk_bytes: int = CHUNK_BYTES) -> Blob:
     """The Blob that a manifest carries for `payload`, as `cut` makes it."""
     return cut(subject, payload, chunk_bytes=chunk_bytes).blob
 
@@ -97,7 +127,7 @@ class Incoming:
     Per message: `claim` says where its bytes go, then `settle` judges them. A chunk that is here,
     or that somebody else is receiving, cannot be claimed: nothing overwrites what was judged good.
     `refused` counts by reason what came and was not taken. Not locked: callers in several threads
-    share a lock, which the filling in between does not need.
+    share `lock`, which the filling in between does not need.
     """
 
     def __init__(self, blob: Blob, reserve: Callable[[int], memoryview]) -> None:
@@ -116,6 +146,7 @@ class Incoming:
         except (MemoryError, OverflowError, ValueError):
             raise ChunkError(f"{blob.bytes} bytes do not fit into memory") from None
         self.blob = blob
+        self.lock = threading.Lock()
         self.received = 0
         # header, index, size, check: not what it claims; attempt, repeat: harmless; digest: of all.
         self.refused: Counter[str] = Counter()

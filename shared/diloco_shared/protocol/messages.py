@@ -58,8 +58,11 @@ class Progress(Message):
     checkpoint: Count = 0  # newest mark for which its part is written, or cannot be
     mark: Count = 0  # newest mark met
     restore: Count = 0  # serial of the newest restore that it knows of
+    # Of `step`: their loss or gradient was not finite, so they changed nothing.
+    steps_skipped: Count = 0
     sockets: SocketBytes = SocketBytes()
     recovery: RecoveryTimes | None = None
+    run_id: str = ""  # a run deleted and submitted again is another one
 
 
 class Join(Message):
@@ -71,6 +74,7 @@ class Join(Message):
     config: dict[str, str]  # config.shared_keys, and `layout`: a digest of the fragments
     # Donors that did not deliver in earlier attempts of this incarnation.
     failed_donors: tuple[Id, ...] = ()
+    parameters: Count = 0  # N of its model, for the streams' limits; 0: not told
 
 
 class ContributionManifest(Message):
@@ -119,10 +123,12 @@ class Restored(Message):
 # --- syncer -> learners ------------------------------------------------------------------------
 
 RunState = Literal[
-    "waiting",  # for learners_min to join
+    "waiting",  # for learners_min to join, or for those that joined to train
     "bootstrapping",  # for the initial parameters
     "running",
     "starved",  # fewer than K alive
+    "stuck",  # no progress, and no reason is known for it
+    "full",  # a stream or a disk takes nothing more
     "paused",
     "finishing",  # last round of every fragment
     "finished",
@@ -149,6 +155,7 @@ class Beat(Message):
     restored: Restored | None = None
     shard: Count = 0  # of the syncer; versions of others' fragments are -1
     terms: tuple[Count, ...] = ()  # of every shard, where a learner has put their beats together
+    run_id: str = ""
 
 
 class Grant(Message):
@@ -166,6 +173,7 @@ class Grant(Message):
     stamp: Stamp
     restored: Restored | None = None
     shard: Count = 0  # of the syncer; versions of others' fragments are -1
+    run_id: str = ""
 
 
 class Donate(Message):
@@ -178,6 +186,7 @@ class Donate(Message):
     nonce: str
     epoch: Count
     versions: tuple[Version, ...]
+    run_id: str = ""
 
 
 class Pull(Message):
@@ -189,6 +198,7 @@ class Pull(Message):
     fragment: Index
     participants: tuple[Id, ...]
     timeout_s: Seconds  # from receipt
+    run_id: str = ""
 
 
 class PublicationManifest(Message):
@@ -268,6 +278,23 @@ class TapeEpoch(Message):
     kind: Literal["epoch"] = "epoch"
     epoch: Count
     term: Count
+    reason: Reason
+    at: Seconds
+
+
+class TapeRebirth(Message):
+    """A new leader and a new epoch: no syncer had the state, so it is what DN had of it.
+
+    Master and anchor of a fragment are that publication; outer momentum is zero. Fences as a
+    TapeTerm does. `versions` may be one below the tape's, of what was never published.
+    """
+
+    kind: Literal["rebirth"] = "rebirth"
+    epoch: Count
+    term: Count
+    leader: str
+    versions: tuple[Version, ...]  # -1 for another shard's
+    anchor_digests: tuple[MaybeDigest, ...]
     reason: Reason
     at: Seconds
 
@@ -364,6 +391,7 @@ TapeRecord = Annotated[
     TapeInit
     | TapeTerm
     | TapeEpoch
+    | TapeRebirth
     | TapeRound
     | TapeCheckpoint
     | TapeRestore

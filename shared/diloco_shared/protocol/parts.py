@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from diloco_shared.ids import Id
 
-Count = Annotated[int, Field(ge=0, le=2**53)]
+COUNT_MAX = 2**53  # whole numbers up to here are exact as JSON too
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Index = Annotated[int, Field(ge=0, le=2**31)]
 Version = Annotated[int, Field(ge=-1, le=2**53)]
 # Of a learner's contributions to a fragment: incarnation, the newest round that merged one, and the

@@ -12,6 +12,7 @@ from diloco_shared.protocol.messages import (
     Blob,
     Count,
     Finite,
+    MaybeDigest,
     Message,
     Reason,
     RunState,
@@ -35,9 +36,10 @@ class MemberRecord(Message):
     run: str = ""
     state: str = "idle"
     draining: bool = False
-    reason: Reason = ""  # why a syncer cannot lead
+    reason: Reason = ""  # why a syncer cannot lead, or a learner cannot work
     tape_seq: Count = 0  # newest tape record that a syncer has executed
     shard: Count = 0  # that a syncer works for
+    memory_bytes: Count = 0  # anonymous resident memory; 0: not told
 
 
 class Assignment(Message):
@@ -67,30 +69,34 @@ class LeaderLease(Message):
 
 
 class SnapshotWish(Message):
-    """A standby that cannot execute the tape from where it stands wants a snapshot."""
+    """A standby that cannot execute the tape from where it stands wants a snapshot.
+
+    First what describes the newest one, then its files, one by one, each under a nonce of its own.
+    """
 
     standby: Id
     nonce: Id
     after: Count  # the newest record it has executed: an older snapshot is of no use
+    covers: Count = 0  # of the snapshot that the file is of
+    digest: MaybeDigest = ""  # of the file; none: what describes the newest snapshot
 
 
 class SnapshotReply(Message):
-    """Whether the leader sends one."""
+    """Whether the leader sends it."""
 
     accepted: bool
     reason: Reason
 
 
 class SnapshotManifest(Message):
-    """A snapshot on STATE: two blobs, and the tape record it covers."""
+    """What describes a snapshot, or one of its files, on STATE; the tape record it covers."""
 
     run: Id
     leader: Id
     standby: Id
     nonce: Id
     covers: Count
-    meta: Blob
-    arrays: Blob
+    blob: Blob
 
 
 class Incarnation(Message):
@@ -137,6 +143,9 @@ class RunRecord(Message):
     created_at: Seconds
     checkpoint: Count = 0  # number of the newest checkpoint asked for
     restore: Restore | None = None
+    # The newest record on any shard's tape when the user asked to begin again from what is
+    # published; 0: never. A shard that has recorded more since found its state by itself.
+    begin_again: Count = 0
 
 
 class TokenCounts(Message):
@@ -177,10 +186,18 @@ class RecoveryRecord(Message):
 CheckpointState = Literal["", "making", "complete", "failed"]
 
 
+class StreamUse(Message):
+    """Bytes that a stream holds, and may hold (0: no limit)."""
+
+    bytes: Count
+    limit: Count
+
+
 class RunStatus(Message):
-    """A run as its syncer sees it; a few times a second at most."""
+    """A run as its syncer sees it; a few times a second at most. See `fencing.keeps`."""
 
     run: Id
+    run_id: str = ""  # tells it from a deleted run of that name; empty: of an earlier version
     state: RunState
     reason: Reason
     epoch: Count
@@ -211,7 +228,10 @@ class RunStatus(Message):
     checkpoint_state: CheckpointState = ""
     checkpoint_reason: Reason = ""
     restores: Count = 0  # serial of the newest wish to restore that is fulfilled or given up
+    streams: dict[str, StreamUse] = Field(default_factory=dict)  # by kind: UP, DN, TAPE, STATE
     settled: bool = False  # the run is over and its learners have left: nobody is needed any more
+    forced: bool = False  # by the coordinator, since no syncer could end it
+    since_round_s: Seconds = 0.0  # since a round was closed, or this leader began
     at: Seconds
 
 

@@ -38,6 +38,14 @@ def state_stream(run: str) -> str:
     return f"STATE-{run}"
 
 
+# Of a run's streams: what stands before the run in their names.
+STREAM_KINDS = ("UP", "DN", "TAPE", "STATE")
+
+
+def run_stream(run: str, kind: str) -> str:
+    return f"{kind}-{run}"
+
+
 def run_streams(run: str) -> dict[str, str]:
     """Stream name -> the subject filter it captures."""
     return {
@@ -95,6 +103,11 @@ def status_key(run: str, shard: int) -> str:
 def snapshot_wish(run: str, shard: int) -> str:
     """A standby asks the leader for its newest snapshot; answered at once, sent later."""
     return f"ctl.{run}.snapshot.{shard}"
+
+
+def snapshot_wish_to(run: str, shard: int, syncer: str) -> str:
+    """The same, of one syncer, whether it leads or not."""
+    return f"{snapshot_wish(run, shard)}.{syncer}"
 
 
 def event(run: str, kind: str) -> str:

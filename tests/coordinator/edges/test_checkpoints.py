@@ -129,7 +129,7 @@ async def test_a_run_of_which_a_part_is_over_is_not_sent_back(
         await world.says(status())
         other = encode(status(shard=1, state="finished"))
         await world.bus.kv_put(subjects.STATUS, subjects.status_key("demo", 1), other)
-        await desk.until(lambda: len(desk.registry.shards.get("demo", ())) == 2)
+        await desk.until(lambda: len(desk.registry.standings.shards.get("demo", ())) == 2)
         path = "/v1/runs/demo/checkpoints/3/restore"
         refused = await desk.ask("POST", path, {})
         assert refused.status_code == 409
@@ -186,11 +186,10 @@ async def test_a_run_that_cannot_begin_with_it_is_refused(world: Any, kept: Any)
         assert "names no checkpoint" in nothing.json()["detail"]
 
 
-async def test_a_place_that_cannot_be_reached_is_said(world: Any) -> None:
+async def test_a_place_that_nobody_can_reach_is_refused(world: Any) -> None:
     async with world.coordinator() as desk:
-        await desk.ask(
-            "POST", "/v1/runs", {**SPEC, "keeping": {"run_checkpoint_root": "ftp://here"}}
-        )
-        answer = await desk.ask("GET", "/v1/runs/demo/checkpoints")
-        assert answer.status_code == 503
-        assert "begins with file://" in answer.json()["detail"]
+        wrong = {**SPEC, "keeping": {"run_checkpoint_root": "ftp://here"}}
+        answer = await desk.ask("POST", "/v1/runs", wrong)
+        assert answer.status_code == 422
+        faults = {e["path"]: e["message"] for e in answer.json()["errors"]}
+        assert "one of file://, gs://, s3://" in faults["keeping.run_checkpoint_root"]

@@ -14,11 +14,13 @@ from diloco_shared.edges.blobs import (
     get_blob,
     manifest_subject,
     put_blob,
+    receiving,
 )
-from diloco_shared.edges.bus import Bus, StreamSpec
+from diloco_shared.edges.bus import Bus, Progress, StreamSpec
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol.chunks import cut
+from diloco_shared.protocol.messages import Blob
 
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 SPEC = StreamSpec("UP", ("up.>",), 64 << 20)
@@ -126,3 +128,79 @@ async def test_lost_requests_and_answers_are_repeated(monkeypatch: pytest.Monkey
     blob = await put_blob(bus, "up.a", payload, chunk_bytes=1000)
     assert await get_blob(bus, "UP", blob, timeout_s=10) == payload
     assert (await bus.stream_info("UP")).messages == 20
+
+
+async def test_what_moves_is_not_given_up_however_long_it_takes() -> None:
+    """At every look there is more: patience begins again."""
+    counts = iter(range(50))
+    done = asyncio.get_running_loop().create_future()
+
+    def count() -> int:
+        found = next(counts, 50)
+        if found == 49:
+            done.set_result("all")
+        return found
+
+    assert await blobs._while_moving(done, count, Progress(), patience_s=0.002) == "all"
+
+
+async def test_what_waits_for_its_turn_is_not_given_up() -> None:
+    done = asyncio.get_running_loop().create_future()
+    progress, looks = Progress(queued=True), []
+
+    def count() -> int:
+        looks.append(1)
+        if len(looks) == 20:
+            done.set_result("all")
+        return 0
+
+    assert await blobs._while_moving(done, count, progress, patience_s=0.002) == "all"
+
+
+async def test_silence_ends_putting_and_getting(open_buses: Open) -> None:
+    async with open_buses() as (one, two):
+        await one.ensure_stream(StreamSpec("UP", ("up.>",), 100_000))
+        await one.append("up.old", bytes(60_000))
+        with pytest.raises(GaveUp, match=r"of 8 chunks stored no more in 0.2 s"):
+            await put_blob(one, "up.a", bytes(80_000), chunk_bytes=10_000, patience_s=0.2)
+        blob = cut("up.a", bytes(80_000), chunk_bytes=10_000).blob
+        with pytest.raises(BlobIncomplete, match=r"no good chunks|nothing received"):
+            await get_blob(two, "UP", blob, patience_s=0.2)
+
+
+async def test_what_came_is_not_fetched_again_by_the_next_attempt(open_buses: Open) -> None:
+    payload = random.Random(3).randbytes(5000)
+    async with open_buses() as (one, two):
+        await one.ensure_stream(SPEC)
+        outgoing = cut("up.a", payload, chunk_bytes=1000)
+        for index in (0, 1, 3):
+            await one.append("up.a", bytes(outgoing.data(index)), headers=outgoing.headers(index))
+        into, here = receiving(two, outgoing.blob), asyncio.Event()
+
+        def moved(count: int) -> None:
+            if count == 3:
+                here.set()
+
+        first = asyncio.ensure_future(get_blob(two, "UP", outgoing.blob, into=into, moved=moved))
+        await here.wait()
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        await one.purge("UP", "up.a")
+        for index in (2, 4):
+            await one.append("up.a", bytes(outgoing.data(index)), headers=outgoing.headers(index))
+        assert await get_blob(two, "UP", outgoing.blob, into=into, timeout_s=20) == payload
+
+
+async def test_an_announced_payload_is_fetched_while_it_is_sent(open_buses: Open) -> None:
+    """The receiver has its first chunks before the sender has sent the last."""
+    payload = random.Random(4).randbytes(20_000)
+    async with open_buses() as (one, two):
+        await one.ensure_stream(SPEC)
+        getting: list[asyncio.Task[memoryview]] = []
+
+        async def announce(blob: Blob) -> None:
+            assert not await two.fetch("UP", "up.a"), "before the first chunk"
+            getting.append(asyncio.create_task(get_blob(two, "UP", blob, timeout_s=20)))
+
+        await put_blob(one, "up.a", payload, chunk_bytes=1000, announce=announce)
+        assert await getting[0] == payload

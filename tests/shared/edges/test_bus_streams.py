@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 import pytest
 
@@ -170,14 +171,27 @@ async def test_purge_counts_and_forgets_the_sequence(open_buses: Open) -> None:
 async def test_info_tells_sizes(open_buses: Open) -> None:
     async with open_buses() as (one, _):
         await one.ensure_stream(SPEC)
-        assert await one.stream_info("S") == StreamInfo(0, 0, 0, 0)
+        assert await one.stream_info("S") == StreamInfo(0, 0, 0, 0, SPEC.bytes_max)
         await one.append("s.a", bytes(1000))
         await one.append("s.b", bytes(1000))
         info = await one.stream_info("S")
         assert (info.messages, info.first_seq, info.last_seq) == (2, 1, 2)
         assert 2000 < info.bytes < 2200
         await one.purge("S", "s.>")
-        assert await one.stream_info("S") == StreamInfo(0, 0, 3, 2)
+        assert await one.stream_info("S") == StreamInfo(0, 0, 3, 2, SPEC.bytes_max)
+
+
+async def test_a_limit_is_raised_and_what_is_promised_is_told(open_buses: Open) -> None:
+    async with open_buses() as (one, _):
+        await one.ensure_stream(SPEC)
+        before = await one.storage()
+        assert before.reserved >= SPEC.bytes_max
+        await one.append("s.a", bytes(1000))
+        await one.ensure_stream(replace(SPEC, bytes_max=2 * SPEC.bytes_max))
+        info, after = await one.stream_info("S"), await one.storage()
+        assert info.messages == 1 and info.bytes_max == 2 * SPEC.bytes_max
+        assert after.reserved == before.reserved + SPEC.bytes_max
+        assert after.bytes >= before.bytes + 1000
 
 
 async def test_what_is_not_there_is_said(open_buses: Open) -> None:

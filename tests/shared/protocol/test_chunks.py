@@ -14,6 +14,7 @@ from diloco_shared.protocol.chunks import (
     HEADER_DIGEST,
     HEADER_INDEX,
     ChunkError,
+    Headed,
     Incoming,
     cut,
 )
@@ -207,3 +208,16 @@ class HostileSenders(RuleBasedStateMachine):
 
 
 TestHostileSenders = HostileSenders.TestCase
+
+
+def test_a_head_and_a_body_are_cut_as_if_they_were_one() -> None:
+    body = bytes(range(250))
+    for head in (b"", b"h", b"header"):
+        headed, whole = Headed(head, body), head + body
+        assert bytes(headed) == whole and len(headed) == len(whole)
+        for chunk_bytes in (1, 3, 6, 7, 100, 1000):
+            ours = cut("s", headed, chunk_bytes=chunk_bytes)
+            theirs = cut("s", whole, chunk_bytes=chunk_bytes)
+            assert (ours.blob, ours.checks) == (theirs.blob, theirs.checks)
+            chunks = range(ours.blob.chunks)
+            assert [bytes(ours.data(n)) for n in chunks] == [bytes(theirs.data(n)) for n in chunks]

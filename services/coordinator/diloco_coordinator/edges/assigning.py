@@ -1,12 +1,14 @@
 """Writes the assignments that members and runs call for, again and again."""
 
 import asyncio
+import time
 
 import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.edges.registry import Registry
-from diloco_coordinator.scheduler import MemberView, RunView, schedule
+from diloco_coordinator.membership import FORGET_S, MemberNote
+from diloco_coordinator.scheduler import MemberView, RunView, needed, schedule
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import BusError, Conflict
 
@@ -28,23 +30,15 @@ async def keep_assigned(registry: Registry) -> None:
 
 async def assign(registry: Registry) -> None:
     """One look, and what follows from it."""
-    members = [
-        MemberView(
-            m,
-            note.record.role,
-            alive=note.alive,
-            draining=note.draining,
-            unfit=note.record.reason if note.record.state == "ineligible" else "",
-            shard=a.shard if (a := registry.assignments.get(m)) else 0,
-        )
-        for m, note in registry.roll.notes.items()
-    ]
+    members = [_member(registry, m, note) for m, note in registry.roll.notes.items()]
     # One to a run that was deleted ends, also if another has taken its name since.
     assigned = {
         m: a.run if not a.run or registry.holds(a) else f"{a.run}.{a.run_id}"
         for m, a in registry.assignments.items()
     }
-    plan = schedule(members, _runs(registry), assigned)
+    runs = _runs(registry)
+    await _forget(registry, needed(members, runs, assigned))
+    plan = schedule(members, runs, assigned)
     registry.waiting = plan.waiting
     for change in plan.changes:
         before = assigned.get(change.member, "")
@@ -57,6 +51,28 @@ async def assign(registry: Registry) -> None:
         kind = "assigned" if change.run else "released"
         known = before if before in registry.runs else ""  # a deleted run has no events
         await registry.tell(change.run or known, kind, text, {"member": change.member})
+
+
+async def _forget(registry: Registry, kept: set[str]) -> None:
+    """The dead leave the list by themselves, with their assignments."""
+    for member in registry.roll.expired(time.time(), kept):
+        run = registry.assigned.get(member, "")
+        await registry.forget(member)
+        text = f"{member} was gone for {FORGET_S / 60:.0f} minutes and is forgotten"
+        await registry.tell(run, "member-forgotten", text, {"member": member})
+
+
+def _member(registry: Registry, member: str, note: MemberNote) -> MemberView:
+    assignment = registry.assignments.get(member)
+    return MemberView(
+        member,
+        note.record.role,
+        alive=note.alive,
+        draining=note.draining,
+        unfit=note.record.reason if note.record.state == "ineligible" else "",
+        shard=assignment.shard if assignment else 0,
+        since_s=note.since_s(time.time()),
+    )
 
 
 def _runs(registry: Registry) -> list[RunView]:
@@ -76,6 +92,7 @@ def _runs(registry: Registry) -> list[RunView]:
                 spec.membership.syncers,
                 registry.leaders(record.name),
                 spec.algorithm.shards,
+                registry.forced(record.name),
             )
         )
     return found

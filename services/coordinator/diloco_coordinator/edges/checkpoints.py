@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
@@ -16,10 +17,13 @@ from diloco_coordinator.edges.runs import Runs
 from diloco_coordinator.shards import OVER
 from diloco_coordinator.views import jsonable
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, Conflict
 from diloco_shared.edges.checkpoints import CheckpointError, Checkpoints
 from diloco_shared.ids import Id
+from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import CheckpointManifest, reference
-from diloco_shared.protocol.records import Restore, RunRecord
+from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
+from diloco_shared.protocol.wire import decode, encode
 
 T = TypeVar("T")
 
@@ -157,7 +161,7 @@ class RunCheckpoints:
 
     def _may_go_back(self, run: str) -> None:
         """A shard of the syncer that is over goes back no more, and the others cannot alone."""
-        shards = self.registry.shards.get(run, {}).values()
+        shards = self.registry.standings.shards.get(run, {}).values()
         over = [s for s in shards if s.state in OVER]
         if 0 < len(over) < len(shards):
             part = f"syncer shard {over[0].shard} of {run!r} is {over[0].state}"
@@ -183,7 +187,7 @@ class RunCheckpoints:
         own = spec.keeping.run_checkpoint_root or self.root
         source = ref if there.root == own else f"{there.root.rstrip('/')}/{ref}"
         # Before the run is there: nobody may begin a life that the ledger of the checkpoint knows.
-        await self.registry.seed_incarnations(spec.name, manifest.incarnations)
+        await seed_incarnations(self.registry.bus, spec.name, manifest.incarnations)
         return await self.runs.begin(spec, Restore(serial=1, source=source))
 
 
@@ -224,3 +228,27 @@ def _problems() -> Iterator[None]:
         raise Problem(404, "No such checkpoint", str(error)) from None
     except OSError as error:
         raise Problem(503, "The checkpoints cannot be reached", str(error)) from None
+
+
+async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:
+    """Learners of a run to come begin above these; never moves a number back."""
+    for learner, number in newest.items():
+        while not await _seed(bus, run, learner, number):
+            pass  # somebody was granted one meanwhile: it may be higher by now
+
+
+async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
+    place = (subjects.INCARNATIONS, f"{run}.{learner}")
+    entry = await bus.kv_get(*place)
+    there = None if entry is None or entry.value is None else entry.value
+    if there is not None and decode(there, Incarnation).incarnation >= number:
+        return True
+    record = Incarnation(learner=learner, incarnation=number, boot="", at=time.time())
+    try:
+        if entry is None or there is None:
+            await bus.kv_create(*place, encode(record))
+        else:
+            await bus.kv_update(*place, encode(record), entry.revision)
+    except Conflict:
+        return False
+    return True

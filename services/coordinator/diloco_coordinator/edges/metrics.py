@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from diloco_coordinator.budgets import used
 from diloco_coordinator.edges.registry import Registry
+from diloco_shared.edges.loop_watch import LoopWatch
+from diloco_shared.protocol.fencing import over
 from diloco_shared.protocol.records import RunRecord, RunStatus
 
 _COUNTERS = {
@@ -23,9 +26,15 @@ _COUNTERS = {
 class ClusterMetrics:
     """A collector over one registry; `requests` counts (method, status class)."""
 
-    def __init__(self, registry: Registry, requests: Counter[tuple[str, str]]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        requests: Counter[tuple[str, str]],
+        loop_watch: LoopWatch | None = None,
+    ) -> None:
         self.registry = registry
         self.requests = requests
+        self.loop_watch = loop_watch
         self.collectors = CollectorRegistry()
         self.collectors.register(self)
 
@@ -39,7 +48,10 @@ class ClusterMetrics:
         for role in ("learner", "syncer", "coordinator", "supervisor"):
             members.add_metric([role], roles[role])
         yield members
+        if self.loop_watch is not None:
+            yield from self.loop_watch.metrics()
         yield self._runs()
+        yield from self._budgets()
         yield from self._statuses()
         yield self._val_loss()
         requests = CounterMetricFamily(
@@ -48,6 +60,33 @@ class ClusterMetrics:
         for labels, count in sorted(self.requests.items()):
             requests.add_metric(labels, count)
         yield requests
+
+    def _budgets(self) -> Iterator[Metric]:
+        """Used and budget side by side, so that a rule may divide them."""
+        memory = GaugeMetricFamily(
+            "diloco_memory_bytes", "Anonymous memory of a member", labels=["run", "member"]
+        )
+        may = GaugeMetricFamily(
+            "diloco_memory_budget_bytes", "What its run allows it", labels=["run", "member"]
+        )
+        held = GaugeMetricFamily(
+            "diloco_stream_bytes", "What a stream holds", labels=["run", "stream"]
+        )
+        limit = GaugeMetricFamily(
+            "diloco_stream_limit_bytes", "What it may hold", labels=["run", "stream"]
+        )
+        r = self.registry
+        for name, record in r.runs.items():
+            here = [n.record for n in r.roll.notes.values() if n.alive and n.record.run == name]
+            budget = used(record, r.statuses.get(name), here) or {"memory": {}, "streams": {}}
+            for member, of_member in budget["memory"].items():
+                memory.add_metric([name, member], of_member["used"] or 0)
+                may.add_metric([name, member], of_member["budget"])
+            for kind, of_stream in budget["streams"].items():
+                if of_stream["used"] is not None:
+                    held.add_metric([name, kind], of_stream["used"])
+                    limit.add_metric([name, kind], of_stream["limit"])
+        yield from (memory, may, held, limit)
 
     def _runs(self) -> Metric:
         runs = GaugeMetricFamily("diloco_runs", "Runs by state", labels=["state"])
@@ -69,12 +108,19 @@ class ClusterMetrics:
         taking_part = GaugeMetricFamily(
             "diloco_learners_participating", "Merged within the last H rounds", labels=["run"]
         )
+        stuck = GaugeMetricFamily("diloco_stuck", "No progress, no reason known", labels=["run"])
+        since = GaugeMetricFamily(
+            "diloco_seconds_since_round", "Since a round closed", labels=["run"]
+        )
         for run, status in statuses.items():
+            stuck.add_metric([run], status.state == "stuck")
+            if not over(status):
+                since.add_metric([run], status.since_round_s)
             for reason, count in status.refused.items():
                 refused.add_metric([run, reason], count)
             alive.add_metric([run], len(status.alive))
             taking_part.add_metric([run], len(status.participating))
-        yield from (refused, alive, taking_part, *self._ledger())
+        yield from (refused, alive, taking_part, stuck, since, *self._ledger())
 
     def _ledger(self) -> Iterator[Metric]:
         """Gauges: a token may move on, from in flight to merged for one."""

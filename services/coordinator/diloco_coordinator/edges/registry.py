@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.history import Histories
 from diloco_coordinator.membership import MemberNote, Roll
-from diloco_coordinator.shards import merged
+from diloco_coordinator.standings import Standings, run_id_of, shards_of
 from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.deletion import MARK_S
@@ -27,7 +27,6 @@ from diloco_shared.protocol.records import (
     Assignment,
     Deleted,
     Event,
-    Incarnation,
     MemberRecord,
     RunRecord,
     RunStatus,
@@ -64,8 +63,8 @@ class Registry:
         self.bus = bus
         self.roll = Roll()
         self.runs: dict[str, RunRecord] = {}
-        self.shards: dict[str, dict[str, RunStatus]] = {}  # run -> key -> of one syncer shard
-        self.statuses: dict[str, RunStatus] = {}  # of runs, made of those
+        self.standings = Standings()
+        self.statuses = self.standings.statuses
         self.assignments: dict[str, Assignment] = {}
         self.tokens: dict[str, TokenRecord] = {}
         self.revisions: dict[tuple[str, str], int] = {}  # of runs, assignments and notes
@@ -183,11 +182,12 @@ class Registry:
                 if value is None:
                     note = self.roll.silent(key, time.time())
                 else:
-                    note = self.roll.seen(decode(value, MemberRecord))
+                    note = self.roll.seen(decode(value, MemberRecord), time.time())
                 if note is not None and self.ready:
                     await self._note(note)
             case subjects.RUNS:
                 _put(self.runs, key, value, RunRecord)
+                self.standings.put_together(key, self.runs.get(key))  # of its id alone
             case subjects.STATUS:
                 self._status(key, value)
             case subjects.ASSIGNMENTS:
@@ -201,21 +201,15 @@ class Registry:
 
     def _status(self, key: str, value: bytes | None) -> None:
         """A shard's status: a run's is made of those of all its shards."""
-        run = key.partition(".")[0]
-        shards = self.shards.setdefault(run, {})
-        _put(shards, key, value, RunStatus)
-        record = self.runs.get(run)
-        known = [shards[k] for k in sorted(shards, key=lambda k: shards[k].shard)]
-        whole = merged(known, shards_of(record) if record else 1)
-        if whole is None:
-            self.statuses.pop(run, None)
-        else:
-            self.statuses[run] = whole
+        found = None if value is None else decode(value, RunStatus)
+        run = self.standings.take(key, found, time.monotonic())
+        whole = self.standings.put_together(run, self.runs.get(run))
+        if whole is not None:
             self.histories.add(whole)
 
     def leaders(self, run: str) -> tuple[str, ...]:
         """Who led each shard of a run last."""
-        return tuple(s.leader for s in self.shards.get(run, {}).values())
+        return tuple(s.leader for s in self.standings.shards.get(run, {}).values())
 
     def _noted(self, member: str, value: bytes | None) -> None:
         there = self.roll.notes.get(member)
@@ -236,6 +230,11 @@ class Registry:
         newer = list(takewhile(lambda item: item[0] > after, reversed(self.events)))
         return [item for item in reversed(newer) if not run or item[1].run == run]
 
+    def forced(self, run: str) -> bool:
+        """Whether a run is over by the coordinator's word alone."""
+        status = self.statuses.get(run)
+        return status is not None and status.forced
+
     def over(self, run: str) -> bool:
         """Whether nobody needs to work for a run any more."""
         status = self.statuses.get(run)
@@ -252,17 +251,6 @@ class Registry:
         passing("run-record")
         self.runs[record.name] = record
         self.revisions[subjects.RUNS, record.name] = revision
-
-    async def seed_incarnations(self, run: str, newest: dict[str, int]) -> None:
-        """Learners of a run to come begin above these; never moves a number back."""
-        for learner, number in newest.items():
-            key = f"{run}.{learner}"
-            entry = await self.bus.kv_get(subjects.INCARNATIONS, key)
-            there = None if entry is None or entry.value is None else entry.value
-            if there is not None and decode(there, Incarnation).incarnation >= number:
-                continue
-            record = Incarnation(learner=learner, incarnation=number, boot="", at=time.time())
-            await self.bus.kv_put(subjects.INCARNATIONS, key, encode(record))
 
     async def update_run(self, record: RunRecord) -> None:
         """Replace the record that is mirrored here; Conflict, and a fresh mirror, if it changed."""
@@ -284,6 +272,7 @@ class Registry:
         """
         if run_id := run_id_of(self.runs[run]):
             mark = encode(Deleted(run=run, at=time.time()))
+            # The last writer may win: whoever writes it says the same, and nobody takes it back.
             await self.bus.kv_put(subjects.DELETED, run_id, mark, ttl_s=MARK_S)
         for member, assignment in list(self.assignments.items()):
             if assignment.run == run:
@@ -301,8 +290,7 @@ class Registry:
             await self.bus.kv_delete(subjects.STATUS, subjects.status_key(run, shard))
         await self.bus.kv_delete(subjects.RUNS, run)
         self.runs.pop(run, None)
-        self.statuses.pop(run, None)
-        self.shards.pop(run, None)
+        self.standings.forget(run)
         self.histories.forget(run)
         self.events = deque((e for e in self.events if e[1].run != run), maxlen=EVENTS_MAX)
 
@@ -327,23 +315,48 @@ class Registry:
         self.assignments[member] = assignment
         self.revisions[place] = revision
 
-    async def _note(self, note: MemberNote) -> None:
-        value = note.model_dump_json().encode()
-        self.revisions[NOTES, note.record.id] = await self.bus.kv_put(NOTES, note.record.id, value)
+    async def _note(self, note: MemberNote, *, wish: bool = False) -> None:
+        """Write a note; unless it is a `wish` of a user, that of another coordinator's stays."""
+        member = note.record.id
+        place = (NOTES, member)
+        while True:
+            known = self.revisions.get(place, 0)
+            value = note.model_dump_json().encode()
+            try:
+                if known:
+                    self.revisions[place] = await self.bus.kv_update(*place, value, known)
+                else:
+                    self.revisions[place] = await self.bus.kv_create(*place, value)
+                break
+            except Conflict:
+                entry = await self.bus.kv_get(*place)
+                self.revisions.pop(place, None)
+                if entry is None or entry.value is None:
+                    continue
+                self.revisions[place] = entry.revision
+                if not wish:
+                    with suppress(ValidationError):
+                        drained = MemberNote.model_validate_json(entry.value).drained
+                        note = note.model_copy(update={"drained": drained})
+                        self.roll.drain(member, drained)
         for surplus in self.roll.surplus():
             await self.forget(surplus)
 
     async def drain(self, member: str, wanted: bool) -> None:
         """Give a known member no more work, or let it have some again."""
-        await self._note(self.roll.drain(member, wanted))
+        await self._note(self.roll.drain(member, wanted), wish=True)
 
     async def forget(self, member: str) -> None:
-        """Remove a member that is gone, and its assignment."""
+        """Remove a member that is gone, and its assignment.
+
+        Should it come back this instant, its key makes a new note, and it is a free member.
+        """
         await self.bus.kv_delete(subjects.ASSIGNMENTS, member)
         await self.bus.kv_delete(NOTES, member)
         self.roll.forget(member)
         self.assignments.pop(member, None)
         self.revisions.pop((subjects.ASSIGNMENTS, member), None)
+        self.revisions.pop((NOTES, member), None)
 
     async def put_token(self, record: TokenRecord) -> None:
         """Conflict if the name is taken."""
@@ -368,17 +381,6 @@ class Registry:
             await self.bus.append(subjects.event(event.run, kind), encode(event))
         except BusError as error:
             log.warning("event not written", kind=kind, run=run, error=str(error))
-
-
-def run_id_of(record: RunRecord) -> str:
-    """What tells a run from an earlier one of its name."""
-    return str(record.spec.get("id", ""))
-
-
-def shards_of(record: RunRecord) -> int:
-    """Syncer shards of a run."""
-    algorithm = record.spec.get("algorithm", {})
-    return int(algorithm.get("shards", 1))
 
 
 async def _for_ever(what: str, mirror: Callable[[], Awaitable[None]]) -> None:

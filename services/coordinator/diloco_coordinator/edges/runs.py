@@ -13,14 +13,37 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from diloco_coordinator.access import digest
+from diloco_coordinator.budgets import used
 from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import REPEATS, Registry
 from diloco_coordinator.edges.sse import Streams
-from diloco_coordinator.views import over_view, recovery_views, round_views, run_view, syncer_views
+from diloco_coordinator.standings import run_id_of
+from diloco_coordinator.views import (
+    cannot_go_on,
+    over_view,
+    quorum_consequence,
+    recovery_views,
+    round_views,
+    run_view,
+    syncer_views,
+    unfit,
+)
+from diloco_shared.budget import Need, assumed, limits, streams
+from diloco_shared.budget.terms import shown
 from diloco_shared.checking import Invalid, check
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Conflict, Refused, Stored, Unavailable
+from diloco_shared.edges.bus import (
+    Conflict,
+    Refused,
+    StorageInfo,
+    Stored,
+    StreamFull,
+    Unavailable,
+)
+from diloco_shared.edges.run_streams import ensure_run_streams
+from diloco_shared.edges.tape_archive import archives_of, read_tape
+from diloco_shared.edges.vault import VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Restore, RunRecord
 from diloco_shared.protocol.wire import decode_tape
@@ -36,6 +59,8 @@ REPEAT_S = 86_400.0
 ATTEMPTS_MAX = 5
 # Looks at whether everybody has left a run that is to be deleted: it takes a second or two.
 LEAVE_LOOKS, LEAVE_LOOK_S = 50, 0.1
+# Whoever has not left a run by so many seconds after its deletion was first asked for hangs.
+LEAVE_S_MAX = 30.0
 # Tape records fetched at once; most are rounds.
 FETCH = 256
 
@@ -47,12 +72,34 @@ class Change(BaseModel):
     quorum: int = Field(ge=1, le=1024, description="K: contributions a merge needs.")
 
 
+def _taken(name: str) -> Problem:
+    text = f"there is a run {name!r} already: choose another name, or delete it"
+    return Problem(409, "The name is taken", text)
+
+
+def _no_room(needs: dict[str, Need], storage: StorageInfo) -> dict[str, str]:
+    """The fault of a run that the message server cannot hold."""
+    total, most = sum(n.bytes for n in needs.values()), max(needs.values(), key=lambda n: n.bytes)
+    each = ", ".join(f"{kind} {shown(need.bytes)}" for kind, need in needs.items())
+    of_all = f" of {shown(storage.bytes_max)}" if storage.bytes_max else ""
+    text = (
+        f"the run's streams need {total} bytes ({each}), and the message server has no room for "
+        f"them: {shown(storage.reserved)}{of_all} are promised to other streams. Delete runs that "
+        f"are over, raise the server's max_file_store, or change {most.lower}"
+    )
+    return {"path": "(whole)", "message": text}
+
+
 class Runs:
     """The routes, over one registry."""
 
-    def __init__(self, registry: Registry, guard: Guard, streams: Streams) -> None:
+    def __init__(
+        self, registry: Registry, guard: Guard, streams: Streams, checkpoints: str = ""
+    ) -> None:
         self.registry = registry
+        self.checkpoints = checkpoints  # where those of most runs are, and archived tapes
         self.streams = streams
+        self.leaving: dict[str, float] = {}  # by id: since when a run is to be deleted
         self.router = APIRouter(prefix="/v1/runs", tags=["runs"])
         look: dict[str, Any] = {"dependencies": [Depends(guard.needs("viewer"))]}
         act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
@@ -69,6 +116,7 @@ class Runs:
         )
         for verb, desired in verbs:
             add(f"/{{run}}/{verb}", self._verb(desired), methods=["POST"], name=verb, **act)
+        add("/{run}/begin-again", self.begin_again, methods=["POST"], status_code=202, **act)
         add("/{run}/rounds", self.rounds, methods=["GET"], **look)
         add("/{run}/metrics", self.metrics, methods=["GET"], **look)
         add("/{run}/recoveries", self.recoveries, methods=["GET"], **look)
@@ -85,8 +133,9 @@ class Runs:
         r = self.registry
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
         status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
-        syncers = syncer_views(r.roll.notes[m] for m in members if m in r.roll.notes)
-        view = run_view(record, status, waiting, members, syncers)
+        notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
+        view = run_view(record, status, waiting, members, syncer_views(notes), unfit(notes))
+        view["budget"] = used(record, status, [n.record for n in notes])
         view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
         return view
 
@@ -122,6 +171,7 @@ class Runs:
 
     async def begin(self, spec: RunSpec, restore: Restore | None = None) -> RunRecord:
         """Create a run, perhaps with a checkpoint to begin with; 409 says the name is taken."""
+        await self._reserve(spec)
         spec = spec.model_copy(update={"id": secrets.token_hex(6)})
         record = RunRecord(
             name=spec.name,
@@ -134,14 +184,22 @@ class Runs:
         try:
             await self.registry.create_run(record)
         except Conflict:
-            raise Problem(
-                409,
-                "The name is taken",
-                f"there is a run {spec.name!r} already: choose another name, or delete it",
-            ) from None
+            raise _taken(spec.name) from None
         text = f"run {spec.name} submitted" + (f" from {restore.source}" if restore else "")
         await self.registry.tell(spec.name, "run-created", text, {})
         return record
+
+    async def _reserve(self, spec: RunSpec) -> None:
+        """The run's streams, with the limits of its budget: 422 where the server has no room."""
+        if spec.name in self.registry.runs:
+            raise _taken(spec.name)
+        needs, bus = streams(assumed(spec)), self.registry.bus
+        try:
+            await ensure_run_streams(bus, spec.name, limits(assumed(spec)))
+        except StreamFull:
+            for stream in subjects.run_streams(spec.name):
+                await bus.delete_stream(stream)
+            raise invalid("run", [_no_room(needs, await bus.storage())]) from None
 
     async def _repeated(self, key: str, body: dict[str, Any], run: str) -> bool:
         """Whether this very request created its run already; 422 if it was another one."""
@@ -236,36 +294,61 @@ class Runs:
     ) -> dict[str, Any]:
         """Change the quorum of a live run; its tape records it."""
         view = await self.update(run, if_match, quorum=change.quorum)
+        view["consequence"] = quorum_consequence(run, change.quorum, view["status"])
         response.headers["ETag"] = self.etag(run)
+        return view
+
+    async def begin_again(self, run: str) -> dict[str, Any]:
+        """A new epoch from the published parameters, for a run whose state no syncer has.
+
+        409 while a syncer leads, or may lead: that one has more than is published.
+        """
+        view = self.view(self.record(run))
+        if not cannot_go_on(view["syncers"]):
+            text = f"a syncer leads {run!r}, or is about to, or none has looked for its state yet"
+            raise Problem(409, "The run need not begin again", text)
+        info = await self.registry.bus.stream_info(subjects.tape_stream(run))
+        view = await self.update(run, "", begin_again=info.last_seq)
+        text = f"{run} shall begin a new epoch from its published parameters"
+        await self.registry.tell(run, "begin-again", text, {})
         return view
 
     async def delete(self, run: str) -> None:
         """Remove a run that is over, with everything the bus keeps of it."""
-        self.record(run)
+        record = self.record(run)
         if not self.registry.over(run):
-            raise Problem(409, "The run is not over", f"stop {run!r} before deleting it")
-        await self._left(run)
+            stopping = "it is being stopped: try again" if record.desired == "stopped" else ""
+            text = stopping or f"stop {run!r} before deleting it"
+            raise Problem(409, "The run is not over", text)
+        await self._left(record)
         await self.registry.delete_run(run)
+        self.leaving.pop(run_id_of(record), None)
 
-    async def _left(self, run: str) -> None:
-        """Until nobody works for it any more: what they write last would outlive it."""
+    async def _left(self, record: RunRecord) -> None:
+        """Until nobody works for it any more: what they write last would outlive it.
+
+        Not for ever: a run that is over holds nobody, and what comes later is refused by its id.
+        """
+        run, now = record.name, time.monotonic()
+        since = self.leaving.setdefault(run_id_of(record), now)
         for _ in range(LEAVE_LOOKS):
-            if not self.registry.working(run):
+            if not self.registry.working(run) or time.monotonic() - since > LEAVE_S_MAX:
                 return
             await asyncio.sleep(LEAVE_LOOK_S)
         who = ", ".join(self.registry.working(run))
-        raise Problem(409, "The run is not left yet", f"{who} still work for {run!r}: try again")
+        text = f"{who} still work for {run!r}: try again; from {LEAVE_S_MAX:.0f} s on nobody is"
+        raise Problem(409, "The run is not left yet", f"{text} waited for")
 
     async def rounds(self, run: str, after: After = 0, limit: Limit = 100) -> dict[str, Any]:
         """Closed rounds after tape sequence `after`: who was merged, who was not, and why.
 
         Of all syncer shards, as they were recorded; each numbers its rounds by itself.
         """
-        self.record(run)
+        spec = RunSpec.model_validate(self.record(run).spec)
         views: list[dict[str, Any]] = []
         start = after + 1
         while len(views) <= limit:
-            stored = await self._tape(run, start)
+            stored = await self._tape(spec, start)
             shards = {s.seq: int(s.subject.rpartition(".")[2]) for s in stored}
             found = round_views((s.seq, decode_tape(s.payload)) for s in stored)
             views += [{**view, "shard": shards[view["seq"]]} for view in found]
@@ -275,11 +358,14 @@ class Runs:
         page = views[:limit]
         return {"rounds": page, "next": page[-1]["seq"] if len(views) > limit else None}
 
-    async def _tape(self, run: str, start: int) -> list[Stored]:
-        stream, every = subjects.tape_stream(run), f"tape.{run}.*"
-        bus = self.registry.bus
+    async def _tape(self, spec: RunSpec, start: int) -> list[Stored]:
+        """Of all shards, from the stream and the archive."""
+        stream, bus = subjects.tape_stream(spec.name), self.registry.bus
+        archives = archives_of(spec, self.checkpoints)
         try:
-            return await bus.fetch(stream, every, start_seq=start, limit=FETCH)
+            return await read_tape(bus, spec.name, archives, after=start - 1, limit=FETCH)
+        except VaultError as error:
+            raise Problem(503, "The tape's archive cannot be read", str(error)) from None
         except Unavailable:
             # A missing stream looks like a missing server, unless one asks for its sizes.
             with contextlib.suppress(Refused):

@@ -4,7 +4,7 @@ import { $, ago, bytes, count, loss, make, moment, percent, reconcile, say, seco
 import { lineChart } from "./chart.js";
 
 const GOOD = new Set(["running", "stepping", "finished", "committed", "alive", "finishing", "leading", "working"]);
-const BAD = new Set(["down", "starved", "skipped", "gone"]);
+const BAD = new Set(["down", "starved", "full", "stuck", "unfit", "skipped", "gone"]);
 const IDLE = new Set(["idle", "stopped", "queued"]);
 
 function tone(state) {
@@ -128,7 +128,8 @@ function noteOf(member) {
   if (!member.alive) return `for ${ago(member.gone_since)}`;
   const l = member.learner;
   if (member.draining) return "draining";
-  if (member.role === "syncer") return member.reason || behind(member.lag_records);
+  if (member.reason) return member.reason;
+  if (member.role === "syncer") return behind(member.lag_records);
   if (!l) return "";
   if (!l.alive) return `silent for ${seconds(l.silent_s)}`;
   return l.participating ? "participating" : "not participating yet";

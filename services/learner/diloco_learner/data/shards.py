@@ -46,6 +46,11 @@ class Cut:
         )
 
 
+# Sequences whose places are looked up together: some milliseconds of work. A whole shard may hold
+# a million, whose look-up would hold up every other thread of the process for seconds.
+LOOKED_UP = 256
+
+
 class ShardReader:
     """Reads one shard from a cursor to its end."""
 
@@ -56,9 +61,9 @@ class ShardReader:
         self.shard = shard
         self.passes = passes
         self.consumed = min(sequences, cut.sequences_per_shard)
-        order = cut.order(shard, passes)
-        # The order is a few kilobytes; a look-up per sequence would cost more than a step.
-        self._starts = np.fromiter((order[i] for i in range(len(order))), np.int64) * cut.context
+        self._order = cut.order(shard, passes)
+        self._known_from, self._starts = self.consumed, np.empty(0, np.int64)
+        self._look_up(LOOKED_UP)
 
     @property
     def left(self) -> int:
@@ -71,8 +76,19 @@ class ShardReader:
 
     def take(self, sequences: int) -> NDArray[np.int32]:
         """Up to `sequences` next sequences, shape (S, L + 1); fewer at the shard's end."""
-        starts = self._starts[self.consumed : self.consumed + sequences]
+        first = self.consumed - self._known_from
+        if first + min(sequences, self.left) > len(self._starts):
+            self._look_up(max(sequences, LOOKED_UP))
+            first = 0
+        starts = self._starts[first : first + sequences]
         self.consumed += len(starts)
         offsets_L1 = np.arange(self.cut.context + 1)
         batch: NDArray[np.int32] = self.cut.tokens[starts[:, None] + offsets_L1].astype(np.int32)
         return batch
+
+    def _look_up(self, sequences: int) -> None:
+        """Know where the next ones begin, as far as the shard goes."""
+        last = min(self.consumed + sequences, self.cut.sequences_per_shard)
+        places = (self._order[i] for i in range(self.consumed, last))
+        self._starts = np.fromiter(places, np.int64) * self.cut.context
+        self._known_from = self.consumed

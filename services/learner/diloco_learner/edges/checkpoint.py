@@ -1,13 +1,21 @@
-"""Asynchronous checkpoints of inner moments and counts with orbax; the last N are kept."""
+"""Own checkpoints of inner moments and counts, each one file; the last N are kept."""
 
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from safetensors.numpy import save
+import xxhash
 
+from diloco_learner.moments import Buffer, Check
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.numerics.digest import digest_bytes
+from diloco_shared.pages import pages
+
+# A checkpoint's file: its sequence, and the digest of what is in it.
+_NAME = re.compile(r"(\d{1,32})\.([0-9a-f]{32})\.safetensors")
+# What is being written, or was when the process died.
+_UNFINISHED = ".part"
 
 
 def sequence_of(epoch: int, incarnation: int, step: int) -> int:
@@ -22,84 +30,82 @@ def epoch_of(sequence: int) -> int:
 class Checkpoints:
     """One folder per run. Parameters are not among them: they come from the anchors.
 
-    Not for an event loop: every method may touch the disk. Orbax is imported when it is first
-    needed, since a restarted learner is in a hurry and has, nearly always, a donor.
+    Not for an event loop: every method may touch the disk.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keep = keep
-        self._manager: Any = None
 
-    @property
-    def manager(self) -> Any:
-        if self._manager is None:
-            import orbax.checkpoint as ocp
+    def save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
+        """Write the bytes of an inner state under an ever-growing `sequence`, durably.
 
-            self._manager = ocp.CheckpointManager(
-                self.folder, options=ocp.CheckpointManagerOptions(max_to_keep=self.keep)
-            )
-        return self._manager
-
-    def save(self, sequence: int, moments: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Begin writing under an ever-growing `sequence`; returns after copying."""
-        manager = self.manager
-        import orbax.checkpoint as ocp
-
-        arrays = {name: np.array(leaf) for name, leaf in moments.items()}
-        manager.save(
-            sequence,
-            args=ocp.args.Composite(
-                moments=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(meta)
-            ),
-        )
-        passing("checkpoint")
+        They are written as they come: no copy is made of them. OSError when the disk is full.
+        """
+        digest, unfinished = xxhash.xxh3_128(), self.folder / f"{sequence}{_UNFINISHED}"
+        try:
+            with unfinished.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                    digest.update(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            passing("checkpoint")
+            unfinished.rename(self.folder / f"{sequence}.{digest.hexdigest()}.safetensors")
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+        self._settle()
+        self._prune()
 
     @property
     def newest(self) -> int | None:
         """Sequence of the newest complete one, if there is any."""
         return max(self._complete(), default=None)
 
-    def _complete(self) -> list[int]:
-        # Orbax writes under another name and renames at the end.
-        return [int(p.name) for p in self.folder.iterdir() if p.name.isdigit()]
+    def load(self, check: Check) -> tuple[Buffer | None, list[str]]:
+        """The newest sound inner state, and why newer ones were passed over.
 
-    def load(
-        self, like: dict[str, Any], check: Callable[[bytes], None]
-    ) -> tuple[bytes | None, list[str]]:
-        """The newest sound moments as safetensors, and why newer ones were passed over.
-
-        `check` raises ValueError for moments that cannot be used.
+        `check` raises ValueError for one that cannot be used.
         """
         faults: list[str] = []
-        for sequence in sorted(self._complete(), reverse=True):
+        for sequence, path in sorted(self._complete().items(), reverse=True):
             try:
-                data = self._read(sequence, like)
+                data = _read(path)
                 check(data)
-                return data, faults
-            except Exception as error:  # orbax raises many kinds for a torn folder
+            except (OSError, ValueError) as error:
                 faults.append(f"checkpoint {sequence} passed over: {str(error)[:200]}")
+            else:
+                return data, faults
         return None, faults
 
-    def _read(self, sequence: int, like: dict[str, Any]) -> bytes:
-        manager = self.manager
-        import orbax.checkpoint as ocp
+    def _complete(self) -> dict[int, Path]:
+        named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return {int(found[1]): path for found, path in named if found}
 
-        restored = manager.restore(
-            sequence, args=ocp.args.Composite(moments=ocp.args.StandardRestore(like))
-        )
-        data: bytes = save({k: np.array(v) for k, v in restored["moments"].items()})
-        return data
+    def _settle(self) -> None:
+        """Make the new name durable."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
-    def wait(self) -> None:
-        """Until what is being written is on disk."""
-        if self._manager is not None:
-            self._manager.wait_until_finished()
+    def _prune(self) -> None:
+        complete = self._complete()
+        for sequence in sorted(complete)[: -self.keep]:
+            complete[sequence].unlink(missing_ok=True)
+        for path in self.folder.glob(f"*{_UNFINISHED}"):
+            path.unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """Wait for what is being written, and let go of it."""
-        if self._manager is not None:
-            self._manager.wait_until_finished()
-            self._manager.close()
-            self._manager = None
+
+def _read(path: Path) -> Buffer:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    data = pages(path.stat().st_size)
+    with path.open("rb") as file:
+        size = file.readinto(data)
+    if size != len(data) or digest_bytes(data) != found[2]:
+        raise ValueError("what is on the disk is not what was written: it is damaged")
+    return data

@@ -15,15 +15,24 @@ from diloco_learner.events import (
     PullSeen,
     StateBad,
     StateComing,
+    StateMoved,
     StateSeen,
 )
 from diloco_learner.leaders import Leaders
+from diloco_learner.moments import Buffer, Check
 from diloco_learner.train import Anchored
-from diloco_shared.edges.blobs import BlobIncomplete, get_blob, manifest_subject
-from diloco_shared.edges.bus import Bus, BusError, Stored
+from diloco_shared.edges.blobs import (
+    BlobIncomplete,
+    announcement_subject,
+    get_blob,
+    manifest_subject,
+    receiving,
+)
+from diloco_shared.edges.bus import Bus, BusError, Stored, Unavailable
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Incoming
 from diloco_shared.protocol.messages import (
     Beat,
     Blob,
@@ -38,8 +47,6 @@ from diloco_shared.protocol.wire import WireError, decode
 
 log = structlog.get_logger()
 
-# Chunks were stored before their manifest: only a link slower than this needs longer.
-BLOB_TIMEOUT_S, BYTES_PER_S_MIN = 60.0, 100_000
 # Looks at whether a publication being fetched was replaced by a keyframe, in seconds: a learner
 # that catches up meets many of those.
 LOOK_S = 0.3
@@ -49,11 +56,6 @@ RETRY_S = 0.3
 AGAIN_S = 5.0
 # Publications that were not whole and are fetched again: two of each of some dozen fragments.
 INCOMPLETE_MAX = 64
-
-
-def patience_s(blob: Blob) -> float:
-    """Seconds to wait for a blob whose manifest is there."""
-    return BLOB_TIMEOUT_S + blob.bytes / BYTES_PER_S_MIN
 
 
 class Downlink:
@@ -69,10 +71,11 @@ class Downlink:
         data: Bus,
         book: AnchorBook,
         put: Callable[[object], None],
-        check_state: Callable[[bytes], None],
+        check_state: Check,
         shards: int = 1,
+        run_id: str = "",
     ) -> None:
-        self.run = run
+        self.run, self.run_id = run, run_id
         self.learner = learner
         self.incarnation = incarnation
         self.config_hash = config_hash
@@ -82,7 +85,7 @@ class Downlink:
         self.put = put
         self.check_state = check_state  # raises ValueError for what the trainer cannot use
         self.leaders = Leaders(learner, shards)
-        self.states: dict[str, bytes] = {}  # by nonce; at most the newest
+        self.states: dict[str, Buffer] = {}  # by nonce; at most the newest
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time
         # By epoch, fragment and version: to be fetched again; the newest few.
@@ -108,7 +111,10 @@ class Downlink:
         async with self.control.subscribe(subject, limit=256) as deliveries:
             async for d in deliveries:
                 try:
-                    found = event(decode(d.payload, kind))
+                    message = decode(d.payload, kind)
+                    if getattr(message, "run_id", "") != self.run_id:
+                        raise WireError("it is of a deleted run of this name")
+                    found = event(message)
                 except WireError as error:
                     self.control.traffic.count_refused("message", "wire")
                     self._refuse(d.subject, str(error))
@@ -203,12 +209,13 @@ class Downlink:
                 self._refuse(manifest.blob.subject, self.book.last_refusal)
                 self.book.last_refusal = ""
 
-    async def _chunks(self, manifest: PublicationManifest) -> bytes | None:
+    async def _chunks(self, manifest: PublicationManifest) -> memoryview | None:
         """The payload; None once a keyframe has replaced the publication, or it is no good."""
-        subject = manifest.blob.subject
+        subject, incoming = manifest.blob.subject, None
         while True:
             try:
-                return await self._unless_replaced(manifest.blob)
+                incoming = incoming or receiving(self.data, manifest.blob)
+                return await self._unless_replaced(manifest.blob, incoming)
             except BlobIncomplete as error:
                 # What builds on it waits; what follows and does not is not held up.
                 self._refuse_manifest(subject, "incomplete", str(error))
@@ -235,11 +242,9 @@ class Downlink:
                 if there:
                     await self._publication(manifest)
 
-    async def _unless_replaced(self, blob: Blob) -> bytes | None:
+    async def _unless_replaced(self, blob: Blob, incoming: Incoming) -> memoryview | None:
         stream = subjects.dn_stream(self.run)
-        fetching = asyncio.ensure_future(
-            get_blob(self.data, stream, blob, timeout_s=patience_s(blob))
-        )
+        fetching = asyncio.ensure_future(get_blob(self.data, stream, blob, into=incoming))
         try:
             while True:
                 await asyncio.wait({fetching}, timeout=LOOK_S)
@@ -254,30 +259,69 @@ class Downlink:
         return Anchored(ready, self.book.take(ready.epoch, ready.fragment, ready.version))
 
     async def state(self, donor: str, nonce: str) -> None:
-        """Wait for the inner state that `donor` was asked for under `nonce`."""
+        """Wait for the inner state that `donor` was asked for under `nonce`.
+
+        It is fetched from its announcement on, while the donor still sends.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            here = asyncio.Event()
+            reading = tasks.create_task(self._state_manifests(donor, nonce, tasks, here))
+            await here.wait()
+            reading.cancel()
+
+    async def _state_manifests(
+        self, donor: str, nonce: str, tasks: asyncio.TaskGroup, here: asyncio.Event
+    ) -> None:
+        """What announces a state, and what says that all of it is on the bus."""
         subject = subjects.state(self.run, donor, self.learner, nonce)
-        stream = subjects.state_stream(self.run)
-        async with self.data.read(stream, subject + ".m") as messages:
+        announced, wanted = announcement_subject(subject), None
+        fetching: asyncio.Task[None] | None = None
+        async with self.data.read(subjects.state_stream(self.run), subject + ".*") as messages:
             async for stored in messages:
                 try:
-                    m = decode(stored.payload, StateManifest)
-                    whose = (m.donor, m.newcomer, m.newcomer_incarnation, m.nonce, m.config_hash)
-                    ours = (donor, self.learner, self.incarnation, nonce, self.config_hash)
-                    if whose != ours:
-                        raise WireError(f"inner state of {whose[0]} for {whose[1]}, not as granted")
-                    self.put(StateComing(donor, nonce))
-                    # safetensors reads nothing but bytes.
-                    payload = bytes(
-                        await get_blob(self.data, stream, m.blob, timeout_s=patience_s(m.blob))
-                    )
-                    passing("receiving")
-                    await asyncio.to_thread(self.check_state, payload)
-                except (ValueError, BusError) as error:  # a WireError is a ValueError
+                    blob = self._state_blob(stored, donor, nonce)
+                except WireError as error:
                     self.put(StateBad(donor, nonce, str(error)[:300]))
                     continue
-                self.states = {nonce: payload}
-                self.put(StateSeen(donor, nonce))
-                return
+                coming = StateMoved if stored.subject == announced else StateComing
+                self.put(coming(donor, nonce))
+                if blob != wanted or fetching is None or fetching.done():
+                    if fetching is not None:
+                        fetching.cancel()
+                    wanted = blob
+                    fetching = tasks.create_task(self._state(blob, donor, nonce, here))
+
+    def _state_blob(self, stored: Stored, donor: str, nonce: str) -> Blob:
+        m = decode(stored.payload, StateManifest)
+        whose = (m.donor, m.newcomer, m.newcomer_incarnation, m.nonce, m.config_hash)
+        if whose != (donor, self.learner, self.incarnation, nonce, self.config_hash):
+            raise WireError(f"inner state of {whose[0]} for {whose[1]}, not as granted")
+        return m.blob
+
+    async def _state(self, blob: Blob, donor: str, nonce: str, here: asyncio.Event) -> None:
+        """Fetched, checked and put; while the bus is away what has come is kept."""
+        stream = subjects.state_stream(self.run)
+
+        def moved(_: int) -> None:
+            self.put(StateMoved(donor, nonce))
+
+        try:
+            incoming = receiving(self.data, blob)
+            while True:
+                try:
+                    fetched = await get_blob(self.data, stream, blob, into=incoming, moved=moved)
+                    break
+                except Unavailable as error:
+                    log.debug("inner state not fetched yet", donor=donor, error=str(error))
+                    await asyncio.sleep(RETRY_S)
+            passing("receiving")
+            await asyncio.to_thread(self.check_state, fetched)
+        except (ValueError, BusError) as error:
+            self.put(StateBad(donor, nonce, str(error)[:300]))
+            return
+        self.states = {nonce: fetched}
+        self.put(StateSeen(donor, nonce))
+        here.set()
 
     async def forget_state(self) -> None:
         """The inner state is in use: remove what was sent to this learner."""

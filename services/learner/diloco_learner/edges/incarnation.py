@@ -32,6 +32,19 @@ async def take_incarnation(bus: Bus, run: str, learner: str, boot: str) -> int:
             await asyncio.sleep(RETRY_S)
 
 
+async def newest_boot(bus: Bus, run: str, learner: str) -> str:
+    """The process that took this learner's newest number, "" for none; waits for the bus."""
+    while True:
+        try:
+            entry = await bus.kv_get(subjects.INCARNATIONS, f"{run}.{learner}")
+            if entry is None or entry.value is None:
+                return ""
+            return decode(entry.value, Incarnation).boot
+        except (BusError, WireError) as error:
+            log.warning("no incarnation yet", learner=learner, error=str(error))
+            await asyncio.sleep(RETRY_S)
+
+
 async def _take(bus: Bus, key: str, learner: str, boot: str) -> int:
     entry = await bus.kv_get(subjects.INCARNATIONS, key)
     if entry is None or entry.value is None:

@@ -1,4 +1,4 @@
-"""The bounded bridge between the train thread and the asyncio side. Neither ever waits for it.
+"""The bounded bridge between the train thread and the asyncio side. Neither waits for the other.
 
 The train thread takes what has arrived and leaves what goes out at step boundaries: a few
 operations on deques, and no system call: waking the other side would give up the interpreter and
@@ -10,8 +10,13 @@ import threading
 from collections import deque
 from typing import Any
 
-# Arrivals waiting for a step boundary: publications and pulls of many rounds. A learner that
-# takes so long to reach one is not live any more.
+from diloco_learner.waiting import essence, repeated
+
+# Arrivals waiting for a step boundary before they are looked through: what a newer one replaces
+# goes, above all anchors, each of which holds a fragment's values.
+LOOK_EVERY = 64
+# Beyond this many, what the syncer repeats by itself is dropped. A learner that takes so long to
+# reach a step boundary is not live any more.
 INBOX_MAX = 4096
 # Outgoing pieces of work waiting for the network: contributions are bounded by the rounds in
 # flight, all else is rarer. Progress is not among them: only the newest counts.
@@ -28,23 +33,28 @@ class Mailbox:
         # may come between the two.
         self._progress: deque[Any] = deque(maxlen=1)
         self._arrived = threading.Event()
+        # Held for some operations on `_in`: uncontended it costs no system call.
+        self._lock = threading.Lock()
+        self._look_at = LOOK_EVERY
         self.dropped = 0
 
     # --- train thread --------------------------------------------------------------------------
 
     def drain(self) -> list[Any]:
         """Everything that has arrived, in order."""
-        items = []
-        while self._in:
-            items.append(self._in.popleft())
+        with self._lock:
+            items = list(self._in)
+            self._in.clear()
+            self._look_at = LOOK_EVERY
         return items
 
-    def post(self, item: Any) -> None:
-        """Hand out a piece of work; beyond the limit it is dropped and counted."""
+    def post(self, item: Any) -> bool:
+        """Hand out a piece of work; False (dropped and counted) beyond the limit."""
         if len(self._out) >= OUTBOX_MAX:
             self.dropped += 1
-            return
+            return False
         self._out.append(item)
+        return True
 
     def progress(self, progress: Any) -> None:
         """Show where the learner stands; replaces what was not sent yet."""
@@ -58,11 +68,15 @@ class Mailbox:
     # --- asyncio side --------------------------------------------------------------------------
 
     def put(self, item: Any) -> bool:
-        """Leave something for the train thread; False (and counted) beyond the limit."""
-        if len(self._in) >= INBOX_MAX:
-            self.dropped += 1
-            return False
-        self._in.append(item)
+        """Leave something for the train thread; False (and counted) if it is dropped."""
+        with self._lock:
+            if len(self._in) >= INBOX_MAX and repeated(item):
+                self.dropped += 1
+                return False
+            self._in.append(item)
+            if len(self._in) >= self._look_at:
+                self._in = deque(essence(self._in))
+                self._look_at = len(self._in) + LOOK_EVERY
         self._arrived.set()
         return True
 

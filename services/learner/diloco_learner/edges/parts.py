@@ -1,19 +1,14 @@
-"""A learner's part of a run-wide checkpoint: moments and counts, written and read back.
+"""A learner's part of a run-wide checkpoint: its inner state, written and read back as it is.
 
 Not for an event loop: every function waits for the vault.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import save
-
+from diloco_learner import moments
 from diloco_learner.events import KeepPart
+from diloco_learner.moments import Arrays, Buffer, Check
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import CheckpointError, Checkpoints
-from diloco_shared.numerics.arrays import pack, unpack
+from diloco_shared.numerics.arrays import pack
 from diloco_shared.protocol.checkpoints import LearnerPart, reference
 
 
@@ -23,11 +18,10 @@ def write_part(
     learner: str,
     incarnation: int,
     effect: KeepPart,
-    moments: dict[str, Any],
+    data: Buffer,
 ) -> int:
     """Write it whole; its bytes. OSError when the vault cannot be written."""
     there, ref = Checkpoints(root), reference(spec.folder, effect.number)
-    arrays = {name: np.asarray(leaf) for name, leaf in moments.items()}
     name = f"learner-{learner}"
     part = LearnerPart(
         learner=learner,
@@ -35,15 +29,15 @@ def write_part(
         epoch=effect.epoch,
         step=effect.step,
         versions=effect.versions,
-        arrays=there.write_arrays(ref, name, pack(arrays)),
+        arrays=there.write_arrays(ref, name, pack(moments.views(data))),
     )
     return there.write_part(ref, name, part).bytes
 
 
 def read_part(
-    root: str, source: str, learner: str, check: Callable[[bytes], None]
-) -> tuple[bytes | None, list[str]]:
-    """Sound moments as safetensors, this learner's own first, and why others were passed over.
+    root: str, source: str, learner: str, check: Check
+) -> tuple[Arrays | None, list[str]]:
+    """A sound inner state, this learner's own first, and why others were passed over.
 
     `check` raises ValueError for moments that cannot be used.
     """
@@ -57,12 +51,11 @@ def read_part(
     for name in sorted(manifest.learners, key=lambda m: (m != learner, m)):
         try:
             part = there.part(ref, manifest.learners[name], LearnerPart)
-            arrays: dict[str, NDArray[Any]] = {}
+            arrays = Arrays()
             for blob in there.blobs(ref, part):
-                arrays |= unpack(blob)
-            data = save(arrays)
-            check(data)
-            return data, faults
+                arrays |= moments.views(blob)  # the blobs stay where they are, once
+            check(arrays)
+            return arrays, faults
         except (OSError, ValueError) as error:
             faults.append(f"the part of {name} in {source}: {str(error)[:200]}")
     return None, [*faults, f"{source} holds no part of a learner that can be used"]

@@ -14,6 +14,7 @@ from diloco_learner.edges.uplink import Uplink
 from diloco_learner.events import (
     Begin,
     GrantSeen,
+    InitMoved,
     Leave,
     LoadState,
     RecoveryEffect,
@@ -22,18 +23,22 @@ from diloco_learner.events import (
     Tell,
     TimePassed,
 )
-from diloco_learner.model.named import to_named
+from diloco_learner.moments import digest_of
 from diloco_learner.recovery import Recovery
 from diloco_learner.train import Anchored, Values
-from diloco_learner.trainer import Trainer, state_bytes
+from diloco_learner.trainer import Trainer
 from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Progress as Stored
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_bytes
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Headed
 from diloco_shared.protocol.messages import Grant, Restored
 from diloco_shared.protocol.wire import encode
 
 log = structlog.get_logger()
+
+# Between two looks at how far the initial parameters are, in seconds.
+LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,7 @@ class Recoverer:
         # The newest two per fragment: Begin names one of them, the other may be on its heels.
         self.anchors: dict[tuple[int, int, int], Values] = {}
         self.init: asyncio.Task[None] | None = None
+        self.init_stored = (0, Stored())  # fragment, and how far it is
         self.state: asyncio.Task[None] | None = None
         self.loaded: dict[str, str] = {}  # digest of the inner state as this learner now holds it
         self.awaited = ""  # nonce of the state that `state` waits for
@@ -126,9 +132,8 @@ class Recoverer:
                 except BusError as error:
                     log.debug("join not sent, it is repeated", error=str(error))
             case SendInit():
-                if self.init is not None:
-                    self.init.cancel()
-                self.init = self.tasks.create_task(self._send_init())
+                if self.init is None or self.init.done():
+                    self.init = self.tasks.create_task(self._send_init())
             case LoadState():
                 await self._load_state(effect)
             case Tell():
@@ -138,13 +143,29 @@ class Recoverer:
                 pass
 
     async def _send_init(self) -> None:
-        fragments = await asyncio.to_thread(self.trainer.initial_fragments)
-        tensors = self.trainer.program.layout.tensors
+        """Fragment by fragment; asked again, it goes on with the first that is not there."""
+        watching = self.tasks.create_task(self._watch_init())
+        layout = self.trainer.program.layout
         try:
-            payloads = [codec.encode("fp32", values_F) for values_F in fragments]
-            await self.up.initial(tensors, payloads)
+            for p in range(len(layout.fragments)):
+                self.init_stored = (p, Stored())
+                values_F = await asyncio.to_thread(self.trainer.fragment, p)
+                payload = Headed(*codec.frame(values_F))
+                await self.up.initial(layout.tensors, p, payload, self.init_stored[1])
         except BusError as error:
             log.warning("initial parameters not sent, they are asked for again", error=str(error))
+        finally:
+            watching.cancel()
+
+    async def _watch_init(self) -> None:
+        """While more of them is stored, the syncer's silence means nothing."""
+        seen: tuple[int, int] | None = None
+        while True:
+            p, stored = self.init_stored
+            if seen != (p, stored.stored):
+                seen = (p, stored.stored)
+                self.down.put(InitMoved())
+            await asyncio.sleep(LOOK_S)
 
     def _expect_state(self, grant: Grant) -> None:
         """A grant names a donor: look out for its inner state from now on."""
@@ -158,15 +179,15 @@ class Recoverer:
 
     async def _load_state(self, effect: LoadState) -> None:
         if effect.source == "donor":
-            data = self.down.states.get(effect.nonce)
+            # Taken out: its memory is free as soon as it is on the device.
+            data = self.down.states.pop(effect.nonce, None)
             assert data is not None, f"no inner state under nonce {effect.nonce}"
             await asyncio.to_thread(self.trainer.load_inner_state, data)
+            del data
             self.loaded = {"moments": await asyncio.to_thread(self._moments)}
         elif effect.source == "checkpoint" and not await self._go_back(effect.restored):
             saved, faults = await asyncio.to_thread(
-                self.checkpoints.load,
-                to_named(self.trainer.opt_state),
-                self.trainer.check_inner_state,
+                self.checkpoints.load, self.trainer.check_inner_state
             )
             for fault in faults:
                 self.up.tell_soon("checkpoint-skipped", fault, {})
@@ -193,4 +214,4 @@ class Recoverer:
 
     def _moments(self) -> str:
         """Read back from the trainer: a donor tells the digest of what it gave."""
-        return digest_bytes(state_bytes(self.trainer.inner_state()))
+        return digest_of(self.trainer.inner_state_pieces())

@@ -109,7 +109,7 @@ class Reporter:
 
     def _of_process(self) -> dict[str, Any]:
         """What the train thread does not know."""
-        known: dict[str, Any] = {"sockets": self.sockets()}
+        known: dict[str, Any] = {"sockets": self.sockets(), "run_id": self.spec.id}
         if self.recovery is not None:
             known["recovery"] = recovery_times(
                 self.recovery, self.started_at, self.stepping_at, time.monotonic()

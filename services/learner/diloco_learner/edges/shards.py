@@ -146,14 +146,17 @@ class Leases:
         except Conflict:
             return  # somebody else was first; the next look sees it
         self.held[shard] = (lease, revision)
-        self.batches.grant(shard, lease.sequences, lease.passes)
+        # In a thread: the order of a large corpus' sequences takes a while to look up.
+        await asyncio.to_thread(self.batches.grant, shard, lease.sequences, lease.passes)
+        if shard not in self.held:
+            self.batches.revoke(shard)  # lost meanwhile
 
     async def _share(self, where: Where) -> None:
         """Every shard is somebody's: read one without a lease rather than not at all."""
         if self.batches.ready:
             return
         shard = self.wanted[0]
-        self.batches.grant(shard, 0, where[0], leased=False)
+        await asyncio.to_thread(self.batches.grant, shard, 0, where[0], leased=False)
         text = f"{self.learner} reads data shard {shard} without a lease: all are taken"
         await self.tell("shard-shared", text, {"shard": shard})
 

@@ -1,9 +1,10 @@
 """What the train thread hands out, carried to the bus: contributions, inner state, results."""
 
 import asyncio
+import math
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
@@ -23,16 +24,15 @@ from diloco_learner.events import (
     PartSettled,
     Tell,
 )
-from diloco_learner.model.named import to_named
-from diloco_learner.recovery import STATE_BYTES_PER_S
+from diloco_learner.moments import Buffer, Handed, digest_of
 from diloco_learner.train import Outgoing
-from diloco_learner.trainer import state_bytes
 from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges.blobs import manifest_subject, put_blob
+from diloco_shared.edges.blobs import announcement_subject, manifest_subject, put_blob
 from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
+from diloco_shared.edges.bus import Progress as Stored
 from diloco_shared.edges.crash_points import passing
-from diloco_shared.numerics.digest import digest_bytes
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import (
     Blob,
     ContributionManifest,
@@ -41,14 +41,16 @@ from diloco_shared.protocol.messages import (
     StateManifest,
     TensorSpec,
 )
+from diloco_shared.protocol.patience import silence_s
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
 
-# A newcomer asks for another donor before this many seconds have gone by, beside the time that the
-# state takes on the slowest link worth using.
-STATE_DEADLINE_S = 60.0
+# A newcomer has asked for another donor when nothing of a state has moved for this many seconds.
+STATE_SILENCE_S = 2 * silence_s()
+# A manifest, whose blob is stored, is worth this many seconds of trying.
+MANIFEST_S = 60.0
 # An event is worth this many seconds of trying: a restart of the server takes less.
 EVENT_S = 15.0
 # Between two attempts, in seconds.
@@ -85,6 +87,7 @@ class Uplink:
         self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
         self.checkpoint_lock = asyncio.Lock()
         self.telling: set[asyncio.Task[None]] = set()
+        self.giving: set[asyncio.Task[Any]] = set()  # that send inner state to newcomers
 
     async def send(self, item: Outgoing) -> None:
         """Carry out one effect; what fails is logged and told, never raised."""
@@ -96,8 +99,10 @@ class Uplink:
                     await self._give_state(item.effect, item.handle)
                 case Evaluate():
                     await self._evaluated(item.effect, item.loss)
-                case Checkpoint():
+                case Checkpoint() if item.effect.final:
                     await self._checkpoint(item.effect, item.handle)
+                case Checkpoint():
+                    await self._checkpoint(item.effect, [item.handle.data])
                 case KeepPart():
                     await self._keep_part(item.effect, item.handle)
                 case Merged() if item.effect.cursor is not None:
@@ -113,6 +118,9 @@ class Uplink:
             log.warning("not done", what=what, error=str(error))
             if isinstance(item.effect, Contribute | GiveState):
                 await self.tell("upload-abandoned", f"{what}: {error}"[:500], {})
+        finally:
+            if isinstance(item.handle, Handed):
+                item.handle.let_go()
 
     async def tell(self, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log; an event that cannot be written is only logged."""
@@ -154,21 +162,29 @@ class Uplink:
                     raise
             await asyncio.sleep(RETRY_S)
 
-    async def initial(self, layout: tuple[TensorSpec, ...], fragments: list[bytes]) -> None:
-        """This learner's fresh parameters: the syncer asked for them."""
-        for p, payload in enumerate(fragments):
-            subject = subjects.initial(self.run, self.learner, self.incarnation, p)
-            blob = await put_blob(self.data, subject, payload, deadline_s=STATE_DEADLINE_S)
-            manifest = InitManifest(
-                run=self.run,
-                learner=self.learner,
-                incarnation=self.incarnation,
-                config_hash=self.hash,
-                layout=layout,
-                fragment=p,
-                blob=blob,
-            )
-            await self._manifest(subject, manifest, STATE_DEADLINE_S)
+    async def initial(
+        self, layout: tuple[TensorSpec, ...], p: int, payload: Payload, stored: Stored
+    ) -> None:
+        """One fragment of this learner's fresh parameters, unless it is there: until it is.
+
+        `stored` tells meanwhile how far it got.
+        """
+        subject = subjects.initial(self.run, self.learner, self.incarnation, p)
+        stream, name = subjects.up_stream(self.run), manifest_subject(subject)
+        if await self.data.last(stream, name) is not None:
+            return
+        blob = await put_blob(self.data, subject, payload, progress=stored)
+        manifest = InitManifest(
+            run=self.run,
+            learner=self.learner,
+            incarnation=self.incarnation,
+            config_hash=self.hash,
+            layout=layout,
+            fragment=p,
+            blob=blob,
+        )
+        # Under an id of its own: one that the syncer took off the stream is no repeat.
+        await self._append(self.data, name, manifest, math.inf, uuid.uuid4().hex)
 
     async def _manifest(self, subject: str, manifest: Message, seconds: float) -> None:
         """Last of a blob: from now on it counts."""
@@ -210,14 +226,34 @@ class Uplink:
             blob=blob,
         )
 
-    async def _give_state(self, effect: GiveState, handle: Any) -> None:
-        d = effect.donate
-        payload = await asyncio.to_thread(state_bytes, handle)
+    async def _give_state(self, effect: GiveState, handed: Handed) -> None:
+        """Announced first: the newcomer fetches while this learner still sends."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.giving.add(task)
+        task.add_done_callback(self.giving.discard)
+        d, payload = effect.donate, handed.data
         subject = subjects.state(self.run, self.learner, d.newcomer, d.nonce)
-        deadline_s = STATE_DEADLINE_S + len(payload) / STATE_BYTES_PER_S
-        blob = await put_blob(self.data, subject, payload, deadline_s=deadline_s)
+
+        async def announce(blob: Blob) -> None:
+            name = announcement_subject(subject)
+            await self._append(self.data, name, self._state(effect, blob), MANIFEST_S, name)
+
+        blob = await put_blob(
+            self.data, subject, payload, patience_s=STATE_SILENCE_S, announce=announce
+        )
         passing("donation")
-        manifest = StateManifest(
+        await self._manifest(subject, self._state(effect, blob), MANIFEST_S)
+        digest = await asyncio.to_thread(digest_of, [payload])
+        await self.tell(
+            "donated",
+            f"inner state for {d.newcomer}",
+            {"newcomer": d.newcomer, "bytes": blob.bytes, "moments": digest},
+        )
+
+    def _state(self, effect: GiveState, blob: Blob) -> StateManifest:
+        d = effect.donate
+        return StateManifest(
             run=self.run,
             donor=self.learner,
             donor_incarnation=self.incarnation,
@@ -230,12 +266,11 @@ class Uplink:
             config_hash=self.hash,
             blob=blob,
         )
-        await self._manifest(subject, manifest, STATE_DEADLINE_S)
-        await self.tell(
-            "donated",
-            f"inner state for {d.newcomer}",
-            {"newcomer": d.newcomer, "bytes": blob.bytes, "moments": digest_bytes(payload)},
-        )
+
+    def stop_giving(self) -> None:
+        """This learner leaves: its newcomers ask another donor, nobody waits for megabytes."""
+        for task in self.giving:
+            task.cancel()
 
     async def _evaluated(self, effect: Evaluate, loss: float) -> None:
         s = effect.stamp
@@ -251,23 +286,20 @@ class Uplink:
             },
         )
 
-    async def _checkpoint(self, effect: Checkpoint, handle: Any) -> None:
+    async def _checkpoint(self, effect: Checkpoint, pieces: Iterable[Buffer]) -> None:
         """One at a time; the sequence grows across incarnations."""
         sequence = sequence_of(effect.epoch, self.incarnation, effect.step)
-        meta = {"step": effect.step, "versions": list(effect.versions)}
         async with self.checkpoint_lock:
             try:
-                await asyncio.to_thread(self.checkpoints.save, sequence, to_named(handle), meta)
-                if effect.final:
-                    await asyncio.to_thread(self.checkpoints.wait)
-            except Exception as error:  # orbax raises many kinds; training goes on without it
+                await asyncio.to_thread(self.checkpoints.save, sequence, pieces)
+            except OSError as error:  # a full disk: training goes on without it
                 await self.tell("checkpoint-failed", f"step {effect.step}: {error}"[:500], {})
 
-    async def _keep_part(self, effect: KeepPart, handle: Any) -> None:
+    async def _keep_part(self, effect: KeepPart, handed: Handed) -> None:
         """This learner's part of a run-wide checkpoint; without it the others' are complete."""
         root, me = self.checkpoint_root, (self.learner, self.incarnation)
         try:
-            await asyncio.to_thread(write_part, self.spec, root, *me, effect, to_named(handle))
+            await asyncio.to_thread(write_part, self.spec, root, *me, effect, handed.data)
         except OSError as error:
             text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
             await self.tell("checkpoint-failed", text, {"number": effect.number})

@@ -13,6 +13,7 @@ import structlog
 from diloco_learner.anchors import AnchorBook
 from diloco_learner.data.corpus import load
 from diloco_learner.data.shards import Cut
+from diloco_learner.edges.arrivals import Arrivals
 from diloco_learner.edges.batches import Batches
 from diloco_learner.edges.checkpoint import Checkpoints
 from diloco_learner.edges.clocks import WaitClock
@@ -24,7 +25,7 @@ from diloco_learner.edges.reporter import Reporter
 from diloco_learner.edges.shards import Leases
 from diloco_learner.edges.uplink import Uplink
 from diloco_learner.evaluate import held_out
-from diloco_learner.events import BeatSeen, Leave
+from diloco_learner.events import BeatSeen, GiveState, Leave
 from diloco_learner.exchange import Exchange
 from diloco_learner.recovery import Recovery
 from diloco_learner.train import Injected, TrainLoop
@@ -43,8 +44,6 @@ RETRY_S = 0.3
 CHECKPOINTS = "checkpoints"
 # Between two looks at what the train thread hands out, in seconds: half a nano step.
 LOOK_S = 0.005
-# Arrivals waiting while recovering: as many as the mailbox takes.
-EVENTS_MAX = 4096
 # A process that is told to stop gets this many seconds to reach a step boundary and to give
 # back its shards; supervisors kill after ten.
 WITHDRAW_S = 3.0
@@ -91,13 +90,12 @@ class Work:
         self.data = data
         self.faults = faults
         self.checkpoint_root = checkpoint_root
-        self.injected = Injected()
-        self.mailbox = Mailbox()
-        self.events: asyncio.Queue[Any] = asyncio.Queue(EVENTS_MAX)
+        self.injected, self.mailbox = Injected(), Mailbox()
+        self.fit: Callable[[], None] = lambda: None  # called once model and data are there
+        self.events = Arrivals()
         self.beat: Beat | None = None
-        self.incarnation = -1
+        self.incarnation, self.built, self.stopping = -1, False, ""
         self.train_loop: TrainLoop | None = None
-        self.built, self.stopping = False, ""
         self.ended: asyncio.Future[Leave]
         self.tasks: asyncio.TaskGroup
 
@@ -130,7 +128,7 @@ class Work:
         shown: dict[str, Any] = {"run": self.spec.name, "incarnation": self.incarnation}
         p = self.last_progress
         if p is not None:
-            shown |= {"state": p.state, "step": p.step, "wait_s": p.wait_s}
+            shown |= p.model_dump(include={"state", "step", "steps_skipped", "wait_s"})
         if self.train_loop is not None:
             shown |= {"paused_s": self.train_loop.paused_s, "injected_s": self.injected.seconds}
         if self.built:
@@ -145,10 +143,7 @@ class Work:
     # --- the whole of it -----------------------------------------------------------------------
 
     async def run(self) -> Leave:
-        """Work until the run is over or refuses this learner.
-
-        Raises Unfit before anything is joined, later what the train loop raised.
-        """
+        """Until the run is over, or refuses this learner: Unfit, or what the train loop raised."""
         self.ended = asyncio.get_running_loop().create_future()
         self.incarnation = await take_incarnation(
             self.control, self.spec.name, self.learner, self.boot
@@ -158,6 +153,7 @@ class Work:
             await asyncio.to_thread(self._build)
         except Exception as error:  # a model or data of the user's own may raise anything
             raise Unfit(f"{type(error).__name__}: {error}"[:400]) from error
+        self.fit()
         await self._streams()
         self._connect()
         try:
@@ -169,26 +165,16 @@ class Work:
                     await self._withdraw_now()
             raise
         await self.leases.release()
-        await asyncio.to_thread(self.checkpoints.close)
         return leave
 
     async def _recover_and_train(self) -> Leave:
         warm = self.tasks.create_task(asyncio.to_thread(self.trainer.warm_up, self._batch))
         serving = [self._start(work) for work in self._services()]
-        self.reporter.recovery = recovery = self._recovery()
-        recoverer = Recoverer(
-            recovery,
-            self.trainer,
-            self.checkpoints,
-            self.control,
-            self.up,
-            self.down,
-            self.events,
-        )
-        ended = await recoverer.run()
+        ended = await self._recover()
         if isinstance(ended, Begun):
             await warm
             await self._begin(ended)
+            del ended  # its anchors are the trainer's from now on, until newer ones come
             serving += [self._start(self.reporter.newest()), self._start(self._hand())]
             leave = await self._train_or_tell()
         else:
@@ -197,6 +183,13 @@ class Work:
             task.cancel()
         await self._clear_out()
         return leave
+
+    async def _recover(self) -> Begun | Leave:
+        self.reporter.recovery = recovery = self._recovery()
+        up, down = self.up, self.down
+        return await Recoverer(
+            recovery, self.trainer, self.checkpoints, self.control, up, down, self.events
+        ).run()
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return self.tasks.create_task(work)
@@ -246,8 +239,7 @@ class Work:
 
     def _connect(self) -> None:
         spec, me = self.spec, self.learner
-        sizes_P = self.program.layout.sizes
-        self.book = AnchorBook(sizes_P)
+        self.book = AnchorBook(sizes_P := self.program.layout.sizes)
         self.leases = Leases(
             self.control,
             spec,
@@ -280,6 +272,7 @@ class Work:
             self._put,
             self.trainer.check_inner_state,
             spec.algorithm.shards,
+            spec.id,
         )
         self.reporter = Reporter(
             spec,
@@ -296,13 +289,9 @@ class Work:
     def _put(self, event: Any) -> None:
         if isinstance(event, BeatSeen):
             self.beat = event.beat
-        if self.train_loop is not None:
-            if not self.mailbox.put(event):
-                log.error("mailbox full: an arrival is lost", event=type(event).__name__)
-        elif self.events.full():
-            log.error("queue full: an arrival is lost", event=type(event).__name__)
-        else:
-            self.events.put_nowait(event)
+        put = self.events.leave if self.train_loop is None else self.mailbox.put
+        if not put(event):
+            log.error("too much waits: an arrival is dropped", event=type(event).__name__)
 
     def _recovery(self) -> Recovery:
         return Recovery(
@@ -313,6 +302,7 @@ class Work:
             nonce_seed=f"{self.boot}-{self.incarnation}",
             layout=self.program.layout.digest(),
             state_bytes=self.trainer.inner_state_bytes,
+            parameters=sum(self.program.layout.sizes),
         )
 
     # --- training ------------------------------------------------------------------------------
@@ -386,9 +376,11 @@ class Work:
 
     async def _clear_out(self) -> None:
         """The last results and the last word of the train thread."""
+        self.up.stop_giving()
         await self.reporter.flush()
         for item in self.mailbox.collect():
-            await self.up.send(item)
+            if not isinstance(item.effect, GiveState):
+                await self.up.send(item)
         await self.up.told()
 
     async def _withdraw_now(self) -> None:

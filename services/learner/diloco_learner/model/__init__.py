@@ -2,7 +2,7 @@
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from diloco_learner.model import transformer
 from diloco_shared.config import Model
+from diloco_shared.shapes import shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +32,7 @@ def build(config: Model) -> ModelDef:
     """The configured model; ValueError says what is wrong with the configuration."""
     if config.factory is not None:
         return _own(config.factory, config)
-    if config.preset not in transformer.SHAPES:
-        known = ", ".join(transformer.SHAPES)
-        raise ValueError(f"model.preset {config.preset!r} is unknown: choose one of {known}")
-    shape = transformer.SHAPES[config.preset]
-    known_fields = {f.name for f in fields(shape)}
-    unknown = sorted(config.overrides.keys() - known_fields)
-    if unknown:
-        raise ValueError(f"model.overrides: {', '.join(unknown)} not in {sorted(known_fields)}")
-    shape = replace(shape, **config.overrides)  # type: ignore[arg-type]
-    if shape.heads % shape.kv_heads or shape.head_width % 2:
-        raise ValueError("model: kv_heads must divide heads, and head_width must be even")
+    shape = shape_of(config)
     # bf16 multiplications only where there is hardware for them.
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     return ModelDef(

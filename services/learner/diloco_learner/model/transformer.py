@@ -5,40 +5,16 @@ heads, G key-value heads, K head dimension, F hidden, V vocabulary).
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from diloco_shared.shapes import SHAPES as SHAPES
+from diloco_shared.shapes import Shape as Shape
+
 Params = dict[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """One shape of the transformer."""
-
-    vocabulary: int  # V
-    width: int  # D
-    layers: int  # N
-    heads: int  # H
-    kv_heads: int  # G, divides H
-    head_width: int  # K, even (RoPE turns pairs)
-    hidden: int  # F
-    rope_base: float = 10_000.0
-    tied: bool = False  # the output matrix is the embedding
-    remat: bool = False  # recompute activations in the backward pass, to save memory
-
-
-SHAPES = {
-    # 0.1M parameters: trains visibly in a minute on one core.
-    "nano": Shape(256, 64, 2, 4, 4, 16, 176),
-    "micro": Shape(256, 128, 4, 4, 2, 32, 352),
-    "small": Shape(256, 512, 8, 8, 4, 64, 1408),
-    "gemma-12b": Shape(
-        262_144, 3840, 48, 16, 8, 256, 15_360, rope_base=1_000_000.0, tied=True, remat=True
-    ),
-}
 
 _EPSILON = 1e-6
 

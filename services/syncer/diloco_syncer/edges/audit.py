@@ -13,12 +13,14 @@ from typing import Any
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import BlobIncomplete, get_blob
 from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.tape_archive import archives_of, read_tape
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
     InitManifest,
     TapeInit,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
@@ -29,7 +31,7 @@ from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.replay import State, payloads_needed, replay
-from diloco_syncer.store import FragmentStore
+from diloco_syncer.store import FragmentStore, in_memory
 
 Records = Sequence[tuple[int, TapeRecord]]
 
@@ -67,13 +69,15 @@ class Verified:
     contributions: int  # fetched and compared
     covered: int  # not needed: a snapshot covers them
     faults: tuple[Fault, ...]
+    # Records at which it began again from what was published: nothing of before makes what follows.
+    rebirths: tuple[int, ...] = ()
 
 
 async def verify(
     spec: RunSpec, data: Bus, records: Records, checkpoint_root: str, shard: int = 0
 ) -> Verified:
     """Records follow each other; every contribution not yet covered is there, byte for byte."""
-    history, faults = History(spec, shard), await _missing(spec.name, data)
+    history, faults = History(spec, shard), await _missing(spec, data, checkpoint_root)
     for seq, record in records:
         try:
             back = await _back(spec, shard, record, checkpoint_root)
@@ -96,7 +100,11 @@ async def verify(
             _, why = await _contribution(spec.name, data, record, subject)
             if why and len(faults) < FAULTS_MAX:
                 faults.append(Fault(seq, subject, why))
-    return Verified(len(records), compared, covered, tuple(faults))
+    return Verified(len(records), compared, covered, tuple(faults), _rebirths(records))
+
+
+def _rebirths(records: Records) -> tuple[int, ...]:
+    return tuple(seq for seq, record in records if isinstance(record, TapeRebirth))
 
 
 def _covered_by(records: Records) -> int:
@@ -115,14 +123,19 @@ async def reexecute(
     """Execute all that can be, from the earliest place possible; every digest is compared.
 
     That place is the initial parameters, or the oldest snapshot in `folders` after which every
-    contribution is there. The fault is the first difference.
+    contribution is there. The fault is the first difference. Where the run began again from what
+    was published, no merge made that: it is the oldest snapshot after the newest such record.
     """
     gone = await _last_gone(spec.name, data, records)
-    history, store, why = await asyncio.to_thread(_begin, spec, shard, folders, gone)
+    born = max(_rebirths(records), default=0)
+    why_gone = f"contributions of record {gone} and before are gone"
+    if born >= max(gone, 1):
+        gone, why_gone = born, f"record {born} begins again from what was published"
+    history, store, why = await asyncio.to_thread(_begin, spec, shard, folders, gone, why_gone)
     if why:
         return Replayed(0, 0, 0, Fault(gone, "", why))
     began_at, rounds, done = history.seq, 0, 0
-    for missing in await _missing(spec.name, data):
+    for missing in await _missing(spec, data, checkpoint_root):
         if missing.seq > began_at:
             return Replayed(began_at, done, rounds, missing)
     for seq, record in records:
@@ -144,11 +157,11 @@ async def reexecute(
     return Replayed(began_at, done, rounds, None)
 
 
-async def _missing(run: str, data: Bus) -> list[Fault]:
-    """Records of any shard that the server counts, and does not give."""
-    stream = subjects.tape_stream(run)
+async def _missing(spec: RunSpec, data: Bus, checkpoint_root: str) -> list[Fault]:
+    """Records of any shard that the server counts, and neither it nor the archive gives."""
+    run, stream = spec.name, subjects.tape_stream(spec.name)
     info = await data.stream_info(stream)
-    there = {stored.seq for stored in await data.fetch(stream, f"tape.{run}.>")}
+    there = {s.seq for s in await read_tape(data, run, archives_of(spec, checkpoint_root))}
     gone = (n for n in range(max(info.first_seq, 1), info.last_seq + 1) if n not in there)
     why = "is not given: it is damaged on the message server's disk"
     return [Fault(n, "", f"record {n} {why}") for n in islice(gone, FAULTS_MAX)]
@@ -183,7 +196,7 @@ async def _last_gone(run: str, data: Bus, records: Records) -> int:
 
 
 def _begin(
-    spec: RunSpec, shard: int, folders: Sequence[Path], gone: int
+    spec: RunSpec, shard: int, folders: Sequence[Path], gone: int, why_gone: str
 ) -> tuple[History, FragmentStore | None, str]:
     """(history, store, why not): the oldest place from which everything is there."""
     if not gone:
@@ -194,7 +207,7 @@ def _begin(
             faults.append(f"the snapshot of record {covers} is too old")
             continue
         try:
-            meta, arrays = SnapshotStore(folder).load(covers)
+            meta, arrays = SnapshotStore(folder, shelf=in_memory).load(covers)
             store = FragmentStore.restore(meta["store"], arrays, spec.algorithm)
             return History.restore(spec, meta["history"]), _sound(store, meta), ""
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -203,7 +216,7 @@ def _begin(
     return (
         History(spec, shard),
         None,
-        f"contributions of record {gone} and before are gone, and {there}: name the syncers' "
+        f"{why_gone}, and {there}: name the syncers' "
         'folders with --snapshots, or keep contributions = "all" in the next run',
     )
 

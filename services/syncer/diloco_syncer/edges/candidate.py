@@ -8,19 +8,24 @@ from pathlib import Path
 
 import structlog
 
+from diloco_shared.budget import assumed, limits
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, BusError, StreamSpec, Unavailable
+from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.edges.run_streams import ensure_run_streams
+from diloco_shared.edges.tape_archive import archives_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event as EventRecord
 from diloco_shared.protocol.wire import encode
+from diloco_syncer.edges.finding import Finder
 from diloco_syncer.edges.follow import Follower, Purged, Recovered
-from diloco_syncer.edges.handover import NoSnapshot, fetch_snapshot
+from diloco_syncer.edges.handover import SnapshotSender
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.edges.showing import over_elsewhere, shown_over
-from diloco_syncer.edges.snapshots import SNAPSHOTS, SnapshotStore
+from diloco_syncer.edges.snapshots import SnapshotStore, folder_of
+from diloco_syncer.edges.stuck import RETRY_S, Stuck
 from diloco_syncer.edges.tape import Deposed, Tape
 
 log = structlog.get_logger()
@@ -28,8 +33,6 @@ log = structlog.get_logger()
 # Between two looks at the tape's end, in seconds: a standby is at most that far behind, and one
 # small request.
 FOLLOW_S = 0.2
-# Before the bus, or the leader for a snapshot, is asked again, in seconds.
-RETRY_S = 2.0
 
 # (state, reason, newest record executed): what the member record shows; "": state as before.
 Show = Callable[[str, str, int], None]
@@ -47,7 +50,7 @@ class Candidate:
         folder: Path,
         show: Show,
         *,
-        payload_bytes_max: int,
+        payload_bytes_max: int | None,
         checkpoint_root: str,
         shard: int = 0,
     ) -> None:
@@ -57,29 +60,41 @@ class Candidate:
         self.control = control
         self.data = data
         self.shard = shard
-        own = folder / SNAPSHOTS / spec.folder
-        self.snapshots = SnapshotStore(own / f"shard-{shard}" if shard else own)
+        self.snapshots = SnapshotStore(folder_of(folder, spec.folder, shard))
         self.show = show
         self.payload_bytes_max = payload_bytes_max
         self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
+        self.finder = Finder(spec, shard, folder, self.snapshots, self.checkpoint_root)
         self.leader: Leader | None = None
 
     async def run(self) -> str:
         """Until the run is over; the lease is given back on every way out."""
-        limit = self.spec.keeping.stream_bytes_max
-        for name, captured in subjects.run_streams(self.spec.name).items():
-            stream = StreamSpec(name, (captured,), limit)
-            await until_done(lambda s=stream: self.control.ensure_stream(s))  # type: ignore[misc]
-        keeping = asyncio.create_task(self.keeper.keep())
+        needed = limits(assumed(self.spec))
+        await until_done(lambda: ensure_run_streams(self.control, self.spec.name, needed))
         try:
-            while True:
-                outcome = await self._lead(await self._stand_by())
-                if outcome:
-                    return outcome
+            # Together: should the lease's keeper die, this process may not go on without it.
+            async with asyncio.TaskGroup() as tasks:
+                beside = [tasks.create_task(self.keeper.keep()), tasks.create_task(self._give())]
+                outcome = await self._take_part()
+                for task in beside:
+                    task.cancel()
+            return outcome
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
             await self.keeper.give_back()
+
+    async def _take_part(self) -> str:
+        while True:
+            outcome = await self._lead(await self._stand_by())
+            if outcome:
+                return outcome
+
+    async def _give(self) -> None:
+        """A snapshot to any syncer that asks this one, whether it leads or not; for ever."""
+        spec, where = self.spec, subjects.snapshot_wish_to(self.spec.name, self.shard, self.me)
+        sender = SnapshotSender(
+            spec, self.shard, self.me, self.control, self.data, self.snapshots, where
+        )
+        await until_done(sender.send)
 
     # --- leading -------------------------------------------------------------------------------
 
@@ -119,29 +134,40 @@ class Candidate:
 
     async def _stand_by(self) -> tuple[Tape, Recovered]:
         """Follow the tape until this process holds the lease and has executed all of it."""
-        told = ""
         self.show("catching up", "", 0)
+        stuck = Stuck(
+            self.spec,
+            self.shard,
+            self.keeper,
+            self.control,
+            self.data,
+            self._follower,
+            self.show,
+            self.tell,
+        )
         while True:
-            tape = Tape(self.control, self.spec.name, self.shard)
-            follower = Follower(self.spec, self.data, tape, self.snapshots, self.checkpoint_root)
+            follower = self._follower()
             try:
                 await follower.load()
-                return tape, await self._follow(follower)
-            except Purged as fault:
-                seq, why = follower.history.seq, str(fault)
-                why = await self._fetch_snapshot(seq, why)
-                pause_s = RETRY_S if why else 0.0
+                return await self._follow_on(follower, stuck)
             except (ValueError, OSError) as fault:
                 # The same snapshot and the same records would end here again; a repaired folder,
                 # or a newer snapshot, would not.
-                seq, why, pause_s = follower.history.seq, str(fault), 10 * RETRY_S
-            if why:
-                self.keeper.fit(f"ineligible: {why}"[:400])
-                self.show("ineligible", why, seq)
-                if why != told:
-                    await self.tell("standby-unfit", f"{self.me} cannot lead: {why}")
-                told = why
-            await asyncio.sleep(pause_s)
+                await stuck.unfit(str(fault), str(fault), follower.history.seq)
+            await asyncio.sleep(10 * RETRY_S)
+
+    async def _follow_on(self, follower: Follower, stuck: Stuck) -> tuple[Tape, Recovered]:
+        """As far as the tape can be executed, and from another place where it cannot."""
+        while True:
+            try:
+                return follower.tape, await self._follow(follower)
+            except Purged as fault:
+                follower = await stuck.way_on(follower, fault)
+
+    def _follower(self) -> Follower:
+        archive = archives_of(self.spec, self.checkpoint_root)[self.shard]
+        tape = Tape(self.control, self.spec.name, self.shard, archive)
+        return Follower(self.spec, self.data, tape, self.finder)
 
     async def _follow(self, follower: Follower) -> Recovered:
         keeper = self.keeper
@@ -171,28 +197,8 @@ class Candidate:
 
     async def _end_is_shown(self) -> bool:
         """By all shards: until then a learner that returns needs a leader of each."""
-        own = await shown_over(self.control, self.spec.name, self.shard)
+        own = await shown_over(self.control, self.spec, self.shard)
         return own and await over_elsewhere(self.control, self.spec, self.shard)
-
-    async def _fetch_snapshot(self, after: int, why: str) -> str:
-        """Get one from the leader; why there is none, or "" """
-        self.show("catching up", f"{why}; asks the leader for a snapshot", after)
-        try:
-            covers = await fetch_snapshot(
-                self.spec.name,
-                self.shard,
-                self.me,
-                self.control,
-                self.data,
-                self.snapshots,
-                after=after,
-            )
-        except Unavailable as error:
-            return f"{why}, and no leader answers that could send a snapshot ({error})"
-        except (NoSnapshot, BusError, OSError, ValueError) as error:
-            return f"{why}, and no snapshot: {error}"
-        await self.tell("snapshot-fetched", f"{self.me} has a snapshot of record {covers}")
-        return ""
 
     async def tell(self, kind: str, text: str) -> None:
         """Write to the event log; shown, never acted on, so that a failure is only logged."""

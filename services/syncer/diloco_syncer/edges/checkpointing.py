@@ -15,12 +15,12 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
 from diloco_shared.protocol.records import Restore, ShardLease
 from diloco_shared.protocol.wire import encode
-from diloco_syncer.checkpoints import PARTS_S
+from diloco_syncer.checkpoints import parts_s
 from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.edges.parts import load, prune, seal, write_part, written_part
 from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
 from diloco_syncer.replay import State
-from diloco_syncer.store import FragmentStore
+from diloco_syncer.store import FragmentStore, Shelf, in_memory
 
 log = structlog.get_logger()
 
@@ -32,13 +32,20 @@ class Checkpointer:
     """Of one leader's term: one checkpoint at a time."""
 
     def __init__(
-        self, spec: RunSpec, shard: int, root: str, control: Bus, put: Callable[[Event], None]
+        self,
+        spec: RunSpec,
+        shard: int,
+        root: str,
+        control: Bus,
+        put: Callable[[Event], None],
+        shelf: Shelf = in_memory,
     ) -> None:
         self.spec = spec
         self.shard = shard
         self.root = root
         self.control = control
         self.put = put
+        self.shelf = shelf  # of stores that are loaded
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
         self.loaded: dict[int, State] = {}  # by serial of the wish: the newest one
 
@@ -71,7 +78,7 @@ class Checkpointer:
             return
         captured, history, shard = self.captured
         try:
-            others = await self._other_shards(effect.number)
+            others = await self._other_shards(effect.number, parts_s(sum(history["sizes_P"])))
             parts = [(history, shard), *others]
             learners = await asyncio.to_thread(seal, self.spec, self.root, captured, parts, effect)
         except (OSError, ValueError) as error:
@@ -83,10 +90,12 @@ class Checkpointer:
         except OSError as error:
             log.warning("old checkpoints not removed", error=str(error))
 
-    async def _other_shards(self, number: int) -> list[tuple[dict[str, Any], Object]]:
+    async def _other_shards(
+        self, number: int, patience_s: float
+    ) -> list[tuple[dict[str, Any], Object]]:
         """`History.meta` of every other shard's part, once all are there."""
         found: list[tuple[dict[str, Any], Object]] = []
-        until = time.monotonic() + PARTS_S
+        until = time.monotonic() + patience_s
         for n in range(1, self.spec.algorithm.shards):
             while True:
                 part = await asyncio.to_thread(written_part, self.spec, n, self.root, number)
@@ -94,7 +103,7 @@ class Checkpointer:
                     found.append(part)
                     break
                 if time.monotonic() > until:
-                    raise CheckpointError(f"syncer shard {n} gave no part in {PARTS_S:.0f} s")
+                    raise CheckpointError(f"syncer shard {n} gave no part in {patience_s:.0f} s")
                 await asyncio.sleep(PART_LOOK_S)
         return found
 
@@ -103,7 +112,9 @@ class Checkpointer:
     async def load(self, restore: Restore) -> None:
         """Read a checkpoint; the store is kept for `install`."""
         try:
-            state = await asyncio.to_thread(load, self.spec, self.shard, restore.source, self.root)
+            state = await asyncio.to_thread(
+                load, self.spec, self.shard, restore.source, self.root, shelf=self.shelf
+            )
         except (OSError, ValueError, KeyError) as error:
             self.put(Loaded(restore, fault=str(error)[:400]))
             return
@@ -127,6 +138,7 @@ class Checkpointer:
             if n not in there and f"{run}.{n}" not in read:
                 continue  # never read
             value = encode(there.get(n, free.model_copy(update={"shard": n})))
+            # Over whoever holds it: its life ends with the restore, and its next write conflicts.
             await until_done(
                 lambda k=f"{run}.{n}", v=value: self.control.kv_put(  # type: ignore[misc]
                     subjects.SHARDS, k, v

@@ -10,36 +10,44 @@ from dataclasses import dataclass
 import structlog
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.blobs import BlobIncomplete, get_blob
+from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob
 from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
     InitManifest,
-    PublicationManifest,
     TapeInit,
+    TapeRebirth,
     TapeRecord,
     TapeRestore,
 )
-from diloco_shared.protocol.wire import WireError, decode
+from diloco_shared.protocol.wire import decode
+from diloco_syncer.edges.finding import Finder, Found
 from diloco_syncer.edges.parts import load_recorded
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.published import (
+    Unpublished,
+    manifests_on,
+    read_newest,
+    read_recorded,
+)
+from diloco_syncer.edges.tape import Purged as Purged
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.history import History, TapeFault
+from diloco_syncer.rebirth import Reborn
 from diloco_syncer.replay import State, newest_published, payloads_needed, replay
 from diloco_syncer.store import FragmentStore
 
 log = structlog.get_logger()
 
-# Time to read one contribution back, in seconds; it lies on the hub's own disk.
-BLOB_TIMEOUT_S = 60.0
+# Reads of a contribution whose manifest is there and whose chunks do not come: then it is damaged.
+READS_MAX = 2
 # Records executed between two looks at whether this process leads by now: some seconds of work.
 BATCH_RECORDS = 64
 
 
-class Purged(TapeFault):
-    """The tape names something that UP no longer has: only a newer snapshot helps."""
+class Damaged(Purged):
+    """The tape names something that UP has, and does not give whole."""
 
 
 @dataclass(slots=True)
@@ -50,38 +58,50 @@ class Recovered:
     store: FragmentStore | None
     published: tuple[int, ...]  # newest version of each fragment on DN; -1 none
     notes: list[str]
+    reborn: Reborn | None = None  # the state is what was published
 
 
 class Follower:
     """One process's copy of the run's state. After an exception only a new one is sound."""
 
-    def __init__(
-        self, spec: RunSpec, data: Bus, tape: Tape, snapshots: SnapshotStore, checkpoint_root: str
-    ) -> None:
+    def __init__(self, spec: RunSpec, data: Bus, tape: Tape, finder: Finder) -> None:
         self.spec = spec
-        self.checkpoint_root = checkpoint_root
         self.data = data
         self.tape = tape
-        self.snapshots = snapshots
+        self.finder = finder
+        self.snapshots = finder.snapshots
         self.history = History(spec, tape.shard)
         self.store: FragmentStore | None = None
         self.covered = 0  # tape sequence of our own newest snapshot
         self.executed = 0
         self.complete = False  # has been at the tape's end
         self.notes: list[str] = []
+        self.unread = 0  # how often a contribution was not whole
+        self.reborn: Reborn | None = None
 
     async def load(self) -> None:
         """Begin at our own newest snapshot, if there is one."""
-        found, self.notes = await asyncio.to_thread(self.snapshots.newest)
-        if found is None:
-            return
-        meta, arrays = found
-        self.history = History.restore(self.spec, meta["history"])
-        self.store = FragmentStore.restore(meta["store"], arrays, self.spec.algorithm)
-        self.covered = self.history.seq
-        self.notes.append(
-            f"snapshot of record {self.history.seq}, round {self.history.next_round - 1}"
-        )
+        found, self.notes = await asyncio.to_thread(self.finder.own)
+        if found is not None:
+            self._begin(found)
+            self.covered = self.history.seq
+
+    async def load_newer(self, after: int, *, checkpoints: bool) -> bool:
+        """Begin at anybody's snapshot that covers more than record `after`; False for none.
+
+        `checkpoints`: look among those as well. Raises OSError or ValueError like `Finder`.
+        """
+        found = await asyncio.to_thread(self.finder.newer, after)
+        if found is None and checkpoints:
+            found = await asyncio.to_thread(self.finder.checkpoint, after)
+        if found is not None:
+            self._begin(found)
+        return found is not None
+
+    def _begin(self, found: Found) -> None:
+        self.history, self.store = History.restore(self.spec, found.history), found.store
+        rounds = self.history.next_round - 1
+        self.notes.append(f"{found.source} of record {self.history.seq}, round {rounds}")
 
     async def catch_up(self) -> bool:
         """Execute what has been added to the tape; whether that was all of it.
@@ -99,25 +119,84 @@ class Follower:
         if end == self.history.seq:
             self.tape.end, self.complete = end, True
             return True
+        if self.reborn is not None:
+            raise Purged(f"record {end} was written by a syncer that has more than is published")
         records = await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS)
         for seq, record in records:
-            payloads = await payloads_of(self.spec.name, self.data, record)
+            payloads = await self._payloads(record)
             passing("follow" if self.complete else "replay")
             back = await self._back(record)
             self.store = await asyncio.to_thread(
-                replay, self.history, self.store, record, seq, payloads, back
+                replay,
+                self.history,
+                self.store,
+                record,
+                seq,
+                payloads,
+                back,
+                self.snapshots.shelf,
             )
             self.executed += 1
         await self._cover()
         return False
 
-    async def _back(self, record: TapeRecord) -> State | None:
-        """The state that a restore goes back to; Purged when it cannot be had."""
+    async def _payloads(self, record: TapeRecord) -> dict[str, bytes]:
+        """What the record names; Damaged when it was read in vain often enough."""
+        try:
+            payloads = await payloads_of(self.spec.name, self.data, record)
+        except BlobIncomplete as error:
+            self.unread += 1
+            if self.unread < READS_MAX:
+                raise
+            raise Damaged(f"the tape needs what is damaged: {error}") from None
+        self.unread = 0
+        return payloads
+
+    async def whole_again(self) -> bool:
+        """Whether what was damaged can be read after all: a stalled server looks alike."""
+        ((_, record),) = await self.tape.read(after=self.history.seq, limit=1)
+        try:
+            await payloads_of(self.spec.name, self.data, record)
+        except (BlobIncomplete, Purged):
+            return False
+        return True
+
+    async def begin_again(self, known: History, reason: str) -> None:
+        """Take what is published for the state, and all else from the tape after `known`.
+
+        Raises Unpublished, Purged when a restore on the tape has lost its checkpoint, or BusError.
+        """
+        self.history = History.restore(self.spec, known.meta())
+        while records := await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS):
+            for seq, record in records:
+                if isinstance(record, TapeRestore):
+                    back = await self._back(record)
+                    assert isinstance(back, State)
+                    self.history.resume(back.history, record, seq)
+                else:
+                    self.history.apply(record, seq)
+        if not self.history.initialised:
+            raise Unpublished("nothing has been published yet")
+        h = self.history
+        self.store, self.reborn = await read_newest(h, self.data, reason, self.snapshots.shelf)
+        published = self.reborn.versions, self.reborn.anchor_digests
+        if h.outcome and published != (tuple(h.versions), tuple(h.anchor_digests)):
+            raise Unpublished("the run is over, and its last versions are not published")
+        self.notes.append(f"{reason}; begins again from what is published")
+
+    async def _back(self, record: TapeRecord) -> State | FragmentStore | None:
+        """The state that a restore or a rebirth speaks of; Purged when it cannot be had."""
+        if isinstance(record, TapeRebirth):
+            try:
+                return await read_recorded(self.history, self.data, record, self.snapshots.shelf)
+            except Unpublished as error:
+                raise Purged(f"the run began again from what was published, and {error}") from None
         if not isinstance(record, TapeRestore):
             return None
+        root = self.finder.root
         try:
             return await asyncio.to_thread(
-                load_recorded, self.spec, self.tape.shard, record, self.checkpoint_root
+                load_recorded, self.spec, self.tape.shard, record, root, self.snapshots.shelf
             )
         except (OSError, ValueError, KeyError) as error:
             raise Purged(f"the tape goes back to {record.source}, and {error}") from None
@@ -138,7 +217,7 @@ class Follower:
         """For a leader that begins here."""
         published = await _published(self.spec.name, self.data, self.history)
         notes = [*self.notes, f"{self.executed} records executed up to {self.history.seq}"]
-        return Recovered(self.history, self.store, published, notes)
+        return Recovered(self.history, self.store, published, notes, self.reborn)
 
 
 async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, bytes]:
@@ -147,6 +226,8 @@ async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, byte
         InitManifest if isinstance(record, TapeInit) else ContributionManifest
     )
     stream = subjects.up_stream(run)
+    # Initial parameters become the store's arrays.
+    take = fresh if isinstance(record, TapeInit) else None
     payloads: dict[str, bytes] = {}
     for subject in payloads_needed(record):
         stored = await data.last(stream, subject + ".m")
@@ -154,7 +235,7 @@ async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, byte
             raise Purged(f"the tape needs {subject}, which is no longer in {stream}")
         blob = decode(stored.payload, kind).blob
         try:
-            payloads[subject] = await get_blob(data, stream, blob, timeout_s=BLOB_TIMEOUT_S)
+            payloads[subject] = await get_blob(data, stream, blob, take=take)
         except BlobIncomplete:
             if await data.last(stream, subject + ".m") is None:
                 raise Purged(f"{subject} was purged from {stream} while it was read") from None
@@ -164,12 +245,4 @@ async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, byte
 
 async def _published(run: str, data: Bus, history: History) -> tuple[int, ...]:
     """Newest version of each fragment on DN in this epoch; -1 none."""
-    manifests = []
-    for stored in await data.fetch(
-        subjects.dn_stream(run), f"dn.{run}.{history.epoch}.*.*.*.m", start_seq=1
-    ):
-        try:
-            manifests.append(decode(stored.payload, PublicationManifest))
-        except WireError:
-            continue  # not ours to judge: it is simply not a publication
-    return newest_published(history, manifests)
+    return newest_published(history, await manifests_on(run, data, str(history.epoch)))

@@ -1,28 +1,38 @@
-"""A snapshot from the leader's disk to a standby's, for one that UP no longer has enough for.
+"""A snapshot from one syncer's disk to another's, for one that UP no longer has enough for.
 
-One at a time, on STATE, within that stream's limit; the standby removes it once it has it. Both
-hold the whole file in memory while it is sent: once more what the run's fragments take.
+The standby asks for what describes the leader's newest one, then for every file it does not have,
+one after the other; it removes each from STATE before it asks for the next. So STATE holds one
+file at a time (two while a broken attempt gives way to the next), the receiver's memory one, the
+sender's none: it sends from the page cache. What moves forward is not given up; what was received
+stays on the standby's disk, and a transfer that breaks goes on with the file where it was. The
+leader keeps the snapshot until it is fetched.
 """
 
 import asyncio
+import mmap
+import time
 import uuid
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
 
 import structlog
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.blobs import get_blob, put_blob
+from diloco_shared.edges.blobs import fresh, get_blob, put_blob
 from diloco_shared.edges.bus import Bus, BusError, Delivery
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Buffer
+from diloco_shared.protocol.messages import Blob
+from diloco_shared.protocol.patience import silence_s
 from diloco_shared.protocol.records import SnapshotManifest, SnapshotReply, SnapshotWish
 from diloco_shared.protocol.wire import WireError, decode, encode
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.snapshots import Listed, SnapshotStore, table_of
 
 log = structlog.get_logger()
 
-# A snapshot must pass within this time, in seconds: the 16 bytes a parameter of a 1B model take
-# 850 s on 150 Mbit/s. Then the standby asks again.
-TRANSFER_S = 900.0
+# A standby that asks for nothing for so long, in seconds, has gone: another may be served, and the
+# snapshot kept for it be removed. It asks for the next file as soon as it has one.
+IDLE_S = 60.0
 
 
 class NoSnapshot(Exception):
@@ -30,7 +40,7 @@ class NoSnapshot(Exception):
 
 
 class SnapshotSender:
-    """At the leader: answers wishes, one transfer at a time."""
+    """At whoever has one: answers wishes at `where` (the leader's), to one syncer at a time."""
 
     def __init__(
         self,
@@ -40,69 +50,138 @@ class SnapshotSender:
         control: Bus,
         data: Bus,
         snapshots: SnapshotStore,
+        where: str = "",
     ) -> None:
         self.run = spec.name
-        self.shard = shard
-        self.bytes_max = spec.keeping.stream_bytes_max
+        self.where = where or subjects.snapshot_wish(spec.name, shard)
         self.leader = leader
         self.control = control
         self.data = data
         self.snapshots = snapshots
         self.wishes: asyncio.Queue[SnapshotWish] = asyncio.Queue(1)
-        self.busy_with = ""
+        self.busy_with, self.busy_until = "", 0.0
+        self.sending: asyncio.Task[None] | None = None
 
     def serving(self) -> AbstractAsyncContextManager[None]:
         """Answer wishes until the context ends."""
-        return self.control.serve(subjects.snapshot_wish(self.run, self.shard), self._answer)
+        return self.control.serve(self.where, self._answer)
 
     async def _answer(self, delivery: Delivery) -> bytes:
         try:
             wish = decode(delivery.payload, SnapshotWish)
         except WireError as error:
             return encode(SnapshotReply(accepted=False, reason=str(error)[:500]))
-        size = await asyncio.to_thread(self.snapshots.newest_bytes)
-        why_not = ""
-        if self.busy_with:
+        busy = self.sending is not None or time.monotonic() < self.busy_until
+        if busy and wish.standby != self.busy_with:
             why_not = f"{self.leader} is sending a snapshot to {self.busy_with}"
-        elif not size:
-            why_not = f"{self.leader} has no snapshot yet"
-        elif size > self.bytes_max:
-            why_not = (
-                f"a snapshot of {size} bytes does not fit into {self.bytes_max}: raise "
-                "keeping.stream_bytes_max"
-            )
         else:
-            self.busy_with = wish.standby
-            self.wishes.put_nowait(wish)
+            why_not = await asyncio.to_thread(self._why_not, wish, await self._bytes_max())
+        if not why_not:
+            self.busy_with, self.busy_until = wish.standby, time.monotonic() + IDLE_S
+            self._accept(wish)
         return encode(SnapshotReply(accepted=not why_not, reason=why_not[:500]))
+
+    def _accept(self, wish: SnapshotWish) -> None:
+        """It is the next; what is on its way to the same standby is not waited for any more."""
+        with suppress(asyncio.QueueEmpty):
+            self.wishes.get_nowait()
+        self.wishes.put_nowait(wish)
+        if self.sending is not None:
+            self.sending.cancel()
+
+    def _why_not(self, wish: SnapshotWish, bytes_max: int) -> str:
+        """Why what was asked for is not sent; "" if it is. Waits for the disk."""
+        if wish.digest:
+            there = self.snapshots.file(wish.covers, wish.digest) is not None
+            return "" if there else f"{self.leader} has no snapshot of {wish.covers} any more"
+        newest = self.snapshots.newest_meta()
+        if newest is None:
+            return f"{self.leader} has no snapshot yet"
+        if newest[0] <= wish.after:
+            return f"{self.leader} has no snapshot after record {wish.after}"
+        largest = max(listed.bytes for listed in table_of(newest[1]))
+        if 0 < bytes_max < largest:
+            return (
+                f"the {largest} bytes of one fragment of a snapshot do not fit into STATE, which "
+                f"holds {bytes_max}"
+            )
+        return ""
+
+    async def _bytes_max(self) -> int:
+        """Of STATE; 0 where the bus does not tell: then the transfer finds out."""
+        try:
+            return (await self.data.stream_info(subjects.state_stream(self.run))).bytes_max
+        except BusError:
+            return 0
 
     async def send(self) -> None:
         """Send what was accepted, for ever."""
         async with self.serving():
-            while True:
+            try:
+                while True:
+                    await self._next()
+            finally:
+                self.snapshots.pinned = -1
+
+    async def _next(self) -> None:
+        wait_s = max(self.busy_until - time.monotonic(), 0.0) if self.busy_with else None
+        try:
+            async with asyncio.timeout(wait_s):
                 wish = await self.wishes.get()
-                try:
-                    async with asyncio.timeout(TRANSFER_S):
-                        await self._send(wish)
-                except (BusError, OSError, TimeoutError, ValueError) as error:
-                    log.warning("snapshot not sent", standby=wish.standby, error=str(error))
-                finally:
-                    self.busy_with = ""
+        except TimeoutError:
+            self.busy_with, self.snapshots.pinned = "", -1  # has all of it, or is gone
+            return
+        self.sending = asyncio.create_task(self._sent(wish))
+        try:
+            await asyncio.wait({self.sending})
+        finally:
+            self.sending.cancel()
+            self.sending = None
+        self.busy_until = time.monotonic() + IDLE_S
+
+    async def _sent(self, wish: SnapshotWish) -> None:
+        try:
+            await self._send(wish)
+        except (BusError, OSError, TimeoutError, ValueError) as error:
+            log.warning("snapshot not sent", standby=wish.standby, error=str(error))
 
     async def _send(self, wish: SnapshotWish) -> None:
-        covers, meta, arrays = await asyncio.to_thread(self.snapshots.newest_files)
+        covers, body = await asyncio.to_thread(self._body, wish)
         subject = subjects.state(self.run, self.leader, wish.standby, wish.nonce)
-        manifest = SnapshotManifest(
-            run=self.run,
-            leader=self.leader,
-            standby=wish.standby,
-            nonce=wish.nonce,
-            covers=covers,
-            meta=await put_blob(self.data, subject + ".meta", meta),
-            arrays=await put_blob(self.data, subject + ".arrays", arrays),
-        )
-        await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
-        log.info("snapshot sent", standby=wish.standby, covers=covers, bytes=len(arrays))
+
+        async def announce(blob: Blob) -> None:
+            manifest = SnapshotManifest(
+                run=self.run,
+                leader=self.leader,
+                standby=wish.standby,
+                nonce=wish.nonce,
+                covers=covers,
+                blob=blob,
+            )
+            await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+
+        await put_blob(self.data, subject, body, patience_s=silence_s(), announce=announce)
+        log.info("snapshot sent", standby=wish.standby, covers=covers, bytes=len(body))
+
+    def _body(self, wish: SnapshotWish) -> tuple[int, Buffer]:
+        """(record covered, what was asked for). The snapshot stays until the standby has it."""
+        if not wish.digest:
+            newest = self.snapshots.newest_meta()
+            if newest is None:
+                raise ValueError("there is no snapshot any more")
+            self.snapshots.pinned = newest[0]
+            return newest
+        path = self.snapshots.file(wish.covers, wish.digest)
+        if path is None:
+            raise ValueError(f"the snapshot of record {wish.covers} is gone")
+        self.snapshots.pinned = wish.covers
+        return wish.covers, _mapped(path)
+
+
+def _mapped(path: Path) -> Buffer:
+    """A file's bytes in the page cache."""
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 async def fetch_snapshot(
@@ -114,34 +193,73 @@ async def fetch_snapshot(
     snapshots: SnapshotStore,
     *,
     after: int,
+    of: str = "",
 ) -> int:
-    """Get the leader's newest snapshot into our own folder; the record that it covers.
+    """Get the newest snapshot of the leader, or of syncer `of`, into our folder; what it covers.
 
-    Raises NoSnapshot (with the leader's own reason, if it gave one), BusError or OSError.
+    Called again after a failure it goes on with what is missing. Raises NoSnapshot (with their own
+    reason, if they gave one), BusError or OSError.
     """
-    nonce = uuid.uuid4().hex
-    wish = SnapshotWish(standby=standby, nonce=nonce, after=after)
-    where = subjects.snapshot_wish(run, shard)
-    reply = decode(await control.request(where, encode(wish)), SnapshotReply)
-    if not reply.accepted:
-        raise NoSnapshot(reply.reason)
-    stream, ours = subjects.state_stream(run), f"state.{run}.*.{standby}.>"
+    fetch = _Fetch(run, shard, standby, control, data, after, of)
+    await fetch.purge()
     try:
-        async with asyncio.timeout(TRANSFER_S):
-            return await _receive(run, data, snapshots, f"state.{run}.*.{standby}.{nonce}.m", after)
-    except TimeoutError:
-        raise NoSnapshot(f"none came within {TRANSFER_S:.0f} s") from None
-    finally:
-        await data.purge(stream, ours)
+        covers, meta = await fetch.description()
+        for listed in await asyncio.to_thread(snapshots.missing, meta):
+            body = await fetch.file(covers, listed)
+            await asyncio.to_thread(snapshots.receive, listed, body)
+            del body
+            await fetch.purge()
+    except BaseException:
+        with suppress(BusError):
+            await fetch.purge()
+        raise
+    await asyncio.to_thread(snapshots.adopt, covers, meta)
+    return covers
 
 
-async def _receive(run: str, data: Bus, snapshots: SnapshotStore, where: str, after: int) -> int:
-    stream = subjects.state_stream(run)
-    async with data.read(stream, where) as messages:
-        m = decode((await anext(messages)).payload, SnapshotManifest)
-    if m.covers <= after:
-        raise NoSnapshot(f"the snapshot of {m.leader} is of record {m.covers}, too old as well")
-    meta = await get_blob(data, stream, m.meta, timeout_s=TRANSFER_S)
-    arrays = await get_blob(data, stream, m.arrays, timeout_s=TRANSFER_S)
-    await asyncio.to_thread(snapshots.adopt, m.covers, bytes(meta), arrays)
-    return m.covers
+class _Fetch:
+    """One standby's wishes."""
+
+    def __init__(
+        self, run: str, shard: int, standby: str, control: Bus, data: Bus, after: int, of: str
+    ) -> None:
+        self.run = run
+        self.standby = standby
+        self.control = control
+        self.data = data
+        self.after = after
+        leaders = subjects.snapshot_wish(run, shard)
+        self.where = subjects.snapshot_wish_to(run, shard, of) if of else leaders
+        self.stream = subjects.state_stream(run)
+
+    async def purge(self) -> None:
+        """What was sent to us is here, or of no use any more."""
+        await self.data.purge(self.stream, f"state.{self.run}.*.{self.standby}.>")
+
+    async def description(self) -> tuple[int, bytes]:
+        """(record covered, meta.json) of the leader's newest snapshot."""
+        m, body = await self._get(0, "")
+        await self.purge()
+        if m.covers <= self.after:
+            raise NoSnapshot(f"the snapshot of {m.leader} is of record {m.covers}, too old as well")
+        return m.covers, bytes(body)
+
+    async def file(self, covers: int, listed: Listed) -> memoryview:
+        """One of its files."""
+        return (await self._get(covers, listed.digest))[1]
+
+    async def _get(self, covers: int, digest: str) -> tuple[SnapshotManifest, memoryview]:
+        nonce = uuid.uuid4().hex
+        wish = SnapshotWish(
+            standby=self.standby, nonce=nonce, after=self.after, covers=covers, digest=digest
+        )
+        reply = decode(await self.control.request(self.where, encode(wish)), SnapshotReply)
+        if not reply.accepted:
+            raise NoSnapshot(reply.reason)
+        where = f"state.{self.run}.*.{self.standby}.{nonce}.m"
+        try:
+            async with asyncio.timeout(silence_s()), self.data.read(self.stream, where) as messages:
+                m = decode((await anext(messages)).payload, SnapshotManifest)
+        except TimeoutError:
+            raise NoSnapshot(f"nothing of it came within {silence_s():.0f} s") from None
+        return m, await get_blob(self.data, self.stream, m.blob, take=fresh)

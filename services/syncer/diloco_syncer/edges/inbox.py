@@ -6,29 +6,27 @@ What cannot be accepted becomes a Malformed event: counted, told, never fatal.
 import asyncio
 from collections.abc import Callable, Sequence
 
-import numpy as np
+import structlog
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.blobs import get_blob
-from diloco_shared.edges.bus import Bus, BusError, Delivery, Stored
+from diloco_shared.edges.blobs import get_blob, receiving
+from diloco_shared.edges.bus import Bus, BusError, Delivery, Stored, Unavailable
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
 from diloco_shared.numerics.fragments import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
-    InitManifest,
     Join,
     Message,
     Progress,
 )
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode
+from diloco_syncer.edges.initial import InitialSets
 from diloco_syncer.edges.payloads import Payloads, PayloadsFull
 from diloco_syncer.events import (
     ContributionSeen,
     Event,
-    InitSeen,
     JoinSeen,
     Malformed,
     ProgressSeen,
@@ -36,10 +34,12 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.norms import inspect
 
+log = structlog.get_logger()
+
 # Contributions fetched at once: enough to fill a link, few enough to bound memory.
 FETCHES = 8
-# A contribution whose chunks are not all there after this long, though its manifest is, is bad.
-BLOB_TIMEOUT_S = 60.0
+# Between two looks at whether a round still waits for what is being fetched, in seconds.
+LOOK_S = 0.3
 
 Put = Callable[[Event], None]
 
@@ -71,7 +71,6 @@ class Inbox:
         self.up_seq = 0  # of the newest contribution's manifest
         self.under_way: set[str] = set()
         self.fetching = asyncio.Semaphore(FETCHES)
-        self.inits: dict[tuple[str, int], dict[int, InitManifest]] = {}
 
     # --- control plane -------------------------------------------------------------------------
 
@@ -95,6 +94,9 @@ class Inbox:
             message = decode(d.payload, kind)
         except WireError as error:
             self.put(Malformed("wire", d.subject, str(error)))
+            return
+        if kind is Progress and getattr(message, "run_id", "") != self.spec.id:
+            self.put(Malformed("run", d.subject, "speaks of a deleted run of this name"))
             return
         speaker = d.subject.rsplit(".", 1)[-1]
         if kind is Progress and getattr(message, "learner", "") != speaker:
@@ -169,71 +171,53 @@ class Inbox:
 
     async def _fetch(self, manifest: ContributionManifest) -> None:
         blob = manifest.blob
-        async with self.fetching:
-            try:
+        try:
+            async with self.fetching:
                 self.payloads.room_for(blob.bytes)
-                payload = await get_blob(
-                    self.data,
-                    subjects.up_stream(self.run),
-                    blob,
-                    timeout_s=BLOB_TIMEOUT_S,
-                )
+                payload = await self._while_wanted(manifest)
+                if payload is None:
+                    self.put(ContributionSeen(manifest, finite=True, norm=0.0))
+                    return
                 pieces = self.pieces(manifest.fragment)
                 found = await asyncio.to_thread(
                     inspect, payload, manifest.codec, manifest.values, pieces
                 )
                 if self.wanted(manifest):
                     self.payloads.put(blob.subject, payload, found.norms_P)
-            except (BusError, PayloadsFull, ValueError) as error:
-                self.put(Malformed("malformed", manifest.learner, str(error)[:300]))
-                return
-            finally:
-                self.under_way.discard(blob.subject)
+        except (BusError, PayloadsFull, ValueError) as error:
+            self.put(Malformed("malformed", manifest.learner, str(error)[:300]))
+            return
+        finally:
+            self.under_way.discard(blob.subject)
         self.bytes_in += blob.bytes
         self.put(ContributionSeen(manifest, found.finite, found.norm))
 
-    async def initial(self) -> None:
-        """Initial parameters, until a complete set is handed on (again and again if refused)."""
-        stream = subjects.up_stream(self.run)
-        async with self.data.read(stream, f"up.{self.run}.*.init.*.*.m") as messages:
-            async for stored in messages:
-                try:
-                    m = decode(stored.payload, InitManifest)
-                    where = subjects.initial(self.run, m.learner, m.incarnation, m.fragment)
-                    if m.run != self.run or stored.subject != where + ".m":
-                        raise WireError(f"initial parameters for {where} on {stored.subject}")
-                    if m.fragment >= self.spec.algorithm.fragments:
-                        raise WireError(f"fragment {m.fragment} does not exist")
-                except WireError as error:
-                    self.put(Malformed("malformed", stored.subject, str(error)[:300]))
-                    continue
-                # One set at a time: the syncer names one initializer.
-                self.inits = {
-                    k: v for k, v in self.inits.items() if k == (m.learner, m.incarnation)
-                }
-                parts = self.inits.setdefault((m.learner, m.incarnation), {})
-                parts[m.fragment] = m
-                # What another shard owns may be purged already.
-                if all(p in parts for p in self.owned):
-                    await self._complete([parts[p] for p in self.owned])
+    async def _while_wanted(self, manifest: ContributionManifest) -> memoryview | None:
+        """The payload, for as long as a round waits for it: its deadline is the only one.
 
-    async def _complete(self, parts: list[InitManifest]) -> None:
-        """`parts` of the fragments that this shard owns."""
-        fragments = self.spec.algorithm.fragments
-        digests, names, finite = [""] * fragments, [""] * fragments, True
-        try:
-            for m in parts:
-                self.payloads.room_for(m.blob.bytes)
-                payload = await get_blob(
-                    self.data, subjects.up_stream(self.run), m.blob, timeout_s=BLOB_TIMEOUT_S
-                )
-                values_F = codec.decode("fp32", payload, codec.count("fp32", payload))
-                finite = finite and bool(np.isfinite(values_F).all())
-                digests[m.fragment], names[m.fragment] = digest_array(values_F), m.blob.subject
-                self.payloads.put(m.blob.subject, payload)
-        except (BusError, PayloadsFull, ValueError) as error:
-            self.put(Malformed("malformed", parts[0].learner, str(error)[:300]))
-            return
-        first = parts[0]
-        whose = (first.learner, first.incarnation, first.config_hash, first.layout)
-        self.put(InitSeen(*whose, tuple(names), tuple(digests), finite))
+        Raises BlobIncomplete when the stream does not hold what the manifest names. While the bus
+        is away what has come is kept.
+        """
+        stream, blob = subjects.up_stream(self.run), manifest.blob
+        incoming = receiving(self.data, blob)
+        while self.wanted(manifest):
+            fetching = asyncio.ensure_future(get_blob(self.data, stream, blob, into=incoming))
+            try:
+                while not fetching.done() and self.wanted(manifest):
+                    await asyncio.wait({fetching}, timeout=LOOK_S)
+                if fetching.done():
+                    return fetching.result()
+            except Unavailable as error:
+                log.debug("contribution not fetched yet", subject=blob.subject, error=str(error))
+                await asyncio.sleep(LOOK_S)
+            finally:
+                fetching.cancel()
+        return None
+
+    async def initial(self) -> None:
+        """Initial parameters, set after set, until there are parameters."""
+        sets = InitialSets(self.spec, self.owned, self.data, self.payloads, self.put, self._begun)
+        await sets.work()
+
+    def _begun(self) -> bool:
+        return bool(self.pieces(self.owned[0]))

@@ -5,23 +5,28 @@ One queue. Inbox, timer and finished effects put events in; nothing else changes
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, assert_never
+from collections.abc import Callable, Sequence
+from typing import assert_never
 
-import numpy as np
 import structlog
 
+from diloco_shared.budget import assumed
+from diloco_shared.budget.memory import payloads
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.tape_archive import archives_of
 from diloco_shared.numerics.fragments import Piece
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import ContributionManifest, TapeRestore
+from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
+from diloco_syncer.edges.archiving import TapeArchiver
+from diloco_syncer.edges.arrivals import Arrivals
 from diloco_syncer.edges.checkpointing import Checkpointer
 from diloco_syncer.edges.follow import Recovered
+from diloco_syncer.edges.fullness import Fullness
 from diloco_syncer.edges.handover import SnapshotSender
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.lease import LeaseKeeper
+from diloco_syncer.edges.numbers import Numbers
 from diloco_syncer.edges.outbox import Outbox, until_done
 from diloco_syncer.edges.payloads import Payloads
 from diloco_syncer.edges.places import Places
@@ -44,7 +49,6 @@ from diloco_syncer.events import (
     Led,
     Load,
     Publish,
-    Published,
     PurgeDown,
     PurgeUp,
     Seal,
@@ -53,10 +57,7 @@ from diloco_syncer.events import (
     SendGrant,
     SendPull,
     Snapshot,
-    SnapshotDone,
-    SnapshotFailed,
     Stage,
-    Staged,
     Suspended,
     Tell,
     TimePassed,
@@ -64,10 +65,8 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
-from diloco_syncer.replay import build_store, stage_chosen
 from diloco_syncer.round import Phase
-from diloco_syncer.store import FragmentStore
-from diloco_syncer.store import Staged as StagedArrays
+from diloco_syncer.status import size
 
 log = structlog.get_logger()
 
@@ -81,8 +80,6 @@ BUS_LOOK_S = 0.2
 # A gap this long between two looks at the queue was ours (stopped, swapped out): the learners'
 # silence in it says nothing about them.
 OWN_GAP_S = 1.0
-# Events waiting: progress of some hundred learners for a few seconds.
-QUEUE_MAX = 65536
 
 
 class Leader:
@@ -103,7 +100,7 @@ class Leader:
         recovered: Recovered,
         executed: Callable[[int], None],
         *,
-        payload_bytes_max: int,
+        payload_bytes_max: int | None,
         checkpoint_root: str,
     ) -> None:
         self.spec = spec
@@ -115,8 +112,8 @@ class Leader:
         self.lease = lease
         self.recovered = recovered
         self.executed = executed  # told the newest record
-        self.payloads = Payloads(payload_bytes_max)
-        self.queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE_MAX)
+        self.payloads = Payloads(lambda: payload_bytes_max or self._payload_bytes())
+        self.queue = Arrivals(lambda key: key in self.payloads.held)
         shard = recovered.history.shard
         self.inbox = Inbox(
             spec, control, data, self.payloads, self._put, self._wanted, self._pieces, shard
@@ -126,15 +123,36 @@ class Leader:
         self.sender = SnapshotSender(spec, shard, leader, control, data, snapshots)
         self.machine = Machine(spec, recovered.history)
         self.places = Places(control, spec.name, lambda: self.machine.history.ledger, shard)
-        self.store: FragmentStore | None = recovered.store
-        # By epoch and round.
-        self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
-        self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
         self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None  # all shards
         self.showing = Showing(control, self.machine, self.inbox, self.outbox, lease)
-        self.checkpointer = Checkpointer(spec, shard, checkpoint_root, control, self._put)
+        self.checkpointer = Checkpointer(
+            spec, shard, checkpoint_root, control, self._put, snapshots.shelf
+        )
+        self.numbers = Numbers(
+            spec,
+            self.machine,
+            self.payloads,
+            self.outbox,
+            snapshots,
+            self.checkpointer,
+            recovered.store,
+            lambda work: self.tasks.create_task(work),
+            self._put,
+        )
+        archive = archives_of(spec, checkpoint_root)[shard]
+        self.archiver = TapeArchiver(spec, leader, control, tape, archive, snapshots)
+        self.fullness = Fullness(
+            spec,
+            self.machine,
+            control,
+            self.outbox,
+            tape,
+            self.showing.storage,
+            self._put,
+            lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
+        )
 
     async def run(self) -> str:
         """Lead until the run is over, linger for its learners; the outcome."""
@@ -142,7 +160,8 @@ class Leader:
             self.outbox.tell(Tell("recovered", note))
         await self.showing.begin()
         await until_done(self.places.write)
-        self._put(Led(self.leader, time.time(), self.recovered.published))
+        recovered = self.recovered
+        self._put(Led(self.leader, time.time(), recovered.published, recovered.reborn))
         async with asyncio.TaskGroup() as tasks:
             self.tasks = tasks
             self.inbox.up_seq = await until_done(self._up_info)
@@ -158,15 +177,18 @@ class Leader:
                     self.purger.work(),
                     self.sender.send(),
                     self.showing.keep(),
+                    self.fullness.keep(),
+                    self.archiver.work(),
                     self._watch_bus(),
                     self._watch_lease(),
-                    self.places.keep(),
+                    self.places.keep(lambda: not self.lease.lapsed),
                 )
             ]
             if not self.machine.history.initialised:
                 background.append(tasks.create_task(self.inbox.initial()))
             await self._loop()
-            for task in background:
+            # What no stream takes is on the tape: whoever leads again publishes it.
+            for task in (*background, *self.numbers.publishing):
                 task.cancel()
         while not self.outbox.events.empty():
             await self.outbox.event(self.outbox.events.get_nowait())
@@ -177,13 +199,16 @@ class Leader:
         info = await self.data.stream_info(subjects.up_stream(self.spec.name))
         return info.last_seq
 
+    def _payload_bytes(self) -> int:
+        """What the run may need, as large as it is known to be."""
+        parameters, learners = size(self.machine)
+        return payloads(assumed(self.spec, learners=learners, parameters=parameters))
+
     # --- the loop ------------------------------------------------------------------------------
 
     def _put(self, event: Event) -> None:
-        if self.queue.full():
-            log.error("queue full: an event is lost", event=type(event).__name__)
-            return
-        self.queue.put_nowait(event)
+        if not self.queue.put(event):
+            log.error("queue full: an event is dropped", event=type(event).__name__)
 
     async def _loop(self) -> None:
         looked = time.monotonic()
@@ -204,7 +229,7 @@ class Leader:
         if deadline is None:
             return await self.queue.get()
         wait_s = deadline - time.monotonic()
-        if wait_s <= 0 and self.queue.empty():
+        if wait_s <= 0 and not len(self.queue):
             await asyncio.sleep(0)
             return TimePassed()
         try:
@@ -276,30 +301,17 @@ class Leader:
                 self.tasks.create_task(self.outbox.send(effect))
             case Append():
                 self.tasks.create_task(self._append(effect))
-            case Stage():
-                self._stage(effect)
-            case Unstage():
-                self.staged.pop((effect.epoch, effect.round), None)
-            case Install():
-                assert self.store is not None
-                place = (self.machine.history.epoch, effect.round)
-                self.installed[place] = self.staged.pop(place)
-                self.store.install(effect.fragment, self.installed[place])
-            case InstallInit():
-                self._install_init(effect)
-            case Publish():
-                self._publish(effect)
-            case Drop():
-                self.payloads.drop(effect.key)
+            case Stage() | Unstage() | Install() | InstallInit() | Publish() | Drop():
+                self.numbers.perform(effect)
             case Snapshot() | Capture():
-                self._keep(effect)
+                self.numbers.perform(effect)
             case Seal():
                 self.tasks.create_task(self.checkpointer.seal(effect))
             case Load():
                 self.tasks.create_task(self.checkpointer.load(effect.restore))
             case InstallLoaded():
-                self.store, self.horizon = self.checkpointer.install(effect.serial), Horizon()
-                self.staged.clear()
+                self.horizon = Horizon()
+                self.numbers.perform(effect)
             case PurgeUp():
                 below = self.horizon.below(effect.last_round, self.inbox.up_seq)
                 self.purger.want(self.machine.history.snapshot_covers, below)
@@ -317,81 +329,9 @@ class Leader:
             await self.checkpointer.rewind(effect.record.serial)
         seq = await self.tape.append(effect.record)
         self.executed(seq)
+        if isinstance(effect.record, TapeSnapshot):
+            self.archiver.want()
         self._put(Appended(seq, time.time()))
 
-    def _stage(self, effect: Stage) -> None:
-        """Compute the merge in a thread; from what is held now, whatever begins again meanwhile."""
-        assert self.store is not None
-        held = self.payloads.of([c.key for c in effect.contributions])
-        merge = partial(stage_chosen, self.store, effect, *held)
-        self.tasks.create_task(self._staged(effect, merge))
-
-    async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
-        staged = await asyncio.to_thread(merge)
-        self.staged[effect.epoch, effect.round] = staged
-        digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
-        self._put(Staged(effect.epoch, effect.round, *digests))
-
     def _pieces(self, fragment: int) -> Sequence[Piece]:
-        """Of what is in the store; none before it is there, or of what is not in it."""
-        fragments = () if self.store is None else self.store.layout.fragments
-        return fragments[fragment] if 0 <= fragment < len(fragments) else ()
-
-    def _install_init(self, effect: InstallInit) -> None:
-        payloads = {s: self.payloads.held[s] for s in effect.subjects if s}
-        self.store = build_store(self.machine.history, effect.subjects, payloads)
-        for subject in payloads:
-            self.payloads.drop(subject)
-
-    def _publish(self, effect: Publish) -> None:
-        """What is published is settled now: a restore may be next."""
-        assert self.store is not None
-        p, algorithm, history = effect.fragment, self.spec.algorithm, self.machine.history
-        staged = self.installed.pop((effect.epoch, effect.round), None)
-        if staged is None:
-            payload, codec = self.store.current_keyframe(p), "fp32"
-        else:
-            payload = staged.payload
-            keyframe = effect.prev_version < 0
-            codec = algorithm.keyframe_codec if keyframe else algorithm.codec_down
-        sent = self.outbox.publish(
-            effect,
-            payload,
-            codec,
-            history.sizes_P[p],
-            history.anchor_digests[p],
-            history.layout,
-            readers=max(len(self.machine.announcer.alive), 1),
-        )
-        self.tasks.create_task(self._published(sent, p, effect.version))
-
-    async def _published(self, sent: Awaitable[None], fragment: int, version: int) -> None:
-        await sent
-        self._put(Published(fragment, version))
-
-    def _keep(self, effect: Snapshot | Capture) -> None:
-        """Capture now, between two events; write in a thread."""
-        assert self.store is not None
-        history, store = self.machine.history.meta(), self.store.meta()
-        arrays = self.store.state_arrays()
-        if isinstance(effect, Capture):
-            writing = self.checkpointer.capture(effect, history, store, arrays)
-        else:
-            meta = {"history": history, "store": store}
-            writing = self._write_snapshot(effect, meta, arrays)
-        self.tasks.create_task(writing)
-
-    async def _write_snapshot(
-        self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]
-    ) -> None:
-        try:
-            path = await asyncio.to_thread(self.snapshots.save, effect.covers, meta, arrays)
-        except OSError as error:
-            self._put(
-                SnapshotFailed(
-                    f"snapshot of record {effect.covers} not written: {error}; contributions "
-                    "stay until one is, free disk space"
-                )
-            )
-            return
-        self._put(SnapshotDone(effect.covers, effect.round, path.name))
+        return self.numbers.pieces(fragment)

@@ -56,6 +56,14 @@ class LeaseKeeper:
         return self.lease.holder or "nobody"
 
     @property
+    def elsewhere(self) -> str:
+        """Who else has it, or may have; "" once nobody does."""
+        lease = self.lease
+        if lease.leading or (lease.sure and lease.free(time.monotonic())):
+            return ""
+        return lease.holder or "somebody"
+
+    @property
     def lapsed(self) -> bool:
         """Whether another may be leading by now."""
         return self.lease.lapsed(time.monotonic())

@@ -9,12 +9,19 @@ import structlog
 
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import put_blob
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Bus, BusError, Progress, Stored, StreamFull
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import PublicationManifest, TensorSpec
+from diloco_shared.protocol.chunks import Payload
+from diloco_shared.protocol.messages import (
+    Beat,
+    Donate,
+    Grant,
+    PublicationManifest,
+    Pull,
+    TensorSpec,
+)
 from diloco_shared.protocol.records import Event as EventRecord
-from diloco_shared.protocol.records import RunStatus
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.events import (
     Publish,
@@ -57,37 +64,43 @@ class Outbox:
     def __init__(self, spec: RunSpec, source: str, control: Bus, data: Bus, shard: int = 0) -> None:
         self.spec = spec
         self.shard = shard
-        self.status_key = subjects.status_key(spec.name, shard)
         self.run = spec.name
         self.hash = config_hash(spec)
         self.source = source
         self.control = control
         self.data = data
         self.bytes_out = 0
+        # As many publications under way as rounds in flight, and one of no round: what DN must
+        # have room for before a keyframe lets it be purged. In the order in which they were asked.
+        self.turns = asyncio.Semaphore(spec.algorithm.rounds_in_flight_max + 1)
+        self.sending: dict[str, Progress] = {}  # of each publication under way, by its subject
+        # Fragment -> sequence and subject of its newest manifest on DN.
+        self.acknowledged: dict[int, tuple[int, str]] = {}
+        self.doubted = False  # the server may have lost some of them
         self.events: asyncio.Queue[EventRecord] = asyncio.Queue(EVENTS_MAX)
 
     async def send(self, effect: Control) -> None:
         """Control messages: lost is lost, the machine repeats them."""
+        message: Pull | Grant | Donate | Beat
         match effect:
             case SendPull():
-                subject, message = subjects.pull(self.run), encode(effect.pull)
+                subject, message = subjects.pull(self.run), effect.pull
             case SendGrant():
-                subject = subjects.grant(self.run, effect.grant.learner)
-                message = encode(effect.grant)
+                subject, message = subjects.grant(self.run, effect.grant.learner), effect.grant
             case SendDonate():
-                subject = subjects.donate(self.run, effect.donate.donor)
-                message = encode(effect.donate)
+                subject, message = subjects.donate(self.run, effect.donate.donor), effect.donate
             case SendBeat():
-                subject, message = subjects.beat(self.run), encode(effect.beat)
+                subject, message = subjects.beat(self.run), effect.beat
         try:
-            await self.control.publish(subject, message)
+            payload = encode(message.model_copy(update={"run_id": self.spec.id}))
+            await self.control.publish(subject, payload)
         except BusError as error:
             log.debug("not sent", subject=subject, error=str(error))
 
     async def publish(
         self,
         effect: Publish,
-        payload: bytes,
+        payload: Payload,
         codec: str,
         values: int,
         anchor_digest: str,
@@ -98,8 +111,11 @@ class Outbox:
         e = effect
         subject = subjects.publication(self.run, e.epoch, e.fragment, e.version, e.term)
 
-        async def once() -> None:
-            blob = await put_blob(self.data, subject, payload)
+        async def put(progress: Progress) -> None:
+            # The chunks once: the server takes repeats of them for new ones after two minutes.
+            blob = await until_done(
+                lambda: put_blob(self.data, subject, payload, progress=progress)
+            )
             passing("publication")
             manifest = PublicationManifest(
                 run=self.run,
@@ -120,11 +136,36 @@ class Outbox:
                 layout=layout if e.prev_version < 0 else (),
                 blob=blob,
             )
-            await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+            sealed = encode(manifest)
+            seq = await until_done(lambda: self._seal(subject + ".m", sealed, progress))
+            while progress.silent:
+                # Chunks that were acknowledged may be lost: what is there is dropped as a repeat.
+                # To count them is no help: the server (2.15.1) counts those that it lost.
+                progress.silent, self.doubted = False, True
+                await until_done(lambda: put_blob(self.data, subject, payload, progress=progress))
+            self.acknowledged[e.fragment] = (seq, subject + ".m")
             passing("after-manifest")
 
-        await until_done(once)
+        async with self.turns:
+            progress = self.sending[subject] = Progress()
+            try:
+                await put(progress)
+            finally:
+                del self.sending[subject]
         self.bytes_out += len(payload) * readers
+
+    async def _seal(self, subject: str, manifest: bytes, progress: Progress) -> int:
+        try:
+            seq = await self.data.append(subject, manifest, msg_id=subject)
+        except BusError as error:
+            progress.trouble = str(error)
+            if isinstance(error, StreamFull):
+                progress.no_room(str(error))
+            else:
+                progress.silent = True
+            raise
+        progress.room()
+        return seq
 
     async def purge_up(self, below_seq: int) -> None:
         """Remove everything older from UP. One purge by sequence: one per subject would hold up
@@ -141,7 +182,8 @@ class Outbox:
     async def purge_down(self, effect: PurgeDown) -> None:
         """Remove what a keyframe replaces: everything of its fragment up to the manifest before.
 
-        The keyframe's chunks were sent after that manifest had been stored.
+        Ordinarily the keyframe's chunks were sent after that manifest had been stored. One that an
+        earlier leader was still sending may come later, and then stays until the next keyframe.
         """
         stream, p = subjects.dn_stream(self.run), effect.fragment
         manifests = await until_done(lambda: self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
@@ -151,11 +193,18 @@ class Outbox:
             if (parts := subjects.parse_publication(stored.subject))
             and (parts.epoch, parts.version) < (effect.epoch, effect.below_version)
         ]
+        kept = [stored for stored in manifests if stored.seq not in older]
         if older:
-            below = max(older) + 1
+            below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
             await until_done(
                 lambda: self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
             )
+
+    async def _first_chunk(self, stream: str, manifest: Stored) -> int:
+        """Where what a manifest names begins."""
+        chunks = manifest.subject.removesuffix(".m")
+        found = await until_done(lambda: self.data.fetch(stream, chunks, limit=1))
+        return found[0].seq if found else manifest.seq
 
     def tell(self, effect: Tell) -> None:
         """Queue an event for the log; the oldest goes when the queue is full."""
@@ -184,10 +233,3 @@ class Outbox:
         await until_done(
             lambda: self.control.append(subjects.event(self.run, record.kind), encode(record))
         )
-
-    async def status(self, status: RunStatus) -> None:
-        """Show where the run stands; the next one replaces it."""
-        try:
-            await self.control.kv_put(subjects.STATUS, self.status_key, encode(status))
-        except BusError as error:
-            log.debug("status not written", error=str(error))

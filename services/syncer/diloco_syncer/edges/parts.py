@@ -3,7 +3,7 @@
 Not for an event loop: every function waits for the vault.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from diloco_shared.protocol.records import ShardLease
 from diloco_syncer.events import Capture, Seal
 from diloco_syncer.history import History
 from diloco_syncer.replay import State
-from diloco_syncer.store import FragmentStore
+from diloco_syncer.store import PREVIOUS, FragmentStore, Shelf, in_memory
 
 SHARD = "shard-"
 LEARNER = "learner-"
@@ -39,11 +39,22 @@ def write_part(
     store: dict[str, Any],
     arrays: dict[str, NDArray[Any]],
 ) -> Object:
-    """Write a syncer shard's part whole; what the manifest shall say of it."""
+    """Write a syncer shard's part whole; what the manifest shall say of it.
+
+    `arrays` is emptied: what is written is let go, for rounds replace it meanwhile.
+    """
     there, ref, name = Checkpoints(root), reference(spec.folder, number), f"{SHARD}{shard}"
-    objects = there.write_arrays(ref, name, pack(arrays))
+    objects = there.write_arrays(ref, name, _packed(arrays))
     part = ShardPart(shard=shard, history=history, store=store, arrays=objects)
     return there.write_part(ref, name, part)
+
+
+def _packed(arrays: dict[str, NDArray[Any]]) -> Iterator[bytes]:
+    """In blobs, taken out of `arrays` a fragment at a time."""
+    while arrays:
+        fragment = next(iter(arrays)).partition(".")[0]
+        names = [name for name in arrays if name.partition(".")[0] == fragment]
+        yield from pack({name: arrays.pop(name) for name in names})
 
 
 def written_part(
@@ -115,11 +126,19 @@ def prune(spec: RunSpec, root: str, sealed: Seal) -> None:
             there.remove(ref)
 
 
-def load(spec: RunSpec, shard: int, source: str, root: str, digest: str = "") -> State:
+def load(
+    spec: RunSpec,
+    shard: int,
+    source: str,
+    root: str,
+    digest: str = "",
+    shelf: Shelf = in_memory,
+) -> State:
     """The state of a checkpoint, every digest checked. Not for an event loop.
 
-    `digest`: of the manifest, if it must be a certain one. Raises CheckpointError, VaultError (an
-    OSError), or another ValueError for what this program would cut otherwise.
+    `digest`: of the manifest, if it must be a certain one; `shelf`: of the store. Raises
+    CheckpointError, VaultError (an OSError), or another ValueError for what this program would cut
+    otherwise.
     """
     there, ref = Checkpoints.at(source, root)
     manifest, found = there.manifest(ref)
@@ -131,16 +150,29 @@ def load(spec: RunSpec, shard: int, source: str, root: str, digest: str = "") ->
             f"{spec.algorithm.shards}: set algorithm.shards = {len(manifest.shards)}"
         )
     part = there.part(ref, manifest.shards[shard], ShardPart)
-    arrays: dict[str, NDArray[Any]] = {}
-    for blob in there.blobs(ref, part):
-        arrays |= unpack(blob)
-    store = FragmentStore.restore(part.store, arrays, spec.algorithm)
+    store = read_store(there, ref, part, spec, shelf)
     for p, wanted in enumerate(part.history["anchor_digests"]):
         if wanted and digest_array(store.anchor(p)) != wanted:
             raise CheckpointError(f"the anchor of fragment {p} in {source} is not the one recorded")
     return State(manifest, found, part.history, store)
 
 
-def load_recorded(spec: RunSpec, shard: int, record: TapeRestore, root: str) -> State:
+def read_store(
+    there: Checkpoints, ref: str, part: ShardPart, spec: RunSpec, shelf: Shelf = in_memory
+) -> FragmentStore:
+    """The numbers of a part, blob by blob."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for blob in there.blobs(ref, part):
+        arrays |= {
+            name: shelf(array) if name.endswith(f".{PREVIOUS}") else array
+            for name, array in unpack(blob).items()
+        }
+        del blob
+    return FragmentStore.restore(part.store, arrays, spec.algorithm, shelf)
+
+
+def load_recorded(
+    spec: RunSpec, shard: int, record: TapeRestore, root: str, shelf: Shelf = in_memory
+) -> State:
     """What a restore on the tape speaks of."""
-    return load(spec, shard, record.source, root, record.digest)
+    return load(spec, shard, record.source, root, record.digest, shelf)

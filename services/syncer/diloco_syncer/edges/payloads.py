@@ -1,6 +1,6 @@
 """Encoded contributions in memory, from arrival until the round that wanted them is closed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,19 +11,19 @@ class PayloadsFull(Exception):
 
 
 class Payloads:
-    """Bytes by blob subject, within a limit."""
+    """Bytes by blob subject, within a limit that may grow: asked for each time."""
 
-    def __init__(self, bytes_max: int) -> None:
-        self.bytes_max = bytes_max
+    def __init__(self, limit: Callable[[], int]) -> None:
+        self.limit = limit
         self.held: dict[str, bytes] = {}
         self.norms: dict[str, NDArray[np.float64]] = {}  # of the pieces of what is held
         self.bytes = 0
 
     def room_for(self, size: int) -> None:
         """Raises PayloadsFull when `size` bytes more would exceed the limit."""
-        if self.bytes + size > self.bytes_max:
+        if self.bytes + size > (limit := self.limit()):
             raise PayloadsFull(
-                f"{size} bytes more would exceed the {self.bytes_max} bytes for contributions "
+                f"{size} bytes more would exceed the {limit} bytes for contributions "
                 f"({self.bytes} held): raise DILOCO_PAYLOAD_BYTES_MAX or shard the syncer"
             )
 

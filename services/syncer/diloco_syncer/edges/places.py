@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import structlog
 
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -21,6 +21,9 @@ LOOK_S = 0.1
 class Places:
     """Written by a syncer shard's leader only, which tells all before it admits anybody.
 
+    By compare-and-set: what a deposed leader still has to say replaces nothing. Its successor
+    writes the first time over whatever is there, since its tape is the newer one.
+
     Each shard of the syncer has keys of its own: what is merged in any of them is merged.
     """
 
@@ -31,6 +34,7 @@ class Places:
         self.ledger = ledger  # the present one
         self.known = False  # whether `written` is what earlier leaders wrote
         self.written: dict[int, tuple[int, int]] = {}
+        self.revisions: dict[int, int] = {}
 
     async def write(self) -> None:
         """Write what is not written yet. Raises BusError; may be called again."""
@@ -43,8 +47,20 @@ class Places:
             if self.written.get(shard) == (passes, sequences):
                 continue
             place = Place(shard=shard, passes=passes, sequences=sequences)
-            await self.bus.kv_put(subjects.PLACES, self._key(shard), encode(place))
+            await self._put(shard, encode(place))
             self.written[shard] = (passes, sequences)
+
+    async def _put(self, shard: int, value: bytes) -> None:
+        place, known = (subjects.PLACES, self._key(shard)), self.revisions.get(shard, 0)
+        try:
+            if known:
+                self.revisions[shard] = await self.bus.kv_update(*place, value, known)
+            else:
+                self.revisions[shard] = await self.bus.kv_create(*place, value)
+        except Conflict:
+            # A successor; or an answer to our own write was lost: then this one leads still.
+            self.known = False
+            raise
 
     def _key(self, shard: int) -> str:
         return f"{self.run}.{shard}.{self.syncer}"
@@ -53,17 +69,20 @@ class Places:
         for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
             if entry.value is None:
                 continue
+            if key.startswith(f"{self.run}.") and key.endswith(f".{self.syncer}"):
+                self.revisions[int(key.split(".")[1])] = entry.revision
             with suppress(WireError):  # then it is written anew
                 place = decode(entry.value, Place)
                 if key == self._key(place.shard):
                     self.written[place.shard] = (place.passes, place.sequences)
         self.known = True
 
-    async def keep(self) -> None:
-        """For ever."""
+    async def keep(self, leading: Callable[[], bool] = lambda: True) -> None:
+        """For ever; nothing while another may lead."""
         while True:
             try:
-                await self.write()
+                if leading():
+                    await self.write()
             except BusError as error:
                 log.debug("places not written yet", error=str(error))
             await asyncio.sleep(LOOK_S)

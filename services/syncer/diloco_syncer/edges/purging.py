@@ -26,7 +26,6 @@ class UpPurger:
 
     def __init__(self, spec: RunSpec, me: str, control: Bus, data: Bus, outbox: Outbox) -> None:
         self.run = spec.name
-        self.bytes_max = spec.keeping.stream_bytes_max
         self.me = me
         self.control = control
         self.data = data
@@ -54,24 +53,32 @@ class UpPurger:
     async def _needed(self) -> bool:
         """Whether a living standby has not executed what would go, and there is room to wait."""
         try:
-            members = await self.control.kv_all(subjects.MEMBERS)
-            behind = [m for e in members.values() if (m := self._behind(e.value)) is not None]
+            place = (self.run, self.outbox.shard)
+            behind = await standbys_behind(self.control, *place, self.me, self.covers)
             if not behind:
                 return False
             info = await self.data.stream_info(subjects.up_stream(self.run))
         except BusError as error:
             log.debug("purge waits", error=str(error))
             return True
-        if info.bytes > FULL * self.bytes_max:
-            log.warning("contributions go before these standbys used them", standbys=behind)
+        if info.bytes_max and info.bytes > FULL * info.bytes_max:
+            standbys = [m.id for m in behind]
+            log.warning("contributions go before these standbys used them", standbys=standbys)
             return False
         return True
 
-    def _behind(self, value: bytes | None) -> str | None:
+
+async def standbys_behind(
+    control: Bus, run: str, shard: int, me: str, covers: int
+) -> list[MemberRecord]:
+    """Living standbys of the shard that have not executed tape record `covers`. Raises BusError."""
+    found = []
+    for entry in (await control.kv_all(subjects.MEMBERS)).values():
         try:
-            m = decode(value or b"", MemberRecord)
+            m = decode(entry.value or b"", MemberRecord)
         except WireError:
-            return None
-        place = (m.role, m.run, m.shard)
-        ours = place == ("syncer", self.run, self.outbox.shard) and m.id != self.me
-        return m.id if ours and m.state in FOLLOWING and m.tape_seq < self.covers else None
+            continue
+        ours = (m.role, m.run, m.shard) == ("syncer", run, shard) and m.id != me
+        if ours and m.state in FOLLOWING and m.tape_seq < covers:
+            found.append(m)
+    return found

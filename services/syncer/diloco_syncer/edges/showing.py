@@ -4,16 +4,23 @@ import asyncio
 import time
 from contextlib import suppress
 
+import structlog
+
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.standing import Standing
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.fencing import over
 from diloco_shared.protocol.records import RunStatus
-from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import Outbox, until_done
+from diloco_syncer.edges.storage import Storage
 from diloco_syncer.machine import Machine
-from diloco_syncer.status import status
+from diloco_syncer.status import size, status
+
+log = structlog.get_logger()
 
 # In seconds between two writes.
 STATUS_S = 0.5
@@ -24,7 +31,7 @@ END_LOOK_S = 1.0
 async def over_elsewhere(control: Bus, spec: RunSpec, shard: int) -> bool:
     """Whether every other syncer shard of the run shows that it is over. Raises BusError."""
     for other in range(spec.algorithm.shards):
-        if other != shard and not await shown_over(control, spec.name, other):
+        if other != shard and not await shown_over(control, spec, other):
             return False
     return True
 
@@ -38,15 +45,17 @@ async def until_over(control: Bus, spec: RunSpec, shard: int) -> None:
         await asyncio.sleep(END_LOOK_S)
 
 
-async def shown_over(control: Bus, run: str, shard: int) -> bool:
+async def shown_over(control: Bus, spec: RunSpec, shard: int) -> bool:
     """Whether a leader has shown the end of a shard. Raises BusError."""
-    entry = await control.kv_get(subjects.STATUS, subjects.status_key(run, shard))
+    entry = await control.kv_get(subjects.STATUS, subjects.status_key(spec.name, shard))
     if entry is None or entry.value is None:
         return False
     try:
-        return decode(entry.value, RunStatus).state in ("finished", "stopped")
+        status = decode(entry.value, RunStatus)
     except WireError:
         return False
+    # What the coordinator forced no tape says: a leader has yet to end it.
+    return status.run_id in ("", spec.id) and over(status) and not status.forced
 
 
 class Showing:
@@ -60,29 +69,36 @@ class Showing:
         self.inbox = inbox
         self.outbox = outbox
         self.lease = lease
+        self.storage = Storage(outbox.spec, control, lambda: size(machine), outbox.tell)
+        self.standing = Standing(control, machine.spec.name, machine.spec.id, machine.history.shard)
         self.bytes_before = (0, 0)
+        self.refused = ""
 
     async def begin(self) -> None:
         """Traffic of earlier leaders, from the last status they wrote."""
-        await until_done(self._earlier_bytes)
-
-    async def _earlier_bytes(self) -> None:
-        entry = await self.control.kv_get(subjects.STATUS, self.outbox.status_key)
-        if entry is None or entry.value is None:
-            return
-        try:
-            earlier = decode(entry.value, RunStatus)
-        except WireError:
-            return
-        self.bytes_before = (earlier.bytes_up, earlier.bytes_down)
+        earlier = await until_done(self.standing.read)
+        if earlier is not None:
+            self.bytes_before = (earlier.bytes_up, earlier.bytes_down)
 
     async def keep(self) -> None:
         """For ever."""
         while True:
             # Whoever leads meanwhile shows where the run is: nothing older may replace that.
             if not self.lease.lapsed:
-                await self.outbox.status(self._status())
+                try:
+                    await self.show()
+                except BusError as error:
+                    log.debug("status not written", error=str(error))
             await asyncio.sleep(STATUS_S)
+
+    async def show(self) -> None:
+        """Where the run is now, unless somebody knows better. Raises BusError."""
+        self._note(await self.standing.write(self._status()))
+
+    def _note(self, refused: str) -> None:
+        if refused and refused != self.refused:
+            log.info("status not shown", reason=refused)
+        self.refused = refused
 
     def _status(self) -> RunStatus:
         return status(
@@ -91,10 +107,10 @@ class Showing:
             time.time(),
             bytes_up=self.bytes_before[0] + self.inbox.bytes_in,
             bytes_down=self.bytes_before[1] + self.outbox.bytes_out,
+            streams=self.storage.streams,
         )
 
     async def last(self) -> None:
-        """The run is over and left: nobody is needed any more."""
-        settled = encode(self._status().model_copy(update={"settled": True}))
-        key = self.outbox.status_key
-        await until_done(lambda: self.control.kv_put(subjects.STATUS, key, settled))
+        """The run is over and left: nobody is needed any more, unless somebody knows better."""
+        settled = self._status().model_copy(update={"settled": True})
+        self._note(await until_done(lambda: self.standing.write(settled)))

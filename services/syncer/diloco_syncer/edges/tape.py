@@ -1,58 +1,125 @@
-"""The tape in JetStream: one subject per shard, appended to only at its known end."""
+"""The tape in JetStream: one subject per shard, appended to only at its known end.
+
+The oldest records lie in an archive (`tape_archive`); readers here find them there.
+"""
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
 
-from diloco_shared.edges.bus import Bus, Conflict, Unavailable
+import structlog
+
+from diloco_shared.edges.bus import Bus, Conflict, Progress, StreamFull, Unavailable
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.edges.tape_archive import TapeArchive, read_tape
+from diloco_shared.edges.vault import VaultError
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeRecord
+from diloco_shared.protocol.messages import TapeRecord, TapeTerm
 from diloco_shared.protocol.wire import decode_tape, encode
+from diloco_syncer.history import TapeFault
+
+log = structlog.get_logger()
 
 # Pause between two looks at a server that does not answer, in seconds.
 RETRY_S = 0.3
+# Between two attempts at a full stream, in seconds: room is made by people, or the next snapshot.
+FULL_RETRY_S = 1.0
 
 
 class Deposed(Exception):
     """Another leader has appended: this one must not decide anything more."""
 
 
+class Purged(TapeFault):
+    """What the tape needs, or records of its own, are gone: only a newer snapshot helps."""
+
+
+async def _no_room() -> str:
+    return "nobody archives it"
+
+
 class Tape:
     """Reads from the start, appends at the end."""
 
-    def __init__(self, bus: Bus, run: str, shard: int = 0) -> None:
+    def __init__(
+        self, bus: Bus, run: str, shard: int = 0, archive: TapeArchive | None = None
+    ) -> None:
         self.bus = bus
+        self.run = run
         self.shard = shard
+        self.archive = archive
         self.stream = subjects.tape_stream(run)
         self.subject = subjects.tape(run, shard)
         self.end = 0  # stream sequence of the newest record of this shard
+        self.progress = Progress()  # of the append under way
+        self.appending_since = 0.0  # monotonic seconds; 0: none is under way
+        # Called when the stream is full: why nothing could be archived, or "".
+        self.make_room: Callable[[], Awaitable[str]] = _no_room
 
     async def read(
         self, after: int = 0, *, limit: int | None = None
     ) -> list[tuple[int, TapeRecord]]:
-        """The first `limit` records with sequence > `after`; remembers where they end."""
-        stored = await self.bus.fetch(self.stream, self.subject, start_seq=after + 1, limit=limit)
-        self.end = max([self.end, after, *(s.seq for s in stored)])
-        return [(s.seq, decode_tape(s.payload)) for s in stored]
+        """The first `limit` records with sequence > `after`; remembers where they end.
+
+        Raises Purged when records after that are neither in the stream nor in the archive.
+        """
+        if self.archive is None:
+            start = after + 1
+            stored = await self.bus.fetch(self.stream, self.subject, start_seq=start, limit=limit)
+        else:
+            try:
+                stored = await read_tape(
+                    self.bus, self.run, [self.archive], after=after, limit=limit
+                )
+            except VaultError as error:
+                raise Purged(f"archived records of the tape cannot be read: {error}") from None
+        records = [(s.seq, decode_tape(s.payload)) for s in stored]
+        if records and after == 0 and not _first(records[0][1]):
+            where = "nowhere" if self.archive is None else f"not in {self.archive.vault.root}"
+            raise Purged(
+                f"the tape's records before {records[0][0]} were archived, and are {where}"
+            )
+        self.end = max([self.end, after, *(seq for seq, _ in records)])
+        return records
 
     async def append(self, record: TapeRecord) -> int:
         """Append where this process believes the end is; the commit point of a round.
 
         An unknown outcome is settled by reading the tail. Raises Deposed when somebody else's
-        record is there. Waits as long as the server is away: nothing can be decided without it.
+        record is there. Waits as long as the server is away, or the stream is full: nothing can be
+        decided without it.
         """
         payload = encode(record)
         passing("before-append")
+        self.appending_since = time.monotonic()
+        try:
+            self.end = await self._append(payload)
+        finally:
+            self.appending_since = 0.0
+        passing("after-append")
+        self.progress.room()
+        return self.end
+
+    async def _append(self, payload: bytes) -> int:
         while True:
             try:
-                self.end = await self.bus.append(self.subject, payload, expect_last=self.end)
-                passing("after-append")
-                return self.end
+                return await self.bus.append(self.subject, payload, expect_last=self.end)
+            except StreamFull as error:
+                why_not = await self._archived()
+                self.progress.no_room(f"{error}; {why_not}" if why_not else str(error))
+                if why_not:
+                    await asyncio.sleep(FULL_RETRY_S)
             except (Conflict, Unavailable) as error:
                 settled = await self._settle(payload, isinstance(error, Conflict))
                 if settled:
-                    self.end = settled
                     return settled
                 await asyncio.sleep(RETRY_S)
+
+    async def _archived(self) -> str:
+        try:
+            return await self.make_room()
+        except Unavailable as error:
+            return str(error)
 
     async def _settle(self, payload: bytes, conflict: bool) -> int:
         """Sequence of our record if it is the tail, 0 if it is not there; Deposed otherwise."""
@@ -69,3 +136,8 @@ class Tape:
             f"record {tail.seq} on {self.subject} is not ours (we expected the end at {self.end}"
             f"{', refused' if conflict else ''}): another leader is at work"
         )
+
+
+def _first(record: TapeRecord) -> bool:
+    """Whether a tape begins with it."""
+    return isinstance(record, TapeTerm) and record.term <= 1

@@ -48,8 +48,10 @@ __all__ = [
     "decode_part",
     "encode",
     "find",
+    "frame",
     "header",
     "kernels",
+    "view",
 ]
 
 Values = NDArray[np.float32]
@@ -71,6 +73,24 @@ def encode(name: str, values_F: Values) -> bytes:
     data[: HEADER.size] = np.frombuffer(start, np.uint8)
     kernels.encode(number, values_F, 0, values_F.size, data, np.empty(2 * BLOCK, np.float32))
     return data.tobytes()
+
+
+def frame(values_F: Values) -> tuple[bytes, memoryview]:
+    """What `encode` makes of them as fp32, in two parts: the header, and a view of the values."""
+    assert values_F.dtype == np.float32 and values_F.ndim == 1
+    values_F = np.ascontiguousarray(values_F)
+    return header("fp32", values_F.size), values_F.view(np.uint8).data
+
+
+def view(data: bytes, values: int) -> Values:
+    """The same as `decode` of fp32, in the memory of `data`: not to be written to.
+
+    ValueError when header or size do not fit.
+    """
+    check("fp32", data, values)
+    values_F = np.frombuffer(data, "<f4", offset=HEADER.size)
+    values_F.flags.writeable = False
+    return values_F
 
 
 def decode(name: str, data: bytes, values: int) -> Values:

@@ -13,38 +13,22 @@ scale, exact in fp32: a scale has 8 significant bits, a quantum at most 7.
 
 import struct
 
-NAMES = ("fp32", "bf16", "int8", "int4", "e3m0")  # the place is the codec's number
-IDS = {name: number for number, name in enumerate(NAMES)}
-FP32, BF16, INT8, INT4, E3M0 = range(len(NAMES))
+from diloco_shared.encoded import BF16 as BF16
+from diloco_shared.encoded import BLOCK as BLOCK
+from diloco_shared.encoded import E3M0 as E3M0
+from diloco_shared.encoded import FP32 as FP32
+from diloco_shared.encoded import HEADER_BYTES
+from diloco_shared.encoded import INT4 as INT4
+from diloco_shared.encoded import INT8 as INT8
+from diloco_shared.encoded import NAMES as NAMES
+from diloco_shared.encoded import blocks_of as blocks_of
+from diloco_shared.encoded import bytes_of as bytes_of
+from diloco_shared.encoded import find as find
 
 MAGIC = b"DF"
 VERSION = 1
 HEADER = struct.Struct("<2sBBI")
-BLOCK = 256  # values that share a scale: 16 / 256 bits of scale per value, 4.0625 in all for int4
-
-
-def find(name: str) -> int:
-    """Number of the codec of that name; ValueError naming the known ones."""
-    try:
-        return IDS[name]
-    except KeyError:
-        raise ValueError(
-            f"unknown codec {name[:40]!r}: this side knows {', '.join(NAMES)}"
-        ) from None
-
-
-def blocks_of(values: int) -> int:
-    """Scales that a block codec keeps for so many values."""
-    return -(-values // BLOCK)
-
-
-def bytes_of(name: str, values: int) -> int:
-    """Size of `values` encoded values in bytes, header included."""
-    number = find(name)
-    if number in (FP32, BF16):
-        return HEADER.size + (4 if number == FP32 else 2) * values
-    quanta = values if number == INT8 else -(-values // 2)
-    return HEADER.size + 2 * blocks_of(values) + quanta
+assert HEADER.size == HEADER_BYTES
 
 
 def header(name: str, values: int) -> bytes:

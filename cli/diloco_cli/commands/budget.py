@@ -1,0 +1,109 @@
+"""`diloco budget`: what a run needs of streams, memory, disks and links, before it is submitted."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diloco_cli.commands.options import Json, show
+from diloco_cli.faults import INVALID, CliError
+from diloco_shared.budget import known, learners_of
+from diloco_shared.budget.terms import shown
+from diloco_shared.budget.traffic import view
+from diloco_shared.checking import Invalid, load
+
+app = typer.Typer()
+
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+File = Annotated[Path, typer.Argument(help="run.toml")]
+Learners = Annotated[int, typer.Option(min=0, max=1024, help="M; 0: as many as the run waits for.")]
+Rate = Annotated[str, typer.Option(help="Of a link: 20Mbit, 5Gbit, 100MB (per second).")]
+StepS = Annotated[float, typer.Option(min=0, help="Seconds of an inner step, where known.")]
+
+
+@app.command()
+def budget(
+    file: File,
+    learners: Learners = 0,
+    rate: Rate = "1Gbit",
+    step_s: StepS = 0.0,
+    as_json: Json = False,
+) -> None:
+    """What a run needs, term by term: streams, memory, disks, transfers. Needs no cluster."""
+    try:
+        spec = load(file.read_text(encoding="utf-8"))
+    except Invalid as error:
+        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
+        raise CliError("\n".join([f"{file} has faults", *lines]), INVALID) from None
+    except (OSError, ValueError) as error:
+        raise CliError(f"{file}: {error}", INVALID) from None
+    job = known(spec, learners=learners or learners_of(spec))
+    if job is None:
+        raise CliError(
+            "the size of model.factory is known to learners only: set model.parameters", INVALID
+        )
+    found = view(job, bits_per_s=bits_per_s(rate), step_s=step_s or None)
+    show(found, as_json, lambda: budget_lines(found, rate))
+
+
+def bits_per_s(rate: str) -> float:
+    """`5Gbit` -> 5e9, `100MB` -> 8e8; CliError for what is no rate."""
+    match = re.fullmatch(r"([0-9.]+) *([kKmMgGtT]?)(bit|B)(/s|ps)?", rate.strip())
+    try:
+        assert match is not None
+        value = float(match[1]) * _UNITS[match[2].lower()] * (8 if match[3] == "B" else 1)
+        assert value > 0
+    except (AssertionError, ValueError):
+        text = f"--rate {rate[:40]!r} is no rate: a number with kbit, Mbit, Gbit, MB or GB"
+        raise CliError(text, INVALID) from None
+    return value
+
+
+def budget_lines(found: dict[str, Any], rate: str) -> list[str]:
+    """The budget as plain tables."""
+    lines = [
+        f"{found['parameters']:,} parameters in {found['fragments']} fragments (the largest "
+        f"{found['largest_fragment']:,}), {found['learners']} learners"
+    ]
+    for title, part in (
+        ("Streams of the hub, at their worst moments", "streams"),
+        ("Memory of each process", "memory"),
+        ("Disk", "disk"),
+    ):
+        lines += ["", title]
+        for name, need in found[part].items():
+            lines.append(f"{name:<34}{shown(need['bytes']):>10}")
+            lines += [
+                f"  {t['name']:<32}{shown(t['bytes']):>10}  {t['how']}" for t in need["terms"]
+            ]
+    lines += ["", f"Transfers at {rate} a second"]
+    lines += [
+        f"  {t['name']:<32}{shown(t['bytes']):>10}{_time(t['seconds']):>10}  {t['how']}"
+        for t in found["transfers"]
+    ]
+    per_s = found["bits_per_s"]
+    lines += ["", "Links, on average " + ("per second" if per_s else "per inner step (--step-s)")]
+    unit = "bit/s" if per_s else "bit"
+    lines += [
+        f"  {name.replace('_', ' '):<32}{_bits(value) + unit:>14}"
+        for name, value in (per_s or found["bits_per_step"]).items()
+    ]
+    return lines
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def _bits(value: float) -> str:
+    for unit in ("", "k", "M", "G"):
+        if value < 1000:
+            return f"{value:.4g} {unit}"
+        value /= 1000
+    return f"{value:.4g} T"

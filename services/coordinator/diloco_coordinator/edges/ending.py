@@ -1,0 +1,51 @@
+"""Ends the runs that nobody else can end: stopped ones without a leader, ended ones unsettled."""
+
+import asyncio
+import time
+
+import structlog
+
+from diloco_coordinator.edges.registry import Registry
+from diloco_coordinator.standings import forced, run_id_of, shards_of
+from diloco_shared.edges.bus import BusError
+from diloco_shared.edges.standing import Standing
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import RunRecord
+
+log = structlog.get_logger()
+
+# Between two looks, in seconds.
+LOOK_S = 0.5
+
+
+async def keep_ending(registry: Registry) -> None:
+    """For ever."""
+    while True:
+        try:
+            await end_overdue(registry)
+        except BusError as error:
+            log.warning("end not written", error=str(error))
+        await asyncio.sleep(LOOK_S)
+
+
+async def end_overdue(registry: Registry) -> None:
+    """One look, and what follows from it."""
+    now = time.monotonic()
+    for record in list(registry.runs.values()):
+        registry.standings.watch_stop(record, now)
+        if registry.over(record.name):
+            continue
+        for shard in range(shards_of(record)):
+            key = subjects.status_key(record.name, shard)
+            if why := registry.standings.overdue(record, shard, key, now):
+                await _end(registry, record, shard, why)
+
+
+async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> None:
+    standing = Standing(registry.bus, record.name, run_id_of(record), shard)
+    end = forced(record, shard, await standing.read(), why, time.time())
+    if refused := await standing.write(end):
+        log.info("run not ended", run=record.name, reason=refused)
+        return
+    if end.forced:
+        await registry.tell(record.name, "end-forced", f"run {record.name} {end.reason}", {})

@@ -1,0 +1,141 @@
+"""Where runs stand, as their leaders show it, and whose end is overdue. Pure."""
+
+import math
+from dataclasses import dataclass, field
+
+from diloco_coordinator.shards import merged
+from diloco_shared.protocol.fencing import over
+from diloco_shared.protocol.messages import Stamp
+from diloco_shared.protocol.records import RunRecord, RunStatus
+
+# A stop that nobody has carried out after this many seconds is carried out by the coordinator, if
+# no leader speaks: one that is gone is replaced within its lease of 3 s, and ends it within 5 more.
+FORCE_S = 8.0
+# A leader that shows nothing for this long is none: it does twice a second.
+SILENT_S = 4.0
+# One that speaks but does not end the run in this time cannot: its tape may take no record.
+FORCE_S_MAX = 30.0
+# An end that its leader did not live to settle is settled after this many seconds of silence.
+SETTLE_S = 30.0
+
+
+def run_id_of(record: RunRecord) -> str:
+    """What tells a run from an earlier one of its name."""
+    return str(record.spec.get("id", ""))
+
+
+def shards_of(record: RunRecord) -> int:
+    """Syncer shards of a run."""
+    algorithm = record.spec.get("algorithm", {})
+    return int(algorithm.get("shards", 1))
+
+
+@dataclass(slots=True)
+class Standings:
+    """`now` is monotonic seconds. A status of another run of the same name counts for nothing."""
+
+    shards: dict[str, dict[str, RunStatus]] = field(default_factory=dict)  # by run and key
+    statuses: dict[str, RunStatus] = field(default_factory=dict)  # of runs, made of those
+    renewed_at: dict[str, float] = field(default_factory=dict)  # by key
+    stopping_since: dict[str, float] = field(default_factory=dict)  # by id of the run
+
+    def take(self, key: str, status: RunStatus | None, now: float) -> str:
+        """A key says something new; the run that it is about."""
+        run = key.partition(".")[0]
+        if status is None:
+            self.shards.get(run, {}).pop(key, None)
+            self.renewed_at.pop(key, None)
+        else:
+            shards = self.shards.setdefault(run, {})
+            if status != shards.get(key):  # else a repeat by the watch
+                self.renewed_at[key] = now
+            shards[key] = status
+        return run
+
+    def put_together(self, run: str, record: RunRecord | None) -> RunStatus | None:
+        """The status of a run, made anew; None while there is none."""
+        known = sorted(self.shards.get(run, {}).values(), key=lambda s: s.shard)
+        if record is not None:
+            known = [s for s in known if s.run_id in ("", run_id_of(record))]
+        whole = merged(known, shards_of(record) if record else 1)
+        if whole is None:
+            self.statuses.pop(run, None)
+        else:
+            self.statuses[run] = whole
+        return whole
+
+    def forget(self, run: str) -> None:
+        for key in self.shards.pop(run, {}):
+            self.renewed_at.pop(key, None)
+        self.statuses.pop(run, None)
+
+    def of_shard(self, record: RunRecord, shard: int) -> RunStatus | None:
+        """What is shown of one shard of this run."""
+        mine = self.shards.get(record.name, {}).values()
+        ids = ("", run_id_of(record))
+        return next((s for s in mine if s.shard == shard and s.run_id in ids), None)
+
+    def silent_s(self, key: str, now: float) -> float:
+        """Seconds for which nobody has renewed a status; endless if there is none."""
+        return now - self.renewed_at.get(key, -math.inf)
+
+    def watch_stop(self, record: RunRecord, now: float) -> None:
+        """Remember since when a stop is wished for."""
+        if record.desired == "stopped":
+            self.stopping_since.setdefault(run_id_of(record), now)
+
+    def overdue(self, record: RunRecord, shard: int, key: str, now: float) -> str:
+        """Why the coordinator has to end this shard of a run; "" while its leader may."""
+        there, silent_s = self.of_shard(record, shard), self.silent_s(key, now)
+        if there is not None and over(there):
+            settled = there.settled or silent_s < SETTLE_S
+            return "" if settled else f"nobody settled its end for {SETTLE_S:.0f} s"
+        if record.desired != "stopped":
+            return ""
+        wished_s = now - self.stopping_since.get(run_id_of(record), now)
+        if wished_s >= FORCE_S and silent_s >= SILENT_S:
+            return "no syncer leads it"
+        if wished_s >= FORCE_S_MAX:
+            return f"its syncer could not end it in {FORCE_S_MAX:.0f} s"
+        return ""
+
+
+def forced(
+    record: RunRecord, shard: int, there: RunStatus | None, why: str, at: float
+) -> RunStatus:
+    """The end that a coordinator shows in a leader's place; nothing of the tape is touched."""
+    text = f"stopped by the coordinator: {why}"
+    if there is not None:
+        state = there.state if over(there) else "stopped"
+        reason = there.reason if over(there) else text
+        end = {"state": state, "reason": reason, "settled": True, "forced": not over(there)}
+        return there.model_copy(update={**end, "at": at})
+    return RunStatus(
+        run=record.name,
+        run_id=run_id_of(record),
+        state="stopped",
+        reason=text,
+        epoch=0,
+        term=0,
+        shard=shard,
+        leader="",
+        quorum=record.quorum,
+        versions=(),
+        stamp=Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0),
+        rounds_committed=0,
+        rounds_skipped=0,
+        contributions_merged=0,
+        refused={},
+        alive=(),
+        participating=(),
+        parameters=0,
+        tokens_per_step=0,
+        tokens_processed=0,
+        tokens_useful=0,
+        bytes_up=0,
+        bytes_down=0,
+        learners={},
+        settled=True,
+        forced=True,
+        at=at,
+    )

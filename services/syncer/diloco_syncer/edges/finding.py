@@ -1,0 +1,98 @@
+"""Where a syncer finds the run's state: a snapshot belongs to run and shard, whoever wrote it.
+
+In its own folder; in those of other syncers under the same data root, which are read and never
+written; in the run-wide checkpoints, each of which has what a snapshot has. Not for an event loop.
+"""
+
+import glob
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.checkpoints import Checkpoints
+from diloco_shared.protocol.checkpoints import parse_reference
+from diloco_syncer.edges.parts import load, written_part
+from diloco_syncer.edges.snapshots import SnapshotStore, folder_of
+from diloco_syncer.store import FragmentStore
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """State to go on from: `History.meta`, and the store with it."""
+
+    history: dict[str, Any]
+    store: FragmentStore
+    source: str
+
+
+class Finder:
+    """For one syncer in one run. `data` is its own data folder, beside which others may lie."""
+
+    def __init__(
+        self, spec: RunSpec, shard: int, data: Path, snapshots: SnapshotStore, root: str
+    ) -> None:
+        self.spec = spec
+        self.shard = shard
+        self.data = data
+        self.snapshots = snapshots
+        self.root = root
+
+    def own(self) -> tuple[Found | None, list[str]]:
+        """The newest sound snapshot of our own; and why others were passed over."""
+        found, faults = self.snapshots.newest()
+        if found is None:
+            return None, faults
+        meta, arrays = found
+        return Found(meta["history"], self._store(meta, arrays), "snapshot"), faults
+
+    def newer(self, after: int) -> Found | None:
+        """The newest sound snapshot here that covers more than record `after`, whoever's it is."""
+        places = [(self.snapshots, ""), *((s, f" of {name}") for s, name in self._others())]
+        known = [(n, store, whose) for store, whose in places for n in _covers(store)]
+        for covers, store, whose in sorted(known, key=lambda k: (k[0], not k[2]), reverse=True):
+            if covers <= after:
+                break
+            try:
+                meta, arrays = store.load(covers)
+                restored = self._store(meta, arrays)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # torn, damaged, or removed meanwhile by its owner
+            return Found(meta["history"], restored, f"snapshot{whose}")
+        return None
+
+    def _store(self, meta: dict[str, Any], arrays: dict[str, Any]) -> FragmentStore:
+        shelf = self.snapshots.shelf
+        return FragmentStore.restore(meta["store"], arrays, self.spec.algorithm, shelf)
+
+    def _others(self) -> Iterable[tuple[SnapshotStore, str]]:
+        everybody = Path(glob.escape(str(self.data.parent))) / "*"
+        pattern = folder_of(everybody, glob.escape(self.spec.folder), self.shard)
+        for path in sorted(glob.glob(str(pattern))):
+            store = SnapshotStore(Path(path), shelf=self.snapshots.shelf)
+            if store.folder != self.snapshots.folder:
+                yield store, Path(path).relative_to(self.data.parent).parts[0]
+
+    def checkpoint(self, after: int) -> Found | None:
+        """This shard's part of the newest complete run-wide checkpoint, if it is past `after`.
+
+        Raises OSError or ValueError when one is there and is not sound.
+        """
+        for ref in reversed(Checkpoints(self.root).complete(self.spec.folder)):
+            number = parse_reference(ref)[2]
+            part = written_part(self.spec, self.shard, self.root, number)
+            if part is None or part[0]["seq"] <= after:
+                return None
+            shelf = self.snapshots.shelf
+            state = load(self.spec, self.shard, ref, self.root, shelf=shelf)
+            return Found(state.history, state.store, f"checkpoint {ref}")
+        return None
+
+
+def _covers(store: SnapshotStore) -> list[int]:
+    """What the snapshots there cover; none where the folder cannot be read."""
+    try:
+        return store.covers()
+    except (OSError, ValueError):
+        return []

@@ -1,0 +1,213 @@
+"""What is full: a stream, or the hub's disk, found out from what is refused or not answered.
+
+A nats-server (2.15.1, measured on ext4 and tmpfs) whose disk is full answers no append to a stream
+that it could not write, while it goes on answering requests and giving what it has. Such a stream
+stays so when there is room again, until the server is started anew: whoever owns the server does
+that (NatsServer.stuck, compose/nats/keep.py). What tells it from a slow link is a purge that
+matches nothing: the server then says what it cannot write. JetStream's own limit (max_file_store)
+is an error reply instead, and passes by itself.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, BusError, Refused
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import CHUNK_BYTES
+from diloco_syncer.edges.outbox import Outbox
+from diloco_syncer.edges.storage import Storage
+from diloco_syncer.edges.tape import Tape
+from diloco_syncer.events import Event, Full, Rewound, StreamSeen
+from diloco_syncer.machine import Machine
+
+log = structlog.get_logger()
+
+# Between two looks, in seconds: a full stream is named within five, and four small requests.
+LOOK_S = 1.0
+# Refused for this long in seconds, it is full: shorter is what a purge on its way takes.
+FULL_S = 2.0
+# Without an answer for this long, the server is asked what it cannot write.
+STALLED_S = 2.0
+# Between two lines in the log about what is still full.
+SAY_S = 60.0
+_GB = 1e9
+
+
+class Fullness:
+    """Of one leader's term. `pulling`: whether contributions are awaited."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        machine: Machine,
+        control: Bus,
+        outbox: Outbox,
+        tape: Tape,
+        storage: Storage,
+        put: Callable[[Event], None],
+        pulling: Callable[[], bool],
+    ) -> None:
+        self.spec = spec
+        self.room = machine.room
+        self.control = control
+        self.outbox = outbox
+        self.tape = tape
+        self.storage = storage
+        self.put = put
+        self.pulling = pulling
+        self.since: dict[str, float] = {}  # place -> since when it looks full
+        self.said_at = 0.0
+        self.moved: dict[str, tuple[int, float]] = {}  # subject or stream -> progress, since when
+
+    async def keep(self) -> None:
+        """Look for ever."""
+        while True:
+            try:
+                await self.look(time.monotonic())
+            except BusError as error:
+                log.debug("fullness not seen", error=str(error))
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self, now: float) -> None:
+        """Look once. Raises BusError."""
+        await self.storage.look()
+        for kind, use in self.storage.streams.items():
+            self.put(StreamSeen(kind, use.bytes, use.limit))
+        self._judge("DN", self._publications(), now)
+        self._judge("TAPE", self._tape(), now)
+        self._judge("UP", self._contributions(), now)
+        await self._disk(now)
+        await self._lost()
+        if self.room.full and now - self.said_at > SAY_S:
+            self.said_at = now
+            log.warning("full", reason=self.room.reason)
+
+    # --- streams -------------------------------------------------------------------------------
+
+    def _publications(self) -> str:
+        full = [p.full for p in self.outbox.sending.values() if p.full]
+        return self._named("DN", full[0], "a keyframe", self.room.keyframe_bytes) if full else ""
+
+    def _tape(self) -> str:
+        full = self.tape.progress.full
+        if not full:
+            return ""
+        _, _, why_not = full.partition("; ")
+        named = self._named("TAPE", full, "a record", 0)
+        return f"{named} ({why_not})" if why_not else named
+
+    def _contributions(self) -> str:
+        """Learners' puts are refused: not even a chunk has room, or none of theirs ever will."""
+        use, needed = self.storage.streams.get("UP"), self.room.contribution_bytes
+        if use is None or not use.limit or not needed:
+            return ""
+        short = use.limit - use.bytes < min(needed, CHUNK_BYTES) or use.limit < needed
+        return self._named("UP", "maximum bytes", "a contribution", needed) if short else ""
+
+    def _named(self, kind: str, text: str, what: str, needed: int) -> str:
+        if "maximum bytes" not in text:
+            return (
+                f"the hub's storage is used up, {kind} takes nothing more ({text}): raise "
+                "max_file_store of the message server, or free disk on the hub"
+            )
+        use = self.storage.streams.get(kind)
+        held = f"{_gb(use.bytes)} of {_gb(use.limit)} GB used" if use else "all of it used"
+        need = f", {what} needs {_gb(needed)} GB" if needed else ""
+        return (
+            f"{kind} is full: {held}{need}: raise keeping.stream_bytes_max, or the stream's limit"
+        )
+
+    def _judge(self, place: str, reason: str, now: float, after_s: float = FULL_S) -> None:
+        """Full once it has looked so for a while; over as soon as it does not."""
+        known = place in self.room.full
+        if not reason:
+            self.since.pop(place, None)
+            if known:
+                self.put(Full(place, ""))
+        elif now - self.since.setdefault(place, now) >= after_s:
+            if not known:
+                log.warning("full", place=place, reason=reason)
+                self.said_at = now
+            self.put(Full(place, reason))
+
+    # --- the hub's disk -------------------------------------------------------------------------
+
+    async def _disk(self, now: float) -> None:
+        """Ask what cannot be written where writes stand still."""
+        reasons = [why for kind in self._stalled(now) if (why := await self._unwritten(kind))]
+        self._judge("hub", reasons[0] if reasons else "", now, after_s=0.0)
+
+    def _stalled(self, now: float) -> list[str]:
+        stalled: list[str] = []
+        sending = self.outbox.sending
+        self.moved = {k: v for k, v in self.moved.items() if k in sending or k == "UP"}
+        for subject, progress in sending.items():
+            if not progress.full and self._still(subject, progress.stored, now):
+                stalled.append("DN")
+        since = self.tape.appending_since
+        if since and not self.tape.progress.full and now - since > STALLED_S:
+            stalled.append("TAPE")
+        newest = self.storage.last_seqs.get("UP", 0)
+        if self.pulling() and self._still("UP", newest, now):
+            stalled.append("UP")
+        return list(dict.fromkeys(stalled))
+
+    def _still(self, name: str, progress: int, now: float) -> bool:
+        """Whether nothing has moved for a while."""
+        was, since = self.moved.get(name, (-1, now))
+        if progress != was:
+            self.moved[name] = (progress, now)
+            return False
+        return now - since > STALLED_S
+
+    async def _unwritten(self, kind: str) -> str:
+        """What the server says that it cannot write; "" when it can."""
+        stream = subjects.run_stream(self.spec.name, kind)
+        try:
+            await self.control.purge(stream, f"{kind.lower()}.{self.spec.name}.none.none.none")
+        except Refused as error:
+            return (
+                f"the hub's disk is full, {kind} cannot be written ({error}): free disk there; "
+                "the message server then starts again"
+            )
+        return ""
+
+    async def _lost(self) -> None:
+        """Whether the server lost what it had acknowledged; then what is to be published again."""
+        known = self.outbox.acknowledged
+        if not known:
+            return
+        # What is lost is the end of the stream; after a repair something newer may stand there.
+        looked_at = list(known.items()) if self.outbox.doubted else [max(known.items(), key=_seq)]
+        stream = subjects.dn_stream(self.spec.name)
+        lost = [p for p, manifest in looked_at if not await self._there(stream, *manifest)]
+        self.outbox.doubted = False
+        if not lost:
+            return
+        h = self.room.history
+        newest = dict.fromkeys(range(len(h.versions)), -1)
+        wanted = f"dn.{self.spec.name}.{h.epoch}.*.*.*.m"
+        for stored in await self.control.fetch(stream, wanted):
+            parts = subjects.parse_publication(stored.subject)
+            newest[parts.fragment] = max(newest.get(parts.fragment, -1), parts.version)
+        log.warning("DN lost what it had acknowledged", fragments=lost)
+        for p in lost:
+            known.pop(p, None)
+        self.put(Rewound(tuple(newest[p] for p in range(len(h.versions)))))
+
+    async def _there(self, stream: str, seq: int, subject: str) -> bool:
+        found = await self.control.last(stream, subject)
+        # Another takes its place while we ask: then it is not lost.
+        return found is not None or (seq, subject) not in self.outbox.acknowledged.values()
+
+
+def _seq(item: tuple[int, tuple[int, str]]) -> int:
+    return item[1][0]
+
+
+def _gb(count: int) -> str:
+    return f"{count / _GB:.1f}" if count >= _GB / 10 else f"{count / _GB:.5f}"

@@ -1,0 +1,210 @@
+"""What a leader does with its numbers: merges, installs, publishes and keeps them; of one term.
+
+What takes time is done in threads. What needs the store is done in the order of the effects: while
+the store is being built, all of that waits.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from diloco_shared.config import RunSpec
+from diloco_shared.numerics.fragments import Piece
+from diloco_shared.protocol.chunks import Payload
+from diloco_shared.protocol.messages import TensorSpec
+from diloco_syncer.edges.checkpointing import Checkpointer
+from diloco_syncer.edges.outbox import Outbox
+from diloco_syncer.edges.payloads import Payloads
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.events import (
+    Capture,
+    Drop,
+    Event,
+    Install,
+    InstallInit,
+    InstallLoaded,
+    Publish,
+    Published,
+    Snapshot,
+    SnapshotDone,
+    SnapshotFailed,
+    Stage,
+    Staged,
+    Unstage,
+)
+from diloco_syncer.machine import Machine
+from diloco_syncer.replay import build_store, stage_chosen
+from diloco_syncer.store import FragmentStore
+from diloco_syncer.store import Staged as StagedArrays
+
+Kept = Snapshot | Capture
+Numeric = Stage | Unstage | Install | InstallInit | InstallLoaded | Publish | Drop | Kept
+
+
+class Numbers:
+    """`spawn` begins a task of the leader's; `put` hands the machine an event."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        machine: Machine,
+        payloads: Payloads,
+        outbox: Outbox,
+        snapshots: SnapshotStore,
+        checkpointer: Checkpointer,
+        store: FragmentStore | None,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        put: Callable[[Event], None],
+    ) -> None:
+        self.spec = spec
+        self.machine = machine
+        self.payloads = payloads
+        self.outbox = outbox
+        self.snapshots = snapshots
+        self.checkpointer = checkpointer
+        self.store = store
+        self.spawn = spawn
+        self.put = put
+        # By epoch and round.
+        self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
+        self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
+        self.publishing: set[asyncio.Task[None]] = set()  # at most D rounds, and keyframes
+        self.building = False  # the store, in a thread
+        self.waiting: deque[Callable[[], object]] = deque()  # for it, in order: a few per fragment
+
+    def pieces(self, fragment: int) -> Sequence[Piece]:
+        """Of what is in the store; none before it is there, or of what is not in it."""
+        fragments = () if self.store is None else self.store.layout.fragments
+        return fragments[fragment] if 0 <= fragment < len(fragments) else ()
+
+    def perform(self, effect: Numeric) -> None:
+        """What is said of the history is settled now, whenever the work itself is done."""
+        match effect:
+            case InstallInit():
+                self._install_init(effect)
+            case Stage():
+                self._in_order(partial(self._stage, effect))
+            case Unstage():
+                self._in_order(partial(self.staged.pop, (effect.epoch, effect.round), None))
+            case Install():
+                place = (self.machine.history.epoch, effect.round)
+                self._in_order(partial(self._install, effect, place))
+            case InstallLoaded():
+                self._in_order(partial(self._install_loaded, effect))
+            case Publish():
+                self._publish(effect)
+            case Drop():
+                self._in_order(partial(self.payloads.drop, effect.key))
+            case Snapshot() | Capture():
+                self._in_order(partial(self._keep, effect, self.machine.history.meta()))
+
+    def _in_order(self, work: Callable[[], object]) -> None:
+        """Do what needs the store or payloads, after what was to be done before it.
+
+        At once, unless the store is being built: then nothing may overtake that.
+        """
+        if self.building:
+            self.waiting.append(work)
+        else:
+            work()
+
+    def _install(self, effect: Install, place: tuple[int, int]) -> None:
+        assert self.store is not None
+        self.installed[place] = self.staged.pop(place)
+        self.store.install(effect.fragment, self.installed[place])
+
+    def _install_loaded(self, effect: InstallLoaded) -> None:
+        self.store = self.checkpointer.install(effect.serial)
+        self.staged.clear()
+
+    def _stage(self, effect: Stage) -> None:
+        """Compute the merge in a thread; from what is held now, whatever begins again meanwhile."""
+        assert self.store is not None
+        held = self.payloads.of([c.key for c in effect.contributions])
+        merge = partial(stage_chosen, self.store, effect, *held)
+        self.spawn(self._staged(effect, merge))
+
+    async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
+        staged = await asyncio.to_thread(merge)
+        self.staged[effect.epoch, effect.round] = staged
+        digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
+        self.put(Staged(effect.epoch, effect.round, *digests))
+
+    def _install_init(self, effect: InstallInit) -> None:
+        """Build the store in a thread; what needs it is done after that."""
+        payloads = {s: self.payloads.held[s] for s in effect.subjects if s}
+        self.building = True
+        work = partial(
+            build_store,
+            self.machine.history,
+            effect.subjects,
+            payloads,
+            self.snapshots.shelf,
+        )
+        self.spawn(self._built(work, tuple(payloads)))
+
+    async def _built(self, work: Callable[[], FragmentStore], subjects: tuple[str, ...]) -> None:
+        self.store = await asyncio.to_thread(work)
+        for subject in subjects:
+            self.payloads.drop(subject)
+        self.building = False
+        while self.waiting and not self.building:
+            self.waiting.popleft()()
+
+    def _publish(self, effect: Publish) -> None:
+        """What is published is settled now: a restore may be next."""
+        p, history = effect.fragment, self.machine.history
+        said = (history.sizes_P[p], history.anchor_digests[p], history.layout)
+        self._in_order(partial(self._publish_as, effect, *said))
+
+    def _publish_as(
+        self, effect: Publish, size: int, digest: str, layout: tuple[TensorSpec, ...]
+    ) -> None:
+        assert self.store is not None
+        algorithm = self.spec.algorithm
+        staged = self.installed.pop((effect.epoch, effect.round), None)
+        payload: Payload
+        if staged is None:
+            payload, codec = self.store.current_keyframe(effect.fragment), "fp32"
+        else:
+            payload = staged.payload
+            keyframe = effect.prev_version < 0
+            codec = algorithm.keyframe_codec if keyframe else algorithm.codec_down
+        readers = max(len(self.machine.announcer.alive), 1)
+        sent = self.outbox.publish(effect, payload, codec, size, digest, layout, readers=readers)
+        self.publishing.add(self.spawn(self._published(sent, effect)))
+        self.publishing = {task for task in self.publishing if not task.done()}
+
+    async def _published(self, sent: Awaitable[None], effect: Publish) -> None:
+        await sent
+        self.put(Published.of(effect))
+
+    def _keep(self, effect: Kept, history: dict[str, Any]) -> None:
+        """Capture between two effects; write in a thread."""
+        assert self.store is not None
+        store, arrays = self.store.meta(), self.store.state_arrays()
+        if isinstance(effect, Capture):
+            writing = self.checkpointer.capture(effect, history, store, arrays)
+        else:
+            meta = {"history": history, "store": store}
+            writing = self._write_snapshot(effect, meta, arrays)
+        self.spawn(writing)
+
+    async def _write_snapshot(
+        self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]
+    ) -> None:
+        try:
+            path = await asyncio.to_thread(self.snapshots.save, effect.covers, meta, arrays)
+        except OSError as error:
+            self.put(
+                SnapshotFailed(
+                    f"snapshot of record {effect.covers} not written: {error}; contributions "
+                    "stay until one is, free disk space"
+                )
+            )
+            return
+        self.put(SnapshotDone(effect.covers, effect.round, path.name))

@@ -1,0 +1,85 @@
+"""Reads the published parameters back from DN, for a syncer that begins again from them."""
+
+import asyncio
+from collections.abc import Sequence
+
+from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob
+from diloco_shared.edges.bus import Bus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import PublicationManifest, TapeRebirth
+from diloco_shared.protocol.wire import WireError, decode
+from diloco_syncer.history import History
+from diloco_syncer.rebirth import Reborn, chains, decoded, reborn, reborn_store
+from diloco_syncer.store import FragmentStore, Shelf, Values
+
+
+class Unpublished(Exception):
+    """A fragment cannot be read from DN; the text says which, and why."""
+
+
+async def manifests_on(run: str, data: Bus, epoch: str = "*") -> list[PublicationManifest]:
+    """Every publication that DN has, of one epoch or of all."""
+    found = []
+    for stored in await data.fetch(
+        subjects.dn_stream(run), f"dn.{run}.{epoch}.*.*.*.m", start_seq=1
+    ):
+        try:
+            found.append(decode(stored.payload, PublicationManifest))
+        except WireError:
+            continue  # not ours to judge: it is simply not a publication
+    return found
+
+
+async def read_newest(
+    history: History, data: Bus, reason: str, shelf: Shelf
+) -> tuple[FragmentStore, Reborn]:
+    """The store made of the newest complete publication of every fragment owned.
+
+    Raises Unpublished, or BusError when the bus does not answer.
+    """
+    manifests = await manifests_on(history.spec.name, data)
+    found: dict[int, PublicationManifest] = {}
+    anchors: dict[int, Values] = {}
+    for p in history.owned:
+        options = chains(history, p, manifests)
+        found[p], anchors[p] = await _first(history.spec.name, data, p, options)
+    epoch = max((m.epoch for m in manifests if m.fragment in history.owned), default=0)
+    born = reborn(history, found, epoch, reason)
+    store = await asyncio.to_thread(reborn_store, history, born.versions, anchors, shelf)
+    return store, born
+
+
+async def read_recorded(
+    history: History, data: Bus, record: TapeRebirth, shelf: Shelf
+) -> FragmentStore:
+    """The store that a record speaks of, digest by digest; raises likewise."""
+    manifests = await manifests_on(history.spec.name, data)
+    anchors: dict[int, Values] = {}
+    for p in history.owned:
+        wanted = record.anchor_digests[p]
+        options = [c for c in chains(history, p, manifests) if c[-1].anchor_digest == wanted]
+        _, anchors[p] = await _first(history.spec.name, data, p, options)
+    return await asyncio.to_thread(reborn_store, history, record.versions, anchors, shelf)
+
+
+async def _first(
+    run: str, data: Bus, p: int, options: Sequence[Sequence[PublicationManifest]]
+) -> tuple[PublicationManifest, Values]:
+    """The first of `options` that is whole."""
+    why = f"nothing that makes a version of fragment {p} is published"
+    for chain in options:
+        try:
+            return chain[-1], await _anchor(run, data, chain)
+        except (BlobIncomplete, ValueError) as error:
+            why = f"what is published of fragment {p} is damaged: {error}"
+    raise Unpublished(why)
+
+
+async def _anchor(run: str, data: Bus, chain: Sequence[PublicationManifest]) -> Values:
+    anchor_F: Values | None = None
+    for m in chain:
+        # Of a keyframe in fp32 the anchor is a view.
+        payload = await get_blob(data, subjects.dn_stream(run), m.blob, take=fresh)
+        anchor_F = await asyncio.to_thread(decoded, m, payload, anchor_F)
+    assert anchor_F is not None, "an empty chain"
+    return anchor_F

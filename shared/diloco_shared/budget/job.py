@@ -1,0 +1,98 @@
+"""What the figures of a run are functions of: its specification, N, the fragments' sizes and M."""
+
+from dataclasses import dataclass
+
+from diloco_shared.budget.overhead import layout_bytes
+from diloco_shared.config import RunSpec
+from diloco_shared.optimizers import inner_state_bytes
+from diloco_shared.protocol.parts import TensorSpec
+from diloco_shared.shapes import Shape, layout_of, shape_of, tensors
+
+# A model of one's own until a learner tells its size: streams of a few hundred MB.
+ASSUMED_PARAMETERS = 1_000_000
+# And of how many tensors, where they are not known.
+ASSUMED_TENSORS = 1_000
+# Every tensor above twice the mean fragment is cut, so that none is larger than that (layout.py).
+LARGEST_OVER_MEAN = 2
+# Between two rounds of a shard, in seconds, where a run ends by the clock: messages and commits of
+# a round take about as much.
+ROUND_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run of `learners` learners; `sizes` are values per fragment."""
+
+    spec: RunSpec
+    learners: int  # M
+    sizes: tuple[int, ...]
+    layout: int  # bytes of a layout in a message
+    state: int  # bytes of a learner's moments and counts
+    shape: Shape | None = None  # of a preset
+    assumed: bool = False  # nobody knows N yet
+
+    @property
+    def parameters(self) -> int:
+        """N."""
+        return sum(self.sizes)
+
+    @property
+    def largest(self) -> int:
+        """Values of the largest fragment; of an unknown layout, what it is at most."""
+        if self.shape is not None:
+            return max(self.sizes)
+        return min(self.parameters, LARGEST_OVER_MEAN * max(self.sizes))
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of each shard in the whole run, the last one of every fragment included."""
+        budget, algorithm = self.spec.budget, self.spec.algorithm
+        owned = algorithm.fragments // algorithm.shards
+        if budget.seconds is not None:
+            return int(budget.seconds / ROUND_S) + owned
+        steps = budget.steps or -(-(budget.tokens or 0) // self.spec.tokens_per_step)
+        return -(-steps // algorithm.steps_per_round) + owned
+
+
+def learners_of(spec: RunSpec) -> int:
+    """M to begin with: as many as the run waits for. `learners_max` is a limit, not a fact.
+
+    Limits grow when more join: the leader counts again then.
+    """
+    return max(spec.membership.learners_min, spec.algorithm.quorum)
+
+
+def known(
+    spec: RunSpec, *, learners: int | None = None, parameters: int | None = None
+) -> Job | None:
+    """The run, if its size is known; `parameters` is what learners said. Raises WrongModel."""
+    m = learners_of(spec) if learners is None else max(learners, 1)
+    algorithm, optimizer = spec.algorithm, spec.inner.optimizer
+    if spec.model.factory is None:
+        shape = shape_of(spec.model)
+        every = tensors(shape)
+        sizes = layout_of(spec.model, algorithm.fragments).sizes
+        state = inner_state_bytes(optimizer, every)
+        return Job(spec, m, sizes, layout_bytes(every), state, shape)
+    n = max(parameters or 0, spec.model.parameters or 0)
+    return _unseen(spec, m, n) if n else None
+
+
+def assumed(spec: RunSpec, *, learners: int | None = None, parameters: int | None = None) -> Job:
+    """`known`, or the same run of a modest model until learners say how large theirs is."""
+    found = known(spec, learners=learners, parameters=parameters)
+    if found is not None:
+        return found
+    m = learners_of(spec) if learners is None else max(learners, 1)
+    return _unseen(spec, m, ASSUMED_PARAMETERS, assumed=True)
+
+
+def _unseen(spec: RunSpec, learners: int, parameters: int, *, assumed: bool = False) -> Job:
+    """N values in fragments of whose sizes only the sum is known."""
+    count = spec.algorithm.fragments
+    sizes = tuple(parameters * (p + 1) // count - parameters * p // count for p in range(count))
+    whole = TensorSpec(name="unknown", shape=(parameters,), embedding=False)
+    state = inner_state_bytes(spec.inner.optimizer, (whole,))
+    named = TensorSpec(name="x" * 60, shape=(1,), embedding=False)
+    layout = layout_bytes((named,)) * ASSUMED_TENSORS
+    return Job(spec, learners, sizes, layout, state, None, assumed)

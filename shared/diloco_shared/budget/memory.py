@@ -1,0 +1,197 @@
+"""Memory and disk of each process of a run, by what is in it.
+
+Host memory means anonymous memory: what a process itself needs. Mapped files come on top where
+there is room, and go where there is none. On a learner without an accelerator the device's memory
+is the host's: both figures add up.
+"""
+
+from diloco_shared.budget.job import Job
+from diloco_shared.budget.terms import Need, Term
+from diloco_shared.encoded import bytes_of
+from diloco_shared.optimizers import outer_state_bytes
+from diloco_shared.shapes import Shape
+
+MB = 1_000_000
+# Measured with a model of 0.1M parameters: Python and its libraries, compiled loops, buffers.
+SYNCER_BASE, COORDINATOR_BASE = 170 * MB, 60 * MB
+# And JAX with the programs of a small model, without its arrays.
+LEARNER_BASE = 430 * MB
+# What nats-server is told to stay below (GOMEMLIMIT, `nats_server.py`); more is taken if needed.
+HUB_BASE = 384 * 1024 * 1024
+# Headers of fragments, and what comes of small models. (Of a model of one's own only the number of
+# values is known: two fragments more than a shard's share are granted too.)
+PAYLOADS_LEAST = 256 * 1024 * 1024
+# Chunks on their way over one bus: 32 MiB each way at most.
+WINDOW = 64 * 1024 * 1024
+# The coordinator's mirror of events, histories and members: a few thousand of a kilobyte.
+MIRROR = 40 * MB
+# Snapshots and learners' checkpoints: as many as are kept, and the one being written.
+SNAPSHOTS_KEPT = 2
+
+
+def processes(job: Job) -> dict[str, Need]:
+    """Host memory of each process, and the device memory of a learner."""
+    return {
+        "syncer": syncer(job),
+        "learner": learner(job),
+        "learner device": device(job),
+        "coordinator": Need(
+            "coordinator",
+            (
+                Term("process", COORDINATOR_BASE, "Python and its libraries, measured"),
+                Term("mirror", MIRROR, "events, histories and members, whatever the model"),
+            ),
+        ),
+        "hub": Need("hub", (Term("nats-server", HUB_BASE, "its soft limit, whatever the model"),)),
+    }
+
+
+def _of_a_shard(job: Job) -> int:
+    """Values of the largest shard."""
+    algorithm = job.spec.algorithm
+    shards = range(algorithm.shards)
+    return max(sum(job.sizes[p] for p in algorithm.owned(shard)) for shard in shards)
+
+
+def syncer(job: Job) -> Need:
+    """Of one syncer; a standby needs as much, since it executes every round."""
+    a, values = job.spec.algorithm, _of_a_shard(job)
+    outer = outer_state_bytes(a.outer_optimizer, a.outer_momentum)
+    flying, largest = a.rounds_in_flight_max, job.largest
+    payload = bytes_of(a.codec_up, largest)
+    per_value = 8 + outer
+    return Need(
+        "syncer",
+        (
+            Term("process", SYNCER_BASE, "Python, its libraries and compiled loops, measured"),
+            Term(
+                "fragments",
+                int(per_value * values),
+                f"{per_value:g} bytes x N of a shard: master, anchor and outer state",
+            ),
+            Term(
+                "contributions",
+                flying * job.learners * payload,
+                f"{flying} rounds in flight x {job.learners} learners x a fragment in {a.codec_up}",
+            ),
+            Term(
+                "outcomes",
+                flying * int((per_value + 4) * largest),
+                f"{flying} rounds in flight x {per_value:g} + 4 bytes x the largest fragment: what "
+                "a merge makes, and the payload published",
+            ),
+            Term("transfers", WINDOW, "chunks on their way"),
+        ),
+        "algorithm.shards, algorithm.codec_up, or more fragments",
+    )
+
+
+def payloads(job: Job) -> int:
+    """Most bytes of others that a syncer holds at once, before a round or the start needs them.
+
+    The initial parameters of a shard, which become its arrays, or the contributions of the rounds
+    in flight twice over: those of a round that was given up may still be on their way.
+    """
+    a = job.spec.algorithm
+    contributions = a.rounds_in_flight_max * job.learners * bytes_of(a.codec_up, job.largest)
+    initial = bytes_of("fp32", _of_a_shard(job) + 2 * job.largest)
+    return max(initial, 2 * contributions) + PAYLOADS_LEAST
+
+
+def learner(job: Job) -> Need:
+    """Host memory of one learner beside its device."""
+    return Need(
+        "learner",
+        (
+            Term("process", LEARNER_BASE, "Python, JAX and compiled programs, measured"),
+            Term("anchors", 4 * job.parameters, "4 bytes x N: what was adopted last"),
+            Term(
+                "a transfer",
+                max(8 * job.largest, job.state),
+                f"moments and counts ({job.spec.inner.optimizer}) on their way, or 8 bytes x the "
+                "largest fragment: a keyframe as it came and its values",
+            ),
+            Term("transfers", WINDOW, "chunks on their way"),
+        ),
+        "inner.optimizer with less state, or more fragments",
+    )
+
+
+def device(job: Job) -> Need:
+    """Device memory of one learner; what a compiler adds is not known before it compiles."""
+    n, inner, a = job.parameters, job.spec.inner, job.spec.algorithm
+    gradients = 4 * n * (2 if inner.accumulation > 1 else 1)
+    terms = [
+        Term("parameters", 4 * n, "4 bytes x N"),
+        Term("optimizer state", job.state, f"moments and counts of {inner.optimizer}"),
+        Term("gradients", gradients, "4 bytes x N, twice where they are accumulated"),
+        Term(
+            "one fragment's work",
+            12 * job.largest,
+            "12 bytes x the largest fragment: anchor, difference and its encoding",
+        ),
+    ]
+    if a.error_feedback and a.codec_up in ("int8", "int4", "e3m0"):
+        flying = a.rounds_in_flight_max
+        terms.append(
+            Term(
+                "what was withheld",
+                4 * n + 8 * job.largest * flying,
+                f"4 bytes x N, and 8 x the largest fragment for {flying} rounds in flight: "
+                "algorithm.error_feedback",
+            )
+        )
+    if job.shape is not None:
+        size = activations(job.shape, inner.batch_sequences, job.spec.model.context_tokens)
+        terms.append(Term("activations", size, "an estimate: batch x context x widths"))
+    return Need("learner device", tuple(terms), "inner.batch_sequences, or a model with remat")
+
+
+def activations(shape: Shape, batch: int, context: int) -> int:
+    """An estimate of what the backward pass keeps, in bytes, with 2-byte activations.
+
+    Per token of a layer: two norms, two sums, queries, keys, values and their mixture, three hidden
+    values; the attention's weights (fp32, context x context a head); logits and their gradient in
+    fp32. With remat only one layer's, and every layer's input.
+    """
+    s, tokens = shape, batch * context
+    query, key = s.heads * s.head_width, s.kv_heads * s.head_width
+    layer = tokens * 2 * (4 * s.width + 2 * query + 2 * key + 3 * s.hidden)
+    layer += 4 * batch * s.heads * context * context
+    layers = s.layers * 2 * tokens * s.width + layer if s.remat else s.layers * layer
+    return layers + 2 * 4 * tokens * s.vocabulary
+
+
+def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
+    """Disk of hub, syncer and learner."""
+    a, keeping = job.spec.algorithm, job.spec.keeping
+    values = _of_a_shard(job)
+    per_value = 12 + outer_state_bytes(a.outer_optimizer, a.outer_momentum)
+    kept = SNAPSHOTS_KEPT + 1
+    stored = tuple(Term(k, need.bytes, "limit of the stream") for k, need in streams.items())
+    return {
+        "hub": Need("hub", stored),
+        "syncer": Need(
+            "syncer",
+            (
+                Term(
+                    "snapshots",
+                    kept * int(per_value * values),
+                    f"{kept} x {per_value:g} bytes x N of a shard: two kept, one being written",
+                ),
+                Term("anchors before", 4 * values, "4 bytes x N of a shard: one version back"),
+            ),
+        ),
+        "learner": Need(
+            "learner",
+            (
+                Term(
+                    "checkpoints",
+                    (keeping.checkpoints + 1) * job.state,
+                    f"{keeping.checkpoints + 1} x moments and counts: keeping.checkpoints, and one "
+                    "being written",
+                ),
+            ),
+            "keeping.checkpoints",
+        ),
+    }

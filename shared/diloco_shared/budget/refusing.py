@@ -1,0 +1,121 @@
+"""What is wrong with a run wherever it runs: known at submission, and refused there.
+
+Only that: what a learner's disk or device lacks is for the learner to say.
+"""
+
+import re
+from collections.abc import Iterator
+
+from diloco_shared.budget.job import Job, assumed
+from diloco_shared.budget.overhead import INITIAL, MESSAGE_BYTES_MAX
+from diloco_shared.budget.streams import streams
+from diloco_shared.budget.terms import shown
+from diloco_shared.config import RunSpec
+from diloco_shared.faults import SpecFault, did_you_mean
+from diloco_shared.protocol.parts import COUNT_MAX
+from diloco_shared.shapes import TOKENS, WrongModel
+
+# An encoded fragment counts its values in 32 bits.
+FRAGMENT_MAX = 2**32 - 1
+ROOT_SCHEMES = ("file", "gs", "s3")
+
+
+def faults(spec: RunSpec) -> list[SpecFault]:
+    """Every fault that can be known; none for a run that can begin."""
+    found = [*_model(spec), *_data(spec), *_counts(spec)]
+    if found:
+        return found
+    try:
+        return list(_sizes(assumed(spec)))
+    except WrongModel as error:
+        return [SpecFault(error.path, error.text)]
+
+
+def _model(spec: RunSpec) -> Iterator[SpecFault]:
+    model, tokenizer = spec.model, spec.data.tokenizer
+    if model.factory is not None:
+        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", model.factory):
+            text = (
+                f"{model.factory[:60]!r} must read module:factory, such as 'my_models.small:make'"
+            )
+            yield SpecFault("model.factory", text)
+        return
+    try:
+        shape = assumed(spec).shape
+    except WrongModel as error:
+        yield SpecFault(error.path, error.text)
+        return
+    assert shape is not None
+    if shape.vocabulary < TOKENS.get(tokenizer, 0):
+        text = (
+            f"({shape.vocabulary}) is too small for data.tokenizer {tokenizer!r}, which makes "
+            f"{TOKENS[tokenizer]} different tokens"
+        )
+        yield SpecFault("model.overrides.vocabulary", text)
+    if model.parameters not in (None, (n := assumed(spec).parameters)):
+        text = f"({model.parameters}) is for a factory: preset {model.preset!r} has {n}"
+        yield SpecFault("model.parameters", text)
+
+
+def _data(spec: RunSpec) -> Iterator[SpecFault]:
+    data, root = spec.data, spec.keeping.run_checkpoint_root
+    if data.tokenizer not in TOKENS:
+        known = ", ".join(repr(name) for name in TOKENS)
+        text = (
+            f"{data.tokenizer[:40]!r} is not one of {known}{did_you_mean(data.tokenizer, TOKENS)}"
+        )
+        yield SpecFault("data.tokenizer", text)
+    if not data.source.strip() or "\0" in data.source:
+        text = "is empty: 'stdlib', or a folder or file of text that every learner has"
+        yield SpecFault("data.source", text)
+    elif scheme := _scheme(data.source):
+        text = f"is an address ({scheme}://): copy the text to a folder that every learner has"
+        yield SpecFault("data.source", text)
+    if (scheme := _scheme(root)) and scheme not in ROOT_SCHEMES:
+        text = f"begins with {scheme}://: a folder, or one of file://, gs://, s3://"
+        yield SpecFault("keeping.run_checkpoint_root", text)
+
+
+def _scheme(address: str) -> str:
+    found = re.match(r"([A-Za-z][\w+.-]*)://", address)
+    return found[1] if found else ""
+
+
+def _counts(spec: RunSpec) -> Iterator[SpecFault]:
+    steps = spec.budget.steps
+    if steps is None:
+        return
+    every = spec.tokens_per_step * spec.membership.learners_max
+    if steps * every > COUNT_MAX:
+        text = (
+            f"({steps}) times {every} tokens a step of membership.learners_max learners is more "
+            f"than can be counted ({COUNT_MAX}): at most {COUNT_MAX // every}"
+        )
+        yield SpecFault("budget.steps", text)
+
+
+def _sizes(job: Job) -> Iterator[SpecFault]:
+    algorithm = job.spec.algorithm
+    if job.largest > FRAGMENT_MAX:
+        text = (
+            f"({algorithm.fragments}) leaves {job.largest} values in a fragment, of which there "
+            f"may be {FRAGMENT_MAX}: at least {-(-2 * job.parameters // FRAGMENT_MAX)}"
+        )
+        yield SpecFault("algorithm.fragments", text)
+    if job.shape is not None and job.layout + INITIAL > MESSAGE_BYTES_MAX:
+        text = (
+            f"make {job.layout} bytes of tensors' names, and a message holds "
+            f"{MESSAGE_BYTES_MAX}: fewer layers"
+        )
+        yield SpecFault("model.overrides.layers", text)
+    bound = job.spec.keeping.stream_bytes_max
+    needs = streams(job)
+    worst = max(needs.values(), key=lambda need: need.bytes)
+    if bound is not None and worst.bytes > bound:
+        each = ", ".join(f"{kind} {need.bytes}" for kind, need in needs.items())
+        text = (
+            f"({bound}) is too small: {worst.what} needs {worst.bytes} bytes ({shown(worst.bytes)})"
+            f" with {job.learners} learners; set it to at least that, leave it out, or change "
+            f"{worst.lower}. In bytes: {each}"
+        )
+        yield SpecFault("keeping.stream_bytes_max", text)

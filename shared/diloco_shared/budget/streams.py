@@ -1,0 +1,180 @@
+"""Bytes of each of a run's streams at its worst moment, derived term by term.
+
+The worst moments, each possible in a healthy run:
+
+- UP: a snapshot takes as long to write as the next one is away, so that two intervals of
+  contributions are there; or a second learner sends the initial parameters because the first died.
+- DN: every fragment is just before its next keyframe, and as many keyframes as the syncer
+  publishes at a time are there beside what they replace.
+- STATE: all learners but one come back at once, and one donor dies half way.
+- TAPE: the whole run's, within a bound: what is older than the snapshots is not needed to go on.
+"""
+
+from collections.abc import Sequence
+
+from diloco_shared.budget.job import Job
+from diloco_shared.budget.overhead import (
+    ROUND,
+    ROUND_LEARNER,
+    contribution,
+    initial,
+    inner_state,
+    publication,
+    stored,
+)
+from diloco_shared.budget.terms import Need, Term
+from diloco_shared.optimizers import STATE_EXTRA
+
+# No stream is smaller: what many small messages and their repeats add is not worth counting.
+FLOOR = 64 << 20
+# The tape of a whole run, twice over (skipped rounds, terms and restores are records too), is
+# bounded by this, and by four intervals between snapshots: a takeover needs one.
+TAPE_MOST = 2 << 30
+TAPE_SAFETY = 2
+TAPE_INTERVALS = 4
+# A standby gets a snapshot fragment by fragment: one on its way, and what a broken attempt left.
+# Each is master, anchor, the anchor one version back, and momentum.
+SNAPSHOT_PARTS, SNAPSHOT_BYTES = 2, 16
+# A snapshot may take so many intervals to write before UP has no room: the one that it covers, and
+# the one that is merged meanwhile.
+INTERVALS = 2
+
+
+def streams(job: Job) -> dict[str, Need]:
+    """By kind (`subjects.STREAM_KINDS`)."""
+    return {"UP": _up(job), "DN": _down(job), "TAPE": _tape(job), "STATE": _state(job)}
+
+
+def limits(job: Job) -> dict[str, int]:
+    """The limit that each stream is created with: what it needs, and not less than a floor.
+
+    `keeping.stream_bytes_max` bounds the floor too: who sets it means it.
+    """
+    floor = min(FLOOR, job.spec.keeping.stream_bytes_max or FLOOR)
+    return {kind: max(need.bytes, floor) for kind, need in streams(job).items()}
+
+
+def window(sizes: Sequence[int], rounds: int) -> int:
+    """Most bytes of so many rounds in a row, which take the fragments in turn."""
+    full, rest = divmod(rounds, len(sizes))
+    if not rest:
+        return full * sum(sizes)
+    twice = [*sizes, *sizes]
+    most = max(sum(twice[start : start + rest]) for start in range(len(sizes)))
+    return full * sum(sizes) + most
+
+
+def contributions(job: Job, rounds: int) -> int:
+    """Most bytes in UP of so many rounds of every shard."""
+    algorithm = job.spec.algorithm
+    each = [contribution(algorithm.codec_up, size) for size in job.sizes]
+    shards = range(algorithm.shards)
+    return job.learners * sum(
+        window([each[p] for p in algorithm.owned(shard)], rounds) for shard in shards
+    )
+
+
+def _up(job: Job) -> Need:
+    algorithm, keeping = job.spec.algorithm, job.spec.keeping
+    every, m, up = keeping.snapshot_every_rounds, job.learners, algorithm.codec_up
+    first = sum(initial(size, job.layout) for size in job.sizes)
+    began = (
+        Term("initial parameters", first, "4 bytes x N, until the first snapshot covers them"),
+        Term("a second set of them", first, "4 bytes x N: the first initializer died half way"),
+    )
+    again = contributions(job, algorithm.rounds_in_flight_max)
+    flying = Term(
+        "rounds in flight, twice",
+        2 * again,
+        f"{m} learners x {algorithm.rounds_in_flight_max} rounds: pulled again by a new leader",
+    )
+    if keeping.contributions == "all":
+        kept = Term(
+            "contributions of the whole run",
+            contributions(job, job.rounds),
+            f"{m} learners x {job.rounds} rounds x a fragment in {up}: keeping.contributions = "
+            '"all"',
+        )
+        lower = 'keeping.contributions = "until_snapshot", or a shorter run'
+        return Need("UP", (*began, kept, flying), lower)
+    lower = "algorithm.codec_up, keeping.snapshot_every_rounds, or fewer learners"
+    interval = contributions(job, every)
+    how = f"{m} learners x {every} rounds x a fragment in {up}"
+    merged = Term("contributions of an interval", interval, f"{how}: until a snapshot covers them")
+    if 2 * first >= (INTERVALS - 1) * interval:
+        return Need("UP", (*began, merged, flying), lower)
+    longer = Term(
+        "contributions of another",
+        (INTERVALS - 1) * interval,
+        f"{how}: while that snapshot is written and standbys execute the rounds",
+    )
+    return Need("UP", (merged, longer, flying), lower)
+
+
+def _down(job: Job) -> Need:
+    algorithm, m = job.spec.algorithm, job.learners
+    every, down = algorithm.keyframe_every, algorithm.codec_down
+    owned = algorithm.fragments // algorithm.shards
+    at_once = algorithm.shards * (min(algorithm.rounds_in_flight_max + 1, owned) + 1)
+    largest = publication("fp32", job.largest, m)
+    newest = sum(publication("fp32", size, m, job.layout) for size in job.sizes)
+    deltas = (every - 1) * sum(publication(down, size, m) for size in job.sizes)
+    return Need(
+        "DN",
+        (
+            Term("newest keyframes", newest, "4 bytes x N: version 0, or the last whole one"),
+            Term(
+                "publications since",
+                deltas,
+                f"{every - 1} versions of every fragment in {down}: keyframe_every - 1",
+            ),
+            Term(
+                "keyframes on their way",
+                at_once * largest,
+                f"{at_once} x 4 bytes x the largest fragment: rounds in flight of every shard, "
+                "one more at a time, and one that replaces what is not yet removed",
+            ),
+        ),
+        "algorithm.keyframe_every, algorithm.codec_down, or more fragments",
+    )
+
+
+def _tape(job: Job) -> Need:
+    algorithm, m = job.spec.algorithm, job.learners
+    record = ROUND + ROUND_LEARNER * m
+    begun = algorithm.shards * (job.layout + 256 * algorithm.fragments + ROUND)
+    whole = TAPE_SAFETY * algorithm.shards * job.rounds * record
+    kept = TAPE_INTERVALS * algorithm.shards * job.spec.keeping.snapshot_every_rounds * record
+    bound = max(TAPE_MOST, kept)
+    how = f"{record} bytes ({ROUND} + {ROUND_LEARNER} x {m} learners) x rounds of every shard"
+    rounds = Term("records of rounds", min(whole, bound), f"{how}, twice; at most {bound} bytes")
+    first = Term("first records", begun, "the layout of every shard: tensors and fragments by name")
+    return Need("TAPE", (first, rounds), "fewer learners, or a shorter run")
+
+
+def _state(job: Job) -> Need:
+    shards, m = job.spec.algorithm.shards, job.learners
+    state = inner_state(job.state, len(job.sizes))
+    part = stored(SNAPSHOT_BYTES * job.largest, STATE_EXTRA)
+    return Need(
+        "STATE",
+        (
+            Term(
+                "inner states on their way",
+                (m - 1) * state,
+                f"{m - 1} newcomers x moments and counts ({job.spec.inner.optimizer}): all but "
+                "one learner come back at once",
+            ),
+            Term(
+                "one that was given up",
+                state if m > 1 else 0,
+                "moments and counts of a donor that died half way",
+            ),
+            Term(
+                "a snapshot for a standby",
+                SNAPSHOT_PARTS * shards * part,
+                f"{SNAPSHOT_PARTS} x {SNAPSHOT_BYTES} bytes x the largest fragment for each shard",
+            ),
+        ),
+        "inner.optimizer with less state, more fragments, or fewer learners",
+    )

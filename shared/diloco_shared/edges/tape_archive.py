@@ -1,0 +1,137 @@
+"""What a tape holds no longer: immutable segments beside the run's checkpoints, and one reader.
+
+    <root>/<run's folder>/tape/shard-<s>/<first>-<last>.<digest>.z
+
+A segment is complete or absent: zlib over msgpack of [sequence, message] pairs, sequences those of
+the stream, the digest that of the compressed bytes. Records leave the stream only after the segment
+that has them is durable; so stream and archive together have all of them, some of them twice. Kept
+with a run's checkpoints when the run is deleted.
+
+Not for an event loop: the methods of `TapeArchive` wait for the vault.
+"""
+
+import asyncio
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgpack
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import Bus, Stored
+from diloco_shared.edges.checkpoints import digest_bytes
+from diloco_shared.edges.vault import Vault, VaultError
+from diloco_shared.protocol import subjects
+
+# Records that lie in the stream before any of them is archived: a day of the coordinator's pages
+# and of standbys' reading comes from the stream, a restart reads seconds of it.
+RECORDS_IN_STREAM = 2048
+# Records of a segment, at most: a few hundred KB compressed, read in one piece.
+SEGMENT_RECORDS = 1024
+
+_SEGMENT = re.compile(r"(\d{12})-(\d{12})\.([0-9a-f]{32})\.z")
+
+
+def records_max(snapshot_every_rounds: int) -> int:
+    """Records of a shard in its stream at the worst moment, for the stream's limit.
+
+    Those that may lie there, those that no kept snapshot covers (two are kept, a third is being
+    written), and as many again while standbys are waited for: a round has one record, and there
+    are fewer others than rounds.
+    """
+    return 2 * (RECORDS_IN_STREAM + 2 * 3 * snapshot_every_rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Records `first` to `last` of one shard, both included."""
+
+    first: int
+    last: int
+    key: str
+    digest: str
+
+
+class TapeArchive:
+    """Of one shard of one run. Raises VaultError where nothing can be read or written."""
+
+    def __init__(self, root: str, folder: str, shard: int = 0) -> None:
+        self.vault = Vault(root)
+        self.shard = shard
+        self.prefix = f"{folder}/tape/shard-{shard}/"
+
+    def write(self, records: Sequence[Stored]) -> Segment:
+        """A segment of these, oldest first; durable when this returns. A repeat changes nothing."""
+        body = zlib.compress(msgpack.packb([(r.seq, r.payload) for r in records]))
+        digest = digest_bytes(body)
+        first, last = records[0].seq, records[-1].seq
+        key = f"{self.prefix}{first:012d}-{last:012d}.{digest}.z"
+        self.vault.write(key, body)
+        return Segment(first, last, key, digest)
+
+    def segments(self) -> list[Segment]:
+        """Oldest first."""
+        found = []
+        for key in self.vault.keys(self.prefix):
+            match = _SEGMENT.fullmatch(key.removeprefix(self.prefix))
+            if match:
+                found.append(Segment(int(match[1]), int(match[2]), key, match[3]))
+        return sorted(found, key=lambda s: (s.first, s.last))
+
+    def read(self, run: str, after: int, limit: int | None = None) -> list[Stored]:
+        """The first `limit` records with sequence > `after`, as they were in the stream."""
+        found: dict[int, Stored] = {}
+        for segment in self.segments():
+            if segment.last <= after:
+                continue
+            if limit is not None and len(found) >= limit and segment.first > max(found):
+                break
+            for seq, payload in self._records(segment):
+                if seq > after:
+                    found[seq] = Stored(subjects.tape(run, self.shard), payload, {}, seq)
+        return [found[seq] for seq in sorted(found)][:limit]
+
+    def _records(self, segment: Segment) -> Iterable[tuple[int, bytes]]:
+        body = self.vault.read(segment.key)
+        if body is None or digest_bytes(body) != segment.digest:
+            raise VaultError(
+                f"{self.vault.root}/{segment.key} is {'gone' if body is None else 'damaged'}: "
+                f"records {segment.first} to {segment.last} of the tape cannot be read"
+            )
+        pairs: list[tuple[int, bytes]] = msgpack.unpackb(zlib.decompress(body), use_list=False)
+        return pairs
+
+
+def archives_of(spec: RunSpec, checkpoint_root: str) -> list[TapeArchive]:
+    """Of every shard, beside the run's checkpoints; `checkpoint_root`: unless the run says."""
+    root = spec.keeping.run_checkpoint_root or checkpoint_root
+    return [TapeArchive(root, spec.folder, s) for s in range(spec.algorithm.shards)]
+
+
+async def read_tape(
+    bus: Bus,
+    run: str,
+    archives: Sequence[TapeArchive],
+    *,
+    after: int = 0,
+    limit: int | None = None,
+) -> list[Stored]:
+    """The first `limit` records of these shards with sequence > `after`, wherever they lie.
+
+    The archive is looked at only where the stream does not begin with what is wanted. Raises
+    BusError, or VaultError when what left the stream cannot be read.
+    """
+    stream = subjects.tape_stream(run)
+    wanted = [subjects.tape(run, a.shard) for a in archives]
+    every = wanted[0] if len(wanted) == 1 else f"tape.{run}.*"
+    stored = await bus.fetch(stream, every, start_seq=after + 1, limit=limit)
+    if stored and stored[0].seq == after + 1 and len(wanted) == 1:
+        return stored
+    found = {s.seq: s for s in stored if s.subject in wanted}
+    for archive, subject in zip(archives, wanted, strict=True):
+        oldest = await bus.fetch(stream, subject, limit=1)
+        if oldest and oldest[0].seq > after + 1:
+            older = await asyncio.to_thread(archive.read, run, after, limit)
+            found |= {s.seq: s for s in older}
+    return [found[seq] for seq in sorted(found)][:limit]

@@ -1,0 +1,36 @@
+"""Which status of a run may replace which: what others decide upon is no last writer's to say.
+
+A status is written by compare-and-set against the revision that was read, and only if this says so.
+"""
+
+from diloco_shared.protocol.messages import RunState
+from diloco_shared.protocol.records import RunStatus
+
+OVER: tuple[RunState, ...] = ("finished", "stopped")
+
+
+def over(status: RunStatus) -> bool:
+    """Whether nothing more is opened."""
+    return status.state in OVER
+
+
+def keeps(there: RunStatus, new: RunStatus) -> str:
+    """Why `there` must stay although `new`, of the same run, would replace it; "" if it may go.
+
+    Within an epoch the end is final, and so is what is settled: only a restore, which raises the
+    epoch, takes either back. What the coordinator forced gives way to a leader
+    that has settled it.
+    """
+    if new.epoch > there.epoch:
+        return ""
+    if there.forced and new.settled and not new.forced:
+        return ""
+    if new.epoch < there.epoch:
+        return f"it is of epoch {there.epoch}, this one of {new.epoch}"
+    if there.settled and not (over(new) and new.settled and new.term > there.term):
+        return "the run is settled"
+    if over(there) and not over(new):
+        return f"the run is {there.state}"
+    if new.term < there.term:
+        return f"it is of term {there.term}, this one of {new.term}"
+    return ""

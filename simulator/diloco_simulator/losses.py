@@ -1,0 +1,122 @@
+"""What fills up, goes away for a while, or never comes back; and what a run is without it."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from diloco_simulator.checkers_alive import WORKING
+from diloco_simulator.syncer_inbox import NAME
+from diloco_simulator.syncer_node import SyncerNode
+
+if TYPE_CHECKING:
+    from diloco_simulator.scenario import Scenario
+
+# With less than a run needs for good, it is looked at for so long.
+DEGRADED_S = 100.0
+
+
+class Losses:
+    """Of one world."""
+
+    def __init__(self, scenario: "Scenario") -> None:
+        self.scenario = scenario
+        self.world, self.watch, self.hub = scenario.world, scenario.watch, scenario.hub
+
+    def plan(self) -> None:
+        """What fills, goes away, or never comes back."""
+        rng, o = self.world.rng, self.world.options
+        for _ in range(o.losses):
+            self.scenario.at(self.scenario.fleet.lose_somebody)
+        for _ in range(o.replaced):
+            self.scenario.at(self.scenario.fleet.replace_somebody)
+        for _ in range(o.long_hangs):
+            self.scenario.at(self._learner_hangs_long)
+        if o.stop_late:
+            self.world.at(rng.uniform(20.0, o.safety_s), self.scenario.user.stop)
+        for _ in range(o.squeezes):
+            self._for_a_while("squeezed", "hub's disk full")
+        for _ in range(o.outages):
+            self._for_a_while("away", "hub away")
+        for _ in range(o.disk_spells):
+            self.scenario.at(self._disk_full)
+        for _ in range(o.tails):
+            self.scenario.at(self._lose_tails)
+
+    def _learner_hangs_long(self) -> None:
+        """Its lease runs out many times over, and nobody takes its place."""
+        node = self.world.rng.choice(self.scenario.learners)
+        if node.life is not None:
+            self.watch.reached("learner hangs for minutes")
+            node.hang(self.world.rng.uniform(100.0, 300.0))
+
+    def _for_a_while(self, trouble: str, reached: str) -> None:
+        """The hub's disk is full, or the hub is away, for everybody."""
+        rng = self.world.rng
+        begin, seconds = rng.uniform(3.0, self.world.options.safety_s), rng.uniform(3.0, 30.0)
+        self.watch.reached(reached)
+
+        def begins() -> None:
+            setattr(self.world, trouble, self.world.faulty)
+            self._miss_the_hub()
+
+        self.world.at(begin, begins)
+        self.world.at(begin + seconds, lambda: setattr(self.world, trouble, False))
+
+    def _miss_the_hub(self) -> None:
+        """Leaders see that the bus does not answer: until it does, silence is nobody's fault."""
+        if not self.world.away:
+            return
+        for node in self.scenario.syncers:
+            if node.life is not None and node.life.machine.leading:
+                node.life.enter(node.life.away)
+        self.world.after(1.0, self._miss_the_hub)
+
+    def _disk_full(self) -> None:
+        """A syncer's disk takes no snapshot for a while."""
+        self.watch.reached("a syncer's disk full for a while")
+        node, seconds = (
+            self.world.rng.choice(self.scenario.syncers),
+            self.world.rng.uniform(5.0, 40.0),
+        )
+        node.disk_full_until = self.world.now + seconds
+
+    def _lose_tails(self) -> None:
+        """A power cut at the hub takes what was acknowledged and not on disk: of every stream but
+        the tape, which is synced."""
+        rng = self.world.rng
+        lost = [log.lose(rng.randint(0, 3)) for log in (self.hub.up, self.hub.dn, self.hub.state)]
+        if any(lost):
+            self.watch.reached("tails lost")
+
+    def disks(self) -> None:
+        """The syncers of a shard die and start on empty disks: at once, or one after another."""
+        rng = self.world.rng
+        shard, renamed = rng.choice(self.hub.shards), rng.random() < 0.5
+        apart_s = rng.choice([0.0, 0.0, 2.0, 20.0])
+        for n, syncer in enumerate(node for node in self.scenario.syncers if node.shard is shard):
+            self.world.after(n * apart_s, partial(self._disk_lost, syncer, renamed))
+
+    def _disk_lost(self, syncer: SyncerNode, renamed: bool) -> None:
+        if not self.world.faulty:
+            return
+        self.watch.reached("syncer renamed" if renamed else "disk lost")
+        syncer.on_an_empty_disk(self.world.rng.uniform(0.5, 6.0), renamed=renamed)
+        processes = tuple(node.process for node in self.scenario.syncers)
+        self.hub.processes[NAME] = processes
+
+    def judge(self, lacks: str) -> None:
+        """With less than a run needs, its state has a name, and the user's word still counts."""
+        w, world = self.watch, self.world
+        self.watch.reached("lacks a syncer" if lacks.startswith("a syncer") else "lacks learners")
+        world.run(world.now + DEGRADED_S)
+        working = [
+            life.machine.announcer.state(life.now)[0]
+            for node in self.scenario.syncers
+            if (life := node.life) is not None and life.machine.leading
+        ]
+        w.report.looked("liveness")
+        if working and all(state in WORKING for state in working) and not w.ended:
+            w.broken("liveness", f"lacks {lacks}, and says {working}")
+        if len(working) < self.scenario.spec.algorithm.shards and not self.scenario.fleet.waiting:
+            w.broken("liveness", f"lacks {lacks}, and the coordinator waits for nobody")
+        self.scenario.user.stop()
+        world.run(world.now + DEGRADED_S)

@@ -1,0 +1,118 @@
+"""`diloco budget`: the same figures as the streams get, and as docs/budget.md derives by hand."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diloco_cli.__main__ import main
+from diloco_cli.commands.budget import bits_per_s
+from diloco_cli.faults import INVALID, CliError
+
+PAGE = Path(__file__).parents[2] / "docs" / "budget.md"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["diloco", "budget", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
+
+
+def in_page() -> str:
+    """The specification that the page works out."""
+    found = re.search(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    file = tmp_path / "run.toml"
+    file.write_text(in_page(), encoding="utf-8")
+    return file
+
+
+def test_the_page_shows_what_the_command_prints(
+    large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, str(large), "--rate", "2Gbit") == 0
+    text = capsys.readouterr().out
+    rows = [
+        line.split("|") for line in PAGE.read_text("utf-8").splitlines() if line.count("|") == 4
+    ]
+    printed = [cells[3].strip() for cells in rows if re.search(r"[GM]B$", cells[3].strip())]
+    assert len(printed) > 15
+    for figure in printed:
+        assert re.search(rf"\b{re.escape(figure)}\b", text), figure
+
+
+def test_what_is_derived_by_hand_is_within_a_percent(
+    large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, str(large), "--rate", "5Gbit", "--step-s", "5", "--json") == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    n, f, four_bits = 11.765e9, 491.5e6, 0.5 + 2 / 256
+    by_hand = {
+        "UP": 8 * n + 4 * four_bits * n + 2 * 4 * 2 * four_bits * f,
+        "DN": 4 * n + 15 * four_bits * n + 4 * 4 * f,
+        "STATE": 4 * 8 * n + 2 * 16 * f,
+    }
+    assert found["parameters"] == pytest.approx(n, rel=0.001)
+    for kind, size in by_hand.items():
+        assert found["streams"][kind]["bytes"] == pytest.approx(size, rel=0.01)
+    syncer = 12 * n + 2 * 4 * four_bits * f + 2 * 16 * f
+    assert found["memory"]["syncer"]["bytes"] == pytest.approx(syncer, rel=0.01)
+    seconds = {t["name"]: t["seconds"] for t in found["transfers"]}
+    assert seconds["initial parameters"] == pytest.approx(75.3, rel=0.01)
+    assert seconds["a newcomer's moments"] == pytest.approx(151, rel=0.01)
+    assert seconds["a standby's snapshot"] == pytest.approx(301, rel=0.01)
+    assert found["bits_per_s"]["learner_up"] == pytest.approx(0.4e9, rel=0.01)
+    assert found["bits_per_s"]["hub_out"] == pytest.approx(5.46e9, rel=0.01)
+
+
+def test_every_term_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "r"\n[budget]\nsteps = 100\n')
+    assert run(monkeypatch, str(file), "--learners", "3", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["learners"] == 3
+    needs = [n for part in ("streams", "memory", "disk") for n in found[part].values()]
+    for need in needs:
+        assert need["bytes"] == sum(t["bytes"] for t in need["terms"])
+        assert all(t["name"] and t["how"] for t in need["terms"])
+
+
+def test_faults_of_the_file_and_a_size_that_nobody_knows_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('name = "r"\n[budget]\nsteps = 100\n[model]\npreset = "gpt4"\n')
+    assert run(monkeypatch, str(file)) == INVALID
+    assert "model.preset" in capsys.readouterr().err
+    own = 'name = "r"\n[budget]\nsteps = 100\n[model]\nfactory = "m:make"\n'
+    file.write_text(own)
+    assert run(monkeypatch, str(file)) == INVALID
+    assert "model.parameters" in capsys.readouterr().err
+    file.write_text(own + "parameters = 1_000_000_000\n")
+    assert run(monkeypatch, str(file)) == 0
+    assert "1,000,000,000 parameters" in capsys.readouterr().out
+    assert run(monkeypatch, str(file), "--rate", "fast") == INVALID
+
+
+@pytest.mark.parametrize(
+    ("rate", "bits"), [("5Gbit", 5e9), ("20 Mbit/s", 2e7), ("100MB", 8e8), ("1.5kbit", 1500)]
+)
+def test_rates(rate: str, bits: float) -> None:
+    assert bits_per_s(rate) == bits
+
+
+@pytest.mark.parametrize("rate", ["", "5", "0Gbit", "-1Gbit", "1.2.3Gbit", "5 parsec"])
+def test_what_is_no_rate(rate: str) -> None:
+    with pytest.raises(CliError, match="--rate"):
+        bits_per_s(rate)

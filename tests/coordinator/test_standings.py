@@ -1,0 +1,116 @@
+"""Whose end is overdue, and what may replace what: statuses are no last writer's to say."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diloco_coordinator.standings import FORCE_S, FORCE_S_MAX, SETTLE_S, Standings, forced
+from diloco_shared.protocol.fencing import keeps
+from diloco_shared.protocol.records import RunRecord, RunStatus
+
+Make = Callable[..., RunStatus]
+
+
+def record(desired: str = "running", run_id: str = "one", shards: int = 1) -> RunRecord:
+    return RunRecord.model_validate(
+        {
+            "name": "demo",
+            "spec": {"id": run_id, "algorithm": {"shards": shards}},
+            "desired": desired,
+            "quorum": 1,
+            "created_at": 1.0,
+        }
+    )
+
+
+def test_a_settled_end_stays_and_only_a_restore_takes_it_back(status: Make) -> None:
+    """A standby that leads for a moment after the end knows less, and must not say so."""
+    settled = status(state="finished", settled=True)
+    assert keeps(settled, status(state="finished", settled=False)) == "the run is settled"
+    assert keeps(settled, status(state="running")) == "the run is settled"
+    assert keeps(settled, status(state="running", term=9)) == "the run is settled"
+    assert keeps(settled, status(state="running", epoch=1)) == ""
+
+
+def test_nothing_older_replaces_what_is_newer(status: Make) -> None:
+    there = status(term=3, epoch=1)
+    assert keeps(there, status(term=2, epoch=1)) == "it is of term 3, this one of 2"
+    assert keeps(there, status(term=9, epoch=0)) == "it is of epoch 1, this one of 0"
+    assert keeps(there, status(term=3, epoch=1)) == "", "its own leader renews it"
+    assert keeps(there, status(term=4, epoch=1)) == ""
+    ended = status(state="stopped", settled=False)
+    assert keeps(ended, status(state="running")) == "the run is stopped"
+    assert keeps(ended, status(state="stopped", settled=True)) == ""
+
+
+def test_a_forced_end_gives_way_to_a_leader_that_has_settled_it(status: Make) -> None:
+    there = forced(record("stopped"), 0, status(), "no syncer leads it", 5.0)
+    assert (there.state, there.settled, there.forced) == ("stopped", True, True)
+    assert there.reason == "stopped by the coordinator: no syncer leads it"
+    assert keeps(there, status(state="running", term=5)) == "the run is settled"
+    assert keeps(there, status(state="stopped", settled=False, term=5)) == "the run is settled"
+    assert keeps(there, status(state="stopped", settled=True, term=5)) == ""
+
+
+def test_one_that_nobody_ever_led_is_ended_too() -> None:
+    end = forced(record("stopped"), 1, None, "no syncer leads it", 5.0)
+    assert (end.run_id, end.shard, end.state, end.settled) == ("one", 1, "stopped", True)
+
+
+def overdue(standings: Standings, desired: str, now: float) -> str:
+    stopped = record(desired)
+    standings.watch_stop(stopped, now)
+    return standings.overdue(stopped, 0, "demo", now)
+
+
+def test_a_stop_without_a_leader_is_overdue_after_its_time(status: Make) -> None:
+    standings = Standings()
+    standings.take("demo", status(), 100.0)
+    assert overdue(standings, "running", 500.0) == "", "nobody asked"
+    assert overdue(standings, "stopped", 500.0) == ""
+    assert overdue(standings, "stopped", 500.0 + FORCE_S - 0.1) == ""
+    assert overdue(standings, "stopped", 500.0 + FORCE_S) == "no syncer leads it"
+    # A standby took over and speaks: it has its own time.
+    standings.take("demo", status(term=2), 500.0 + FORCE_S)
+    assert overdue(standings, "stopped", 500.0 + FORCE_S + 1) == ""
+
+
+def test_a_leader_that_speaks_and_cannot_end_it_is_not_waited_for_for_ever(status: Make) -> None:
+    standings = Standings()
+    for now in range(int(FORCE_S_MAX)):
+        standings.take("demo", status(at=float(now)), float(now))
+        assert overdue(standings, "stopped", float(now)) == ""
+    assert "could not end it" in overdue(standings, "stopped", FORCE_S_MAX)
+
+
+def test_a_run_that_was_never_led_is_overdue_as_well() -> None:
+    standings = Standings()
+    overdue(standings, "stopped", 0.0)
+    assert overdue(standings, "stopped", FORCE_S) == "no syncer leads it"
+
+
+def test_an_end_that_its_leader_did_not_settle(status: Make) -> None:
+    standings = Standings()
+    standings.take("demo", status(state="finished", settled=False), 0.0)
+    assert overdue(standings, "running", SETTLE_S - 1) == ""
+    assert overdue(standings, "running", SETTLE_S) == "nobody settled its end for 30 s"
+    end = forced(record(), 0, status(state="finished", settled=False), "", 1.0)
+    assert (end.state, end.settled, end.forced) == ("finished", True, False)
+
+
+def test_what_a_deleted_run_of_the_same_name_shows_counts_for_nothing(status: Make) -> None:
+    standings = Standings()
+    standings.take("demo", status(state="stopped", run_id="other"), 0.0)
+    assert standings.put_together("demo", record()) is None
+    standings.take("demo", status(run_id="one"), 0.0)
+    whole = standings.put_together("demo", record())
+    assert whole is not None and whole.state == "running"
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_repeat_by_the_watch_is_no_sign_of_life(status: Make, again: Any) -> None:
+    standings = Standings()
+    standings.take("demo", status(at=1.0), 0.0)
+    standings.take("demo", status(at=1.0 if again else 2.0), 9.0)
+    assert standings.silent_s("demo", 10.0) == (10.0 if again else 1.0)

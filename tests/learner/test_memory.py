@@ -1,0 +1,189 @@
+"""What a learner holds: device arrays by count and bytes, at each phase, against the budget.
+
+The budget (device): parameters, optimizer state, gradients while a step runs, one fragment's work,
+residuals where the codec has some. The host holds the adopted anchors once, shared with the book.
+"""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from diloco_learner import moments
+from diloco_learner.cuts import Cuts
+from diloco_learner.model.named import tensor_specs, to_named
+from diloco_learner.trainer import Program, Trainer
+from diloco_shared.config import RunSpec
+from diloco_shared.numerics.fragments import Layout
+
+FRAGMENTS, BATCH, CONTEXT = 3, 2, 8
+# Losses, random keys and counts: nothing that grows with the model.
+SMALL_BYTES = 4096
+
+
+def made(codec: str = "bf16") -> Program:
+    shape = {"width": 32, "layers": 2, "heads": 2, "kv_heads": 2, "head_width": 16, "hidden": 64}
+    return Program.build(
+        RunSpec.model_validate(
+            {
+                "name": "r",
+                "algorithm": {"fragments": FRAGMENTS, "sync_every_steps": 6, "codec_up": codec},
+                "model": {"context_tokens": CONTEXT, "overrides": shape},
+                "inner": {"batch_sequences": BATCH, "warmup_steps": 0},
+                "budget": {"steps": 10},
+            }
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return made()
+
+
+class Held:
+    """Bytes of device arrays that came to life since it was made."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        self.before = {id(a) for a in jax.live_arrays()}
+        self.kept = list(jax.live_arrays())  # so that no id is used again
+
+    def bytes(self) -> int:
+        gc.collect()
+        alive = (a for a in jax.live_arrays() if not a.is_deleted())
+        return sum(a.nbytes for a in alive if id(a) not in self.before)
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    yield Held()
+
+
+def batch(seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (BATCH, CONTEXT + 1)).astype(np.int32)
+
+
+def parameters(program: Program) -> int:
+    return sum(program.layout.sizes)
+
+
+def test_warming_up_compiles_everything_and_makes_no_second_state(held: Held) -> None:
+    program = made()
+    program.compile(BATCH)
+    assert held.bytes() <= SMALL_BYTES, "from shapes alone"
+    counts = [len(x.programs) for x in (program.step, program.cuts._adopt, program.cuts._encode)]
+    trainer = Trainer(program)
+    for p, anchor_F in enumerate(trainer.initial_fragments()):
+        trainer.adopt(p, anchor_F, 0.0)
+        trainer.contribution(p, 0).fetch()
+    trainer.step(batch(), 0.1)
+    after = [len(x.programs) for x in (program.step, program.cuts._adopt, program.cuts._encode)]
+    assert after == counts, "and nothing is compiled again"
+
+
+def test_at_each_phase_the_device_holds_parameters_and_moments(
+    program: Program, held: Held
+) -> None:
+    state = 12 * parameters(program) + SMALL_BYTES
+    trainer = Trainer(program)
+    assert held.bytes() <= state, "built"
+    trainer.warm_up(BATCH)
+    assert held.bytes() <= state, "warmed up"
+    anchors = [values_F.copy() for values_F in trainer.initial_fragments()]
+    for p, anchor_F in enumerate(anchors):
+        trainer.adopt(p, anchor_F, 0.0)
+    assert held.bytes() <= state, "adopted: anchors are on the host"
+    trainer.step(batch(), 0.1).block_until_ready()
+    assert held.bytes() <= state, "stepped"
+    sent = trainer.contribution(1, 0)
+    assert held.bytes() <= state + 2 * program.layout.sizes[1], "one bf16 contribution"
+    sent.fetch()
+    del sent
+    data = trainer.inner_state()
+    assert held.bytes() <= state, "given away: the copy is on the host"
+    trainer.load_inner_state(data)
+    assert held.bytes() <= state, "received"
+    trainer.evaluate(batch())
+    assert held.bytes() <= state, "evaluated"
+
+
+def test_evaluation_adds_the_published_parameters_and_no_more(
+    program: Program, held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is what gradients take at other times."""
+    trainer = Trainer(program)
+    for p, anchor_F in enumerate(trainer.initial_fragments()):
+        trainer.adopt(p, anchor_F.copy(), 0.0)
+    seen: list[int] = []
+    adopt = type(program.cuts).adopt
+
+    def watching(*args: Any) -> Any:
+        new = adopt(*args)
+        seen.append(held.bytes())
+        return new
+
+    monkeypatch.setattr(type(program.cuts), "adopt", watching)
+    trainer.evaluate(batch())
+    assert len(seen) == FRAGMENTS
+    work = 4 * max(program.layout.sizes)  # the anchor that is being adopted
+    assert max(seen) <= 16 * parameters(program) + work + SMALL_BYTES
+
+
+def test_adopted_anchors_are_shared_not_copied(program: Program) -> None:
+    trainer = Trainer(program)
+    anchor_F = np.zeros(program.layout.sizes[0], np.float32)
+    trainer.adopt(0, anchor_F, 0.0)
+    assert trainer.anchors[0] is anchor_F
+
+
+def test_residuals_are_held_where_the_codec_has_some(held: Held) -> None:
+    trainer = Trainer(made("int4"))
+    assert held.bytes() <= 16 * parameters(trainer.program) + SMALL_BYTES
+
+
+def test_an_inner_state_is_read_and_loaded_leaf_by_leaf(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old leaf is gone before the new one comes."""
+    trainer = Trainer(program)
+    trainer.step(batch(), 0.1)
+    data, old = trainer.inner_state(), jax.tree.leaves(trainer.opt_state)
+    alive: list[int] = []
+    array = jax.numpy.array
+
+    def watching(*args: Any, **more: Any) -> Any:
+        alive.append(sum(not leaf.is_deleted() for leaf in old))
+        return array(*args, **more)
+
+    monkeypatch.setattr("diloco_learner.trainer.jnp.array", watching)
+    trainer.load_inner_state(data)
+    assert alive == list(range(len(old) - 1, -1, -1))
+
+
+def test_views_of_a_received_state_are_its_own_bytes(program: Program) -> None:
+    trainer = Trainer(program)
+    trainer.step(batch(), 0.1)
+    data = trainer.inner_state()
+    arrays = moments.views(data)
+    assert arrays.keys() == to_named(trainer.opt_state).keys()
+    whole = np.frombuffer(data, np.uint8)
+    assert all(np.shares_memory(a, whole) for a in arrays.values())
+
+
+def test_fragments_cut_alike_share_their_programs() -> None:
+    """Rows of one tensor, or tensors of the same shapes."""
+    shapes = {"a": jax.ShapeDtypeStruct((12, 4), np.float32)}
+    layout = Layout.build(tensor_specs(shapes, lambda name: False), 3)
+    cuts = Cuts(layout, shapes, "bf16")
+    cuts.compile(residuals=False)
+    assert len(cuts._adopt.programs) == len(cuts._encode.programs) == 1
+    params = {"a": jax.numpy.arange(48.0).reshape(12, 4)}
+    for p, (piece,) in enumerate(layout.fragments):
+        rows = np.asarray(cuts.read(p, params)).reshape(4, 4)
+        np.testing.assert_array_equal(
+            rows, np.arange(48.0).reshape(12, 4)[piece.start : piece.stop]
+        )

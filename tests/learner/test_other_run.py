@@ -1,0 +1,43 @@
+"""Messages of a deleted run of the same name are refused and counted (I11)."""
+
+import asyncio
+from typing import Any
+
+from diloco_learner.anchors import AnchorBook
+from diloco_learner.edges.downlink import Downlink
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Pull
+from diloco_shared.protocol.wire import encode
+
+
+def pull(round_: int, run_id: str) -> bytes:
+    return encode(
+        Pull(
+            epoch=0,
+            term=1,
+            round=round_,
+            fragment=0,
+            participants=("a",),
+            timeout_s=1.0,
+            run_id=run_id,
+        )
+    )
+
+
+async def test_what_a_leader_of_a_deleted_run_still_says_reaches_nobody() -> None:
+    broker = MemoryBroker()
+    bus, heard = MemoryBus(broker, "a"), list[Any]()
+    down = Downlink(
+        "r", "a", 0, "0" * 32, bus, bus, AnchorBook((4,)), heard.append, lambda _: None, 1, "02"
+    )
+    listening = asyncio.create_task(down.pulls())
+    speaker = MemoryBus(broker, "s")
+    while not heard:
+        await speaker.publish(subjects.pull("r"), pull(1, "01"))
+        await speaker.publish(subjects.pull("r"), pull(2, "02"))
+        await asyncio.sleep(0)
+    listening.cancel()
+    assert {seen.pull.round for seen in heard} == {2}
+    assert down.refused >= 1

@@ -1,0 +1,76 @@
+"""One bad batch costs one step; many in a row end the learner."""
+
+import math
+from typing import Any
+
+import pytest
+from learner.rig import Rig, beat, outgoing
+
+from diloco_learner.events import (
+    Tell,
+)
+from diloco_learner.skips import SKIPS_MAX, Diverged
+from diloco_learner.train import TrainLoop
+
+
+def always_bad(loop: TrainLoop) -> None:
+    """From now on no step has a loss or a gradient that is a number."""
+    step = loop.trainer.step
+
+    def bad(tokens: Any, rate: float, *, poisoned: bool = False) -> Any:
+        return step(tokens, rate, poisoned=True)
+
+    loop.trainer.step = bad  # type: ignore[method-assign]
+
+
+def test_a_poisoned_step_costs_exactly_that_step(rig: Rig) -> None:
+    """The `nan` fault: told and counted, and the moments are as good as before."""
+    loop, box, _ = rig()
+    states: list[bytes] = []
+    step = loop.trainer.step
+
+    def remembering(tokens: Any, rate: float, *, poisoned: bool = False) -> Any:
+        loop.injected.poison = len(states) == 1  # of the third step
+        loss = step(tokens, rate, poisoned=poisoned)
+        states.append(bytes(loop.trainer.inner_state()))
+        return loss
+
+    loop.trainer.step = remembering  # type: ignore[method-assign]
+    box.at = {6: [beat("stopped")]}
+    loop.run()
+    assert states[2] == states[1] and len(set(states)) == 5
+    (told,) = (o.effect for o in outgoing(box, Tell))
+    assert isinstance(told, Tell) and told.kind == "step-skipped"
+    assert "one step was skipped, the last of them step 3" in told.text
+    counters, progress = loop.exchange.counters, box.newest_progress()
+    assert (counters.step, counters.tokens, counters.skipped) == (6, 6 * 16, 1)
+    assert (progress.step, progress.steps_skipped) == (6, 1)
+    assert math.isfinite(progress.loss)
+
+
+def test_steps_that_are_all_skipped_end_the_loop_with_advice(rig: Rig) -> None:
+    loop, box, _ = rig()
+    before = bytes(loop.trainer.inner_state())
+    always_bad(loop)
+    with pytest.raises(Diverged, match=r"lower inner\.learning_rate"):
+        loop.run()
+    told = [o.effect for o in outgoing(box, Tell)]
+    assert [t.kind for t in told if isinstance(t, Tell)] == ["step-skipped"]
+    # Longer than it takes to adopt every fragment anew; one more step is under way.
+    assert loop.skips.in_a_row == max(SKIPS_MAX, loop.spec.algorithm.sync_every_steps) + 1
+    assert loop.trainer.inner_state() == before, "nothing of them is in the moments"
+
+
+def test_skipped_steps_with_good_ones_between_them_end_nothing(rig: Rig) -> None:
+    loop, box, _ = rig()
+    step, taken = loop.trainer.step, []
+
+    def mostly_bad(tokens: Any, rate: float, *, poisoned: bool = False) -> Any:
+        taken.append(None)
+        return step(tokens, rate, poisoned=len(taken) % SKIPS_MAX > 0)
+
+    loop.trainer.step = mostly_bad  # type: ignore[method-assign]
+    box.at = {3 * SKIPS_MAX: [beat("stopped")]}
+    loop.run()
+    assert loop.exchange.counters.skipped > 2 * SKIPS_MAX
+    assert len(outgoing(box, Tell)) == 1, "one event a minute at most"

@@ -1,0 +1,131 @@
+"""A stop ends a run within its time, whatever the run waits for; then it can be deleted."""
+
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+from live.stack import Up, spec, until, up
+
+from diloco_client import ApiError
+
+pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
+
+# Ten seconds are promised; two busy cores may take twice as long for anything.
+STOPPED_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One for all: that the next run begins shows that the one before holds nobody."""
+    folder = tmp_path_factory.mktemp("stop") / "data"
+    with up(folder, "--learners", "2", "--syncers", "2", "--chaos") as stack:
+        yield stack
+
+
+def begin(stack: Up, quorum: int = 1) -> None:
+    algorithm = {"fragments": 6, "quorum": quorum, "overlap_steps": 8}
+    stack.client.create_run(spec(algorithm=algorithm))
+
+
+def trains(stack: Up) -> None:
+    """Both learners step, and rounds are committed."""
+    until(lambda: stack.committed() > 6, "rounds")
+    until(lambda: len(stack.status()["participating"]) == 2, "both learners")
+
+
+def stop(stack: Up) -> dict[str, Any]:
+    """Stop it; the run as it ends, in time."""
+
+    def accepted() -> bool:
+        try:
+            stack.client.stop("r")
+        except ApiError as error:
+            if error.status < 500:
+                raise
+            return False
+        return True
+
+    until(accepted, "a coordinator that can be told")
+    began = time.monotonic()
+    until(lambda: stack.client.run("r")["state"] == "stopped", "the end", patience_s=STOPPED_S)
+    print(f"stopped after {time.monotonic() - began:.1f} s")
+    run: dict[str, Any] = stack.client.run("r")
+    return run
+
+
+def delete(stack: Up) -> None:
+    """As soon as those who worked for it are gone."""
+
+    def deleted() -> bool:
+        try:
+            stack.client.delete_run("r")
+        except ApiError as error:
+            if error.status != 409:
+                raise
+            return False
+        return True
+
+    until(deleted, "a run that can be deleted")
+
+
+def send(stack: Up, number: signal.Signals, *members: str) -> None:
+    for member in members:
+        psutil.Process(stack.pid(member)).send_signal(number)
+
+
+def test_while_learners_begin(stack: Up) -> None:
+    begin(stack)
+    until(lambda: stack.status()["state"] in ("waiting", "bootstrapping"), "its leader")
+    stop(stack)
+    delete(stack)
+
+
+def test_starved_since_a_learner_hangs(stack: Up) -> None:
+    """K = 2, and one of two stands still."""
+    begin(stack, quorum=2)
+    trains(stack)
+    send(stack, signal.SIGSTOP, "learner-2")
+    try:
+        until(lambda: stack.status()["state"] == "starved", "that it is said")
+        assert "1 more learner is needed, or 'diloco quorum r 1'" in stack.status()["reason"]
+        assert stop(stack)["status"]["settled"] in (True, False)
+    finally:
+        send(stack, signal.SIGCONT, "learner-2")
+    last = stack.rounds()[-1]
+    assert (last["outcome"], last["reason"]) == ("skipped", "the run stops")
+    delete(stack)
+
+
+def test_in_the_moment_in_which_a_learner_hangs(stack: Up) -> None:
+    begin(stack, quorum=2)
+    trains(stack)
+    send(stack, signal.SIGSTOP, "learner-1")
+    try:
+        stop(stack)
+    finally:
+        send(stack, signal.SIGCONT, "learner-1")
+    delete(stack)
+
+
+def test_while_no_syncer_answers(stack: Up) -> None:
+    """The coordinator ends it; whoever led then finds it over."""
+    begin(stack)
+    trains(stack)
+    send(stack, signal.SIGSTOP, "syncer-1", "syncer-2")
+    try:
+        run = stop(stack)
+        assert run["reason"] == "stopped by the coordinator: no syncer leads it"
+        delete(stack)
+    finally:
+        send(stack, signal.SIGCONT, "syncer-1", "syncer-2")
+
+
+def test_while_the_message_server_starts_again(stack: Up) -> None:
+    begin(stack)
+    trains(stack)
+    stack.nats().kill()
+    stop(stack)
+    delete(stack)

@@ -1,0 +1,223 @@
+"""A full stream or disk is named within seconds, and what waited goes on when there is room."""
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from live.gate import connected
+from syncer.conftest import Driver, spec
+
+from diloco_shared.edges.blobs import get_blob
+from diloco_shared.edges.bus import Bus, StreamSpec
+from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.edges.tape_archive import TapeArchive
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import PublicationManifest, TapeTerm
+from diloco_shared.protocol.wire import decode
+from diloco_syncer.edges.archiving import TapeArchiver
+from diloco_syncer.edges.fullness import Fullness
+from diloco_syncer.edges.outbox import Outbox
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.storage import Storage
+from diloco_syncer.edges.tape import Tape
+from diloco_syncer.events import Publish
+
+pytestmark = pytest.mark.live
+
+MIB = 1 << 20
+RUN = "t"
+PAYLOAD = bytes(range(256)) * (6 * MIB // 256)
+
+
+class Still(Storage):
+    """Raises no limit: the run has to do with what there is."""
+
+    async def _grow(self) -> None:
+        pass
+
+
+class Leading:
+    """The edges of a leader that publish, append and look, around a machine driven by hand."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.driver = Driver(spec())
+        self.driver.start("a", "b")
+        self.outbox = Outbox(self.driver.spec, "s", bus, bus)
+        self.tape = Tape(bus, RUN)
+        self.kinds: list[str] = []
+        self.seen = asyncio.Event()
+        self.fullness = Fullness(
+            self.driver.spec,
+            self.driver.machine,
+            bus,
+            self.outbox,
+            self.tape,
+            Still(self.driver.spec, bus, lambda: (0, 0), self.outbox.tell),
+            self._put,
+            lambda: False,
+        )
+
+    def _put(self, event: Any) -> None:
+        self.seen.set()
+        self.kinds += [e.kind for e in self.driver.give(event) if hasattr(e, "kind")]
+
+    @property
+    def state(self) -> tuple[str, str]:
+        return self.driver.machine.announcer.state(self.driver.now)
+
+    async def until(self, state: str) -> str:
+        """Its reason, once the run's state is `state`."""
+        async with asyncio.timeout(60):
+            while self.state[0] != state:
+                await self.seen.wait()
+                self.seen.clear()
+        return self.state[1]
+
+    async def publish(self, version: int) -> None:
+        h = self.driver.machine.history
+        effect = Publish(-1, 0, h.epoch, h.term, version, -1, (), {}, h.stamp, 0)
+        await self.outbox.publish(effect, PAYLOAD, "fp32", 8, "0" * 32, h.layout, 1)
+
+
+async def streams(bus: Bus, **bytes_max: int) -> None:
+    for kind in subjects.STREAM_KINDS:
+        name = subjects.run_stream(RUN, kind)
+        captured = subjects.run_streams(RUN)[name]
+        limit = bytes_max.get(kind, 64 * MIB)
+        await bus.ensure_stream(StreamSpec(name, (captured,), limit, synced=kind == "TAPE"))
+
+
+@asynccontextmanager
+async def leading(bus: Bus) -> AsyncIterator[Leading]:
+    found = Leading(bus)
+    looking = asyncio.create_task(found.fullness.keep())
+    try:
+        yield found
+    finally:
+        looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
+
+
+async def arrived(bus: Bus, version: int) -> bool:
+    stored = await bus.last(f"DN-{RUN}", subjects.publication(RUN, 0, 0, version, 1) + ".m")
+    assert stored is not None
+    blob = decode(stored.payload, PublicationManifest).blob
+    return bytes(await get_blob(bus, f"DN-{RUN}", blob, timeout_s=30)) == PAYLOAD
+
+
+async def test_a_stream_one_chunk_too_small_is_named_and_goes_on(nats_server: NatsServer) -> None:
+    async with connected(nats_server.url) as bus:
+        await streams(bus, DN=len(PAYLOAD) - 1)
+        async with leading(bus) as leader:
+            publishing = asyncio.create_task(leader.publish(1))
+            reason = await leader.until("full")
+            assert reason.startswith("DN is full: ")
+            assert "raise keeping.stream_bytes_max" in reason
+            assert not publishing.done()
+            await streams(bus, DN=2 * len(PAYLOAD))
+            await publishing
+            await leader.until("running")
+            assert [k for k in leader.kinds if k in ("full", "room-again")] == [
+                "full",
+                "room-again",
+            ]
+        assert await arrived(bus, 1)
+
+
+async def test_a_full_tape_is_archived_and_goes_on(nats_server: NatsServer, tmp_path: Path) -> None:
+    snapshots = SnapshotStore(tmp_path / "snapshots")
+    archive = TapeArchive(str(tmp_path / "root"), "t.1")
+    async with connected(nats_server.url) as bus:
+        await streams(bus, TAPE=64 << 10)
+        async with leading(bus) as leader:
+            tape = leader.tape
+            TapeArchiver(leader.driver.spec, "s", bus, tape, archive, snapshots)
+
+            async def append(count: int) -> None:
+                for _ in range(count):
+                    number = tape.end + 1
+                    await tape.append(TapeTerm(epoch=0, term=number, leader="s" * 400, at=0.0))
+
+            appending = asyncio.create_task(append(300))
+            reason = await leader.until("full")
+            assert reason.startswith("TAPE is full: ")
+            assert "no snapshot covers" in reason
+            for _ in range(2):
+                await asyncio.to_thread(snapshots.save, tape.end, {}, {"x": np.zeros(1)})
+            async with asyncio.timeout(60):
+                while not appending.done():
+                    await asyncio.sleep(0.2)
+                    await asyncio.to_thread(snapshots.save, tape.end, {}, {"x": np.zeros(1)})
+            appending.result()
+            await leader.until("running")
+        info = await bus.stream_info(f"TAPE-{RUN}")
+        assert info.first_seq > 1
+        assert info.last_seq == 300
+        found = await Tape(bus, RUN, 0, archive).read()
+        assert [seq for seq, _ in found] == list(range(1, 301))
+        assert [r.term for _, r in found if isinstance(r, TapeTerm)] == list(range(1, 301))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not permitted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+async def test_a_hub_out_of_disk_is_named_and_goes_on(small_disk: Path) -> None:
+    server = NatsServer(small_disk / "nats", name="test")
+    await server.start()
+    try:
+        bus = await NatsBus.connect(server.url, name="s")
+        await streams(bus)
+        filler = small_disk / "filler"
+        filler.write_bytes(bytes(122 * MIB))
+        async with leading(bus) as leader:
+            publishing = asyncio.create_task(leader.publish(1))
+            reason = await leader.until("full")
+            assert reason.startswith("the hub's disk is full")
+            assert "no space left on device" in reason
+            assert not publishing.done()
+            assert not server.stuck(), "there is no room yet"
+            filler.unlink()
+            assert server.stuck()
+            await server.terminate()
+            await server.start()
+            assert not server.stuck()
+            async with asyncio.timeout(60):
+                await publishing
+            await leader.until("running")
+        assert await arrived(bus, 1)
+        await bus.close()
+    finally:
+        await server.stop()
+
+
+async def test_the_tape_is_synced_and_bulk_is_not(nats_server: NatsServer) -> None:
+    """What the server says that it does, of streams made and of streams found."""
+    assert '"sync_interval": "always"' in (nats_server.store_dir / "nats-server.conf").read_text()
+    async with connected(nats_server.url) as bus:
+        await streams(bus)
+        await streams(bus)
+        modes = {}
+        for kind in subjects.STREAM_KINDS:
+            answer = await bus.request(f"$JS.API.STREAM.INFO.{kind}-{RUN}", b"{}")
+            modes[kind] = b'"persist_mode":"async"' in answer
+        assert modes == {"UP": True, "DN": True, "TAPE": False, "STATE": True}

@@ -1,0 +1,200 @@
+"""A stop ends a run within its time, whatever the run waits for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diloco_shared.protocol.messages import Pull, TapeEnd, TapeInit, TapeRound
+from diloco_shared.protocol.records import Restore
+from diloco_syncer.ending import STOP_S
+from diloco_syncer.events import (
+    Ended,
+    InitSeen,
+    Led,
+    Publish,
+    Published,
+    SendBeat,
+    Stage,
+    Wanted,
+)
+
+STOP = Wanted(paused=False, stopping=True, quorum=2)
+
+
+def ended(driver: Any) -> bool:
+    return bool(driver.tape) and isinstance(driver.tape[-1], TapeEnd)
+
+
+def pulled(driver: Any) -> Pull:
+    """Both have taken their steps, and a round is pulled."""
+    driver.step("a", 8)
+    driver.step("b", 8)
+    driver.wait(0.1)
+    pull: Pull = driver.pulls[0]
+    return pull
+
+
+def test_a_round_that_waits_for_a_hung_learner_is_skipped(running: Any) -> None:
+    """K = 2, one of two learners hangs: the open round never gets its quorum."""
+    running.step("a", 8)
+    assert [r.phase.value for r in running.machine.rounds.open] == ["collecting"]
+    running.give(STOP)
+    running.wait(STOP_S - 0.5)
+    assert not ended(running), "it may come back"
+    running.wait(0.6)
+    assert ended(running) and running.tape[-1].outcome == "stopped"
+    (skipped,) = running.rounds
+    assert (skipped.outcome, skipped.reason) == ("skipped", "the run stops")
+    assert skipped.quorum_reason == "1 of 2 ready, 2 needed; b is suspect for 5.0 s"
+    assert skipped.quorum_s > 0 and skipped.sync_s == 0
+    assert any(isinstance(e, Ended) for e in running.effects)
+
+
+@pytest.mark.parametrize("quorum, outcome", [(2, "skipped"), (1, "committed")])
+def test_a_pull_that_a_hung_learner_does_not_answer(
+    driver_of: Callable[..., Any], quorum: int, outcome: str
+) -> None:
+    """What has come is merged if it is enough."""
+    driver = driver_of(quorum=quorum, pull_timeout_s_min=60.0, pull_timeout_s_max=60.0)
+    driver.start("a", "b")
+    pull = pulled(driver)
+    driver.give(Wanted(paused=False, stopping=True, quorum=quorum))
+    driver.answer(pull, "a")
+    driver.wait(STOP_S + 0.1)
+    assert ended(driver)
+    first = driver.rounds[0]
+    assert first.outcome == outcome
+    if outcome == "skipped":
+        assert first.reason == "the run stops: 1 contributions of 2 needed"
+
+
+def test_a_publication_that_no_stream_takes_is_not_waited_for(running: Any) -> None:
+    pull = pulled(running)
+    running.answer(pull, "a")
+    # From here on nothing is ever published.
+    answer = running._answer
+    running._answer = lambda e: [] if isinstance(e, Publish) else answer(e)
+    running.answer(pull, "b")
+    assert running.rounds[-1].outcome == "committed"
+    running.give(STOP)
+    running.wait(STOP_S + 0.1)
+    assert ended(running)
+    assert any(isinstance(e, Ended) for e in running.effects)
+    # Whoever leads next publishes it, from the tape.
+    r = running.rounds[-1]
+    later = running.machine.handle(Led("s2", running.now + 1000.0, (0, 0)), running.now)
+    wanted = [(e.fragment, e.version) for e in later if isinstance(e, Publish)]
+    assert (r.fragment, r.version) in wanted
+
+
+def test_bootstrapping_ends_at_once_and_what_comes_late_begins_nothing(driver: Any) -> None:
+    driver.lead()
+    driver.join("a")
+    driver.join("b")
+    beat = [e.beat for e in driver.effects if isinstance(e, SendBeat)][-1]
+    assert (beat.state, beat.initializer) == ("bootstrapping", "a")
+    driver.give(STOP)
+    assert ended(driver)
+    driver.give(InitSeen("a", 0, driver.machine.history.config_hash, (), (), (), True))
+    assert not any(isinstance(r, TapeInit) for r in driver.tape)
+
+
+def test_waiting_for_learners_that_never_join_ends_at_once(driver: Any) -> None:
+    driver.lead()
+    driver.give(STOP)
+    assert ended(driver)
+
+
+def test_a_restore_that_never_comes_is_not_waited_for(running: Any) -> None:
+    wish = Restore(serial=1, source="t/000001")
+    running.give(Wanted(paused=False, stopping=True, quorum=2, restore=wish))
+    assert not ended(running)
+    running.wait(STOP_S + 0.1)
+    assert ended(running)
+
+
+def test_a_paused_run_stops(running: Any) -> None:
+    running.give(Wanted(paused=True, stopping=False, quorum=2))
+    running.step("a", 8, state="paused")
+    running.step("b", 8, state="paused")
+    running.give(STOP)
+    running.wait(STOP_S + 0.1)
+    assert ended(running)
+
+
+def test_the_next_leader_of_a_stop_has_its_own_time(running: Any) -> None:
+    running.step("a", 8)
+    running.give(STOP)
+    assert running.machine.history.stopping and not ended(running)
+    history = running.machine.history
+    running.machine = type(running.machine)(running.spec, history)
+    running.now += 20.0
+    running.give(Led("s2", 1000.0 + running.now, (0, 0)))
+    running.step("a", 1)
+    running.step("b", 0)
+    running.step("a", 20)
+    running.wait(STOP_S + 0.1)
+    assert ended(running)
+
+
+def test_a_merge_under_way_is_recorded_before_the_end(driver_of: Callable[..., Any]) -> None:
+    """What this process computes itself ends by itself: the end waits, and nothing more opens."""
+    running = driver_of(overlap_steps=8)  # two rounds in flight
+    running.start("a", "b")
+    pull = pulled(running)
+    running.answer(pull, "a")
+    answer, staged = running._answer, []
+
+    def answered(effect: Any) -> list[Any]:
+        if isinstance(effect, Stage):
+            staged.append(effect)
+            return []
+        found: list[Any] = answer(effect)
+        return found
+
+    running._answer = answered
+    running.answer(pull, "b")
+    running.give(STOP)
+    running.wait(STOP_S + 1.0)
+    there = [r.n for r in running.machine.rounds.open]
+    for learner in ("a", "b", "a", "b"):
+        running.step(learner, 8)
+    assert not ended(running)
+    assert [r.n for r in running.machine.rounds.open] == there
+    running._answer = answer
+    running._answer(staged[0])
+    assert ended(running)
+    assert running.rounds[0].outcome == "committed"
+    assert all(r.outcome == "skipped" for r in running.rounds[1:])
+
+
+def test_pause_takes_effect_before_there_are_parameters(driver: Any) -> None:
+    driver.lead()
+    driver.join("a")
+    driver.join("b")
+    driver.give(Wanted(paused=True, stopping=False, quorum=2))
+    beat = [e.beat for e in driver.effects if isinstance(e, SendBeat)][-1]
+    assert (beat.state, beat.initializer) == ("paused", "")
+    driver.give(Wanted(paused=False, stopping=False, quorum=2))
+    driver.wait(1.1)
+    beat = [e.beat for e in driver.effects if isinstance(e, SendBeat)][-1]
+    assert (beat.state, beat.initializer) == ("bootstrapping", "a")
+
+
+def test_nothing_opens_after_a_stop_has_had_its_time(running: Any) -> None:
+    running.step("a", 8)
+    running.give(STOP)
+    running.wait(STOP_S + 0.1)
+    for _ in range(10):
+        running.step("a", 4)
+        running.step("b", 4)
+    assert len([r for r in running.tape if isinstance(r, TapeRound)]) == 1
+
+
+def test_published_after_the_end_changes_nothing(running: Any) -> None:
+    running.give(STOP)
+    running.wait(STOP_S + 0.1)
+    before = len(running.tape)
+    running.give(Published(0, -1, 0, 0, True))
+    assert len(running.tape) == before

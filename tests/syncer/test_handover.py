@@ -1,0 +1,195 @@
+"""A snapshot from one disk to another: file by file, and on from where it broke."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import StreamSpec, Unavailable
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import SnapshotWish
+from diloco_shared.protocol.wire import decode
+from diloco_syncer.edges import handover
+from diloco_syncer.edges.handover import NoSnapshot, SnapshotSender, fetch_snapshot
+from diloco_syncer.edges.snapshots import SnapshotStore
+
+VALUES = 3000
+
+
+def arrays(seed: int, fragments: int = 3) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        f"{p}.{name}": rng.standard_normal(VALUES).astype(np.float32)
+        for p in range(fragments)
+        for name in ("master", "anchor", "previous", "outer.0")
+    }
+
+
+class Two:
+    """A leader with snapshots and a standby without, on one bus."""
+
+    def __init__(self, folder: Path, state_bytes: int = 1 << 24) -> None:
+        self.broker = MemoryBroker()
+        self.control, self.data = MemoryBus(self.broker, "c"), MemoryBus(self.broker, "d")
+        self.theirs = SnapshotStore(folder / "leader")
+        self.ours = SnapshotStore(folder / "standby")
+        self.spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 80}})
+        self.state_bytes = state_bytes
+        self.asked: list[str] = []  # digests of files, "" for what describes the snapshot
+        self.most = 0  # bytes on STATE when a file was asked for
+        self.stream = subjects.state_stream("r")
+
+    @asynccontextmanager
+    async def sending(self) -> AsyncIterator[SnapshotSender]:
+        await self.data.ensure_stream(StreamSpec(self.stream, ("state.r.>",), self.state_bytes))
+        sender = SnapshotSender(self.spec, 0, "leader", self.control, self.data, self.theirs)
+        answer = sender._answer
+
+        async def listening(delivery: Any) -> bytes:
+            self.asked.append(decode(delivery.payload, SnapshotWish).digest)
+            self.most = max(self.most, (await self.data.stream_info(self.stream)).bytes)
+            return await answer(delivery)
+
+        sender._answer = listening  # type: ignore[method-assign]
+        task = asyncio.create_task(sender.send())
+        try:
+            await asyncio.sleep(0)
+            yield sender
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def fetch(self, standby: str = "standby", after: int = 0) -> int:
+        return await fetch_snapshot(
+            "r", 0, standby, self.control, self.data, self.ours, after=after
+        )
+
+
+def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> bool:
+    return {k: v.tobytes() for k, v in found.items()} == {k: v.tobytes() for k, v in wanted.items()}
+
+
+async def test_one_file_at_a_time_lies_on_state(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.theirs.save(5, {"n": 5}, arrays(1))
+    async with two.sending():
+        assert await two.fetch() == 5
+        assert (await two.data.stream_info(two.stream)).messages == 0
+    assert len(two.asked) == 4 and two.asked[0] == ""
+    assert two.most == 0, "the one before was taken away first"
+    assert two.ours.load(5)[0] == {"n": 5} and same(two.ours.load(5)[1], arrays(1))
+
+
+async def test_a_transfer_that_breaks_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two, real, calls = Two(tmp_path), handover.get_blob, 0
+    two.theirs.save(5, {}, arrays(1))
+
+    async def breaks(*args: Any, **more: Any) -> memoryview:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # what describes it, a file, and the second file
+            raise Unavailable("the link is cut")
+        return await real(*args, **more)
+
+    monkeypatch.setattr(handover, "get_blob", breaks)
+    async with two.sending():
+        with pytest.raises(Unavailable):
+            await two.fetch()
+        assert two.ours.covers() == []
+        before = len(two.asked)
+        # A new process: all it has is the disk.
+        two.ours = SnapshotStore(two.ours.folder)
+        assert await two.fetch() == 5
+    assert before == 3 and len(two.asked) - before == 3, "description, and the two that are missing"
+    assert two.asked[1] not in two.asked[before:]
+    assert same(two.ours.load(5)[1], arrays(1))
+
+
+async def test_of_a_newer_one_only_what_changed_is_fetched(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    held = arrays(1)
+    two.theirs.save(5, {}, dict(held))
+    async with two.sending():
+        await two.fetch()
+        held |= {k: v for k, v in arrays(2).items() if k.startswith("1.")}
+        two.theirs.save(9, {}, dict(held))
+        before = len(two.asked)
+        assert await two.fetch(after=5) == 9
+    assert len(two.asked) - before == 2
+    assert same(two.ours.load(9)[1], held)
+
+
+async def test_an_older_one_is_of_no_use(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.theirs.save(5, {}, arrays(1))
+    async with two.sending():
+        with pytest.raises(NoSnapshot, match="has no snapshot after record 5"):
+            await two.fetch(after=5)
+
+
+async def test_the_snapshot_stays_while_it_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many the leader writes meanwhile: a slow link gets it all the same."""
+    two, real = Two(tmp_path), handover.get_blob
+    two.theirs.save(5, {}, arrays(1))
+    covers = iter(range(6, 100))
+
+    async def slowly(*args: Any, **more: Any) -> memoryview:
+        for _ in range(3):
+            n = next(covers)
+            two.theirs.save(n, {}, arrays(n))
+        return await real(*args, **more)
+
+    monkeypatch.setattr(handover, "get_blob", slowly)
+    async with two.sending():
+        assert await two.fetch() == 5
+    assert same(two.ours.load(5)[1], arrays(1))
+
+
+async def test_one_standby_at_a_time_until_it_falls_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path)
+    two.theirs.save(5, {}, arrays(1))
+    async with two.sending() as sender:
+        await two.fetch()
+        two.ours = SnapshotStore(tmp_path / "other")
+        with pytest.raises(NoSnapshot, match="is sending a snapshot to standby"):
+            await two.fetch("other")
+        sender.busy_until = 0.0
+        assert await two.fetch("other") == 5
+
+
+async def test_what_does_not_fit_is_refused_with_the_figures(tmp_path: Path) -> None:
+    two = Two(tmp_path, 1 << 20)
+    huge = {"0.master": np.zeros(1 << 19, np.float32)}
+    two.theirs.save(5, {}, dict(huge))
+    async with two.sending():
+        with pytest.raises(NoSnapshot, match=r"2097152 bytes of one fragment.*holds 1048576"):
+            await two.fetch()
+
+
+async def test_what_does_not_come_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path)
+    two.theirs.save(5, {}, arrays(1))
+
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(handover, "silence_s", lambda: 0.05)
+    monkeypatch.setattr(SnapshotSender, "_send", never)
+    async with two.sending():
+        with pytest.raises(NoSnapshot, match="nothing of it came within"):
+            await two.fetch()

@@ -1,0 +1,174 @@
+"""Initial parameters on their way in: fetched as they come, kept, freed, and healed."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.edges import blobs
+from diloco_shared.edges.blobs import manifest_subject, put_blob
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.numerics import codec
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import cut
+from diloco_shared.protocol.messages import Blob, InitManifest, TensorSpec
+from diloco_shared.protocol.wire import encode
+from diloco_syncer.edges import initial
+from diloco_syncer.edges.initial import InitialSets
+from diloco_syncer.edges.payloads import Payloads
+from diloco_syncer.events import Event, InitMoved, InitSeen, Malformed
+
+TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(4,), embedding=False) for n in range(3))
+SPEC = RunSpec.model_validate(
+    {
+        "name": "r",
+        "algorithm": {"fragments": 3, "sync_every_steps": 12},
+        "budget": {"steps": 120},
+    }
+)
+
+
+class Rig:
+    """A learner's side and a shard's side of one bus."""
+
+    def __init__(self) -> None:
+        broker = MemoryBroker()
+        self.bus, self.data = MemoryBus(broker, "learner"), MemoryBus(broker, "syncer")
+        self.payloads = Payloads(lambda: 1 << 20)
+        self.events: list[Event] = []
+        self.begun = False
+        self.stream = subjects.up_stream("r")
+
+    @asynccontextmanager
+    async def working(self) -> AsyncIterator[None]:
+        await self.bus.ensure_stream(StreamSpec(self.stream, ("up.r.>",), 1 << 20))
+        sets = InitialSets(
+            SPEC, range(3), self.data, self.payloads, self.events.append, lambda: self.begun
+        )
+        task = asyncio.create_task(sets.work())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def where(self, learner: str, p: int) -> str:
+        return subjects.initial("r", learner, 0, p)
+
+    async def manifest(self, learner: str, p: int, blob: Blob) -> None:
+        m = InitManifest(
+            run="r",
+            learner=learner,
+            incarnation=0,
+            config_hash=config_hash(SPEC),
+            layout=TENSORS,
+            fragment=p,
+            blob=blob,
+        )
+        await self.bus.append(manifest_subject(self.where(learner, p)), encode(m))
+
+    async def send(self, learner: str, p: int, value: float = 1.0) -> None:
+        payload = codec.encode("fp32", np.full(4, value, np.float32))
+        await self.manifest(learner, p, await put_blob(self.bus, self.where(learner, p), payload))
+
+    def held(self) -> list[str]:
+        return sorted(self.payloads.held)
+
+    def all(self, kind: type) -> list[Any]:
+        return [e for e in self.events if isinstance(e, kind)]
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    monkeypatch.setattr(initial, "LOOK_S", 0.01)
+    monkeypatch.setattr(blobs, "LOOK_S", 0.01)
+    monkeypatch.setattr(blobs, "silence_s", lambda _: 2.0)
+    return Rig()
+
+
+async def test_each_fragment_is_fetched_while_the_rest_is_being_sent(rig: Rig) -> None:
+    async with rig.working():
+        for p in range(2):
+            await rig.send("a", p)
+            await until(lambda p=p: rig.where("a", p) in rig.payloads.held)
+        assert not rig.all(InitSeen)
+        await rig.send("a", 2)
+        await until(lambda: rig.all(InitSeen))
+        (seen,) = rig.all(InitSeen)
+        assert (seen.learner, seen.finite) == ("a", True)
+        assert rig.held() == sorted(seen.subjects)
+
+
+async def test_a_shard_that_starts_in_the_middle_finds_what_is_there(rig: Rig) -> None:
+    async with rig.working():
+        for p in range(2):
+            await rig.send("a", p)
+        await until(lambda: len(rig.held()) == 2)
+    rig.payloads, rig.events = Payloads(lambda: 1 << 20), []
+    async with rig.working():
+        await rig.send("a", 2)
+        await until(lambda: rig.all(InitSeen))
+
+
+async def test_another_initializer_takes_nothing_away_until_it_has_sent_all(rig: Rig) -> None:
+    async with rig.working():
+        await rig.send("a", 0)
+        await until(lambda: len(rig.held()) == 1)
+        for p in range(2):
+            await rig.send("b", p)
+        await rig.send("a", 1)
+        await until(lambda: len(rig.held()) == 2)
+        assert rig.held() == [rig.where("a", 0), rig.where("a", 1)]
+        await rig.send("b", 2)
+        await until(lambda: rig.all(InitSeen))
+        assert rig.all(InitSeen)[0].learner == "b"
+        # What is held beside the set that was handed on is the other's, fetched again.
+        await until(lambda: len(rig.held()) == 5)
+        rig.begun = True
+        await until(lambda: len(rig.held()) == 3)
+
+
+async def test_what_the_stream_does_not_hold_is_taken_off_and_the_rest_stays(rig: Rig) -> None:
+    async with rig.working():
+        await rig.send("a", 0)
+        await rig.send("a", 1)
+        where = rig.where("a", 2)
+        payload = codec.encode("fp32", np.ones(4, np.float32))
+        await rig.manifest("a", 2, cut(where, payload).blob)
+        await until(lambda: rig.all(Malformed))
+        async with asyncio.timeout(60):
+            while await rig.bus.last(rig.stream, manifest_subject(where)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        fetched = rig.data.traffic.bytes_in
+        await rig.send("a", 2)
+        await until(lambda: rig.all(InitSeen))
+        assert len(rig.held()) == 3
+        assert rig.data.traffic.bytes_in - fetched < 2 * 1024, "only that one was fetched"
+
+
+async def test_as_long_as_bytes_come_the_machine_is_told(rig: Rig) -> None:
+    async with rig.working():
+        for n in range(3):
+            told = len(rig.all(InitMoved))
+            await rig.bus.append(f"up.r.a.init.0.{n}", b"a chunk")
+            await until(lambda told=told: len(rig.all(InitMoved)) > told)
+
+
+async def test_values_that_are_not_finite_are_handed_on_as_such(rig: Rig) -> None:
+    async with rig.working():
+        for p in range(3):
+            await rig.send("a", p, np.nan if p == 1 else 1.0)
+        await until(lambda: rig.all(InitSeen))
+        assert not rig.all(InitSeen)[0].finite

@@ -1,0 +1,169 @@
+"""A leader's numbers: what needs the store waits until it is built, and keeps its order."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_shared.config import RunSpec
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_array
+from diloco_shared.numerics.fragments import Layout
+from diloco_shared.protocol.messages import TapeInit, TensorSpec
+from diloco_syncer.edges import numbers
+from diloco_syncer.edges.numbers import Numbers
+from diloco_syncer.edges.payloads import Payloads
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.events import (
+    Chosen,
+    Drop,
+    Event,
+    Install,
+    InstallInit,
+    Publish,
+    Published,
+    Snapshot,
+    SnapshotDone,
+    Stage,
+    Staged,
+    Unstage,
+)
+from diloco_syncer.history import NOT_STARTED, History
+from diloco_syncer.machine import Machine
+from diloco_syncer.norms import inspect
+
+LAYOUT = (
+    TensorSpec(name="a", shape=(8, 2), embedding=False),
+    TensorSpec(name="b", shape=(6,), embedding=True),
+)
+SPEC = RunSpec.model_validate(
+    {
+        "name": "r",
+        "algorithm": {"fragments": 2, "sync_every_steps": 8},
+        "budget": {"steps": 80},
+    }
+)
+SIZES = Layout.build(LAYOUT, 2).sizes
+VALUES = [
+    np.random.default_rng(p).standard_normal(n).astype(np.float32) for p, n in enumerate(SIZES)
+]
+NAMES = ("init.0", "init.1")
+
+
+class Rig:
+    """Numbers without a leader or a bus around them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.history = History(SPEC)
+        self.history.apply(
+            TapeInit(
+                run="r",
+                config_hash=self.history.config_hash,
+                layout=LAYOUT,
+                anchor_digests=tuple(map(digest_array, VALUES)),
+                subjects=NAMES,
+                learner="a",
+                incarnation=0,
+                at=1.0,
+            ),
+            1,
+        )
+        self.payloads = Payloads(lambda: 1 << 20)
+        for name, values in zip(NAMES, VALUES, strict=True):
+            self.payloads.put(name, codec.encode("fp32", values))
+        self.published: list[tuple[int, int, bytes]] = []
+        self.events: list[Event] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.snapshots = SnapshotStore(folder)
+        outbox: Any = self  # what it is used for is `publish`
+        self.numbers = Numbers(
+            SPEC,
+            Machine(SPEC, self.history),
+            self.payloads,
+            outbox,
+            self.snapshots,
+            outbox,
+            None,
+            self.spawn,
+            self.events.append,
+        )
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        return task
+
+    async def publish(self, effect: Publish, payload: Any, *_: Any, **__: Any) -> None:
+        self.published.append((effect.fragment, effect.version, bytes(payload)))
+
+    def contribute(self, key: str) -> None:
+        payload = codec.encode("fp32", VALUES[0] * np.float32(0.01))
+        pieces = Layout.build(LAYOUT, 2).fragments[0]
+        norms_P = inspect(payload, "fp32", SIZES[0], pieces).norms_P
+        self.payloads.put(key, payload, norms_P)
+
+    async def done(self) -> None:
+        while self.tasks:
+            await asyncio.gather(*self.tasks)
+            self.tasks = {task for task in self.tasks if not task.done()}
+
+    def keyframe(self, p: int) -> Publish:
+        return Publish(-1, p, 0, 1, 0, -1, (), {}, NOT_STARTED, 0)
+
+
+async def test_nothing_overtakes_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, go, real = Rig(tmp_path), threading.Event(), numbers.build_store
+
+    def slowly(*args: Any) -> Any:
+        assert go.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(numbers, "build_store", slowly)
+    key = "up.0"
+    rig.contribute(key)
+    chosen = Chosen("a", key, 1.0, 0, "fp32", SIZES[0])
+    try:
+        rig.numbers.perform(InstallInit(LAYOUT, NAMES))
+        for p in range(2):
+            rig.numbers.perform(rig.keyframe(p))
+        rig.numbers.perform(Snapshot(1, -1))
+        # What comes after the effects of the record changes neither what they say nor find.
+        rig.history.seq = 9
+        rig.numbers.perform(Stage(0, 0, 0, (chosen,), False, 0.0))
+        rig.numbers.perform(Drop(key))
+        assert not rig.published and rig.numbers.store is None
+        assert key in rig.payloads.held
+    finally:
+        go.set()
+    await rig.done()
+    assert rig.published == [(p, 0, codec.encode("fp32", VALUES[p])) for p in range(2)]
+    assert rig.payloads.held == {} and rig.payloads.bytes == 0
+    assert {type(event) for event in rig.events} == {Published, SnapshotDone, Staged}
+    meta, arrays = rig.snapshots.load(1)
+    assert meta["history"]["seq"] == 1, "as of the record, not as of when there was time"
+    assert arrays["0.anchor"].tobytes() == VALUES[0].tobytes()
+
+
+async def test_a_committed_round_is_published_as_it_was_staged(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.numbers.perform(InstallInit(LAYOUT, NAMES))
+    await rig.done()
+    for n in range(2):
+        key = f"up.{n}"
+        rig.contribute(key)
+        chosen = Chosen("a", key, 1.0, 0, "fp32", SIZES[0])
+        rig.numbers.perform(Stage(0, n, 0, (chosen,), False, 0.0))
+    await rig.done()
+    # The second one is void: history began again before it was committed.
+    rig.numbers.perform(Unstage(0, 1))
+    payload = rig.numbers.staged[0, 0].payload
+    rig.numbers.perform(Install(0, 0))
+    rig.numbers.perform(Publish(0, 0, 0, 1, 1, 0, (), {}, NOT_STARTED, 0))
+    await rig.done()
+    assert rig.published == [(0, 1, bytes(payload))]
+    assert rig.numbers.staged == rig.numbers.installed == {}
+    assert rig.numbers.store is not None and rig.numbers.store.version(0) == 1

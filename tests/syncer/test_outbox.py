@@ -1,0 +1,142 @@
+"""Publications go out a few at a time, in order, and whole (I12)."""
+
+import asyncio
+from typing import Any
+
+from syncer.conftest import Driver, spec
+
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_syncer.edges import fullness, outbox
+from diloco_syncer.edges.fullness import Fullness
+from diloco_syncer.edges.outbox import Outbox
+from diloco_syncer.edges.storage import Storage
+from diloco_syncer.edges.tape import Tape
+from diloco_syncer.events import Event, Full, Publish, Rewound
+
+PAYLOAD = bytes(3000)
+
+
+async def hub(bytes_max: int = 1 << 20) -> MemoryBus:
+    bus = MemoryBus(MemoryBroker(), "s")
+    for name, captured in subjects.run_streams("t").items():
+        await bus.ensure_stream(StreamSpec(name, (captured,), bytes_max))
+    return bus
+
+
+def driver() -> Driver:
+    found = Driver(spec())
+    found.start("a", "b")
+    return found
+
+
+async def publish(out: Outbox, d: Driver, fragment: int, version: int) -> None:
+    h = d.machine.history
+    effect = Publish(-1, fragment, h.epoch, h.term, version, -1, (), {}, h.stamp, 0)
+    await out.publish(effect, PAYLOAD, "fp32", 8, "0" * 32, (), 1)
+
+
+class Still(Storage):
+    """Raises no limit: the run has to do with what there is."""
+
+    async def _grow(self) -> None:
+        pass
+
+
+def looking(bus: MemoryBus, out: Outbox, d: Driver) -> tuple[Fullness, list[Event]]:
+    told: list[Event] = []
+
+    def put(event: Event) -> None:
+        told.append(event)
+        d.give(event)
+
+    tape, storage = Tape(bus, "t"), Still(d.spec, bus, lambda: (0, 0), out.tell)
+    return Fullness(d.spec, d.machine, bus, out, tape, storage, put, lambda: False), told
+
+
+async def test_no_more_than_the_rounds_in_flight_and_one_go_out_at_a_time() -> None:
+    bus, d = await hub(5000), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    most = d.spec.algorithm.rounds_in_flight_max + 1
+    await bus.append("dn.t.filler", bytes(4500))
+    tasks = [asyncio.create_task(publish(out, d, 0, version)) for version in range(1, most + 3)]
+    for _ in range(50):
+        await asyncio.sleep(0)
+    wanted = [subjects.publication("t", 0, 0, version, 1) for version in range(1, most + 1)]
+    assert list(out.sending) == wanted
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_full_stream_is_named_once_it_is_refused_for_a_while(monkeypatch: Any) -> None:
+    monkeypatch.setattr(outbox, "PAUSE_S", 0.01)
+    bus, d = await hub(5000), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    look, told = looking(bus, out, d)
+    await bus.append("dn.t.filler", bytes(4500))
+    publishing = asyncio.create_task(publish(out, d, 0, 1))
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert any(p.full for p in out.sending.values())
+    await look.look(0.0)
+    assert not [e for e in told if isinstance(e, Full)]
+    await look.look(fullness.FULL_S)
+    (full,) = [e for e in told if isinstance(e, Full)]
+    assert full.place == "DN"
+    assert "keeping.stream_bytes_max" in full.reason
+    await bus.purge(subjects.dn_stream("t"), "dn.t.filler")
+    async with asyncio.timeout(30):
+        await publishing
+    await look.look(fullness.FULL_S + 1)
+    assert [e.reason for e in told if isinstance(e, Full)][-1] == ""
+
+
+async def test_contributions_that_have_no_room_are_named() -> None:
+    bus, d = await hub(3000), driver()
+    look, told = looking(bus, Outbox(d.spec, "s", bus, bus), d)
+    await bus.append("up.t.filler", bytes(2000))
+    await look.look(0.0)
+    await look.look(fullness.FULL_S)
+    (full,) = [e for e in told if isinstance(e, Full)]
+    assert (full.place, full.reason[:10]) == ("UP", "UP is full")
+
+
+async def test_what_the_server_lost_of_dn_is_found() -> None:
+    bus, d = await hub(), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    look, told = looking(bus, out, d)
+    await publish(out, d, 0, 1)
+    await publish(out, d, 1, 1)
+    await look.look(0.0)
+    assert not [e for e in told if isinstance(e, Rewound)]
+    lost = subjects.publication("t", 0, 1, 1, 1)
+    await bus.purge(subjects.dn_stream("t"), f"{lost}.m")
+    await look.look(1.0)
+    assert [e.published for e in told if isinstance(e, Rewound)] == [(1, -1)]
+
+
+async def test_chunks_that_were_lost_after_they_were_acknowledged_go_again() -> None:
+    bus, d = await hub(), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    subject, stream = subjects.publication("t", 0, 0, 1, 1), subjects.dn_stream("t")
+    broker = bus.broker
+    seen = 0
+
+    def fault(client: str, operation: str, where: str) -> Any:
+        nonlocal seen
+        if operation == "append" and where == f"{subject}.m":
+            seen += 1
+            if seen == 1:
+                # The server dies and forgets: the chunk, its id, and this request.
+                broker.purge(stream, subject, None)
+                broker._streams[stream].ids.clear()
+                return "lose_request"
+        return "deliver"
+
+    broker.fault = fault
+    await publish(out, d, 0, 1)
+    assert len(await bus.fetch(stream, subject)) == 1
+    assert len(await bus.fetch(stream, f"{subject}.m")) == 1

@@ -1,0 +1,58 @@
+"""What a keyframe replaces on DN goes; nothing of the keyframe itself does, whoever is late."""
+
+import numpy as np
+from syncer.test_rebirth import init_spec
+
+from diloco_shared.edges.blobs import put_blob
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_syncer.edges.outbox import Outbox
+from diloco_syncer.events import PurgeDown
+
+
+class Down:
+    """DN of run `t`."""
+
+    def __init__(self) -> None:
+        self.bus = MemoryBus(MemoryBroker(), "t")
+        self.outbox = Outbox(init_spec(), "s", self.bus, self.bus)
+
+    async def prepare(self) -> None:
+        await self.bus.ensure_stream(StreamSpec(subjects.dn_stream("t"), ("dn.t.>",), 1 << 20))
+
+    async def chunks(self, version: int, term: int) -> str:
+        subject = subjects.publication("t", 0, 0, version, term)
+        await put_blob(self.bus, subject, np.full(8, version, np.float32).tobytes())
+        return subject
+
+    async def manifest(self, subject: str) -> None:
+        await self.bus.append(subject + ".m", b"m")
+
+    async def there(self) -> set[str]:
+        stored = await self.bus.fetch(subjects.dn_stream("t"), "dn.t.>")
+        return {s.subject for s in stored}
+
+
+async def test_all_before_a_keyframe_goes() -> None:
+    down = Down()
+    await down.prepare()
+    for version in (0, 1):
+        await down.manifest(await down.chunks(version, 1))
+    keyframe = await down.chunks(2, 1)
+    await down.manifest(keyframe)
+    await down.outbox.purge_down(PurgeDown(0, 0, 2))
+    assert await down.there() == {keyframe, keyframe + ".m"}
+
+
+async def test_a_late_manifest_of_an_earlier_leader_takes_no_keyframe_with_it() -> None:
+    down = Down()
+    await down.prepare()
+    late = await down.chunks(1, 1)
+    keyframe = await down.chunks(2, 2)
+    await down.manifest(keyframe)
+    await down.manifest(late)  # of a leader that was deposed, and did not know
+    await down.outbox.purge_down(PurgeDown(0, 0, 2))
+    assert {keyframe, keyframe + ".m"} <= await down.there()
+    assert late not in await down.there(), "what came before the keyframe is gone"

@@ -1,0 +1,162 @@
+"""Room is made before there is none; what is full is a state with a name (I12)."""
+
+from typing import Any
+
+import pytest
+
+from diloco_syncer.events import (
+    Append,
+    Full,
+    Published,
+    PurgeDown,
+    Rewound,
+    Snapshot,
+    SnapshotDone,
+    SnapshotFailed,
+    Stage,
+    Staged,
+    StreamSeen,
+    Tell,
+)
+from diloco_syncer.room import CROWDED
+
+GIB = 1 << 30
+FULL_DN = "DN is full: 2.1 of 2.1 GB used, a keyframe needs 0.3 GB: raise keeping.stream_bytes_max"
+
+
+def of(effects: list[Any], kind: type) -> list[Any]:
+    return [e for e in effects if isinstance(e, kind)]
+
+
+@pytest.fixture
+def d(driver_of: Any) -> Any:
+    """Learners a and b, initialised; no fragment is whole within its life."""
+    found = driver_of(keyframe_every=1000)
+    found.start("a", "b")
+    return found
+
+
+def short(d: Any, by: int = 1) -> None:
+    """DN has `by` bytes less room than it must have."""
+    needed = d.machine.room.needed
+    d.give(StreamSeen("DN", GIB - needed + by, GIB))
+
+
+def staged(d: Any, rounds: int) -> list[Stage]:
+    """What so many further rounds stage."""
+    before = len(of(d.effects, Stage))
+    for _ in range(rounds):
+        for learner in ("a", "b"):
+            d.step(learner, 4)
+        pull = d.pulls[-1]
+        for learner in ("a", "b"):
+            d.answer(pull, learner)
+    found = of(d.effects, Stage)[before:]
+    assert len(found) == rounds
+    return found
+
+
+def test_what_is_published_next_is_whole_where_dn_is_short_of_room(d: Any) -> None:
+    assert not any(s.keyframe for s in staged(d, 2))
+    short(d, by=0)
+    assert not any(s.keyframe for s in staged(d, 2))
+    short(d)
+    early = staged(d, 2)
+    assert [s.keyframe for s in early] == [True, True]
+    records = [r for r in d.tape if getattr(r, "keyframe", False)]
+    assert [r.fragment for r in records] == [s.fragment for s in early]  # type: ignore[union-attr]
+
+
+def test_the_tape_says_what_was_staged_whatever_room_there_is_by_then(d: Any) -> None:
+    staged(d, 2)
+    short(d)
+    d.auto = False
+    for learner in ("a", "b"):
+        d.step(learner, 4)
+    for learner in ("a", "b"):
+        d.answer(d.pulls[-1], learner)
+    stage = of(d.effects, Stage)[-1]
+    assert stage.keyframe
+    d.give(StreamSeen("DN", 0, GIB))
+    digest = "0" * 32
+    seen = d.give(Staged(stage.epoch, stage.round, digest, digest, digest))
+    assert of(seen, Append)[0].record.keyframe
+
+
+def test_the_fragment_with_most_behind_its_keyframe_makes_room(d: Any) -> None:
+    staged(d, 4)
+    room = d.machine.room
+    room.behind_P = {0: 500, 1: 900}
+    short(d)
+    assert not room.keyframe_due(0)
+    assert room.keyframe_due(1)
+
+
+def test_a_keyframe_of_whatever_cause_lets_all_before_it_go(d: Any) -> None:
+    d.give(Published(epoch=0, round=-1, fragment=1, version=7, keyframe=True))
+    assert of(d.effects, PurgeDown)[-1] == PurgeDown(0, 1, 7)
+    before = len(of(d.effects, PurgeDown))
+    d.give(Published(epoch=0, round=-1, fragment=1, version=8, keyframe=False))
+    assert len(of(d.effects, PurgeDown)) == before
+
+
+@pytest.mark.parametrize("kind", ["UP", "TAPE"])
+def test_a_snapshot_is_made_before_its_time_where_its_stream_is_short_of_room(
+    d: Any, kind: str
+) -> None:
+    staged(d, 1)
+    before = len(of(d.effects, Snapshot))
+    d.give(StreamSeen(kind, int(CROWDED * GIB), GIB))
+    assert len(of(d.effects, Snapshot)) == before
+    d.give(StreamSeen(kind, int(CROWDED * GIB) + 1, GIB))
+    assert len(of(d.effects, Snapshot)) == before + 1
+    # It covers all there is: another would let nothing go.
+    d.give(StreamSeen(kind, GIB, GIB))
+    assert len(of(d.effects, Snapshot)) == before + 1
+
+
+def test_a_full_stream_is_the_state_from_its_beginning_to_its_end(d: Any) -> None:
+    staged(d, 1)
+    first = d.give(Full("DN", FULL_DN))
+    assert [t.kind for t in of(first, Tell)] == ["full"]
+    assert not of(d.give(Full("DN", FULL_DN)), Tell), "told once"
+    assert d.machine.announcer.state(d.now) == ("full", FULL_DN)
+    d.give(Full("hub", "the hub's disk is full"))
+    assert "the hub's disk" in d.machine.announcer.state(d.now)[1]
+    d.give(Full("hub", ""))
+    over = d.give(Full("DN", ""))
+    assert [t.kind for t in of(over, Tell)] == ["room-again"]
+    assert d.machine.announcer.state(d.now)[0] == "running"
+
+
+def test_whoever_initialises_is_still_asked_while_something_is_full(
+    driver: Any,
+) -> None:
+    d = driver
+    d.lead()
+    d.give(Full("UP", "UP is full"))
+    state, reason = d.machine.announcer.state(d.now)
+    assert state in ("waiting", "bootstrapping")
+    assert "UP is full" in reason
+
+
+def test_a_syncers_full_disk_is_said_and_stops_nothing(d: Any) -> None:
+    staged(d, 1)
+    d.give(SnapshotFailed("s's disk is full: snapshot not written"))
+    state, reason = d.machine.announcer.state(d.now)
+    assert state == "running"
+    assert "disk is full" in reason
+    h = d.machine.history
+    d.give(SnapshotDone(h.seq, h.next_round - 1, "here"))
+    assert "disk is full" not in d.machine.announcer.state(d.now)[1]
+
+
+def test_what_the_message_server_lost_is_published_again_and_needed_from_up_no_more(d: Any) -> None:
+    staged(d, 2)
+    versions = tuple(d.machine.history.versions)
+    d.auto = False
+    seen = d.give(Rewound((versions[0], versions[1] - 1)))
+    again = [e for e in seen if type(e).__name__ == "Publish"]
+    assert [(e.fragment, e.version, e.prev_version) for e in again] == [(1, versions[1], -1)]
+    assert of(seen, Snapshot)
+    assert not of(seen, Append)

@@ -1,0 +1,99 @@
+"""What leaders show at the end of a run: whoever leads for a moment afterwards changes nothing."""
+
+from typing import Any
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TapeEnd, TapeTerm
+from diloco_shared.protocol.records import RunRecord, RunStatus
+from diloco_shared.protocol.wire import decode, encode
+from diloco_syncer.edges.showing import Showing, shown_over
+from diloco_syncer.history import History
+from diloco_syncer.machine import Machine
+
+SPEC = RunSpec.model_validate({"name": "r", "id": "01", "budget": {"steps": 8}})
+
+
+class Nothing:
+    """In place of an inbox, an outbox and a lease."""
+
+    spec = SPEC
+    bytes_in = bytes_out = 0
+    lapsed = False
+
+    def tell(self, effect: Any) -> None:
+        """Nobody listens."""
+
+
+def showing_of(bus: MemoryBus, *, over: bool = False) -> Showing:
+    """A leader's, of term 1."""
+    history, nothing = History(SPEC), Nothing()
+    history.apply(TapeTerm(epoch=0, term=1, leader="a", at=1.0), 1)
+    if over:
+        versions = tuple(history.versions)
+        end = TapeEnd(term=1, outcome="finished", reason="budget", versions=versions, at=2.0)
+        history.apply(end, 2)
+    found: Any = nothing
+    return Showing(bus, Machine(SPEC, history), found, found, found)
+
+
+async def hub() -> MemoryBus:
+    bus = MemoryBus(MemoryBroker(), "s")
+    for bucket in (subjects.STATUS, subjects.RUNS):
+        await bus.ensure_bucket(bucket)
+    record = RunRecord(
+        name="r",
+        spec=SPEC.model_dump(mode="json"),
+        desired="running",
+        quorum=1,
+        created_at=0.0,
+    )
+    await bus.kv_create(subjects.RUNS, "r", encode(record))
+    return bus
+
+
+async def shown(bus: MemoryBus) -> RunStatus:
+    entry = await bus.kv_get(subjects.STATUS, "r")
+    assert entry is not None and entry.value is not None
+    return decode(entry.value, RunStatus)
+
+
+async def test_a_standby_that_leads_after_the_end_does_not_open_the_run_again() -> None:
+    bus = await hub()
+    first, standby = showing_of(bus, over=True), showing_of(bus, over=True)
+    await first.begin()
+    await standby.begin()  # it has the lease before the settled end is there
+    await first.last()
+    assert (await shown(bus)).settled
+    await standby.show()
+    assert standby.refused == "the run is settled"
+    assert (await shown(bus)).settled
+    assert await shown_over(bus, SPEC, 0)
+
+
+async def test_traffic_goes_on_from_what_the_leader_before_showed() -> None:
+    bus = await hub()
+    first = showing_of(bus)
+    await first.begin()
+    first.bytes_before = (7, 9)
+    assert await first.standing.write(first._status()) == ""
+    second = showing_of(bus)
+    await second.begin()
+    assert second.bytes_before == (7, 9)
+
+
+async def test_what_the_coordinator_forced_is_no_end_that_a_tape_tells_of() -> None:
+    bus = await hub()
+    leader = showing_of(bus)
+    status = leader._status()
+    end = {"state": "stopped", "settled": True, "forced": True}
+    assert await leader.standing.write(status.model_copy(update=end)) == ""
+    assert not await shown_over(bus, SPEC, 0), "whoever comes back leads, and ends it"
+    other = {"state": "stopped", "settled": True, "run_id": "02"}
+    entry = await bus.kv_get(subjects.STATUS, "r")
+    assert entry is not None
+    value = encode(status.model_copy(update=other))
+    await bus.kv_update(subjects.STATUS, "r", value, entry.revision)
+    assert not await shown_over(bus, SPEC, 0), "it is of a deleted run"

@@ -1,0 +1,106 @@
+"""What the run's streams hold against their limits, and limits that grow with the run."""
+
+from diloco_shared.budget import assumed, limits
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.edges.run_streams import ensure_run_streams
+from diloco_shared.protocol import subjects
+from diloco_syncer.edges.storage import Storage
+from diloco_syncer.events import Tell
+
+OWN = {"factory": "my_models:make"}
+SPEC = RunSpec.model_validate({"name": "r", "model": OWN, "budget": {"steps": 1000}})
+
+
+class Hub:
+    """A bus with the streams of a run whose size nobody knows, and a leader's view of them."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self.bus = MemoryBus(self.broker, "syncer")
+        self.size = (0, 0)
+        self.told: list[Tell] = []
+        self.storage = Storage(SPEC, self.bus, lambda: self.size, self.told.append)
+
+    async def begin(self) -> None:
+        await ensure_run_streams(self.bus, "r", limits(assumed(SPEC)))
+
+    async def limits(self) -> dict[str, int]:
+        kinds = subjects.STREAM_KINDS
+        infos = [await self.bus.stream_info(subjects.run_stream("r", kind)) for kind in kinds]
+        return {kind: info.bytes_max for kind, info in zip(kinds, infos, strict=True)}
+
+
+async def test_each_stream_is_read_with_its_own_limit() -> None:
+    hub = Hub()
+    for number, (name, captured) in enumerate(subjects.run_streams("r").items(), 1):
+        await hub.bus.ensure_stream(StreamSpec(name, (captured,), number << 32))
+    await hub.bus.append("dn.r.0.0.0.1", bytes(5000))
+    await hub.storage.look()
+    seen = hub.storage.streams
+    assert {kind: use.limit >> 32 for kind, use in seen.items()} == {
+        "UP": 1,
+        "DN": 2,
+        "TAPE": 3,
+        "STATE": 4,
+    }
+    assert seen["UP"].bytes == 0
+    assert 5000 < seen["DN"].bytes < 5200
+
+
+async def test_what_the_bus_does_not_tell_stays_as_it_was() -> None:
+    hub = Hub()
+    await hub.begin()
+    await hub.storage.look()
+    before = dict(hub.storage.streams)
+    hub.broker.fault = lambda *_: "lose_request"
+    await hub.storage.look()
+    assert hub.storage.streams == before and len(before) == 4
+
+
+async def test_limits_grow_with_what_learners_tell_and_with_their_number() -> None:
+    hub = Hub()
+    await hub.begin()
+    for hub.size in ((10**9, 1), (10**9, 5)):
+        await hub.storage.look()
+        parameters, learners = hub.size
+        needed = limits(assumed(SPEC, learners=learners, parameters=parameters))
+        assert await hub.limits() == needed
+    assert needed["DN"] > 4 * 10**9 and needed["STATE"] > 5 * 8 * 10**9
+
+
+async def test_what_was_told_once_holds_for_those_who_come_later() -> None:
+    hub = Hub()
+    await hub.begin()
+    for hub.size in ((10**9, 1), (0, 5)):
+        await hub.storage.look()
+    assert await hub.limits() == limits(assumed(SPEC, learners=5, parameters=10**9))
+
+
+async def test_limits_never_shrink() -> None:
+    hub = Hub()
+    await hub.begin()
+    hub.size = (10**9, 5)
+    await hub.storage.look()
+    most = await hub.limits()
+    hub.size = (0, 1)
+    await hub.storage.look()
+    # A standby, or a restarted syncer, knows of fewer learners than there are.
+    await ensure_run_streams(hub.bus, "r", limits(assumed(SPEC)))
+    assert await hub.limits() == most
+
+
+async def test_a_server_without_room_is_told_once_and_asked_again() -> None:
+    hub = Hub()
+    await hub.begin()
+    hub.broker.storage_max = 10 << 30
+    hub.size = (10**9, 5)
+    for _ in range(3):
+        await hub.storage.look()
+    assert [t.kind for t in hub.told] == ["no-room"]
+    assert "STATE" in hub.told[0].text and "storage" in hub.told[0].text
+    hub.broker.storage_max = 1 << 40
+    await hub.storage.look()
+    assert await hub.limits() == limits(assumed(SPEC, learners=5, parameters=10**9))

@@ -1,0 +1,95 @@
+"""A standstill that nothing explains is said; whatever explains one is said instead."""
+
+from typing import Any
+
+from diloco_syncer.events import BusBack, Led, Tell, Wanted
+
+
+def state(driver: Any) -> tuple[str, str]:
+    found: tuple[str, str] = driver.machine.announcer.state(driver.now)
+    return found
+
+
+def steps_on(driver: Any, seconds: int, *, steps: int = 0) -> None:
+    """Both report every second; nobody answers a pull."""
+    for _ in range(seconds):
+        driver.wait(1.0)
+        for learner in ("a", "b"):
+            driver.step(learner, steps)
+
+
+def test_learners_that_step_and_no_round_ever(running: Any) -> None:
+    running.machine.rounds.suspended = ""
+    running.machine.rounds.stopped = True  # a fault: nothing opens, for no reason
+    steps_on(running, 15, steps=1)
+    assert state(running)[0] == "running"
+    steps_on(running, 60, steps=1)
+    shown, why = state(running)
+    assert shown == "stuck"
+    assert "no reason is known: no round is open" in why
+    assert running.machine.announcer.watchdog.seconds_since_round(running.now) > 60
+    told = [e.text for e in running.effects if isinstance(e, Tell) and e.kind == "stuck"]
+    assert len(told) == 1, "once"
+
+
+def test_a_round_that_hangs_is_named_with_whom_it_awaits(running: Any) -> None:
+    running.step("a", 8)
+    running.step("b", 8)
+    running.wait(0.1)
+    (r,) = running.machine.rounds.open
+    r.deadline = 1e6  # a fault
+    steps_on(running, 40)
+    assert state(running)[0] == "running", "a deadline of its own explains it"
+    r.pulled_at = r.deadline - 1.0
+    shown, why = state(running)
+    assert shown == "stuck"
+    assert "round 0 of fragment 0 pulling for " in why and "awaits a, b" in why
+
+
+def test_a_stated_reason_is_no_standstill_and_patience_begins_after_it(running: Any) -> None:
+    running.machine.rounds.stopped = True
+    running.give(Wanted(paused=True, stopping=False, quorum=2))
+    steps_on(running, 120)
+    assert state(running)[0] == "paused"
+    running.give(Wanted(paused=False, stopping=False, quorum=2))
+    steps_on(running, 5)
+    assert state(running)[0] == "running"
+    running.wait(120.0)
+    assert state(running)[0] == "starved"
+    steps_on(running, 2)
+    assert state(running)[0] == "running", "they have just come back"
+
+
+def test_time_without_the_bus_does_not_count(running: Any) -> None:
+    running.machine.rounds.stopped = True
+    for _ in range(60):
+        steps_on(running, 1)
+        running.give(BusBack())
+    assert state(running)[0] == "running"
+
+
+def test_learners_on_their_way_are_awaited_and_the_run_is_not_starved(driver: Any) -> None:
+    driver.start("a", "b")
+    driver.step("a", 0, state="recovering")
+    driver.step("b", 0, state="joining")
+    assert state(driver) == ("waiting", "for the first step of a, b: they recover or compile")
+    driver.step("a", 0)
+    assert state(driver) == ("waiting", "for the first step of b: they recover or compile")
+
+
+def test_a_quorum_that_cannot_be_reached_names_both_ways_out(running: Any) -> None:
+    running.give(Wanted(paused=False, stopping=False, quorum=5))
+    assert state(running) == (
+        "starved",
+        "starved (2 of 5): 3 more learners are needed, or 'diloco quorum t 2'",
+    )
+    running.wait(6.0)
+    assert state(running) == ("starved", "starved (0 of 5): 5 more learners are needed")
+
+
+def test_a_fresh_leader_has_not_heard_of_anybody(running: Any) -> None:
+    running.machine = type(running.machine)(running.spec, running.machine.history)
+    running.give(Led("s2", 1000.0 + running.now, (0, 0)))
+    assert state(running)[0] == "waiting"
+    running.wait(6.0)
+    assert state(running)[0] == "starved"
