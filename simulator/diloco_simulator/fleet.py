@@ -210,7 +210,8 @@ class Fleet:
             return f"{learners} of {needed} learners"
         if not all(w.merges.initialised for w in self.scenario.watch.of):
             least = self.scenario.spec.membership.learners_min
-            return f"{learners} of {least} learners to begin" if learners < least else ""
+            if learners < least:
+                return f"{learners} of {least} learners to begin"
         for shard in range(self.scenario.spec.algorithm.shards):
             if not any(m.shard == shard for m in self._there("syncer")):
                 return f"a syncer of shard {shard}"

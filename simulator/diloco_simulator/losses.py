@@ -114,7 +114,9 @@ class Losses:
             if (life := node.life) is not None and life.machine.leading
         ]
         w.report.looked("liveness")
-        if working and all(state in WORKING for state in working) and not w.ended:
+        # Without a syncer of one shard, the leaders of the others rightly go on with their rounds.
+        lead = not lacks.startswith("a syncer")
+        if lead and working and all(state in WORKING for state in working) and not w.ended:
             w.broken("liveness", f"lacks {lacks}, and says {working}")
         if len(working) < self.scenario.spec.algorithm.shards and not self.scenario.fleet.waiting:
             w.broken("liveness", f"lacks {lacks}, and the coordinator waits for nobody")

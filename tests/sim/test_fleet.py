@@ -56,6 +56,24 @@ def test_with_fewer_learners_than_the_quorum_the_state_is_named_and_a_stop_ends_
     assert verdict.counts["stop took effect"] == 1
 
 
+def test_a_syncer_lost_before_the_run_begins_is_named_and_a_stop_ends_it(tmp_path: Path) -> None:
+    scenario = Scenario(1, Options.calm(), tmp_path)
+    scenario.world.at(0.1, lambda: scenario.fleet.lose(scenario.fleet.members["syncer"]))
+    verdict = scenario.run()
+    assert scenario.fleet.lacks() == "a syncer of shard 0"
+    assert verdict.violations == []
+    assert scenario.fleet.waiting == "syncer syncer is gone: the run goes on once it is back"
+
+
+def test_one_shard_goes_on_with_its_rounds_while_another_lacks_its_syncer(tmp_path: Path) -> None:
+    scenario = Scenario(1, Options.calm(shards=2, fragments=4, steps=200), tmp_path)
+    scenario.world.at(15.0, lambda: scenario.fleet.lose(scenario.fleet.members["syncer-b"]))
+    verdict = scenario.run()
+    assert scenario.fleet.lacks() == "a syncer of shard 1"
+    assert verdict.violations == []
+    assert scenario.watch.of[0].round_at > 40.0
+
+
 def test_an_order_without_effect_is_told_of(tmp_path: Path) -> None:
     """The check itself: a syncer that is deaf to its user."""
     scenario = Scenario(1, Options.calm(steps=200, safety_s=60.0), tmp_path)
