@@ -103,11 +103,21 @@ class Losses:
         processes = tuple(node.process for node in self.scenario.syncers)
         self.hub.processes[NAME] = processes
 
+    def lacking(self) -> str:
+        """What a healed world lacks for good, after some time without it; "" for nothing.
+
+        A container that is being made anew, or parameters on their way, are no loss.
+        """
+        lacks = self.scenario.fleet.lacks()
+        if not lacks or self.watch.ended:
+            return ""
+        self.world.run(self.world.now + DEGRADED_S)
+        return "" if self.watch.ended else self.scenario.fleet.lacks()
+
     def judge(self, lacks: str) -> None:
         """With less than a run needs, its state has a name, and the user's word still counts."""
         w, world = self.watch, self.world
         self.watch.reached("lacks a syncer" if lacks.startswith("a syncer") else "lacks learners")
-        world.run(world.now + DEGRADED_S)
         working = [
             life.machine.announcer.state(life.now)[0]
             for node in self.scenario.syncers

@@ -176,9 +176,9 @@ class Scenario:
         world.heal()
         self.watch.healed()
         self.user.calm()
+        lacks = self.losses.lacking()
         healed_at = world.now
-        lacks = self.fleet.lacks()
-        if lacks and not self.watch.ended:
+        if lacks:
             self.losses.judge(lacks)
         else:
             world.run(healed_at + LIVENESS_S * self.options.step_s, self._over)
