@@ -49,7 +49,7 @@ from diloco_syncer.history import History
 from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
 from diloco_syncer.rebirth import Reborn
-from diloco_syncer.replay import build_store, newest_published, stage_chosen
+from diloco_syncer.replay import build_store, newest_keyframes, newest_published, stage_chosen
 from diloco_syncer.store import FragmentStore
 from diloco_syncer.store import Staged as StagedArrays
 
@@ -104,11 +104,13 @@ class SyncerLife(Process):
                 self.watch.anchors.held(history.epoch, p, version, digest, self.leader)
         took_over = bool(history.leader) and not history.leader.startswith(self.process)
         self.world.counts["failovers"] += took_over
-        published = newest_published(history, (i.message for i in self.hub.dn.items))
+        manifests = [i.message for i in self.hub.dn.items]
+        published = newest_published(history, manifests)
         if history.initialised and any(published[p] < history.versions[p] for p in history.owned):
             self.watch.reached("takeover" if took_over else "restart", "during publication")
         self.watch.leads(self)
-        self.give(Led(self.leader, self.wall, published, reborn))
+        keyframes = newest_keyframes(history, manifests)
+        self.give(Led(self.leader, self.wall, published, reborn, keyframes))
         self.wish()
         if self.alive:
             self.inbox.open(self.hub.up.seq if history.initialised else 0)

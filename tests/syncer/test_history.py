@@ -23,7 +23,7 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_syncer.history import History, TapeFault
-from diloco_syncer.replay import newest_published
+from diloco_syncer.replay import newest_keyframes, newest_published
 
 
 def spec(**budget: Any) -> RunSpec:
@@ -184,6 +184,15 @@ def test_a_publication_above_the_head_counts_whatever_it_holds() -> None:
     assert newest_published(h, [published(0, 1, ours), published(1, 1, theirs)]) == (1, -1)
     assert newest_published(h, [published(0, 1, ours), published(0, 2, theirs)]) == (2, -1)
     assert newest_published(h, [published(0, 2, theirs, epoch=0)]) == (-1, -1)
+    whole, delta = (
+        published(0, 0, ours),
+        published(0, 1, ours).model_copy(update={"prev_version": 0}),
+    )
+    assert newest_keyframes(h, [whole, delta]) == (0, -1)
+    assert newest_keyframes(h, [published(1, 99, theirs), published(0, 0, ours, epoch=9)]) == (
+        -1,
+        -1,
+    )
 
 
 @pytest.mark.parametrize("known", range(len(EVENTFUL) + 1))

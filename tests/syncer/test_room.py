@@ -7,6 +7,7 @@ import pytest
 from diloco_syncer.events import (
     Append,
     Full,
+    Led,
     Published,
     PurgeDown,
     Rewound,
@@ -160,3 +161,11 @@ def test_what_the_message_server_lost_is_published_again_and_needed_from_up_no_m
     assert [(e.fragment, e.version, e.prev_version) for e in again] == [(1, versions[1], -1)]
     assert of(seen, Snapshot)
     assert not of(seen, Append)
+
+
+def test_whoever_takes_over_purges_what_keyframes_have_replaced(running: Any) -> None:
+    """The leader that published them may have died before it did."""
+    machine = type(running.machine)(running.spec, running.machine.history)
+    running.machine = machine
+    effects = running.give(Led("s2", 1000.0 + running.now, (0, 0), keyframes=(0, -1)))
+    assert of(effects, PurgeDown) == [PurgeDown(0, 0, 0)]

@@ -33,6 +33,7 @@ class Led:
     at: float  # wall clock now, for records
     published: tuple[int, ...]  # newest version of each fragment on DN in this epoch, -1 none
     reborn: Reborn | None = None  # no syncer had the state: it is what is published
+    keyframes: tuple[int, ...] = ()  # newest version of each that is there whole, -1 none
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class Machine:
         self.wishes = Wishes(spec, history, self.roster)
         self.lapse = ""  # why the lease is in doubt, if it is
         self.published: tuple[int, ...] = ()
+        self.keyframes: tuple[int, ...] = ()
         self.ending = Ending(history, self.roster, self.rounds)
 
     # --- the door ------------------------------------------------------------------------------
@@ -182,7 +183,7 @@ class Machine:
     # --- leading -------------------------------------------------------------------------------
 
     def _lead(self, led: Led) -> list[Effect]:
-        h, self.published = self.history, led.published
+        h, self.published, self.keyframes = self.history, led.published, led.keyframes
         if h.outcome:
             # No term follows the end; but should the one before have died over it, this one tells.
             self.leading = True
@@ -241,7 +242,7 @@ class Machine:
         match record:
             case TapeTerm():
                 self.leading, self.roster.since = True, event.at - self.wall_offset
-                effects: list[Effect] = [*self._unpublished()]
+                effects: list[Effect] = [*self._unpublished(), *self._superseded()]
                 effects.append(Tell("term", f"{record.leader} leads, term {record.term}"))
                 for p, version in enumerate(self.published):
                     effects += self._lost(p, version, "DN", event.at)
@@ -358,6 +359,13 @@ class Machine:
         again = [e for e in self._unpublished() if e.fragment not in busy]
         text = "the message server lost what it had acknowledged: it was killed, or lost its power"
         return [*again, *self._snapshot_once(), Tell("rewound", text)]
+
+    def _superseded(self) -> list[Effect]:
+        """What keyframes on DN have replaced: the leader that published them may have died over
+        it, and until the next keyframe there may be no room."""
+        known = ((p, v) for p, v in enumerate(self.keyframes) if v >= 0)
+        owned = self.history.owned
+        return [PurgeDown(self.history.epoch, p, v) for p, v in known if p in owned]
 
     def _published(self, event: Published, now: float) -> list[Effect]:
         """A keyframe makes everything before it superfluous, of earlier epochs too."""

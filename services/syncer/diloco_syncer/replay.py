@@ -128,6 +128,17 @@ def newest_published(history: History, manifests: Iterable[PublicationManifest])
     return tuple(newest)
 
 
+def newest_keyframes(history: History, manifests: Iterable[PublicationManifest]) -> tuple[int, ...]:
+    """Newest version per fragment that DN has whole in this epoch, -1 for none: what is older can
+    go. One above the head may be of a record that the tape has lost, and does not count."""
+    newest = [-1] * history.fragments
+    for m in manifests:
+        p = m.fragment
+        if m.epoch == history.epoch and p < len(newest) and m.prev_version < 0:
+            newest[p] = max(newest[p], m.version if m.version <= history.versions[p] else -1)
+    return tuple(newest)
+
+
 def build_store(
     history: History,
     subjects_P: tuple[str, ...],

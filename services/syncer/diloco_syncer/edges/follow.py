@@ -35,7 +35,7 @@ from diloco_syncer.edges.tape import Purged as Purged
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.rebirth import Reborn
-from diloco_syncer.replay import State, newest_published, payloads_needed, replay
+from diloco_syncer.replay import State, newest_keyframes, newest_published, payloads_needed, replay
 from diloco_syncer.store import FragmentStore
 
 log = structlog.get_logger()
@@ -59,6 +59,7 @@ class Recovered:
     published: tuple[int, ...]  # newest version of each fragment on DN; -1 none
     notes: list[str]
     reborn: Reborn | None = None  # the state is what was published
+    keyframes: tuple[int, ...] = ()  # newest version of each that is there whole; -1 none
 
 
 class Follower:
@@ -215,9 +216,11 @@ class Follower:
 
     async def recovered(self) -> Recovered:
         """For a leader that begins here."""
-        published = await _published(self.spec.name, self.data, self.history)
-        notes = [*self.notes, f"{self.executed} records executed up to {self.history.seq}"]
-        return Recovered(self.history, self.store, published, notes, self.reborn)
+        h = self.history
+        manifests = await manifests_on(self.spec.name, self.data, str(h.epoch))
+        published, keyframes = newest_published(h, manifests), newest_keyframes(h, manifests)
+        notes = [*self.notes, f"{self.executed} records executed up to {h.seq}"]
+        return Recovered(h, self.store, published, notes, self.reborn, keyframes)
 
 
 async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, bytes]:
@@ -241,8 +244,3 @@ async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, byte
                 raise Purged(f"{subject} was purged from {stream} while it was read") from None
             raise
     return payloads
-
-
-async def _published(run: str, data: Bus, history: History) -> tuple[int, ...]:
-    """Newest version of each fragment on DN in this epoch; -1 none."""
-    return newest_published(history, await manifests_on(run, data, str(history.epoch)))

@@ -161,7 +161,15 @@ class Leader:
         await self.showing.begin()
         await until_done(self.places.write)
         recovered = self.recovered
-        self._put(Led(self.leader, time.time(), recovered.published, recovered.reborn))
+        self._put(
+            Led(
+                self.leader,
+                time.time(),
+                recovered.published,
+                recovered.reborn,
+                recovered.keyframes,
+            )
+        )
         async with asyncio.TaskGroup() as tasks:
             self.tasks = tasks
             self.inbox.up_seq = await until_done(self._up_info)
