@@ -73,7 +73,7 @@ class Tokens:
         """`mark`: what a restore goes back to; all lives of before are over then."""
         merged = list(self.merged[-1])
         if isinstance(record, TapeRestore) and mark is not None:
-            merged = list(mark.merged)
+            merged, self.versions = list(mark.merged), list(mark.versions)
             self.spans.clear()
         if isinstance(record, TapeRebirth):
             for p in self.owned:
