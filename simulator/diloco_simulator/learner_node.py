@@ -108,12 +108,13 @@ class LearnerNode:
             self.gone(self.life, restart_s)
 
     def lose(self, how: str) -> None:
-        """The machine never comes back."""
+        """The machine never comes back, with whatever runs on it."""
         if self.life is not None:
             self.gone(self.life, None)
         self.left = how
-        for life in self.lives:
+        for life in (one for one in self.lives if one.alive):
             life.alive = False
+            self.watch.silent(self.name, life.incarnation)
 
     def wipe(self, restart_s: float) -> None:
         """Its disk is empty, and its process another one."""
