@@ -13,7 +13,8 @@ fragment was merged twice.
 
 memory_over_budget: the most that a process held for itself, over what the run's budget says for
 it. loop_lag_max_s: the longest that any event loop was held, as the processes say themselves.
-Failovers and lost learners that nobody caused count as false ones.
+Failovers and lost learners that nobody caused count as false ones. Of each stream the most that it
+held is told beside its budget, which is for the worst moment and may not come.
 """
 
 import argparse
@@ -94,7 +95,7 @@ class Measured:
         self.standins: dict[str, subprocess.Popen[bytes]] = {}
         self.killed: list[str] = []
         self.phases: dict[str, float] = {}
-        self.watching = Watching(self._members, self._addresses)
+        self.watching = Watching(self._members, self._addresses, self._streams)
 
     # --- looking -------------------------------------------------------------------------------
 
@@ -110,6 +111,13 @@ class Measured:
         except Exception:  # the coordinator is starting, or its bus is away
             return {}
         return {m["id"]: m["address"] for m in members if m.get("alive") and m.get("address")}
+
+    def _streams(self) -> dict[str, tuple[int, int]]:
+        try:
+            streams = (self.stack.client.run(RUN)["budget"] or {})["streams"]
+        except Exception:  # the coordinator is starting, or its bus is away
+            return {}
+        return {kind: (s["used"] or 0, s["needed"]) for kind, s in streams.items()}
 
     def status(self) -> dict[str, Any]:
         """The leader's newest words."""
@@ -229,6 +237,10 @@ class Measured:
             "parameters": self.parameters,
             "memory": memory,
             "memory_over_budget": max(m["memory_over_budget"] for m in memory.values()),
+            "streams": {
+                kind: {"most_bytes": held, "budget_bytes": needed, "share": held / needed}
+                for kind, (held, needed) in sorted(self.watching.held.items())
+            },
             "loop_lag_max_s": max(self.watching.lag.values(), default=0.0),
             "loop_lag_s": dict(sorted(self.watching.lag.items())),
             "false_failovers": kinds.count("term") - 1 - len(killed),
@@ -282,6 +294,8 @@ def main() -> None:
             f"{name:12} {m['peak_bytes'] / 1e9:6.2f} GB  {m['bytes_per_parameter']:5.1f} B a "
             f"parameter  {m['memory_over_budget']:5.2f} of its budget"
         )
+    for kind, s in figures["streams"].items():
+        print(f"{kind:12} {s['most_bytes'] / 1e9:6.2f} GB  {s['share']:5.2f} of its budget")
     shown = ("memory_over_budget", "loop_lag_max_s", "false_failovers", "false_evictions")
     for name in shown:
         print(f"{name:24} {figures[name]:.3g}")

@@ -1,4 +1,4 @@
-"""Who holds how much memory, and how long event loops were held: sampled from outside.
+"""Who holds how much memory and storage, and how long event loops were held: from outside.
 
 Memory is what a process has for itself (RssAnon of /proc): pages of mapped files are the kernel's
 to drop. The peak of each name is kept over all its lives.
@@ -38,14 +38,20 @@ def lag_s(address: str) -> float:
 
 
 class Watching(threading.Thread):
-    """Samples until `stop`. `members`: pid of each name; `addresses`: its health endpoint."""
+    """Samples until `stop`. `members`: pid of each name; `addresses`: its health endpoint;
+    `streams`: (bytes held, bytes that the budget says at most) by kind."""
 
     def __init__(
-        self, members: Callable[[], dict[str, int]], addresses: Callable[[], dict[str, str]]
+        self,
+        members: Callable[[], dict[str, int]],
+        addresses: Callable[[], dict[str, str]],
+        streams: Callable[[], dict[str, tuple[int, int]]],
     ) -> None:
         super().__init__(name="watching", daemon=True)
         self.members = members
         self.addresses = addresses
+        self.streams = streams
+        self.held: dict[str, tuple[int, int]] = {}  # the most, and the budget
         self.peak: dict[str, int] = {}
         self.lag: dict[str, float] = {}
         self.stopped = threading.Event()
@@ -58,6 +64,7 @@ class Watching(threading.Thread):
             if looks % METRICS_EVERY == 0:
                 pids = self.members()
                 self._lags()
+                self._streams()
             looks += 1
             for name, pid in pids.items():
                 self.peak[name] = max(self.peak.get(name, 0), anonymous_bytes(pid))
@@ -65,6 +72,10 @@ class Watching(threading.Thread):
     def _lags(self) -> None:
         for name, address in self.addresses().items():
             self.lag[name] = max(self.lag.get(name, 0.0), lag_s(address))
+
+    def _streams(self) -> None:
+        for kind, (held, needed) in self.streams().items():
+            self.held[kind] = (max(held, self.held.get(kind, (0, 0))[0]), needed)
 
     def stop(self) -> None:
         """Last look, and the end."""
