@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from diloco_shared.protocol import messages, records
 from diloco_shared.protocol.messages import Message, TapeRecord
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 # The largest message is a version-0 manifest with its layout: 3000 tensors of 300 bytes.
 MESSAGE_BYTES_MAX = 1 << 20
 # Of the digest at the end: against accidents, not against malice.
@@ -74,7 +74,10 @@ def _open(data: bytes) -> tuple[str, Any]:
     if not isinstance(envelope, dict) or envelope.keys() != {"v", "t", "b"}:
         raise WireError("not an envelope of v, t and b")
     if envelope["v"] != WIRE_VERSION:
-        raise WireError(f"wire version {envelope['v']!r}, this side speaks {WIRE_VERSION}")
+        raise WireError(
+            f"wire version {envelope['v']!r}, this side speaks {WIRE_VERSION}: "
+            "all processes of a cluster must be of one release"
+        )
     name = envelope["t"]
     if not isinstance(name, str) or not (hasattr(messages, name) or hasattr(records, name)):
         raise WireError(f"unknown message type {str(envelope['t'])[:60]!r}")

@@ -71,11 +71,11 @@ def test_anything_else_is_refused(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("envelope", "said"),
     [
-        ({"v": 1, "t": "Fault"}, "not an envelope"),
-        ({"v": 2, "t": "Fault", "b": {}}, "wire version 2"),
-        ({"v": 1, "t": "Nobody", "b": {}}, "unknown message type 'Nobody'"),
-        ({"v": 1, "t": "TapeTerm", "b": {}}, "expected Fault, got TapeTerm"),
-        ({"v": 1, "t": "Fault", "b": {"id": "f", "kind": "kill"}}, "Fault.target: Field required"),
+        ({"v": 2, "t": "Fault"}, "not an envelope"),
+        ({"v": 1, "t": "Fault", "b": {}}, "wire version 1, this side speaks 2: all processes"),
+        ({"v": 2, "t": "Nobody", "b": {}}, "unknown message type 'Nobody'"),
+        ({"v": 2, "t": "TapeTerm", "b": {}}, "expected Fault, got TapeTerm"),
+        ({"v": 2, "t": "Fault", "b": {"id": "f", "kind": "kill"}}, "Fault.target: Field required"),
     ],
 )
 def test_a_whole_message_that_is_wrong_says_what_is(envelope: Any, said: str) -> None:
