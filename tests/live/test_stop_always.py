@@ -1,5 +1,6 @@
 """A stop ends a run within its time, whatever the run waits for; then it can be deleted."""
 
+import asyncio
 import signal
 import time
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ import pytest
 from live.stack import Up, spec, until, up
 
 from diloco_client import ApiError
+from diloco_shared.edges.bus import StreamFull
+from diloco_shared.edges.nats_bus import NatsBus
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
@@ -121,6 +124,51 @@ def test_while_no_syncer_answers(stack: Up) -> None:
         delete(stack)
     finally:
         send(stack, signal.SIGCONT, "syncer-1", "syncer-2")
+
+
+def test_when_its_leader_is_killed_at_that_moment(stack: Up) -> None:
+    begin(stack)
+    trains(stack)
+    send(stack, signal.SIGKILL, stack.leader())
+    stop(stack)
+    delete(stack)
+
+
+async def fill(address: str, token: str) -> None:
+    """DN takes no more: a stranger's bytes, which no purge of the run's own removes."""
+    bus = await NatsBus.connect(f"nats://{address}", name="stranger", token=token)
+    try:
+        for size in (1 << 19, 1 << 10):
+            n = 0
+            try:
+                while True:
+                    await bus.append(f"dn.r.stranger.{size}.{n}", bytes(size))
+                    n += 1
+            except StreamFull:
+                continue
+    finally:
+        await bus.close()
+
+
+def test_while_a_stream_is_full(stack: Up) -> None:
+    begin(stack)
+    trains(stack)
+    token = (stack.folder / "nats-token").read_text().strip()
+    asyncio.run(fill(stack.endpoint()["nats"], token))
+    until(lambda: stack.status()["state"] == "full", "that it is said")
+    assert "DN is full" in stack.status()["reason"]
+    stop(stack)
+    delete(stack)
+
+
+def test_while_it_goes_back_to_a_checkpoint(stack: Up) -> None:
+    begin(stack)
+    trains(stack)
+    kept = stack.diloco("checkpoint", "create", "r")
+    stack.goes_on("the checkpoint")
+    stack.client.restore("r", kept["number"])
+    stop(stack)
+    delete(stack)
 
 
 def test_while_the_message_server_starts_again(stack: Up) -> None:
