@@ -157,12 +157,12 @@ class SlowStart:
 
     def recover(self) -> dict[str, Any]:
         """Kill a learner; until its next life has recovered."""
-        until("both to train", self._both_train, START_S)
+        patience_s = START_S + PATIENCE * self.bytes_s(RECOVER_BYTES)
+        until("both to train", self._both_train, patience_s)
         self.lives.touch()
         time.sleep(2.0)
         before, killed_at = self.carried(), time.time()
         self.stack.members()[VICTIM].send_signal(signal.SIGKILL)
-        patience_s = START_S + PATIENCE * self.bytes_s(RECOVER_BYTES)
 
         def after(kind: str) -> list[dict[str, Any]]:
             told = (e for e in self.events(kind) if e["at"] > killed_at)
@@ -178,8 +178,9 @@ class SlowStart:
         }
 
     def _both_train(self) -> bool:
-        status = self.stack.client.run(RUN)["status"] or {}
-        return len(status["participating"]) == len(LEARNERS)
+        """Whether each has taken a step: then either has moments to give."""
+        learners = self.stack.client.run(RUN)["status"]["learners"]
+        return len([name for name in LEARNERS if learners[name]["step"] > 0]) == len(LEARNERS)
 
     def carried(self) -> dict[str, dict[str, int]]:
         """Bytes that have crossed each link, by way."""
