@@ -104,13 +104,14 @@ class Meter:
     def between(self, start: float, end: float) -> dict[str, Any]:
         """Megabytes per second of each link and way: a number a reading, from `start` on."""
         found = [r for r in self._readings if start - READ_S <= r[0] <= end + READ_S]
-        rates: dict[str, Any] = {"start": start, "every_s": READ_S}
+        rates: dict[str, list[str]] = {}
         for (before_at, before), (after_at, after) in itertools.pairwise(found):
             for learner, ways in after.items():
                 for way, crossed in ways.items():
                     rate = (crossed - before[learner][way]) / (after_at - before_at)
-                    rates.setdefault(f"{learner} {way}", []).append(round(rate / 1e6, 2))
-        return rates
+                    rates.setdefault(f"{learner} {way}", []).append(f"{rate / 1e6:.2f}")
+        told = {link: " ".join(numbers) for link, numbers in rates.items()}
+        return {"start": start, "every_s": READ_S} | told
 
 
 class SlowStart:
