@@ -3,10 +3,13 @@
 The gradient of each value is a hundredth of the value itself, a little more or less with every
 batch, so that one inner step costs what the optimizer costs and no more. `model.overrides.width`
 is the rows and columns of its matrices, `model.overrides.parameters` about how many values they
-have in all.
+have in all. While there is a file `model.overrides.lives`, every process makes initial parameters
+of its own.
 """
 
 import math
+import os
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,11 +36,14 @@ def parameters_of(parameters: int, width: int) -> int:
 class Synthetic:
     """What a learner needs of a model."""
 
-    def __init__(self, sizes: dict[str, tuple[int, ...]]) -> None:
+    def __init__(self, sizes: dict[str, tuple[int, ...]], lives: str = "") -> None:
         self.sizes = sizes
+        self.lives = lives
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """Fresh parameters, fp32, of standard deviation 0.02."""
+        if self.lives and Path(self.lives).exists():
+            key = jax.random.fold_in(key, os.getpid())
         keys = jax.random.split(key, len(self.sizes))
         return {
             name: 0.02 * jax.random.normal(k, shape, jnp.float32)
@@ -57,5 +63,6 @@ class Synthetic:
 
 def make(config: Model) -> Any:
     """The factory that a specification names: `sizes.model:make`."""
-    parameters = int(config.overrides["parameters"])
-    return Synthetic(shapes(parameters, int(config.overrides["width"])))
+    o = config.overrides
+    sizes = shapes(int(o["parameters"]), int(o["width"]))
+    return Synthetic(sizes, str(o.get("lives", "")))

@@ -1,6 +1,7 @@
 """What arrives: publications in order, whatever the bus does; inner state only as granted."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -129,6 +130,50 @@ async def until(condition: Any) -> None:
             if condition():
                 return
             await asyncio.sleep(0)
+
+
+async def test_version_0_is_not_fetched_by_who_makes_it_itself(rig: Rig) -> None:
+    """I4: only if its digest is that of what was published."""
+    await rig.syncer.prepare()
+    own = {0: values(1), 1: values(7)}
+    rig.down.initial = lambda p: own[p]
+    bus, stream = rig.syncer.bus, subjects.dn_stream("r")
+    for p in (0, 1):
+        await rig.syncer.publish(p, values(p + 1))
+    await bus.purge(stream, subjects.publication("r", 0, 0, 0, 1))
+    async with rig.running(rig.down.publications()):
+        assert {seen(await rig.next()) for _ in own} == {(0, 0, 1.0), (1, 0, 2.0)}
+        # Nobody looks whether a later one is the same.
+        own.clear()
+        await rig.syncer.publish(0, values(1))
+        assert seen(await rig.next()) == (0, 1, 1.0)
+    assert rig.down.refused == 0
+
+
+async def test_parameters_that_are_trained_are_nobodys_version_0(rig: Rig) -> None:
+    """What another thread changes from now on is not looked at, and what is being read is."""
+    await rig.syncer.prepare()
+    looked, go_on = threading.Event(), threading.Event()
+
+    def initial(p: int) -> Any:
+        looked.set()
+        assert go_on.wait(30)
+        return values(1)
+
+    rig.down.initial = initial
+    async with rig.running(rig.down.publications()):
+        await rig.syncer.publish(0, values(1))
+        await until(looked.is_set)
+        giving_up = asyncio.create_task(rig.down.no_initial())
+        await asyncio.sleep(0)
+        assert not giving_up.done(), "the thread still reads"
+        go_on.set()
+        await giving_up
+        assert seen(await rig.next()) == (0, 0, 1.0)
+        looked.clear()
+        await rig.syncer.publish(1, values(1))
+        assert seen(await rig.next()) == (1, 0, 1.0)
+        assert not looked.is_set()
 
 
 async def test_a_keyframe_that_was_not_whole_is_fetched_again(

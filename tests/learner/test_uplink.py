@@ -1,5 +1,6 @@
 """What goes out: complete, under its own name, in time or not at all."""
 
+import asyncio
 import time
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,36 @@ async def test_initial_parameters_that_are_there_are_not_sent_again(
     await up.initial((), 1, payload, stored)
     assert stored.stored == 1
     assert await syncer.bus.last(stream, where[1] + ".m") is not None
+
+
+async def test_what_goes_beside_the_chunks_of_a_fragment_holds_up_no_other(
+    up: Uplink, syncer: Any, broker: MemoryBroker
+) -> None:
+    """Over a long link every answer is a round trip, in which the link would carry nothing."""
+    await syncer.prepare()
+    where = [subjects.initial("r", "a", 1, p) for p in range(3)]
+    away = {where[0] + ".m"}
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        return "lose_request" if client == "a" and subject in away else "deliver"
+
+    broker.fault = fault
+    payload, stored = codec.encode("fp32", DELTA_F), [Progress() for _ in where]
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        for p in range(3):
+            tasks.create_task(up.initial((), p, payload, stored[p]))
+        stream = subjects.up_stream("r")
+        others = set(where[1:])
+        while others:
+            there = {name for name in others if await syncer.bus.last(stream, name + ".m")}
+            others -= there
+            await asyncio.sleep(0)
+        assert await syncer.bus.last(stream, where[0] + ".m") is None
+        away.clear()
+    manifests = [await syncer.bus.last(stream, name + ".m") for name in where]
+    chunks = [await syncer.bus.last(stream, name) for name in where]
+    assert None not in manifests
+    assert [c.seq for c in chunks] == sorted(c.seq for c in chunks), "in the order of the calls"
 
 
 async def test_a_state_is_announced_before_its_first_chunk(up: Uplink, syncer: Any) -> None:

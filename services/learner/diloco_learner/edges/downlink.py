@@ -20,7 +20,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.leaders import Leaders
 from diloco_learner.moments import Buffer, Check
-from diloco_learner.train import Anchored
+from diloco_learner.train import Anchored, Values
 from diloco_shared.edges.blobs import (
     BlobIncomplete,
     announcement_subject,
@@ -31,8 +31,9 @@ from diloco_shared.edges.blobs import (
 from diloco_shared.edges.bus import Bus, BusError, Stored, Unavailable
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.numerics import codec
+from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import Incoming
+from diloco_shared.protocol.chunks import Headed, Incoming
 from diloco_shared.protocol.messages import (
     Beat,
     Blob,
@@ -74,7 +75,9 @@ class Downlink:
         check_state: Check,
         shards: int = 1,
         run_id: str = "",
+        initial: Callable[[int], Values] | None = None,
     ) -> None:
+        """`initial`: a fragment of the parameters that this learner made by itself, fp32."""
         self.run, self.run_id = run, run_id
         self.learner = learner
         self.incarnation = incarnation
@@ -88,6 +91,7 @@ class Downlink:
         self.states: dict[str, Buffer] = {}  # by nonce; at most the newest
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time
+        self.initial, self.reading = initial, asyncio.Lock()
         # By epoch, fragment and version: to be fetched again; the newest few.
         self.incomplete: dict[tuple[int, int, int], PublicationManifest] = {}
 
@@ -198,7 +202,7 @@ class Downlink:
         held = (self.book.epoch, self.book.versions[p])
         if (manifest.epoch, manifest.version) <= held:
             return  # held already: a repeat under a later term
-        payload = await self._chunks(manifest)
+        payload = await self._own(manifest) or await self._chunks(manifest)
         if payload is None:
             return
         async with self.booking:
@@ -208,6 +212,23 @@ class Downlink:
             elif self.book.last_refusal:
                 self._refuse(manifest.blob.subject, self.book.last_refusal)
                 self.book.last_refusal = ""
+
+    async def _own(self, m: PublicationManifest) -> memoryview | None:
+        """The payload of version 0 if this learner makes the same parameters: nobody fetches it.
+
+        Ordinarily all do, since they begin with the run's seed; the digest decides.
+        """
+        if m.version or m.codec != "fp32":
+            return None
+        async with self.reading:
+            if self.initial is None:
+                return None
+            return await asyncio.to_thread(_same, self.initial, m)
+
+    async def no_initial(self) -> None:
+        """From now on the parameters that this learner made are somebody else's to change."""
+        async with self.reading:
+            self.initial = None
 
     async def _chunks(self, manifest: PublicationManifest) -> memoryview | None:
         """The payload; None once a keyframe has replaced the publication, or it is no good."""
@@ -332,6 +353,13 @@ class Downlink:
             )
         except BusError as error:
             log.debug("state not purged", error=str(error))
+
+
+def _same(initial: Callable[[int], Values], m: PublicationManifest) -> memoryview | None:
+    values_F = initial(m.fragment)
+    if digest_array(values_F) != m.anchor_digest:
+        return None
+    return memoryview(bytes(Headed(*codec.frame(values_F))))
 
 
 def _seen(beat: Beat | None) -> BeatSeen | None:

@@ -39,6 +39,9 @@ log = structlog.get_logger()
 
 # Between two looks at how far the initial parameters are, in seconds.
 LOOK_S = 1.0
+# Initial fragments under way: one whose chunks are sent, one before it whose manifest is, and one
+# that is made meanwhile. Each is a copy in the host's memory.
+INIT_AHEAD = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Recoverer:
         # The newest two per fragment: Begin names one of them, the other may be on its heels.
         self.anchors: dict[tuple[int, int, int], Values] = {}
         self.init: asyncio.Task[None] | None = None
-        self.init_stored = (0, Stored())  # fragment, and how far it is
+        self.init_stored: list[Stored] = []  # how far each fragment is
         self.state: asyncio.Task[None] | None = None
         self.loaded: dict[str, str] = {}  # digest of the inner state as this learner now holds it
         self.awaited = ""  # nonce of the state that `state` waits for
@@ -143,27 +146,36 @@ class Recoverer:
                 pass
 
     async def _send_init(self) -> None:
-        """Fragment by fragment; asked again, it goes on with the first that is not there."""
+        """Every fragment; asked again, it sends those that are not there."""
         watching = self.tasks.create_task(self._watch_init())
-        layout = self.trainer.program.layout
+        fragments = range(len(self.trainer.program.layout.fragments))
+        self.init_stored = [Stored() for _ in fragments]
+        ahead = asyncio.Semaphore(INIT_AHEAD)
         try:
-            for p in range(len(layout.fragments)):
-                self.init_stored = (p, Stored())
-                values_F = await asyncio.to_thread(self.trainer.fragment, p)
-                payload = Headed(*codec.frame(values_F))
-                await self.up.initial(layout.tensors, p, payload, self.init_stored[1])
-        except BusError as error:
-            log.warning("initial parameters not sent, they are asked for again", error=str(error))
+            async with asyncio.TaskGroup() as sending:
+                for p in fragments:
+                    await ahead.acquire()
+                    values_F = await asyncio.to_thread(self.trainer.fragment, p)
+                    sending.create_task(self._send_fragment(p, values_F, ahead))
+        except* BusError as errors:
+            error = str(errors.exceptions[0])
+            log.warning("initial parameters not sent, they are asked for again", error=error)
         finally:
             watching.cancel()
 
+    async def _send_fragment(self, p: int, values_F: Values, ahead: asyncio.Semaphore) -> None:
+        payload = Headed(*codec.frame(values_F))
+        tensors = self.trainer.program.layout.tensors
+        await self.up.initial(tensors, p, payload, self.init_stored[p])
+        ahead.release()
+
     async def _watch_init(self) -> None:
         """While more of them is stored, the syncer's silence means nothing."""
-        seen: tuple[int, int] | None = None
+        seen = -1
         while True:
-            p, stored = self.init_stored
-            if seen != (p, stored.stored):
-                seen = (p, stored.stored)
+            stored = sum(fragment.stored for fragment in self.init_stored)
+            if stored != seen:
+                seen = stored
                 self.down.put(InitMoved())
             await asyncio.sleep(LOOK_S)
 

@@ -86,6 +86,7 @@ class Uplink:
         self.put = put
         self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
         self.checkpoint_lock = asyncio.Lock()
+        self.initial_lock = asyncio.Lock()
         self.telling: set[asyncio.Task[None]] = set()
         self.giving: set[asyncio.Task[Any]] = set()  # that send inner state to newcomers
 
@@ -167,13 +168,15 @@ class Uplink:
     ) -> None:
         """One fragment of this learner's fresh parameters, unless it is there: until it is.
 
-        `stored` tells meanwhile how far it got.
+        `stored` tells meanwhile how far it got. Of several under way one at a time uses the link,
+        in the order of the calls: what goes before and after its chunks holds up no other.
         """
         subject = subjects.initial(self.run, self.learner, self.incarnation, p)
         stream, name = subjects.up_stream(self.run), manifest_subject(subject)
         if await self.data.last(stream, name) is not None:
             return
-        blob = await put_blob(self.data, subject, payload, progress=stored)
+        async with self.initial_lock:
+            blob = await put_blob(self.data, subject, payload, progress=stored)
         manifest = InitManifest(
             run=self.run,
             learner=self.learner,

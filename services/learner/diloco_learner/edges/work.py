@@ -273,6 +273,7 @@ class Work:
             self.trainer.check_inner_state,
             spec.algorithm.shards,
             spec.id,
+            self.trainer.fragment,
         )
         self.reporter = Reporter(
             spec,
@@ -310,6 +311,7 @@ class Work:
     async def _begin(self, begun: Begun) -> None:
         """Adopt the anchors; from here on the train thread owns the trainer."""
         begin = begun.begin
+        await self.down.no_initial()
         for p, anchor_F in enumerate(begun.anchors):
             await asyncio.to_thread(self.trainer.adopt, p, anchor_F, 0.0)
         exchange = Exchange(

@@ -1,0 +1,97 @@
+"""What a recovery carries out: initial parameters, several fragments under way at a time."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diloco_learner.data.corpus import load
+from diloco_learner.data.shards import Cut
+from diloco_learner.edges.batches import Batches
+from diloco_learner.edges.checkpoint import Checkpoints
+from diloco_learner.edges.recoverer import Recoverer
+from diloco_learner.edges.shards import Leases
+from diloco_learner.edges.uplink import Uplink
+from diloco_learner.events import InitMoved, Leave, SendInit
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.memory_broker import Fate, MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol import subjects
+
+FRAGMENTS = 6
+
+
+class Asked:
+    """A recovery that is asked for its initial parameters once, and leaves when it is told to."""
+
+    deadline = None
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.asked = False
+
+    def handle(self, event: Any, now: float) -> list[Any]:
+        if isinstance(event, Leave):
+            return [event]
+        effects = [] if self.asked else [SendInit()]
+        self.asked = True
+        return effects
+
+
+@pytest.fixture
+def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
+    bus = MemoryBus(broker, "a")
+    batches = Batches(Cut(load(spec.data).train, 8, 8, 0), 2)
+
+    async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
+        raise AssertionError("nothing to tell here")
+
+    leases = Leases(bus, spec, "a", 1, batches, tuple, tell)
+    sizes = (4,) * FRAGMENTS
+    return Uplink(spec, "a", 1, bus, bus, sizes, Checkpoints(tmp_path, 2), leases, print, "")
+
+
+async def test_initial_fragments_do_not_wait_for_the_manifest_before(
+    up: Uplink, syncer: Any, spec: RunSpec, broker: MemoryBroker
+) -> None:
+    """And no more of them are made ahead than may lie in the host's memory."""
+    await syncer.prepare()
+    stream = subjects.up_stream("r")
+    where = [subjects.initial("r", "a", 1, p) for p in range(FRAGMENTS)]
+    away = {where[0] + ".m", where[1] + ".m", where[2] + ".m"}
+    made: list[int] = []
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        return "lose_request" if client == "a" and subject in away else "deliver"
+
+    def fragment(p: int) -> Any:
+        made.append(p)
+        return np.full(4, p, np.float32)
+
+    async def stored(subject: str) -> None:
+        while True:
+            if await syncer.bus.last(stream, subject) is not None:
+                return
+            await asyncio.sleep(0)
+
+    broker.fault = fault
+    program = SimpleNamespace(layout=SimpleNamespace(fragments=range(FRAGMENTS), tensors=()))
+    trainer: Any = SimpleNamespace(program=program, fragment=fragment)
+    events: asyncio.Queue[Any] = asyncio.Queue()
+    told: list[Any] = []
+    down: Any = SimpleNamespace(put=told.append)
+    asked: Any = Asked(spec)
+    bringing = Recoverer(asked, trainer, up.checkpoints, up.control, up, down, events)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+        tasks.create_task(bringing.run())
+        await stored(where[2])
+        assert made == [0, 1, 2], "none of their manifests is there"
+        away.clear()
+        for name in where:
+            await stored(name + ".m")
+        events.put_nowait(Leave("withdrawn", "enough"))
+    assert made == list(range(FRAGMENTS))
+    assert told and all(isinstance(event, InitMoved) for event in told)
