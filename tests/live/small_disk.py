@@ -1,41 +1,21 @@
-"""Disks that a test can fill: file systems in memory, where mounting is permitted."""
+"""Disks that a test can fill, where mounting is permitted."""
 
-import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-
-MIB = 1 << 20
+from storms import disks
+from storms.disks import MIB as MIB
+from storms.disks import fill as fill
 
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Path]:
     """A file system of `size` bytes at `folder`; the test is skipped where none can be mounted."""
-    folder.mkdir(parents=True, exist_ok=True)
-    options = f"size={size}"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not permitted here: {mounted.stderr.strip()}")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
-
-
-def fill(folder: Path) -> Path:
-    """Take all room that is left; the file to remove again."""
-    filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file:
+    with ExitStack() as opened:
         try:
-            while file.write(bytes(MIB)):
-                pass
-        except OSError:
-            pass
-    return filler
+            opened.enter_context(disks.small_disk(folder, size))
+        except PermissionError as error:
+            pytest.skip(str(error))
+        yield folder

@@ -1,4 +1,4 @@
-"""A member's own disk is full: named, nothing waits for it, and it is used again (I5, I6)."""
+"""A member's or the hub's disk is full: named, nothing is lost, and all goes on (I5, I6)."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,13 +15,16 @@ pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 # Some times what a member of the nano model keeps, of which a third is enough to go on.
 DISK = 64 * MIB
+# Of the hub: far more than the streams of the nano model hold in a minute.
+HUB_DISK = 512 * MIB
 MEMBERS = ("learner-1", "syncer-1", "syncer-2")
 
 
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Up]:
-    """Two learners and two syncers; those of MEMBERS have a small disk each."""
+    """Two learners and two syncers; those of MEMBERS have a small disk each, and so has the hub."""
     with ExitStack() as opened:
+        opened.enter_context(small_disk(tmp_path / "data" / "nats", HUB_DISK))
         for member in MEMBERS:
             opened.enter_context(small_disk(tmp_path / "data" / member, DISK))
         yield opened.enter_context(up(tmp_path / "data", "--learners", "2", "--syncers", "2"))
@@ -82,6 +85,24 @@ def test_nobody_waits_for_a_member_whose_disk_is_full(stack: Up) -> None:
     by_kind = {k: [e["source"] for e in stack.told(k)] for k in ("full", "room-again")}
     assert by_kind == {k: ["learner-1", leader, standby] for k in by_kind}
     assert len(stack.told("checkpoint-failed")) == 1, "told when it began"
+    stack.end()
+    check_tape(stack.rounds())
+    assert balanced(stack.status())
+    assert stack.diloco("tape", "verify", "r")["faults"] == []
+
+
+def test_a_hub_out_of_disk_is_named_although_no_status_can_be_written(stack: Up) -> None:
+    stack.client.create_run(spec())
+    until(lambda: stack.committed() > 12, "rounds")
+    before = stack.status()
+    filler = fill(stack.folder / "nats")
+    until(lambda: stack.client.run("r")["state"] == "full", "the state")
+    assert "the hub's disk is full" in stack.client.run("r")["reason"]
+    assert all(m["alive"] for m in stack.client.members())
+    filler.unlink()
+    until(lambda: stack.client.run("r")["state"] == "running", "the state once there is room")
+    stack.goes_on("room on the hub")
+    assert stack.status()["rounds_committed"] > before["rounds_committed"]
     stack.end()
     check_tape(stack.rounds())
     assert balanced(stack.status())

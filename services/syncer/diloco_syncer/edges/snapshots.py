@@ -106,7 +106,7 @@ class SnapshotStore:
         self.folder = folder
         self.keep = keep
         self.shelf: Shelf = shelf or FileShelf(folder)  # for stores whose snapshots these are
-        without = "rounds go on, and what they need stays in UP until a snapshot is written"
+        without = "rounds go on; until one is written a restart has more of the tape to execute"
         self.room = DiskRoom(folder, "a snapshot", without)
         self.pinned = -1
         self.bytes_written = 0  # of arrays, ever
