@@ -20,16 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from runs import surroundings
+from scaling.learners import DIGEST, VALUES, Voice
 
-from diloco_shared.config import RunSpec, config_hash, shared_keys
+from diloco_shared.config import RunSpec
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
-    ContributionManifest,
-    Join,
     Message,
-    Progress,
     PublicationManifest,
     Pull,
     TensorSpec,
@@ -62,12 +60,13 @@ from diloco_syncer.status import status
 
 RUN = "churn"
 FRAGMENTS = 4
-TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(8,), embedding=False) for n in range(FRAGMENTS))
+TENSORS = tuple(
+    TensorSpec(name=f"t{n}", shape=(VALUES,), embedding=False) for n in range(FRAGMENTS)
+)
 STEP_S = 1.0
 MOMENTS = 10
 # An id as long as ids may be: bytes are what is counted.
 NAME = "learner-of-a-rather-long-name-{:08d}"
-DIGEST = "0" * 32
 
 
 def specification() -> RunSpec:
@@ -101,13 +100,14 @@ class Churn:
         self.now, self.seq, self.ids = 0.0, 0, 0
         self.fleet: list[Life] = []
         self.most: dict[str, int] = {}
-        self.layout = Layout.build(TENSORS, FRAGMENTS).digest()
-        self.hash = config_hash(self.spec)
+        self.voice = Voice(self.spec, Layout.build(TENSORS, FRAGMENTS).digest())
         self._give(Led("s", 1000.0, (-1,) * FRAGMENTS))
         self._join()
         keys = tuple(subjects.initial(RUN, self.fleet[0].name, 0, p) for p in range(FRAGMENTS))
         self._give(
-            InitSeen(self.fleet[0].name, 0, self.hash, TENSORS, keys, (DIGEST,) * FRAGMENTS, True)
+            InitSeen(
+                self.fleet[0].name, 0, self.voice.hash, TENSORS, keys, (DIGEST,) * FRAGMENTS, True
+            )
         )
 
     # --- the leader ----------------------------------------------------------------------------
@@ -153,13 +153,13 @@ class Churn:
             version=e.version,
             prev_version=e.prev_version,
             codec="fp32",
-            values=8,
+            values=VALUES,
             anchor_digest=DIGEST,
-            config_hash=self.hash,
+            config_hash=self.voice.hash,
             participants=e.participants,
             last_merged=e.last_merged,
             stamp=e.stamp,
-            blob=Blob(subject=subject, bytes=32, chunk_bytes=32, chunks=1, digest=DIGEST),
+            blob=Blob(subject=subject, bytes=4000, chunk_bytes=4000, chunks=1, digest=DIGEST),
         )
 
     # --- learners ------------------------------------------------------------------------------
@@ -168,59 +168,19 @@ class Churn:
         life = Life(NAME.format(self.ids))
         life.versions = list(self.machine.history.versions)
         self.ids += 1
-        config = shared_keys(self.spec) | {"layout": self.layout}
-        nonce = f"{life.name}-0-1"
-        self._give(JoinSeen(Join(learner=life.name, incarnation=0, nonce=nonce, config=config)))
+        self._give(JoinSeen(self.voice.join(life.name)))
         self.fleet.append(life)
 
     def _report(self, life: Life, state: str = "stepping") -> None:
-        taken = [life.steps - at for at in life.adopted_at]
-        per_step = self.spec.tokens_per_step
-        report = Progress.model_validate(
-            {
-                "learner": life.name,
-                "incarnation": 0,
-                "epoch": self.machine.history.epoch,
-                "state": state,
-                "step": life.steps,
-                "tokens": life.steps * per_step,
-                "c_steps": tuple(taken),
-                "c_tokens": tuple(steps * per_step for steps in taken),
-                "adopted": tuple(life.versions),
-                "adopted_at": tuple(life.adopted_at),
-                "loss": 1.0,
-                "step_s": STEP_S,
-                "wait_s": 0.0,
-            }
-        )
-        self._give(ProgressSeen(report))
+        at = (life.steps, life.versions, life.adopted_at)
+        epoch = self.machine.history.epoch
+        self._give(ProgressSeen(self.voice.progress(life.name, epoch, *at, state=state)))
 
     def _answer(self, pull: Pull, life: Life) -> None:
         p, at = pull.fragment, life.adopted_at[pull.fragment]
-        if life.steps <= at:
-            return
-        where = subjects.contribution(RUN, life.name, pull.epoch, p, pull.round, pull.term)
-        per_step = self.spec.tokens_per_step
-        manifest = ContributionManifest(
-            run=RUN,
-            learner=life.name,
-            incarnation=0,
-            epoch=pull.epoch,
-            term=pull.term,
-            round=pull.round,
-            fragment=p,
-            base=life.versions[p],
-            step_from=at,
-            step_to=life.steps,
-            tokens_from=at * per_step,
-            tokens_to=life.steps * per_step,
-            cursor=None,
-            codec=self.spec.algorithm.codec_up,
-            values=8,
-            config_hash=self.hash,
-            blob=Blob(subject=where, bytes=16, chunk_bytes=16, chunks=1, digest=DIGEST),
-        )
-        self._give(ContributionSeen(manifest, finite=True, norm=1.0))
+        if life.steps > at:
+            manifest = self.voice.contribution(pull, life.name, life.versions[p], at, life.steps)
+            self._give(ContributionSeen(manifest, finite=True, norm=1.0))
 
     def second(self) -> None:
         """Learners step and report; some come, some go."""

@@ -11,15 +11,13 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from diloco_shared.config import RunSpec, config_hash, shared_keys
+from diloco_shared.config import RunSpec
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
-    Blob,
     ContributionManifest,
     Cursor,
-    Join,
     Progress,
     Pull,
     TapeRound,
@@ -49,10 +47,9 @@ from diloco_syncer.events import (
 from diloco_syncer.history import History
 from diloco_syncer.machine import Machine
 from diloco_syncer.status import status
+from scaling.learners import DIGEST, VALUES, Voice
 
-DIGEST = "0" * 32
 WALL = 1e9  # of the tape's clock at the start
-VALUES = 1000  # of a fragment: decisions never look at them
 WARM, ROUNDS = 4, 8
 SPREAD_S = 0.4  # from the first learner's report, or answer, to the last one's
 SAMPLES = 40  # of messages whose coding is timed
@@ -77,7 +74,8 @@ class Term:
         self.tensors = tuple(
             TensorSpec(name=f"t{p}", shape=(VALUES,), embedding=False) for p in range(fragments)
         )
-        self.hash = config_hash(self.spec)
+        layout = Layout.build(self.tensors, fragments).digest()
+        self.voice = Voice(self.spec, layout)
         self.machine = Machine(self.spec, History(self.spec))
         self.names = [f"learner-{m:03d}" for m in range(learners)]
         self.step = 0
@@ -95,13 +93,11 @@ class Term:
         a = self.spec.algorithm
         self._at(0.0, Led("syncer", WALL, (-1,) * a.fragments))
         self._until(0.0)
-        layout = Layout.build(self.tensors, a.fragments).digest()
-        config = shared_keys(self.spec) | {"layout": layout}
         for name in self.names:
-            self._at(0.0, JoinSeen(Join(learner=name, incarnation=0, nonce=name, config=config)))
+            self._at(0.0, JoinSeen(self.voice.join(name)))
         named = tuple(subjects.initial("scale", self.names[0], 0, p) for p in range(a.fragments))
         digests = (DIGEST,) * a.fragments
-        init = InitSeen(self.names[0], 0, self.hash, self.tensors, named, digests, True)
+        init = InitSeen(self.names[0], 0, self.voice.hash, self.tensors, named, digests, True)
         self._at(0.0, init)
         self._until(0.0)
 
@@ -169,49 +165,18 @@ class Term:
                 pass
 
     def progress(self, name: str) -> Progress:
-        per_step, history = self.spec.tokens_per_step, self.machine.history
-        since = [self.step - at for at in self.adopted_at]
-        return Progress(
-            learner=name,
-            incarnation=0,
-            epoch=history.epoch,
-            state="stepping",
-            step=self.step,
-            tokens=self.step * per_step,
-            c_steps=tuple(since),
-            c_tokens=tuple(steps * per_step for steps in since),
-            adopted=tuple(history.versions),
-            adopted_at=tuple(self.adopted_at),
-            loss=1.0,
-            step_s=1.0,
-            wait_s=0.0,
-            cursor=Cursor(shard=0, sequences=self.step),
-        )
+        history = self.machine.history
+        at = (self.step, history.versions, self.adopted_at)
+        return self.voice.progress(name, history.epoch, *at, cursor=self.cursor)
 
     def manifest(self, pull: Pull, name: str) -> ContributionManifest:
-        at, per_step = self.adopted_at[pull.fragment], self.spec.tokens_per_step
-        subject = subjects.contribution(
-            "scale", name, pull.epoch, pull.fragment, pull.round, pull.term
-        )
-        return ContributionManifest(
-            run="scale",
-            learner=name,
-            incarnation=0,
-            epoch=pull.epoch,
-            term=pull.term,
-            round=pull.round,
-            fragment=pull.fragment,
-            base=self.machine.history.versions[pull.fragment],
-            step_from=at,
-            step_to=self.step,
-            tokens_from=at * per_step,
-            tokens_to=self.step * per_step,
-            cursor=Cursor(shard=0, sequences=self.step),
-            codec="bf16",
-            values=VALUES,
-            config_hash=self.hash,
-            blob=Blob(subject=subject, bytes=2016, chunk_bytes=2016, chunks=1, digest=DIGEST),
-        )
+        p = pull.fragment
+        since = (self.machine.history.versions[p], self.adopted_at[p], self.step)
+        return self.voice.contribution(pull, name, *since, cursor=self.cursor)
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(shard=0, sequences=self.step)
 
 
 def cost(learners: int, fragments: int) -> dict[str, Any]:

@@ -24,7 +24,13 @@ LINKS = Path(__file__).with_name("links.py")
 AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError)
 
 
-def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+def until(
+    what: str,
+    condition: Callable[[], Any],
+    patience_s: float = PATIENCE_S,
+    *,
+    look_s: float = 0.2,
+) -> Any:
     """The first true value; a coordinator that does not answer meanwhile is waited for."""
     deadline, trouble = time.monotonic() + patience_s, ""
     while time.monotonic() < deadline:
@@ -33,7 +39,7 @@ def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_
                 return value
         except AWAY as error:
             trouble = f" ({type(error).__name__}: {error})"
-        time.sleep(0.2)
+        time.sleep(look_s)
     raise SystemExit(f"never came: {what}{trouble}")
 
 

@@ -5,8 +5,16 @@ from typing import Any
 
 import pytest
 
-from diloco_coordinator.standings import FORCE_S, FORCE_S_MAX, SETTLE_S, Standings, forced
+from diloco_coordinator.standings import (
+    FORCE_S,
+    FORCE_S_MAX,
+    SETTLE_S,
+    UNWRITTEN_S,
+    Standings,
+    forced,
+)
 from diloco_shared.protocol.fencing import keeps
+from diloco_shared.protocol.messages import Beat, Stamp
 from diloco_shared.protocol.records import RunRecord, RunStatus
 
 Make = Callable[..., RunStatus]
@@ -114,3 +122,52 @@ def test_a_repeat_by_the_watch_is_no_sign_of_life(status: Make, again: Any) -> N
     standings.take("demo", status(at=1.0), 0.0)
     standings.take("demo", status(at=1.0 if again else 2.0), 9.0)
     assert standings.silent_s("demo", 10.0) == (10.0 if again else 1.0)
+
+
+def beat(**more: Any) -> Beat:
+    fields: dict[str, Any] = {"run": "demo", "run_id": "one", "epoch": 0, "term": 1, "live": ()}
+    stamp = Stamp(round=1, steps=8, fraction=0.1, fraction_per_step=0.01)
+    told: dict[str, Any] = {"state": "full", "reason": "the hub's disk is full", "versions": ()}
+    return Beat.model_validate({**fields, **told, "stamp": stamp, **more})
+
+
+def state(standings: Standings) -> tuple[str, str]:
+    whole = standings.put_together("demo", record())
+    assert whole is not None
+    return whole.state, whole.reason
+
+
+def test_what_a_leader_cannot_write_is_heard_from_its_beats(status: Make) -> None:
+    """No key takes anything on a full disk; beats are passed on all the same."""
+    standings = Standings()
+    standings.take("demo", status(run_id="one"), 10.0)
+    written = state(standings)
+    assert not standings.hear(beat(), 10.0 + UNWRITTEN_S / 2), "it still writes"
+    assert state(standings) == written
+    assert standings.hear(beat(), 10.0 + UNWRITTEN_S)
+    assert state(standings) == ("full", "the hub's disk is full")
+    assert not standings.hear(beat(), 14.0), "no news"
+    assert standings.hear(beat(reason="still full"), 15.0)
+    standings.take("demo", status(run_id="one"), 16.0)
+    assert state(standings) == ("full", "still full"), "a repeat by the watch"
+    standings.take("demo", status(run_id="one", term=2), 17.0)
+    assert state(standings) == written, "a leader writes again"
+
+
+@pytest.mark.parametrize(
+    "more", [{"term": 0}, {"run_id": "two"}, {"state": "finished"}, {"shard": 1}, {"run": "other"}]
+)
+def test_beats_that_say_nothing_of_what_is_shown_are_passed_over(
+    status: Make, more: dict[str, Any]
+) -> None:
+    standings = Standings()
+    standings.take("demo", status(run_id="one", term=1), 0.0)
+    assert not standings.hear(beat(**more), 100.0)
+    assert state(standings) == ("running", "2 of 2 ready")
+
+
+def test_a_run_that_is_over_stays_so_whatever_is_heard(status: Make) -> None:
+    standings = Standings()
+    standings.take("demo", status(run_id="one", state="stopped"), 0.0)
+    assert not standings.hear(beat(term=9), 100.0)
+    assert state(standings)[0] == "stopped"

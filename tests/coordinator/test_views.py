@@ -7,6 +7,7 @@ from typing import Any
 from diloco_coordinator.membership import MemberNote
 from diloco_coordinator.views import (
     fault_views,
+    hindered,
     jsonable,
     over_view,
     recovery_views,
@@ -66,6 +67,28 @@ def test_syncers_show_what_they_do_and_how_far_behind_they_are() -> None:
     ]
     assert syncer_views(notes)[2]["reason"] == "record 8"
     assert syncer_views(notes[:1])[0]["lag_records"] is None
+
+
+def test_members_that_cannot_work_or_have_full_disks_are_named() -> None:
+    def note(name: str, role: str, *, gone: bool = False, **more: Any) -> MemberNote:
+        process: dict[str, Any] = {"boot": "b", "host": "h", "pid": 1, "lock": name}
+        told = {"id": name, "role": role, "started_at": 1.0, **process, **more}
+        record = MemberRecord.model_validate(told)
+        return MemberNote(record=record, gone_since=1.0 if gone else None)
+
+    notes = [
+        note("s", "syncer", state="leading", full="/d takes nothing more"),
+        note("a", "learner", state="unfit", reason="no model"),
+        note("b", "learner", state="working"),
+        note("c", "learner", gone=True, full="/c takes nothing more"),
+    ]
+    assert (
+        hindered(notes) == "a cannot work: no model; the disk of s is full: /d takes nothing more"
+    )
+    many = [note(f"x{n}", "learner", full="none left") for n in range(5)]
+    assert hindered(many).endswith("the disk of x2 is full: none left; and 2 more")
+    view = run_view(RECORD, None, "queued", [], beside=hindered(notes))
+    assert view["reason"] == f"queued; {hindered(notes)}"
 
 
 def test_faults_are_told_from_plan_to_healing() -> None:

@@ -90,6 +90,22 @@ def test_a_disk_that_fills_leaves_the_older_ones(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space"):
         checkpoints.save(2, full())
     assert checkpoints.newest == 1 and len(list(tmp_path.iterdir())) == 1
+    assert "no space left" in checkpoints.room.saw(10**12, 0.0)
+    checkpoints.save(3, [b"some"])
+    assert not checkpoints.room.saw(10**12, 1.0)
+
+
+def test_what_a_dead_process_was_writing_is_gone_before_the_next_is_written(
+    tmp_path: Path,
+) -> None:
+    """It may be what fills the disk."""
+    (tmp_path / "5.part").write_bytes(b"half")
+
+    def looking() -> Iterator[Buffer]:
+        assert not (tmp_path / "5.part").exists()
+        yield b"some"
+
+    Checkpoints(tmp_path, 2).save(6, looking())
 
 
 def test_what_a_dead_process_was_writing_is_removed_with_the_next(tmp_path: Path) -> None:

@@ -152,6 +152,10 @@ async def test_a_checkpoint_that_fails_is_told(up: Uplink, syncer: Any) -> None:
     await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
     (event,) = await syncer.events("checkpoint-failed")
     assert "no space left" in event.text
+    # Every interval tries again: told when it begins.
+    up.checkpoints.room.failed = "no space left on device"
+    await up.send(Outgoing(Checkpoint(0, 9, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
+    assert len(await syncer.events("checkpoint-failed")) == 1
 
 
 async def test_checkpoints_of_later_lives_are_newer(up: Uplink, syncer: Any) -> None:

@@ -1,7 +1,6 @@
 """A full stream or disk is named within seconds, and what waited goes on when there is room."""
 
 import asyncio
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from live.gate import connected
+from live.small_disk import MIB, small_disk
 from syncer.conftest import Driver, spec
 
 from diloco_shared.edges.blobs import get_blob
@@ -30,7 +30,6 @@ from diloco_syncer.events import Publish
 
 pytestmark = pytest.mark.live
 
-MIB = 1 << 20
 RUN = "t"
 PAYLOAD = bytes(range(256)) * (6 * MIB // 256)
 
@@ -166,28 +165,18 @@ async def test_a_full_tape_is_archived_and_goes_on(nats_server: NatsServer, tmp_
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128m", "tmpfs", str(folder)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("mounting is not permitted here")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=False)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 128 * MIB) as folder:
+        yield folder
 
 
-async def test_a_hub_out_of_disk_is_named_and_goes_on(small_disk: Path) -> None:
-    server = NatsServer(small_disk / "nats", name="test")
+async def test_a_hub_out_of_disk_is_named_and_goes_on(disk: Path) -> None:
+    server = NatsServer(disk / "nats", name="test")
     await server.start()
     try:
         bus = await NatsBus.connect(server.url, name="s")
         await streams(bus)
-        filler = small_disk / "filler"
+        filler = disk / "filler"
         filler.write_bytes(bytes(122 * MIB))
         async with leading(bus) as leader:
             publishing = asyncio.create_task(leader.publish(1))

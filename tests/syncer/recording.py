@@ -3,18 +3,15 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+from syncer.small_run import drawn, first_record
 
-from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.config import RunSpec
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
-from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import (
-    TapeInit,
     TapeRecord,
     TapeRound,
     TapeTerm,
-    TensorSpec,
     Verdict,
 )
 from diloco_syncer.events import Chosen, Stage
@@ -22,10 +19,6 @@ from diloco_syncer.history import History
 from diloco_syncer.replay import build_store, stage_chosen
 from diloco_syncer.store import FragmentStore
 
-LAYOUT = (
-    TensorSpec(name="a", shape=(8, 2), embedding=False),
-    TensorSpec(name="b", shape=(6,), embedding=True),
-)
 SPEC = RunSpec.model_validate(
     {
         "name": "t",
@@ -50,25 +43,13 @@ class Recording:
         self.tape.append(record)
 
     def begin(self) -> None:
-        sizes = Layout.build(LAYOUT, 2).sizes
-        fragments = [self.rng.standard_normal(n).astype(np.float32) for n in sizes]
+        fragments = drawn(self.rng)
         subjects = ("up.t.a.init.0.0", "up.t.a.init.0.1")
         self.payloads |= {
             s: codec.encode("fp32", f) for s, f in zip(subjects, fragments, strict=True)
         }
         self.append(TapeTerm(epoch=0, term=1, leader="s", at=1.0))
-        self.append(
-            TapeInit(
-                run="t",
-                config_hash=config_hash(SPEC),
-                layout=LAYOUT,
-                anchor_digests=tuple(digest_array(f) for f in fragments),
-                subjects=subjects,
-                learner="a",
-                incarnation=0,
-                at=2.0,
-            )
-        )
+        self.append(first_record(SPEC, subjects, fragments))
         self.store = build_store(self.history, subjects, self.payloads)
 
     def round(self, *, skipped: bool = False) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from syncer.recording import LAYOUT, SPEC, Recording
+from syncer.recording import SPEC, Recording
+from syncer.small_run import TENSORS
 
 from diloco_shared.config import config_hash
 from diloco_shared.edges.blobs import put_blob
@@ -34,7 +35,7 @@ async def bus_with(recording: Recording) -> MemoryBus:
     init = recording.tape[1]
     for p, subject in enumerate(init.subjects):  # type: ignore[union-attr]
         fields: dict[str, Any] = {"run": "t", "learner": "a", "incarnation": 0, "fragment": p}
-        await put(bus, subject, recording, InitManifest, layout=LAYOUT, **fields)
+        await put(bus, subject, recording, InitManifest, layout=TENSORS, **fields)
     for r in recording.tape:
         for v in r.verdicts if isinstance(r, TapeRound) else ():
             fields = {"learner": v.learner, "incarnation": 0, "epoch": 0, "term": 1}

@@ -1,8 +1,6 @@
 """Learners that come and go for good leave nothing behind but totals (I5, I12)."""
 
-import importlib
-from pathlib import Path
-
+import churn
 import pytest
 
 from diloco_syncer import roster
@@ -12,11 +10,9 @@ def test_what_is_remembered_follows_from_who_is_there_not_from_who_ever_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Hundreds of ids in minutes of virtual time, with gaps that shrink in proportion."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
     monkeypatch.setattr(roster, "GONE_S", 40.0)
     monkeypatch.setattr(roster, "LEFT_S", 10.0)
     monkeypatch.setattr("diloco_syncer.ledger.NAMES_MAX", 16)
-    churn = importlib.import_module("churn")
     moments = churn.churn(ids=300, seconds=600, lives_s=12.0, moments=6)  # checks the balance
     assert moments[-1]["merged"] > 300
     grown = churn.growth(moments, 200)

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syncer.small_run import LAYOUT, TENSORS, drawn, first_record
 
 from diloco_shared.config import RunSpec
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
-from diloco_shared.numerics.fragments import Layout
-from diloco_shared.protocol.messages import TapeInit, TensorSpec
 from diloco_syncer.edges import numbers
 from diloco_syncer.edges.numbers import Numbers
 from diloco_syncer.edges.payloads import Payloads
@@ -36,10 +34,6 @@ from diloco_syncer.history import NOT_STARTED, History
 from diloco_syncer.machine import Machine
 from diloco_syncer.norms import inspect
 
-LAYOUT = (
-    TensorSpec(name="a", shape=(8, 2), embedding=False),
-    TensorSpec(name="b", shape=(6,), embedding=True),
-)
 SPEC = RunSpec.model_validate(
     {
         "name": "r",
@@ -47,10 +41,7 @@ SPEC = RunSpec.model_validate(
         "budget": {"steps": 80},
     }
 )
-SIZES = Layout.build(LAYOUT, 2).sizes
-VALUES = [
-    np.random.default_rng(p).standard_normal(n).astype(np.float32) for p, n in enumerate(SIZES)
-]
+VALUES = drawn(np.random.default_rng(0))
 NAMES = ("init.0", "init.1")
 
 
@@ -59,19 +50,7 @@ class Rig:
 
     def __init__(self, folder: Path) -> None:
         self.history = History(SPEC)
-        self.history.apply(
-            TapeInit(
-                run="r",
-                config_hash=self.history.config_hash,
-                layout=LAYOUT,
-                anchor_digests=tuple(map(digest_array, VALUES)),
-                subjects=NAMES,
-                learner="a",
-                incarnation=0,
-                at=1.0,
-            ),
-            1,
-        )
+        self.history.apply(first_record(SPEC, NAMES, VALUES), 1)
         self.payloads = Payloads(lambda: 1 << 20)
         for name, values in zip(NAMES, VALUES, strict=True):
             self.payloads.put(name, codec.encode("fp32", values))
@@ -102,8 +81,8 @@ class Rig:
 
     def contribute(self, key: str) -> None:
         payload = codec.encode("fp32", VALUES[0] * np.float32(0.01))
-        pieces = Layout.build(LAYOUT, 2).fragments[0]
-        norms_P = inspect(payload, "fp32", SIZES[0], pieces).norms_P
+        pieces = LAYOUT.fragments[0]
+        norms_P = inspect(payload, "fp32", LAYOUT.sizes[0], pieces).norms_P
         self.payloads.put(key, payload, norms_P)
 
     async def done(self) -> None:
@@ -125,9 +104,9 @@ async def test_nothing_overtakes_the_store(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(numbers, "build_store", slowly)
     key = "up.0"
     rig.contribute(key)
-    chosen = Chosen("a", key, 1.0, 0, "fp32", SIZES[0])
+    chosen = Chosen("a", key, 1.0, 0, "fp32", LAYOUT.sizes[0])
     try:
-        rig.numbers.perform(InstallInit(LAYOUT, NAMES))
+        rig.numbers.perform(InstallInit(TENSORS, NAMES))
         for p in range(2):
             rig.numbers.perform(rig.keyframe(p))
         rig.numbers.perform(Snapshot(1, -1))
@@ -150,12 +129,12 @@ async def test_nothing_overtakes_the_store(tmp_path: Path, monkeypatch: pytest.M
 
 async def test_a_committed_round_is_published_as_it_was_staged(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
-    rig.numbers.perform(InstallInit(LAYOUT, NAMES))
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
     await rig.done()
     for n in range(2):
         key = f"up.{n}"
         rig.contribute(key)
-        chosen = Chosen("a", key, 1.0, 0, "fp32", SIZES[0])
+        chosen = Chosen("a", key, 1.0, 0, "fp32", LAYOUT.sizes[0])
         rig.numbers.perform(Stage(0, n, 0, (chosen,), False, 0.0))
     await rig.done()
     # The second one is void: history began again before it was committed.

@@ -147,6 +147,8 @@ def test_a_syncers_full_disk_is_said_and_stops_nothing(d: Any) -> None:
     state, reason = d.machine.announcer.state(d.now)
     assert state == "running"
     assert "disk is full" in reason
+    again = d.give(SnapshotFailed("s's disk is full: another snapshot not written"))
+    assert "snapshot-failed" not in [t.kind for t in of(again, Tell)], "told when it began"
     h = d.machine.history
     d.give(SnapshotDone(h.seq, h.next_round - 1, "here"))
     assert "disk is full" not in d.machine.announcer.state(d.now)[1]

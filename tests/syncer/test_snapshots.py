@@ -135,9 +135,21 @@ def test_a_full_disk_leaves_no_debris_and_the_old_one(
     assert names(store) == ["snapshot-000000000001"]
     monkeypatch.undo()
     assert newest_seed(store) == (1, [])
+    assert "No space left" in store.room.saw(10**12, 0.0)
     # Once there is room again, the same snapshot can be written.
     store.save(2, {"seed": 2}, arrays(2))
     assert newest_seed(store) == (2, [])
+    assert store.room.needed == sum(a.nbytes for a in arrays(2).values())
+    assert not store.room.saw(10**12, 1.0)
+
+
+def test_what_dead_processes_left_is_gone_before_the_next_is_written(store: SnapshotStore) -> None:
+    """Whatever it was to cover: it may be what fills the disk."""
+    left = store.folder / ".writing-000000000007"
+    left.mkdir(parents=True)
+    (left / "0.writing").write_bytes(b"half")
+    store.save(9, {"seed": 9}, arrays(9))
+    assert not left.exists()
 
 
 def test_what_a_power_cut_left_aside_is_no_snapshot(store: SnapshotStore) -> None:

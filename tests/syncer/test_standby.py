@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import numpy as np
+from syncer.small_run import TENSORS, drawn, first_record
 
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import put_blob
@@ -14,18 +15,14 @@ from diloco_shared.edges.membership import DataFolder
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
-from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     InitManifest,
     TapeEnd,
-    TapeInit,
     TapeRecord,
     TapeSetting,
     TapeSnapshot,
     TapeTerm,
-    TensorSpec,
 )
 from diloco_shared.protocol.records import (
     Assignment,
@@ -39,10 +36,6 @@ from diloco_shared.protocol.wire import decode, decode_tape, encode
 from diloco_syncer.app import Syncer
 from diloco_syncer.settings import Settings
 
-LAYOUT = (
-    TensorSpec(name="a", shape=(8, 2), embedding=False),
-    TensorSpec(name="b", shape=(6,), embedding=True),
-)
 SPEC = RunSpec.model_validate(
     {
         "name": "r",
@@ -144,10 +137,7 @@ class Hub:
 
     async def initialise(self, *, lie: bool = False) -> None:
         """What a leader `gone` and a learner would have left: parameters and their record."""
-        rng = np.random.default_rng(1)
-        sizes = Layout.build(LAYOUT, 2).sizes
-        values = [rng.standard_normal(n).astype(np.float32) for n in sizes]
-        names = []
+        values, names = drawn(np.random.default_rng(1)), []
         for p, values_F in enumerate(values):
             names.append(subjects.initial("r", "a", 0, p))
             blob = await put_blob(self.bus, names[p], codec.encode("fp32", values_F))
@@ -157,24 +147,14 @@ class Hub:
                 incarnation=0,
                 fragment=p,
                 config_hash=config_hash(SPEC),
-                layout=LAYOUT,
+                layout=TENSORS,
                 blob=blob,
             )
             await self.bus.append(names[p] + ".m", encode(manifest))
-        digests = tuple("0" * 32 if lie else digest_array(v) for v in values)
         await self.append(TapeTerm(epoch=0, term=1, leader="gone", at=1.0))
-        await self.append(
-            TapeInit(
-                run="r",
-                config_hash=config_hash(SPEC),
-                layout=LAYOUT,
-                anchor_digests=digests,
-                subjects=tuple(names),
-                learner="a",
-                incarnation=0,
-                at=2.0,
-            )
-        )
+        record = first_record(SPEC, names, values)
+        lies = ("0" * 32,) * len(values)
+        await self.append(record.model_copy(update={"anchor_digests": lies}) if lie else record)
 
 
 async def within(what: "asyncio.Future[object] | object") -> object:

@@ -40,7 +40,9 @@ def _member_line(m: dict[str, Any]) -> str:
         behind = f", {m['lag_records']} records behind" if m.get("lag_records") else ""
         line += f", {m['state']}{behind}"
     line += f" on {m['host']}"
-    return f"{line}: {m['reason']}" if m["alive"] and m.get("reason") else line
+    full = f"its disk is full: {m['full']}" if m.get("full") else ""
+    why = "; ".join(text for text in (m.get("reason"), full) if text)
+    return f"{line}: {why}" if m["alive"] and why else line
 
 
 @app.command()

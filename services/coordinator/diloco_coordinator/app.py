@@ -106,6 +106,7 @@ async def fed(registry: Registry) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(registry.watch(bucket)) for bucket in MIRRORED]
         tasks.append(group.create_task(registry.read_events()))
+        tasks.append(group.create_task(registry.hear_beats()))
         tasks.append(group.create_task(keep_assigned(registry)))
         tasks.append(group.create_task(keep_ending(registry)))
         try:

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass, field
 
 from diloco_coordinator.shards import merged
-from diloco_shared.protocol.fencing import over
-from diloco_shared.protocol.messages import Stamp
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.fencing import OVER, over
+from diloco_shared.protocol.messages import Beat, Stamp
 from diloco_shared.protocol.records import RunRecord, RunStatus
 
 # A stop that nobody has carried out after this many seconds is carried out by the coordinator, if
@@ -13,6 +14,9 @@ from diloco_shared.protocol.records import RunRecord, RunStatus
 FORCE_S = 8.0
 # A leader that shows nothing for this long is none: it does twice a second.
 SILENT_S = 4.0
+# A leader that beats and has not renewed its status for this long cannot write it: where the hub's
+# disk is full no key takes anything, while what is only passed on still comes.
+UNWRITTEN_S = 2.0
 # One that speaks but does not end the run in this time cannot: its tape may take no record.
 FORCE_S_MAX = 30.0
 # An end that its leader did not live to settle is settled after this many seconds of silence.
@@ -37,6 +41,7 @@ class Standings:
     shards: dict[str, dict[str, RunStatus]] = field(default_factory=dict)  # by run and key
     statuses: dict[str, RunStatus] = field(default_factory=dict)  # of runs, made of those
     renewed_at: dict[str, float] = field(default_factory=dict)  # by key
+    heard: dict[str, Beat] = field(default_factory=dict)  # by key: of leaders that cannot write
     stopping_since: dict[str, float] = field(default_factory=dict)  # by id of the run
 
     def take(self, key: str, status: RunStatus | None, now: float) -> str:
@@ -45,16 +50,39 @@ class Standings:
         if status is None:
             self.shards.get(run, {}).pop(key, None)
             self.renewed_at.pop(key, None)
+            self.heard.pop(key, None)
         else:
             shards = self.shards.setdefault(run, {})
             if status != shards.get(key):  # else a repeat by the watch
                 self.renewed_at[key] = now
+                self.heard.pop(key, None)
             shards[key] = status
         return run
 
+    def hear(self, beat: Beat, now: float) -> bool:
+        """A leader beats: whether that says more of its run than the status it has written."""
+        key = subjects.status_key(beat.run, beat.shard)
+        there = self.shards.get(beat.run, {}).get(key)
+        if there is None or beat.run_id not in ("", there.run_id):
+            return False
+        older = (beat.epoch, beat.term) < (there.epoch, there.term)
+        if older or over(there) or beat.state in OVER or self.silent_s(key, now) < UNWRITTEN_S:
+            return False
+        before = self.heard.get(key)
+        self.heard[key] = beat
+        return before is None or (before.state, before.reason) != (beat.state, beat.reason)
+
+    def _told(self, key: str, status: RunStatus) -> RunStatus:
+        """A shard's status, with the state that its leader could not write."""
+        beat = self.heard.get(key)
+        if beat is None:
+            return status
+        return status.model_copy(update={"state": beat.state, "reason": beat.reason})
+
     def put_together(self, run: str, record: RunRecord | None) -> RunStatus | None:
         """The status of a run, made anew; None while there is none."""
-        known = sorted(self.shards.get(run, {}).values(), key=lambda s: s.shard)
+        told = [self._told(key, s) for key, s in self.shards.get(run, {}).items()]
+        known = sorted(told, key=lambda s: s.shard)
         if record is not None:
             known = [s for s in known if s.run_id in ("", run_id_of(record))]
         whole = merged(known, shards_of(record) if record else 1)
@@ -67,6 +95,7 @@ class Standings:
     def forget(self, run: str) -> None:
         for key in self.shards.pop(run, {}):
             self.renewed_at.pop(key, None)
+            self.heard.pop(key, None)
         self.statuses.pop(run, None)
 
     def of_shard(self, record: RunRecord, shard: int) -> RunStatus | None:

@@ -9,8 +9,8 @@ from diloco_shared.phases import recovery_view
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import Event, RunRecord, RunStatus
 
-# Of learners that cannot work: they mostly say the same.
-UNFIT_SHOWN = 3
+# Of members that cannot work, or whose disks are full: they mostly say the same.
+HINDERED_SHOWN = 3
 
 
 def jsonable(value: Any) -> Any:
@@ -30,12 +30,12 @@ def run_view(
     waiting: str | None,
     members: list[str],
     syncers: list[dict[str, Any]] | None = None,
-    unfit: str = "",
+    beside: str = "",
 ) -> dict[str, Any]:
     """A run: what was asked for, where it stands, who works for it, who leads and stands by.
 
-    `reason` is the syncer's while it leads the run, and who of its learners cannot work, and why
-    (`unfit`); what the scheduler misses is in `waiting`.
+    `reason` is the syncer's while it leads the run, and who of its members is `hindered`, and why
+    (`beside`); what the scheduler misses is in `waiting`.
     """
     state, reason = "queued", waiting or "members are being assigned"
     if status is not None:
@@ -44,8 +44,8 @@ def run_view(
         state, reason = "stopped", "stopped before it began"
     if (why := cannot_go_on(syncers or [])) and state not in ("finished", "stopped"):
         reason = why
-    if unfit and state not in ("finished", "stopped"):
-        reason = f"{reason}; {unfit}"
+    if beside and state not in ("finished", "stopped"):
+        reason = f"{reason}; {beside}"
     shown: dict[str, Any] = {
         "name": record.name,
         "desired": record.desired,
@@ -63,15 +63,21 @@ def run_view(
     return result
 
 
-def unfit(notes: Iterable[MemberNote]) -> str:
-    """The learners that live and cannot work for their run, with their reasons; "" if all can."""
-    told = [
-        f"{n.record.id} cannot work: {n.record.reason}"
-        for n in sorted(notes, key=lambda n: n.record.id)
-        if n.alive and n.record.role == "learner" and n.record.state == "unfit"
-    ]
-    more = f"; and {len(told) - UNFIT_SHOWN} more" if len(told) > UNFIT_SHOWN else ""
-    return "; ".join(told[:UNFIT_SHOWN]) + more
+def hindered(notes: Iterable[MemberNote]) -> str:
+    """Which living members of a run cannot work, or find their own disks full, and why."""
+    living = sorted((n.record for n in notes if n.alive), key=lambda r: r.id)
+    cannot = [r for r in living if r.role == "learner" and r.state == "unfit"]
+    full = [r for r in living if r.full]
+    told = (
+        _first([f"{r.id} cannot work: {r.reason}" for r in cannot]),
+        _first([f"the disk of {r.id} is full: {r.full}" for r in full]),
+    )
+    return "; ".join(text for text in told if text)
+
+
+def _first(told: list[str]) -> str:
+    more = f"; and {len(told) - HINDERED_SHOWN} more" if len(told) > HINDERED_SHOWN else ""
+    return "; ".join(told[:HINDERED_SHOWN]) + more
 
 
 def quorum_consequence(run: str, quorum: int, status: dict[str, Any] | None) -> str:

@@ -14,14 +14,16 @@ from diloco_learner.edges.work import CHECKPOINTS, WITHDRAW_S, Unfit, Work
 from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
 from diloco_shared.config import RunSpec
+from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.deletion import remove_deleted
+from diloco_shared.edges.disk_watch import watch_disk
 from diloco_shared.edges.faults import Abilities, FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.metrics import traffic_metrics
+from diloco_shared.edges.metrics import disk_metric, traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event, RunRecord
@@ -65,6 +67,13 @@ class Learner:
         if self.work is not None:
             self.work.injected.poison = True
 
+    def _room(self) -> DiskRoom | None:
+        return None if self.work is None else self.work.room
+
+    async def _tell(self, kind: str, text: str) -> None:
+        if self.work is not None and self.work.built:
+            await self.work.up.tell(kind, text, {"place": self.settings.id})
+
     def health(self) -> Health:
         """Alive while this answers; ready once registered and the bus is there."""
         detail: dict[str, Any] = {
@@ -74,12 +83,15 @@ class Learner:
         }
         if self.work is not None:
             detail |= self.work.health()
+        if self.membership.record.full:
+            detail |= {"full": self.membership.record.full}
         return Health(True, self.ready and self.control.connected, detail)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read when asked for."""
         yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
         yield from self.loop_watch.metrics()
+        yield disk_metric(self.membership.record)
         work = self.work
         progress = work.last_progress if work is not None else None
         if work is None or progress is None:
@@ -109,6 +121,7 @@ class Learner:
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
             tasks.create_task(remove_deleted(self.control, self.folder.path / CHECKPOINTS))
+            tasks.create_task(watch_disk(self.membership, self._room, self._tell))
             working: asyncio.Task[None] | None = None
             async for run in self.membership.assignments():
                 if working is not None and not working.done():

@@ -10,14 +10,16 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_shared.config import RunSpec
+from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.deletion import remove_deleted
+from diloco_shared.edges.disk_watch import watch_disk
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.health import Health, HealthServer
 from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.metrics import traffic_metrics
+from diloco_shared.edges.metrics import disk_metric, traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.numerics.merge import warm
 from diloco_shared.protocol import subjects
@@ -56,6 +58,13 @@ class Syncer:
         """While this process leads."""
         return None if self.candidate is None else self.candidate.leader
 
+    def _room(self) -> DiskRoom | None:
+        return None if self.candidate is None else self.candidate.snapshots.room
+
+    async def _tell(self, kind: str, text: str) -> None:
+        if self.candidate is not None:
+            await self.candidate.tell(kind, text)
+
     def health(self) -> Health:
         """Alive while this answers; ready once registered and the bus is there."""
         detail: dict[str, Any] = {
@@ -70,12 +79,15 @@ class Syncer:
             detail |= {"state": state, "reason": reason, "term": leader.machine.history.term}
         elif self.membership.record.reason:
             detail |= {"reason": self.membership.record.reason}
+        if self.membership.record.full:
+            detail |= {"full": self.membership.record.full}
         return Health(True, self.ready and self.control.connected, detail)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read off the machine when asked for."""
         yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
         yield from self.loop_watch.metrics()
+        yield disk_metric(self.membership.record)
         leader = self.leader
         if leader is None:
             return
@@ -102,6 +114,7 @@ class Syncer:
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
             tasks.create_task(remove_deleted(self.control, self.folder.path / SNAPSHOTS))
+            tasks.create_task(watch_disk(self.membership, self._room, self._tell))
             # Before it can lead: compiling holds up no lease and no round.
             await asyncio.to_thread(warm)
             await self._serve(tasks)

@@ -328,8 +328,10 @@ class Machine:
 
     def _snapshot_over(self, event: SnapshotDone | SnapshotFailed, now: float) -> list[Effect]:
         if isinstance(event, SnapshotFailed):
-            self.snapshotting, self.room.snapshot_failed = False, event.reason
-            return [Tell("snapshot-failed", event.reason)]
+            known, self.room.snapshot_failed = self.room.snapshot_failed, event.reason
+            self.snapshotting = False
+            # Every round tries again: told when it begins.
+            return [] if known else [Tell("snapshot-failed", event.reason)]
         return self._put(covering(self.history, event, self._wall(now)))
 
     def _snapshot_once(self) -> list[Effect]:

@@ -7,7 +7,7 @@ The worst moments, each possible in a healthy run:
 - DN: every fragment is just before its next keyframe, and as many keyframes as the syncer
   publishes at a time are there beside what they replace.
 - STATE: all learners but one come back at once, and one donor dies half way.
-- TAPE: the whole run's, within a bound: what is older than the snapshots is not needed to go on.
+- TAPE: the whole run's, or as many records as lie there before older ones are archived.
 """
 
 from collections.abc import Sequence
@@ -22,16 +22,14 @@ from diloco_shared.budget.overhead import (
     publication,
     stored,
 )
+from diloco_shared.budget.tape import records_max
 from diloco_shared.budget.terms import Need, Term
 from diloco_shared.optimizers import STATE_EXTRA
 
 # No stream is smaller: what many small messages and their repeats add is not worth counting.
 FLOOR = 64 << 20
-# The tape of a whole run, twice over (skipped rounds, terms and restores are records too), is
-# bounded by this, and by four intervals between snapshots: a takeover needs one.
-TAPE_MOST = 2 << 30
+# A run's rounds are on its tape twice over: skipped rounds, terms and restores are records too.
 TAPE_SAFETY = 2
-TAPE_INTERVALS = 4
 # A standby gets a snapshot fragment by fragment: one on its way, and what a broken attempt left.
 # Each is master, anchor, the anchor one version back, and momentum.
 SNAPSHOT_PARTS, SNAPSHOT_BYTES = 2, 16
@@ -143,13 +141,16 @@ def _tape(job: Job) -> Need:
     algorithm, m = job.spec.algorithm, job.learners
     record = ROUND + ROUND_LEARNER * m
     begun = algorithm.shards * (job.layout + 256 * algorithm.fragments + ROUND)
-    whole = TAPE_SAFETY * algorithm.shards * job.rounds * record
-    kept = TAPE_INTERVALS * algorithm.shards * job.spec.keeping.snapshot_every_rounds * record
-    bound = max(TAPE_MOST, kept)
-    how = f"{record} bytes ({ROUND} + {ROUND_LEARNER} x {m} learners) x rounds of every shard"
-    rounds = Term("records of rounds", min(whole, bound), f"{how}, twice; at most {bound} bytes")
+    most = records_max(job.spec.keeping.snapshot_every_rounds)
+    count = algorithm.shards * min(TAPE_SAFETY * job.rounds, most)
+    how = (
+        f"{count} records of {record} bytes ({ROUND} + {ROUND_LEARNER} x {m} learners): of every "
+        f"shard the rounds of the run twice, or the {most} that lie there before older ones are "
+        "archived"
+    )
+    rounds = Term("records of rounds", count * record, how)
     first = Term("first records", begun, "the layout of every shard: tensors and fragments by name")
-    return Need("TAPE", (first, rounds), "fewer learners, or a shorter run")
+    return Need("TAPE", (first, rounds), "keeping.snapshot_every_rounds, or fewer learners")
 
 
 def _state(job: Job) -> Need:

@@ -60,7 +60,8 @@ class DataFolder:
                 "one another id or data folder"
             ) from None
         os.ftruncate(self._file, 0)
-        os.pwrite(self._file, str(os.getpid()).encode(), 0)
+        with suppress(OSError):  # for people: a full disk keeps nobody from working
+            os.pwrite(self._file, str(os.getpid()).encode(), 0)
 
     @classmethod
     def claim(cls, data: Path, role: str, given: str = "") -> "DataFolder":
@@ -189,10 +190,10 @@ class Membership:
             log.debug("not refreshed", error=str(error))
 
     def update(self, **fields: Any) -> None:
-        """Change what the next refresh shows (run, state, draining, address)."""
-        if fields.get("state", self.record.state) != self.record.state:
+        """Change what the next refresh shows; at once what a person would look for."""
+        before, self.record = self.record, self.record.model_copy(update=fields)
+        if (self.record.state, self.record.full) != (before.state, before.full):
             self.changed.set()
-        self.record = self.record.model_copy(update=fields)
 
     async def leave(self) -> None:
         """Give the key back, if it is still ours."""

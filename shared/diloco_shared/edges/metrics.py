@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_shared.edges.bus import Traffic
+from diloco_shared.protocol.records import MemberRecord
 
 
 def traffic_metrics(planes: Mapping[str, Traffic]) -> Iterator[Metric]:
@@ -32,3 +33,13 @@ def traffic_metrics(planes: Mapping[str, Traffic]) -> Iterator[Metric]:
     yield payload
     yield socket
     yield refused
+
+
+def disk_metric(*members: MemberRecord) -> Metric:
+    """Whether the own disk of these members takes what they keep for their restarts."""
+    full = GaugeMetricFamily(
+        "diloco_disk_full", "1: a member's own disk takes nothing more", labels=["run", "member"]
+    )
+    for member in members:
+        full.add_metric([member.run, member.id], float(bool(member.full)))
+    return full

@@ -24,23 +24,10 @@ from diloco_shared.edges.checkpoints import digest_bytes
 from diloco_shared.edges.vault import Vault, VaultError
 from diloco_shared.protocol import subjects
 
-# Records that lie in the stream before any of them is archived: a day of the coordinator's pages
-# and of standbys' reading comes from the stream, a restart reads seconds of it.
-RECORDS_IN_STREAM = 2048
 # Records of a segment, at most: a few hundred KB compressed, read in one piece.
 SEGMENT_RECORDS = 1024
 
 _SEGMENT = re.compile(r"(\d{12})-(\d{12})\.([0-9a-f]{32})\.z")
-
-
-def records_max(snapshot_every_rounds: int) -> int:
-    """Records of a shard in its stream at the worst moment, for the stream's limit.
-
-    Those that may lie there, those that no kept snapshot covers (two are kept, a third is being
-    written), and as many again while standbys are waited for: a round has one record, and there
-    are fewer others than rounds.
-    """
-    return 2 * (RECORDS_IN_STREAM + 2 * 3 * snapshot_every_rounds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class MemberRecord(Message):
     state: str = "idle"
     draining: bool = False
     reason: Reason = ""  # why a syncer cannot lead, or a learner cannot work
+    full: Reason = ""  # what its own disk does not take, and what to do; it works all the same
     tape_seq: Count = 0  # newest tape record that a syncer has executed
     shard: Count = 0  # that a syncer works for
     memory_bytes: Count = 0  # anonymous resident memory; 0: not told

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from diloco_coordinator import standings
 from diloco_shared.edges.bus import Unavailable
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Verdict
+from diloco_shared.protocol.messages import Beat, Verdict
 from diloco_shared.protocol.records import Assignment
 from diloco_shared.protocol.wire import decode, encode
 
@@ -288,3 +289,25 @@ async def test_a_run_is_not_deleted_under_somebody_who_works_for_it(
         answer = await desk.ask("DELETE", "/v1/runs/demo")
         assert answer.status_code == 409
         assert "learner-1 still work" in answer.json()["detail"]
+
+
+async def test_a_state_that_its_leader_cannot_write_is_heard(
+    world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub's disk is full: no key takes anything, and beats are passed on all the same."""
+    monkeypatch.setattr(standings, "UNWRITTEN_S", 0.0)
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        run_id = (await desk.get("/v1/runs/demo"))["spec"]["id"]
+        there = status(run_id=run_id)
+        await world.says(there)
+
+        async def shown() -> bool:
+            told = {"state": "full", "reason": "the hub's disk is full", "versions": (), "live": ()}
+            of_run = {"run": "demo", "run_id": run_id, "epoch": 0, "term": 1, "stamp": there.stamp}
+            await world.bus.publish(subjects.beat("demo"), b"no beat")
+            await world.bus.publish(subjects.beat("demo"), encode(Beat(**of_run, **told)))
+            return bool((await desk.get("/v1/runs/demo"))["state"] == "full")
+
+        await desk.until(shown)
+        assert (await desk.get("/v1/runs/demo"))["reason"] == "the hub's disk is full"

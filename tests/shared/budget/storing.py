@@ -189,11 +189,12 @@ class Stored:
 
     # --- TAPE, STATE ---------------------------------------------------------------------------
 
-    def tape(self) -> None:
+    def tape(self, rounds: int | None = None) -> None:
+        """The whole run's, or so many rounds of every shard."""
         for shard in range(self.algorithm.shards):
             subject = subjects.tape(self.run, shard)
             self.append("TAPE", subject, encode(self._tape_init()))
-            for number in range(self.job.rounds):
+            for number in range(self.job.rounds if rounds is None else rounds):
                 self.append("TAPE", subject, encode(self._tape_round(number)))
 
     def _tape_init(self) -> TapeInit:

@@ -9,6 +9,7 @@ from shared.budget.storing import Stored
 from diloco_shared.budget import known, limits, streams
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.streams import FLOOR
+from diloco_shared.budget.tape import records_max
 from diloco_shared.checking import check
 from diloco_shared.config import Codec
 from diloco_shared.edges.bus import StreamFull
@@ -123,6 +124,23 @@ def test_moments_and_snapshots_on_their_way_fit_and_nearly_fill_their_stream(sha
 
 def test_a_whole_run_fits_on_its_tape() -> None:
     Stored(job(shards=2)).tape()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_what_is_not_archived_yet_fits_on_the_tape_of_a_long_run_and_nearly_fills_it(
+    shards: int,
+) -> None:
+    algorithm = {"fragments": 2 * shards, "shards": shards}
+    keeping = {"snapshot_every_rounds": 4}
+    body = {"name": "r", "algorithm": algorithm, "keeping": keeping, "budget": {"steps": 10**6}}
+    found = known(check(body), learners=1)
+    assert found is not None
+    run = Stored(found, name="r" * 63, learner="l" * 61)
+    run.tape(records_max(4))
+    assert streams(found)["TAPE"].bytes <= 2 * run.worst["TAPE"], "names in it are given, not all"
+    longer = known(check({**body, "budget": {"steps": 10**7}}), learners=1)
+    assert longer is not None
+    assert streams(longer)["TAPE"].bytes == streams(found)["TAPE"].bytes
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from diloco_coordinator.budgets import used
 from diloco_coordinator.edges.registry import Registry
 from diloco_shared.edges.loop_watch import LoopWatch
+from diloco_shared.edges.metrics import disk_metric
 from diloco_shared.protocol.fencing import over
 from diloco_shared.protocol.records import RunRecord, RunStatus
 
@@ -48,6 +49,7 @@ class ClusterMetrics:
         for role in ("learner", "syncer", "coordinator", "supervisor"):
             members.add_metric([role], roles[role])
         yield members
+        yield disk_metric(*self.registry.roll.living.values())
         if self.loop_watch is not None:
             yield from self.loop_watch.metrics()
         yield self._runs()

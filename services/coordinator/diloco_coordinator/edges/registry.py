@@ -22,7 +22,7 @@ from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.deletion import MARK_S
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Message
+from diloco_shared.protocol.messages import Beat, Message
 from diloco_shared.protocol.records import (
     Assignment,
     Deleted,
@@ -148,6 +148,23 @@ class Registry:
                     await self._notify()
 
         await _for_ever("reading of events", mirror)
+
+    async def hear_beats(self) -> None:
+        """What leaders say of runs whose status they cannot write, for ever."""
+
+        async def hear() -> None:
+            async with self.bus.subscribe(subjects.beat("*")) as deliveries:
+                async for delivery in deliveries:
+                    try:
+                        beat = decode(delivery.payload, Beat)
+                    except WireError as error:
+                        log.debug("unreadable beat", subject=delivery.subject, error=str(error))
+                        continue
+                    if self.standings.hear(beat, time.monotonic()):
+                        self.standings.put_together(beat.run, self.runs.get(beat.run))
+                        await self._notify()
+
+        await _for_ever("hearing of beats", hear)
 
     async def _notify(self) -> None:
         async with self.changed:

@@ -21,13 +21,13 @@ from diloco_coordinator.edges.sse import Streams
 from diloco_coordinator.standings import run_id_of
 from diloco_coordinator.views import (
     cannot_go_on,
+    hindered,
     over_view,
     quorum_consequence,
     recovery_views,
     round_views,
     run_view,
     syncer_views,
-    unfit,
 )
 from diloco_shared.budget import Need, assumed, limits, streams
 from diloco_shared.budget.terms import shown
@@ -134,7 +134,7 @@ class Runs:
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
         status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
         notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
-        view = run_view(record, status, waiting, members, syncer_views(notes), unfit(notes))
+        view = run_view(record, status, waiting, members, syncer_views(notes), hindered(notes))
         view["budget"] = used(record, status, [n.record for n in notes])
         view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
         return view

@@ -8,6 +8,7 @@ from pathlib import Path
 import xxhash
 
 from diloco_learner.moments import Buffer, Check
+from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.numerics.digest import digest_bytes
 from diloco_shared.pages import pages
@@ -37,13 +38,20 @@ class Checkpoints:
         self.folder = folder.absolute()
         self.folder.mkdir(parents=True, exist_ok=True)
         self.keep = keep
+        without = "training goes on, and a restart begins with moments of before"
+        self.room = DiskRoom(self.folder, "a checkpoint", without)
 
     def save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
         """Write the bytes of an inner state under an ever-growing `sequence`, durably.
 
         They are written as they come: no copy is made of them. OSError when the disk is full.
         """
+        with self.room.writing():
+            self._save(sequence, pieces)
+
+    def _save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
         digest, unfinished = xxhash.xxh3_128(), self.folder / f"{sequence}{_UNFINISHED}"
+        self._clear()  # before it is written: what a dead process left may fill the disk
         try:
             with unfinished.open("wb") as file:
                 for piece in pieces:
@@ -96,6 +104,8 @@ class Checkpoints:
         complete = self._complete()
         for sequence in sorted(complete)[: -self.keep]:
             complete[sequence].unlink(missing_ok=True)
+
+    def _clear(self) -> None:
         for path in self.folder.glob(f"*{_UNFINISHED}"):
             path.unlink(missing_ok=True)
 

@@ -293,9 +293,13 @@ class Uplink:
         """One at a time; the sequence grows across incarnations."""
         sequence = sequence_of(effect.epoch, self.incarnation, effect.step)
         async with self.checkpoint_lock:
+            known = self.checkpoints.room.failed
             try:
                 await asyncio.to_thread(self.checkpoints.save, sequence, pieces)
             except OSError as error:  # a full disk: training goes on without it
+                if known:
+                    log.warning("checkpoint not written", step=effect.step, error=str(error))
+                    return  # told when it began
                 await self.tell("checkpoint-failed", f"step {effect.step}: {error}"[:500], {})
 
     async def _keep_part(self, effect: KeepPart, handed: Handed) -> None:

@@ -31,6 +31,7 @@ from diloco_learner.recovery import Recovery
 from diloco_learner.train import Injected, TrainLoop
 from diloco_learner.trainer import Program, Trainer
 from diloco_shared.config import RunSpec, config_hash
+from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges.bus import Bus, BusError, Traffic
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.protocol import subjects
@@ -122,6 +123,11 @@ class Work:
     @property
     def last_progress(self) -> Progress | None:
         return self.reporter.last if self.built else None
+
+    @property
+    def room(self) -> DiskRoom | None:
+        """For its checkpoints, once it is known how large they are."""
+        return self.checkpoints.room if self.built else None
 
     def health(self) -> dict[str, Any]:
         """What a probe or the member list shows."""
@@ -236,6 +242,7 @@ class Work:
         self.trainer = Trainer(self.program)
         folder = self.folder / CHECKPOINTS / spec.folder
         self.checkpoints = Checkpoints(folder, spec.keeping.checkpoints)
+        self.checkpoints.room.needed = self.trainer.inner_state_bytes
 
     def _connect(self) -> None:
         spec, me = self.spec, self.learner

@@ -8,10 +8,11 @@ import asyncio
 
 import structlog
 
+from diloco_shared.budget.tape import RECORDS_IN_STREAM
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, StreamInfo
 from diloco_shared.edges.crash_points import passing
-from diloco_shared.edges.tape_archive import RECORDS_IN_STREAM, SEGMENT_RECORDS, TapeArchive
+from diloco_shared.edges.tape_archive import SEGMENT_RECORDS, TapeArchive
 from diloco_syncer.edges.purging import FULL, standbys_behind
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.edges.tape import Tape

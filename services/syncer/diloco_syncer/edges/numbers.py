@@ -202,8 +202,9 @@ class Numbers:
         except OSError as error:
             self.put(
                 SnapshotFailed(
-                    f"snapshot of record {effect.covers} not written: {error}; contributions "
-                    "stay until one is, free disk space"
+                    f"snapshot of record {effect.covers} not written to "
+                    f"{self.snapshots.folder}: {error}; contributions stay until one is, "
+                    "free disk space"
                 )
             )
             return

@@ -26,6 +26,7 @@ import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges.crash_points import passing
 from diloco_syncer.edges.shelf import FileShelf
 from diloco_syncer.store import PREVIOUS, Shelf
@@ -37,6 +38,8 @@ KEEP = 2
 META = "meta.json"
 # Of snapshots before they were cut by fragment.
 ARRAYS = "arrays.safetensors"
+# What is being written, or was when the process died.
+ASIDE = ".writing-"
 # Where files of a snapshot that is being received wait until all of them are there.
 RECEIVED = ".received"
 # Bytes that are hashed and written at a time: they stay in the processor's cache between the two.
@@ -103,6 +106,8 @@ class SnapshotStore:
         self.folder = folder
         self.keep = keep
         self.shelf: Shelf = shelf or FileShelf(folder)  # for stores whose snapshots these are
+        without = "rounds go on; until one is written a restart has more of the tape to execute"
+        self.room = DiskRoom(folder, "a snapshot", without)
         self.pinned = -1
         self.bytes_written = 0  # of arrays, ever
         self._newest: dict[str, _Written] = {}  # by fragment
@@ -114,6 +119,10 @@ class SnapshotStore:
 
         `arrays` is emptied: what is written is let go, for rounds replace it meanwhile.
         """
+        with self.room.writing(sum(array.nbytes for array in arrays.values())):
+            return self._save(covers, meta, arrays)
+
+    def _save(self, covers: int, meta: dict[str, Any], arrays: dict[str, Array]) -> Path:
         aside = self._aside(covers)
         written: dict[str, _Written] = {}
         try:
@@ -155,8 +164,10 @@ class SnapshotStore:
 
     def _aside(self, covers: int) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
-        aside = self.folder / f".writing-{covers:012d}"
-        shutil.rmtree(aside, ignore_errors=True)
+        # What a dead process left, whatever it was to cover, may be what fills the disk.
+        for left in self.folder.glob(f"{ASIDE}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        aside = self.folder / f"{ASIDE}{covers:012d}"
         aside.mkdir()
         return aside
 

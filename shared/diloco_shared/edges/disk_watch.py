@@ -1,0 +1,50 @@
+"""Looks at the disk under a member's own folder, and says in its member record what is amiss."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from diloco_shared.disk_room import DiskRoom
+from diloco_shared.edges.membership import Membership
+
+# Between two looks, in seconds: with what a look waits for, a full disk is named within five.
+LOOK_S = 1.0
+
+
+async def watch_disk(
+    membership: Membership,
+    room: Callable[[], DiskRoom | None],
+    tell: Callable[[str, str], Awaitable[None]],
+) -> None:
+    """For ever: `room` is that of the present work, if there is any; `tell` writes an event.
+
+    In a thread: a network file system may keep a look waiting.
+    """
+    while True:
+        reason, here = "", room()
+        if here is not None:
+            free = await asyncio.to_thread(free_bytes, here.folder)
+            reason = here.saw(free, time.monotonic()) if free is not None else here.reason
+        if reason != membership.record.full:
+            membership.update(full=reason[:500])
+            if reason:
+                await tell("full", reason)
+            elif here is not None:
+                await tell("room-again", f"{here.folder} has room again")
+        await asyncio.sleep(LOOK_S)
+
+
+def free_bytes(folder: Path) -> int | None:
+    """What an ordinary user may still write there; None where the file system does not say.
+
+    No file can be made without an inode, however many bytes are left.
+    """
+    try:
+        there = os.statvfs(next(p for p in (folder, *folder.parents) if p.exists()))
+    except OSError:
+        return None
+    if not there.f_blocks:
+        return None
+    return 0 if there.f_files and not there.f_favail else there.f_bavail * there.f_frsize
