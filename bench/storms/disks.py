@@ -27,9 +27,9 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Take all room that is left; the file to remove again."""
+    """Take all room that is left, or is left again; the file to remove."""
     filler = folder / "filler"
-    with filler.open("wb", buffering=0) as file, suppress(OSError):
+    with filler.open("ab", buffering=0) as file, suppress(OSError):
         while file.write(bytes(MIB)):
             pass
     return filler

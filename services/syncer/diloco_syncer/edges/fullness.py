@@ -30,8 +30,9 @@ log = structlog.get_logger()
 LOOK_S = 1.0
 # Refused for this long in seconds, it is full: shorter is what a purge on its way takes.
 FULL_S = 2.0
-# Without an answer for this long, the server is asked what it cannot write.
-STALLED_S = 2.0
+# Nothing moved for this long, that is since the look before: the server is asked what it cannot
+# write. It only says so where a write has failed, so asking too early names nothing wrongly.
+STALLED_S = 0.5
 # Between two lines in the log about what is still full.
 SAY_S = 60.0
 _GB = 1e9

@@ -4,6 +4,7 @@ Read every few seconds: shown in the run's status, and raised when learners tell
 or more of them join than the run was submitted for.
 """
 
+import asyncio
 from collections.abc import Callable
 
 import structlog
@@ -42,16 +43,18 @@ class Storage:
 
     async def look(self) -> None:
         """Look once; what the bus does not tell stays as it was."""
-        for kind in subjects.STREAM_KINDS:
-            try:
-                name = subjects.run_stream(self.spec.name, kind)
-                info = await self.control.stream_info(name)
-            except BusError as error:
-                log.debug("stream not seen", stream=kind, error=str(error))
-                continue
-            self.last_seqs[kind] = info.last_seq
-            self.streams[kind] = StreamUse(bytes=info.bytes, limit=info.bytes_max)
+        # Together: a server that answers nothing keeps one look waiting, not one a stream.
+        await asyncio.gather(*(self._see(kind) for kind in subjects.STREAM_KINDS))
         await self._grow()
+
+    async def _see(self, kind: str) -> None:
+        try:
+            info = await self.control.stream_info(subjects.run_stream(self.spec.name, kind))
+        except BusError as error:
+            log.debug("stream not seen", stream=kind, error=str(error))
+            return
+        self.last_seqs[kind] = info.last_seq
+        self.streams[kind] = StreamUse(bytes=info.bytes, limit=info.bytes_max)
 
     async def _grow(self) -> None:
         """Raise what is too small for the run as it is now."""
