@@ -121,7 +121,7 @@ class Limits:
         self._within(whose, "deltas ahead of their base", waiting, WAITING_MAX)
         self._within(whose, "deltas ahead of their epoch", len(book.early), EARLY_MAX)
         self._within(whose, "anchors of a fragment", kept, KEPT_MAX)
-        self._within(whose, "anchors taken", len(life.anchors), 3 * fragments)
+        self._within(whose, "anchors taken", life.values_held, 3 * fragments)
 
     def covered(self, round_: int) -> None:
         """A snapshot record covers rounds up to this one."""

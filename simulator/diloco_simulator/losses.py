@@ -115,10 +115,12 @@ class Losses:
         ]
         w.report.looked("liveness")
         # Without a syncer of one shard, the leaders of the others rightly go on with their rounds.
-        lead = not lacks.startswith("a syncer")
+        # Initial parameters that were on their way may have come: then it has what it needs.
+        lead = not lacks.startswith("a syncer") and bool(self.scenario.fleet.lacks())
         if lead and working and all(state in WORKING for state in working) and not w.ended:
             w.broken("liveness", f"lacks {lacks}, and says {working}")
-        if len(working) < self.scenario.spec.algorithm.shards and not self.scenario.fleet.waiting:
+        short = len(working) < self.scenario.spec.algorithm.shards and not w.ended
+        if short and not self.scenario.fleet.waiting:
             w.broken("liveness", f"lacks {lacks}, and the coordinator waits for nobody")
         self.scenario.user.stop()
         world.run(world.now + DEGRADED_S)

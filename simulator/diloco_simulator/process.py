@@ -33,13 +33,23 @@ class Process:
 
     def ring_at(self, own_time: float, action: Callable[[], None]) -> None:
         """`action` in this process once its clock is past `own_time`."""
-        self.world.at(own_time - self.origin + 1e-6, lambda: self.enter(action))
+
+        def ring() -> None:
+            if self.now < own_time:  # its clock stood still meanwhile
+                self.ring_at(own_time, action)
+            else:
+                action()
+
+        self.world.at(own_time - self.origin + 1e-6, lambda: self.enter(ring))
 
     def freeze(self, seconds: float, *, clock_stops: bool = False) -> None:
         """Stand still, and go on as if nothing had happened.
 
-        `clock_stops`: as the clock of a suspended machine does; the process cannot notice.
+        `clock_stops`: as the clock of a suspended machine does; the process cannot notice. One that
+        already stands still for longer than that is not woken by it.
         """
+        if self.world.now + seconds <= self.frozen_until:
+            return
         self.frozen_until = self.world.now + seconds
         self.clock_stopped_s = seconds if clock_stops else 0.0
 
