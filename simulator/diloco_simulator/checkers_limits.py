@@ -131,6 +131,10 @@ class Limits:
         """Rounds go back to lower numbers."""
         self.purged_at, self.purged_round, self.covered_round = 0, -1, -1
 
+    def rewound(self, end: int) -> None:
+        """UP lost what came after `end`: its sequences come again."""
+        self.purged_at = min(self.purged_at, end)
+
     def purged_up(self, up: Log) -> None:
         """A purge of UP is done: what the one before could have taken, this one has."""
         old = [
