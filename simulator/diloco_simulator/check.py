@@ -37,11 +37,11 @@ CHUNK = 8
 _played = 0
 
 
-def again(seed: int, *, unmended: bool = False, **changed: int | None) -> str:
+def again(seed: int, **changed: int | None) -> str:
     """The command that plays one seed; `changed`: options that every world was given."""
     said = "".join(f" --{name} {value}" for name, value in changed.items() if value is not None)
     command = "python -m diloco_simulator.check --seeds 1 --workers 1 --no-crash-points"
-    return f"{command} --from {seed}{said}{' --unmended' * unmended}"
+    return f"{command} --from {seed}{said}"
 
 
 def again_at(role: str, n: int) -> str:
@@ -140,9 +140,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fresh", action="store_true", help="begin where nobody has looked yet")
     parser.add_argument("--keep", type=Path, help="write worlds that break a promise there")
     parser.add_argument("--kept", type=Path, help="play such a file again, and nothing else")
-    parser.add_argument(
-        "--unmended", action="store_true", help="also troubles that are known not to be survived"
-    )
     parser.add_argument("--json", type=Path, help="write the totals there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--syncers", type=int, help="this many in every world")
@@ -164,10 +161,9 @@ def worlds(args: argparse.Namespace) -> list[tuple[int, Options | None]]:
     changes = {} if args.syncers is None else {"syncers": args.syncers}
     if args.shards is not None:
         changes |= {"shards": args.shards, "fragments": 2 * args.shards}
-    if not changes and not args.unmended:
+    if not changes:
         return [(seed, None) for seed in seeds]
-    drawn = ((seed, Options.drawn(seed, unmended=args.unmended)) for seed in seeds)
-    return [(seed, options.changed(**changes)) for seed, options in drawn]
+    return [(seed, Options.drawn(seed).changed(**changes)) for seed in seeds]
 
 
 def main() -> None:
@@ -188,10 +184,7 @@ def main() -> None:
             pool.map(play_one, tasks, chunksize=CHUNK), tasks, strict=True
         ):
             verdicts.append(v)
-            show(
-                v,
-                again(v.seed, unmended=args.unmended, syncers=args.syncers, shards=args.shards),
-            )
+            show(v, again(v.seed, syncers=args.syncers, shards=args.shards))
             if args.keep and v.violations:
                 found.keep(args.keep, seed, options or Options.drawn(seed), v.violations)
         if args.dies:

@@ -11,6 +11,7 @@ from diloco_simulator.checkers import Merges, Report
 class Work:
     """One process, as seen from outside."""
 
+    began: int | None = None  # epoch
     steps: int = 0
     tokens: int = 0
     # fragment -> (epoch, version, steps and tokens when it was adopted)
@@ -25,6 +26,7 @@ class Claims:
         self.report = report
         self.merges_of = merges_of
         self.work: dict[str, Work] = {}
+        self.newest: dict[str, int] = {}  # learner -> its newest life that trains
 
     def stepped(self, life: str, tokens: int) -> None:
         work = self.work.setdefault(life, Work())
@@ -33,6 +35,9 @@ class Claims:
 
     def adopted(self, life: str, epoch: int, p: int, version: int) -> None:
         work = self.work.setdefault(life, Work())
+        work.began = epoch if work.began is None else work.began
+        learner, _, incarnation = life.rpartition("/")
+        self.newest[learner] = max(int(incarnation), self.newest.get(learner, -1))
         work.bases[p] = (epoch, version, work.steps, work.tokens)
 
     def voided(self, life: str) -> None:
@@ -58,6 +63,11 @@ class Claims:
         work = (learner, incarnation, fate.fragment, fate.round)
         if work in tape.undone:
             return  # it was merged, and is not in what the run went back to
+        life = self.work[f"{learner}/{incarnation}"]
+        if life.began is not None and life.began < tape.restored:
+            return  # publications since the restore name nobody of before; a new life begins
+        if incarnation < self.newest[learner]:
+            return  # they name its newest life; this one ends as soon as it hears of that
         merged = work in tape.merged
         if isinstance(fate, Merged) and work in tape.lost.work:
             return  # the record was lost after its publication was seen

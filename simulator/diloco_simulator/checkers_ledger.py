@@ -75,6 +75,7 @@ class Tokens:
         if isinstance(record, TapeRestore) and mark is not None:
             merged, self.versions = list(mark.merged), list(mark.versions)
             self.spans.clear()
+            self.versions = list(mark.versions)
         if isinstance(record, TapeRebirth):
             for p in self.owned:
                 gone = range(record.versions[p] + 1, self.versions[p] + 1)

@@ -121,7 +121,7 @@ class Limits:
         self._within(whose, "deltas ahead of their base", waiting, WAITING_MAX)
         self._within(whose, "deltas ahead of their epoch", len(book.early), EARLY_MAX)
         self._within(whose, "anchors of a fragment", kept, KEPT_MAX)
-        self._within(whose, "anchors taken", len(life.anchors), 3 * fragments)
+        self._within(whose, "anchors taken", life.values_held, 3 * fragments)
 
     def covered(self, round_: int) -> None:
         """A snapshot record covers rounds up to this one."""
@@ -130,6 +130,10 @@ class Limits:
     def restored(self) -> None:
         """Rounds go back to lower numbers."""
         self.purged_at, self.purged_round, self.covered_round = 0, -1, -1
+
+    def rewound(self, end: int) -> None:
+        """UP lost what came after `end`: its sequences come again."""
+        self.purged_at = min(self.purged_at, end)
 
     def purged_up(self, up: Log) -> None:
         """A purge of UP is done: what the one before could have taken, this one has."""

@@ -130,6 +130,8 @@ STATES = (
     # Capacities and losses.
     "hub's disk full",
     "tails lost",
+    "published again after it was lost",
+    "state lost at the hub and on disks",
     "UP full",
     "DN full",
     "TAPE full",

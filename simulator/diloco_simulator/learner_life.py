@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.anchors import AnchorBook
+from diloco_learner.edges.mailbox import Mailbox
 from diloco_learner.events import (
     Adopt,
     BeatSeen,
@@ -35,6 +36,8 @@ from diloco_learner.exchange import Exchange
 from diloco_learner.leaders import Leaders
 from diloco_learner.recovery import Recovery
 from diloco_learner.reports import before_training
+from diloco_learner.train import Anchored
+from diloco_learner.waiting import heavy
 from diloco_shared.config import config_hash
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.numerics.schedule import inner_rate
@@ -89,7 +92,7 @@ class LearnerLife(Process):
         )
         self.leaders = Leaders(self.name, self.spec.algorithm.shards)
         self.exchange: Exchange | None = None
-        self.inbox: list[Any] = []
+        self.mailbox = Mailbox()
         self.in_step = False
         self.handed = 0  # places that a copy of the inner state is on its way to
         self.said: Progress | None = None  # the newest report
@@ -150,8 +153,7 @@ class LearnerLife(Process):
         of_book(self.watch, self.book)
         if ready is not None:
             key = (ready.epoch, ready.fragment, ready.version)
-            self.anchors[key] = self.book.take(*key)
-            self.hear(ready)
+            self.hear(Anchored(ready, self.book.take(*key)))
 
     def _state(self, item: Item) -> None:
         m = item.message
@@ -165,6 +167,7 @@ class LearnerLife(Process):
         if self.exchange is None:
             if isinstance(event, PullSeen | DonateSeen | PartSettled):
                 return
+            event = self._keep(event)
             for effect in self.recovery.handle(event, self.now):
                 if self._dies(effect):
                     return
@@ -174,10 +177,23 @@ class LearnerLife(Process):
             if self.exchange is None:
                 self._arm(self.recovery.deadline)
         elif self.in_step:
-            self.inbox.append(event)
+            self.mailbox.put(event)
         else:
             self._handle(event)
             self._boundary()
+
+    def _keep(self, event: Any) -> Any:
+        """The values of an anchor, of which the machines hear without them."""
+        if not isinstance(event, Anchored):
+            return event
+        r = event.ready
+        self.anchors[r.epoch, r.fragment, r.version] = event.values_F
+        return r
+
+    @property
+    def values_held(self) -> int:
+        """Fragments' values in memory that are not adopted yet."""
+        return len(self.anchors) + sum(heavy(event) for event in self.mailbox.waiting)
 
     def _arm(self, deadline: float | None) -> None:
         if deadline is None or deadline >= self.armed > self.now:
@@ -212,8 +228,7 @@ class LearnerLife(Process):
         """Take in what came during the step, then begin the next one."""
         if self.exchange is None or self.in_step:
             return
-        arrived, self.inbox = self.inbox, []
-        for event in arrived:
+        for event in self.mailbox.drain():
             self._handle(event)
             if not self.alive:
                 return
@@ -257,6 +272,7 @@ class LearnerLife(Process):
 
     def _handle(self, event: Any) -> None:
         assert self.exchange is not None
+        event = self._keep(event)
         for effect in self.exchange.handle(event, self.now):
             if self._dies(effect):
                 return

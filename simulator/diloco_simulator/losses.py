@@ -3,9 +3,11 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
+from diloco_shared.protocol.messages import PublicationManifest
 from diloco_simulator.checkers_alive import WORKING
 from diloco_simulator.syncer_inbox import NAME
 from diloco_simulator.syncer_node import SyncerNode
+from diloco_syncer.replay import payloads_needed
 
 if TYPE_CHECKING:
     from diloco_simulator.scenario import Scenario
@@ -84,6 +86,8 @@ class Losses:
         the tape, which is synced."""
         rng = self.world.rng
         lost = [log.lose(rng.randint(0, 3)) for log in (self.hub.up, self.hub.dn, self.hub.state)]
+        for shard in self.watch.of:
+            shard.limits.rewound(self.hub.up.seq)
         if any(lost):
             self.watch.reached("tails lost")
 
@@ -114,6 +118,33 @@ class Losses:
         self.world.run(self.world.now + DEGRADED_S)
         return "" if self.watch.ended else self.scenario.fleet.lacks()
 
+    def gone(self) -> bool:
+        """Whether a power cut took from the hub what no disk has either: the state of a shard.
+
+        Nothing there makes a version of some fragment, and what the tape names next is not on UP.
+        """
+        found = [n for n in range(len(self.hub.shards)) if self._gone(n)]
+        for shard in found:
+            self.watch.reached("state lost at the hub and on disks")
+            for node in self.scenario.syncers:
+                following = node.life.following if node.life is not None else None
+                of_shard = node.shard.number == shard and following is not None
+                if of_shard and following is not None and following.shows == "fit":
+                    self.watch.broken("liveness", f"{node.process} is fit without a state")
+        return bool(found)
+
+    def _gone(self, shard: int) -> bool:
+        syncers = [n for n in self.scenario.syncers if n.shard.number == shard]
+        led = any(n.life is not None and n.life.machine.leading for n in syncers)
+        if led or not self.world.counts["tails lost"]:
+            return False
+        built = _built([i.message for i in self.hub.dn.items])
+        owned = self.scenario.spec.algorithm.owned(shard)
+        tape = self.hub.shards[shard].tape
+        rest = tape[max((n.disk.covers() for n in syncers), default=0) :]
+        named = {subject for record in rest for subject in payloads_needed(record)}
+        return not built.issuperset(owned) and not named <= self.hub.up.by_subject.keys()
+
     def judge(self, lacks: str) -> None:
         """With less than a run needs, its state has a name, and the user's word still counts."""
         w, world = self.watch, self.world
@@ -125,10 +156,22 @@ class Losses:
         ]
         w.report.looked("liveness")
         # Without a syncer of one shard, the leaders of the others rightly go on with their rounds.
-        lead = not lacks.startswith("a syncer")
+        # Initial parameters that were on their way may have come: then it has what it needs.
+        lead = not lacks.startswith("a syncer") and bool(self.scenario.fleet.lacks())
         if lead and working and all(state in WORKING for state in working) and not w.ended:
             w.broken("liveness", f"lacks {lacks}, and says {working}")
-        if len(working) < self.scenario.spec.algorithm.shards and not self.scenario.fleet.waiting:
+        short = len(working) < self.scenario.spec.algorithm.shards and not w.ended
+        # Or somebody came after all, and finds no state to lead with.
+        if short and not self.scenario.fleet.waiting and not self.gone():
             w.broken("liveness", f"lacks {lacks}, and the coordinator waits for nobody")
         self.scenario.user.stop()
         world.run(world.now + DEGRADED_S)
+
+
+def _built(manifests: list[PublicationManifest]) -> set[int]:
+    """Fragments of which some version is there with all that it builds on."""
+    whole = set[tuple[int, int, int]]()
+    for m in sorted(manifests, key=lambda m: (m.epoch, m.version, m.prev_version)):
+        if m.prev_version < 0 or (m.fragment, m.epoch, m.prev_version) in whole:
+            whole.add((m.fragment, m.epoch, m.version))
+    return {p for p, _, _ in whole}

@@ -9,8 +9,6 @@ from typing import Any
 CUTS = (*((0, None, 0),) * 6, (1, None, 0), (2, None, 1), (1, None, 1), (1, 12, 2))
 # How contributions are weighed: a run keeps to one rule.
 WEIGHTINGS = ("quality", "quality", "tokens", "equal")
-# Troubles that the product is known not to survive yet: drawn only where that is asked for.
-UNMENDED = frozenset({"long_hangs", "stop_late", "tails"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class Options:
         return replace(self, **changes)
 
     @classmethod
-    def drawn(cls, seed: int, *, unmended: bool = False) -> "Options":
+    def drawn(cls, seed: int) -> "Options":
         """A swarm: every seed turns some faults on and others off."""
         rng = random.Random(seed)
 
@@ -142,12 +140,12 @@ class Options:
             checkpoint_every_steps=cuts[1],
             restores=cuts[2],
             weighting=weighting,
-        ).changed(**beyond(seed, unmended=unmended))
+        ).changed(**beyond(seed))
 
 
-def beyond(seed: int, *, unmended: bool = False) -> dict[str, Any]:
-    """What else a seed draws: what the machines it runs on have room for, and what never comes
-    back. `unmended`: also troubles of UNMENDED."""
+def beyond(seed: int) -> dict[str, Any]:
+    """What else a seed draws: what the machines it runs on have room for, what stands still for
+    long, and what never comes back."""
     rng = random.Random(f"capacities and losses of {seed}")
     drawn: dict[str, Any] = {
         "room": rng.choice([math.inf, 1.0, 1.2, 5.0]),
@@ -165,8 +163,4 @@ def beyond(seed: int, *, unmended: bool = False) -> dict[str, Any]:
         "lost_disks": random.Random(f"disks of {seed}").choice([0, 0, 0, 0, 1, 2]),
     }
     drawn["stop_late"] = drawn["stop_late"] and drawn["long_hangs"] > 0
-    calm = Options()
-    return {
-        name: getattr(calm, name) if name in UNMENDED and not unmended else value
-        for name, value in drawn.items()
-    }
+    return drawn

@@ -45,8 +45,11 @@ class Process:
     def freeze(self, seconds: float, *, clock_stops: bool = False) -> None:
         """Stand still, and go on as if nothing had happened.
 
-        `clock_stops`: as the clock of a suspended machine does; the process cannot notice.
+        `clock_stops`: as the clock of a suspended machine does; the process cannot notice. One that
+        already stands still for longer than that is not woken by it.
         """
+        if self.world.now + seconds <= self.frozen_until:
+            return
         self.frozen_until = self.world.now + seconds
         self.clock_stopped_s = seconds if clock_stops else 0.0
 

@@ -15,7 +15,7 @@ from diloco_simulator.capacity import needed
 from diloco_simulator.fleet import LOST, Fleet
 from diloco_simulator.hub import Hub
 from diloco_simulator.learner_node import LearnerNode
-from diloco_simulator.losses import Losses
+from diloco_simulator.losses import DEGRADED_S, Losses
 from diloco_simulator.mischief import Mischief
 from diloco_simulator.options import Options
 from diloco_simulator.syncer_disk import FileDisk
@@ -181,9 +181,11 @@ class Scenario:
         if lacks:
             self.losses.judge(lacks)
         else:
-            world.run(healed_at + LIVENESS_S * self.options.step_s, self._over)
-            world.run(world.now + AFTER_S)
-            self._check_liveness(healed_at)
+            world.run(healed_at + DEGRADED_S * self.options.step_s, self._over)
+            if self._over() or not self.losses.gone():
+                world.run(healed_at + LIVENESS_S * self.options.step_s, self._over)
+                world.run(world.now + AFTER_S)
+                self._check_liveness(healed_at)
         self._check_end()
         return Verdict(
             self.seed,

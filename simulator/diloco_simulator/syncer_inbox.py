@@ -53,7 +53,9 @@ class Inbox:
         self.life.enter(lambda: self._take(message, event))
 
     def _found(self, item: Item) -> None:
-        self.up_seq = max(self.up_seq, item.seq)
+        if item.seq <= self.up_seq:
+            self.life.up_rewound(item.seq - 1)
+        self.up_seq = item.seq
 
     def _arrived(self, item: Item) -> None:
         if isinstance(item.message, InitManifest):

@@ -11,6 +11,7 @@ from diloco_simulator.publication import publication
 from diloco_simulator.syncer_follow import Following, Lone
 from diloco_simulator.syncer_inbox import Inbox
 from diloco_simulator.world import FULL_S, Item
+from diloco_syncer.acknowledged import Acknowledged
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -30,6 +31,7 @@ from diloco_syncer.events import (
     Published,
     PurgeDown,
     PurgeUp,
+    Rewound,
     Seal,
     SendBeat,
     SendDonate,
@@ -49,12 +51,21 @@ from diloco_syncer.history import History
 from diloco_syncer.horizon import Horizon
 from diloco_syncer.machine import Machine
 from diloco_syncer.rebirth import Reborn
-from diloco_syncer.replay import build_store, newest_keyframes, newest_published, stage_chosen
+from diloco_syncer.replay import (
+    build_store,
+    newest_keyframes,
+    newest_published,
+    rewound,
+    stage_chosen,
+)
 from diloco_syncer.store import FragmentStore
 from diloco_syncer.store import Staged as StagedArrays
 
 if TYPE_CHECKING:
     from diloco_simulator.syncer_node import SyncerNode
+
+# Between two looks at what the hub has of what it took, in virtual seconds.
+LOOK_S = 1.0
 
 
 class SyncerLife(Process):
@@ -78,6 +89,11 @@ class SyncerLife(Process):
         self.ended = False
         self.full: set[str] = set()  # streams that took nothing when last asked
         self.horizon = Horizon()
+        self.purge = (
+            0,
+            0,
+        )  # newest wish: record covered, and sequence of UP below which all may go
+        self.acknowledged, self.up_end = Acknowledged(), 0
         self.machine = Machine(self.spec, History(self.spec, self.shard.number))
         self.store: FragmentStore | None = None
         self.tape_end = 0
@@ -114,6 +130,33 @@ class SyncerLife(Process):
         self.wish()
         if self.alive:
             self.inbox.open(self.hub.up.seq if history.initialised else 0)
+            self._look()
+
+    def _look(self) -> None:
+        """As the edge looks at fullness: whether the hub has what it had acknowledged."""
+        self.world.after(LOOK_S, lambda: self.enter(self._look))
+        if not (self.machine.leading and self.world.reaches(self.process)):
+            return
+        was, self.up_end = self.up_end, self.hub.up.seq
+        if self.up_end < was:
+            self.give(Rewound(None))
+        known, h, dn = self.acknowledged, self.machine.history, self.hub.dn
+        if known.newest is not None and known.newest[1] not in dn.by_subject:
+            known.doubted = True
+        if not (self.alive and known.doubted):
+            return
+        of_epoch = (i for i in dn.items if i.message.epoch == h.epoch)
+        mine = [i for i in of_epoch if i.message.fragment in h.owned]
+        known.found(max(((i.seq, i.subject) for i in mine), default=None))
+        lost = rewound(h, self.machine.published, (i.message for i in mine))
+        if lost is not None:
+            self.watch.reached("published again after it was lost")
+            self.give(lost)
+
+    def up_rewound(self, end: int) -> None:
+        """As the leader does: what comes again on UP is not to be purged."""
+        self.horizon.rewound(end)
+        self.purge = (self.purge[0], min(self.purge[1], end + 1))
 
     def over(self) -> None:
         """The process dies: what it was writing is torn, perhaps."""
@@ -336,8 +379,10 @@ class SyncerLife(Process):
                 self.give(Published.of(e))
 
         def act() -> int:
-            if self.hub.dn.store(subject, manifest, payload) is None:
+            stored = self.hub.dn.store(subject, manifest, payload)
+            if stored is None:
                 return FULL
+            self.acknowledged.took(stored.seq, stored.subject)
             self.watch.published(self.leader, manifest, payload)
             return 0
 
@@ -369,13 +414,15 @@ class SyncerLife(Process):
 
     def _purge_up(self, last_round: int) -> None:
         below = self.horizon.below(last_round, self.inbox.up_seq)
-        self._purge_below(below, self.machine.history.snapshot_covers)
+        self.purge = (self.machine.history.snapshot_covers, below)
+        self._purge_below()
 
-    def _purge_below(self, below: int, covers: int) -> None:
+    def _purge_below(self) -> None:
         """Once the standbys that can be seen have executed what the snapshot covers."""
+        covers, below = self.purge
         if any(n.behind(covers) for n in self.node.others):
             self.world.counts["purges waited"] += 1
-            self.world.after(1.0, lambda: self.enter(lambda: self._purge_below(below, covers)))
+            self.world.after(1.0, lambda: self.enter(self._purge_below))
             return
 
         def act() -> None:

@@ -224,9 +224,16 @@ class Log:
         self.items = [i for i in self.items if i.subject in self.by_subject]
 
     def lose(self, count: int) -> int:
-        """The newest were not on disk yet: how many of `count` there were to lose."""
+        """The newest were not on disk yet: how many of `count` there were to lose.
+
+        Their sequences come again; readers, which all lose their connections, look where it ends.
+        """
         lost = {item.seq for item in self.items[-count:]} if count else set[int]()
         self.purge(lambda item: item.seq in lost)
+        if lost:
+            self.seq = min(lost) - 1
+            for reader in self.readers:
+                reader.seen = min(reader.seen, self.seq)
         return len(lost)
 
     def put(

@@ -48,6 +48,14 @@ def test_nothing_is_told_until_every_leader_was_heard() -> None:
     assert leaders.beat(beat(7, (9, 9, 9, 9))) is None, "there is no such shard"
 
 
+def test_who_is_asked_for_the_parameters_of_one_shard_hears_it_whatever_another_waits_for() -> None:
+    """Nobody steps before every shard has parameters: each would wait for the other."""
+    leaders = Leaders("a", 2)
+    waits = beat(1, (-1, 0), state="waiting", reason="for the first step of a: they recover")
+    both = heard(leaders, waits, beat(0, (-1, -1), state="bootstrapping", initializer="a"))
+    assert (both.state, both.initializer) == ("bootstrapping", "a")
+
+
 def test_a_deposed_or_overtaken_beat_changes_nothing() -> None:
     leaders = Leaders("a", 2)
     heard(leaders, beat(0, (3, 3)), beat(1, (2, 2), term=2))

@@ -30,6 +30,6 @@ def test_short_runs_follow_each_other() -> None:
 
 
 def test_a_kept_world_is_read_as_it_was_written(tmp_path: Path) -> None:
-    options = Options.drawn(12, unmended=True)
+    options = Options.drawn(12)
     path = found.keep(tmp_path, 12, options, ["what it broke"])
     assert found.read(path) == (12, options)

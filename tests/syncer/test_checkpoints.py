@@ -4,7 +4,13 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.protocol.messages import TapeCheckpoint, TapeRestore, TapeRound, TapeSnapshot
+from diloco_shared.protocol.messages import (
+    TapeCheckpoint,
+    TapeEpoch,
+    TapeRestore,
+    TapeRound,
+    TapeSnapshot,
+)
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.events import (
     Append,
@@ -370,3 +376,15 @@ def test_another_wish_waits_until_the_first_is_in_force(running: Any) -> None:
     seen = running.give(Appended(len(running.tape), 1000.0))
     assert of(seen, InstallLoaded) == [InstallLoaded(1)]
     assert of(seen, Load) == [Load(second)]
+
+
+def test_a_restore_waits_for_the_epoch_that_is_on_its_way(running: Any) -> None:
+    """Its own is the one after: loaded before, it would be recorded under the same number."""
+    merged(running)
+    kept(running)
+    running.auto = False
+    (append,) = of(running.step("a", 1, epoch=1), Append)
+    assert isinstance(append.record, TapeEpoch)
+    assert of(running.give(wanted(restore=WISH)), Load) == []
+    running.tape.append(append.record)
+    assert of(running.give(Appended(len(running.tape), 1000.0)), Load) == [Load(WISH)]

@@ -160,7 +160,9 @@ def test_a_publication_above_the_head_counts_whatever_it_holds() -> None:
     """Its record is lost; another version of that number would be a second one."""
     h = of(*EVENTFUL)
 
-    def published(fragment: int, version: int, digest: str, epoch: int = 1) -> PublicationManifest:
+    def published(
+        fragment: int, version: int, digest: str, epoch: int = 1, before: int = -1
+    ) -> PublicationManifest:
         return PublicationManifest(
             run="t",
             epoch=epoch,
@@ -168,7 +170,7 @@ def test_a_publication_above_the_head_counts_whatever_it_holds() -> None:
             round=version,
             fragment=fragment,
             version=version,
-            prev_version=-1,
+            prev_version=before,
             codec="fp32",
             values=1,
             anchor_digest=digest,
@@ -193,6 +195,9 @@ def test_a_publication_above_the_head_counts_whatever_it_holds() -> None:
         -1,
         -1,
     )
+    head = published(0, 1, ours, before=0)
+    assert newest_published(h, [head]) == (-1, -1), "what it builds on is lost"
+    assert newest_published(h, [head, published(0, 0, theirs)]) == (1, -1)
 
 
 @pytest.mark.parametrize("known", range(len(EVENTFUL) + 1))

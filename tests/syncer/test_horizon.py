@@ -29,3 +29,12 @@ def test_covered_rounds_are_forgotten() -> None:
         horizon.pulled(n, n)
     horizon.below(97, up_seq=200)
     assert sorted(horizon.floor) == [98, 99]
+
+
+def test_sequences_that_come_again_belong_to_the_rounds_of_now() -> None:
+    """UP lost everything after 12: what stands at 13 from now on may be of round 5."""
+    horizon = Horizon()
+    horizon.pulled(4, 10)
+    horizon.pulled(5, 20)
+    horizon.rewound(12)
+    assert horizon.below(4, up_seq=15) == 13

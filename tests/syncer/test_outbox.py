@@ -116,6 +116,7 @@ async def test_what_the_server_lost_of_dn_is_found() -> None:
     await bus.purge(subjects.dn_stream("t"), f"{lost}.m")
     await look.look(1.0)
     assert [e.published for e in told if isinstance(e, Rewound)] == [(1, -1)]
+    assert [e.seen for e in told if isinstance(e, Rewound)] == [(1, -1)]
 
 
 async def test_chunks_that_were_lost_after_they_were_acknowledged_go_again() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from diloco_shared.protocol.messages import TapeEpoch
 from diloco_syncer.events import (
     Append,
     Full,
@@ -158,7 +159,8 @@ def test_what_the_message_server_lost_is_published_again_and_needed_from_up_no_m
     staged(d, 2)
     versions = tuple(d.machine.history.versions)
     d.auto = False
-    seen = d.give(Rewound((versions[0], versions[1] - 1)))
+    there = (versions[0], versions[1] - 1)
+    seen = d.give(Rewound(there, there))
     again = [e for e in seen if type(e).__name__ == "Publish"]
     assert [(e.fragment, e.version, e.prev_version) for e in again] == [(1, versions[1], -1)]
     assert of(seen, Snapshot)
@@ -171,3 +173,23 @@ def test_whoever_takes_over_purges_what_keyframes_have_replaced(running: Any) ->
     running.machine = machine
     effects = running.give(Led("s2", 1000.0 + running.now, (0, 0), keyframes=(0, -1)))
     assert of(effects, PurgeDown) == [PurgeDown(0, 0, 0)]
+
+
+def test_what_builds_on_a_lost_publication_is_of_a_new_epoch(d: Any) -> None:
+    """Its own subject is taken: who comes later could never make that version."""
+    staged(d, 2)
+    versions = tuple(d.machine.history.versions)
+    d.auto = False
+    seen = d.give(Rewound((versions[0], -1), versions))
+    (append,) = of(seen, Append)
+    assert isinstance(append.record, TapeEpoch)
+    assert "builds on" in append.record.reason
+    assert not [e for e in seen if type(e).__name__ == "Publish"]
+
+
+def test_contributions_that_were_lost_are_needed_no_more_once_there_is_a_snapshot(d: Any) -> None:
+    staged(d, 2)
+    d.auto = False
+    seen = d.give(Rewound(None))
+    assert of(seen, Snapshot)
+    assert not [e for e in seen if type(e).__name__ == "Publish"]

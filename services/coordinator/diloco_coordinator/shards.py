@@ -9,10 +9,11 @@ from diloco_shared.protocol.messages import RunState
 from diloco_shared.protocol.records import RecoveryRecord, RunStatus, TokenCounts
 
 OVER: tuple[RunState, ...] = ("finished", "stopped")
-# While shards differ, the run is said to be what comes first here.
+# While shards differ, the run is said to be what comes first here. One that has no parameters yet
+# is why another waits for steps.
 FIRST: tuple[RunState, ...] = (
-    "waiting",
     "bootstrapping",
+    "waiting",
     "paused",
     "full",
     "starved",

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from diloco_learner.beats import is_final, outdated
 from diloco_shared.protocol.messages import Beat, Grant, Restored, RunState, Stamp
 
-# While shards differ, the run is said to be what comes first here.
+# While shards differ, the run is said to be what comes first here. A shard that has parameters may
+# wait for steps that nobody takes before the other has some too: who is to send them must hear it.
 FIRST: tuple[RunState, ...] = (
-    "waiting",
     "bootstrapping",
+    "waiting",
     "paused",
     "full",
     "starved",

@@ -26,6 +26,11 @@ def repeated(event: Any) -> bool:
     return isinstance(event, BeatSeen | PullSeen | DonateSeen | StateMoved | InitMoved)
 
 
+def heavy(event: Any) -> bool:
+    """Whether it holds a fragment's values: how many of those wait is bounded one by one."""
+    return isinstance(getattr(event, "ready", event), AnchorReady)
+
+
 def essence(events: Iterable[Any]) -> list[Any]:
     """`events` in their order, without those that newer ones replace."""
     kept: list[Any] = []

@@ -136,9 +136,12 @@ class Full:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """The message server lost what it had acknowledged on DN or UP, by a kill or a power cut."""
+    """The message server lost what it had acknowledged on UP or DN, by a kill or a power cut."""
 
-    published: tuple[int, ...]  # newest version of each fragment on DN now, -1 none
+    # Newest version of each fragment that DN has with all that it builds on, -1 none; None: only UP
+    # lost something.
+    published: tuple[int, ...] | None
+    seen: tuple[int, ...] = ()  # newest version on DN, whether or not it can be built
 
 
 @dataclass(frozen=True, slots=True)

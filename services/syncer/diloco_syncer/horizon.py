@@ -15,6 +15,10 @@ class Horizon:
         """A pull of `round_` goes out while `up_seq` is the newest sequence seen on UP."""
         self.floor.setdefault(round_, up_seq)
 
+    def rewound(self, end: int) -> None:
+        """UP lost what came after `end`: its sequences come again, for rounds of now."""
+        self.floor = {n: min(seq, end) for n, seq in self.floor.items()}
+
     def below(self, last_round: int, up_seq: int) -> int:
         """Sequence below which everything is of rounds up to `last_round`.
 

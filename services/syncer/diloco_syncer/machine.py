@@ -25,6 +25,7 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
 )
 from diloco_syncer import rebirth
+from diloco_syncer.acknowledged import torn
 from diloco_syncer.admission import Admission
 from diloco_syncer.announce import Announcer
 from diloco_syncer.beginning import Beginning
@@ -93,6 +94,7 @@ class Machine:
         self.snapshotting = False
         self.wishes = Wishes(spec, history, self.roster)
         self.lapse = ""  # why the lease is in doubt, if it is
+        # Newest version of each fragment on DN in this epoch, as far as is known; -1 none.
         self.published: tuple[int, ...] = ()
         self.keyframes: tuple[int, ...] = ()
         self.ending = Ending(history, self.roster, self.rounds)
@@ -164,7 +166,7 @@ class Machine:
             case Published():
                 return self._published(event, now)
             case StreamSeen() | Full() | Rewound():
-                return self._of_storage(event)
+                return self._of_storage(event, now)
             case Wanted() | Kept() | Sealed() | Loaded():
                 return self._put(self.wishes.take(event, now, self._wall(now)))
             case Suspended():
@@ -233,6 +235,8 @@ class Machine:
             self.history.resume(self.wishes.loaded, record, event.seq)
         else:
             self.history.apply(record, event.seq)
+        if isinstance(record, TapeInit | TapeRebirth | TapeEpoch | TapeRestore):
+            self.published = (-1,) * self.history.fragments  # of what begins now
         effects = self._follow(record, event, now)
         return [*effects, *self._send_record()]
 
@@ -342,7 +346,7 @@ class Machine:
         early = self.leading and self.history.initialised and self.room.crowded
         return self._snapshot_once() if early and self._closed > 0 else []
 
-    def _of_storage(self, event: StreamSeen | Full | Rewound) -> list[Effect]:
+    def _of_storage(self, event: StreamSeen | Full | Rewound, now: float) -> list[Effect]:
         match event:
             case StreamSeen():
                 self.room.saw(event)
@@ -350,17 +354,26 @@ class Machine:
             case Full():
                 return self.room.take(event)
             case Rewound():
-                return self._rewound(event)
+                return self._rewound(event, now)
 
-    def _rewound(self, event: Rewound) -> list[Effect]:
+    def _rewound(self, event: Rewound, now: float) -> list[Effect]:
         """What was acknowledged is gone: published once more, and not needed from UP any more."""
         if not self.leading or not self.history.initialised:
             return []
-        self.published = event.published
-        busy = {r.fragment for r in self.rounds.open if r.phase is Phase.PUBLISHING}
-        again = [e for e in self._unpublished() if e.fragment not in busy]
         text = "the message server lost what it had acknowledged: it was killed, or lost its power"
-        return [*again, *self._snapshot_once(), Tell("rewound", text)]
+        effects: list[Effect] = [*self._snapshot_once(), Tell("rewound", text)]
+        if event.published is None:
+            return effects
+        self.published = event.published
+        h = self.history
+        busy = {r.fragment: r for r in self.rounds.open if r.phase is Phase.PUBLISHING}
+        for p in h.owned:
+            under_way = busy.get(p)
+            keyframe = under_way.keyframe if under_way else None
+            if torn(h.versions[p], event.published[p], event.seen[p], keyframe):
+                why = f"DN lost what version {h.versions[p]} of fragment {p} builds on"
+                return effects + self._begin_epoch(h.epoch + 1, why, self._wall(now))
+        return [*(e for e in self._unpublished() if e.fragment not in busy), *effects]
 
     def _superseded(self) -> list[Effect]:
         """What keyframes on DN have replaced: the leader that published them may have died over
@@ -372,6 +385,10 @@ class Machine:
     def _published(self, event: Published, now: float) -> list[Effect]:
         """A keyframe makes everything before it superfluous, of earlier epochs too."""
         self.rounds.published(event, now)
+        if event.epoch == self.history.epoch:
+            p, known = event.fragment, list(self.published)
+            known[p] = max(known[p], event.version)
+            self.published = tuple(known)
         # One of an earlier epoch replaces nothing: this epoch's own may not be there yet.
         if not event.keyframe or event.epoch != self.history.epoch:
             return []

@@ -22,7 +22,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     Verdict,
 )
-from diloco_syncer.events import Stage
+from diloco_syncer.events import Rewound, Stage
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.store import Contribution, FragmentStore, Shelf, Staged, in_memory
 
@@ -114,16 +114,16 @@ def replay(
 def newest_published(history: History, manifests: Iterable[PublicationManifest]) -> tuple[int, ...]:
     """Newest version per fragment on DN in this epoch, -1 for none.
 
-    A head counts if it is the anchor of the tape. A version above the head counts in any case:
-    the tape has lost the record of it, and the leader must not make another one of that number.
+    A head counts if it is the anchor of the tape, and nothing that it builds on is lost. A version
+    above the head counts in any case: the tape has lost the record of it, and the leader must not
+    make another one of that number.
     """
-    newest = [-1] * history.fragments
-    for m in manifests:
+    there = _of_epoch(history, manifests)
+    newest, whole = [-1] * history.fragments, _whole(there)
+    for m in there:
         p = m.fragment
-        if m.epoch != history.epoch or p >= len(newest):
-            continue
-        lost = m.version > history.versions[p]
-        if lost or m.anchor_digest == history.anchor_digests[p]:
+        head = m.anchor_digest == history.anchor_digests[p] and (p, m.version) in whole
+        if head or m.version > history.versions[p]:
             newest[p] = max(newest[p], m.version)
     return tuple(newest)
 
@@ -137,6 +137,39 @@ def newest_keyframes(history: History, manifests: Iterable[PublicationManifest])
         if m.epoch == history.epoch and p < len(newest) and m.prev_version < 0:
             newest[p] = max(newest[p], m.version if m.version <= history.versions[p] else -1)
     return tuple(newest)
+
+
+def rewound(
+    history: History, known: tuple[int, ...], manifests: Iterable[PublicationManifest]
+) -> Rewound | None:
+    """What DN lost of the versions `known` to have been published in this epoch; None: nothing."""
+    there = _of_epoch(history, manifests)
+    newest, seen, whole = [-1] * history.fragments, [-1] * history.fragments, _whole(there)
+    for m in there:
+        p = m.fragment
+        seen[p] = max(seen[p], m.version)
+        if (p, m.version) in whole:
+            newest[p] = max(newest[p], m.version)
+    if all(newest[p] >= known[p] for p in history.owned):
+        return None
+    return Rewound(tuple(newest), tuple(seen))
+
+
+def _of_epoch(
+    history: History, manifests: Iterable[PublicationManifest]
+) -> list[PublicationManifest]:
+    """Those of this epoch, so that what builds on another comes after it."""
+    there = [m for m in manifests if m.epoch == history.epoch and m.fragment < history.fragments]
+    return sorted(there, key=lambda m: (m.version, m.prev_version))
+
+
+def _whole(there: Iterable[PublicationManifest]) -> set[tuple[int, int]]:
+    """(fragment, version) of everything that can be built, a keyframe first."""
+    whole = set[tuple[int, int]]()
+    for m in there:
+        if m.prev_version < 0 or (m.fragment, m.prev_version) in whole:
+            whole.add((m.fragment, m.version))
+    return whole
 
 
 def build_store(

@@ -31,6 +31,7 @@ class Restoring:
         self.heard = (0, 0)
         self.fault = ""
         self.retry_at = 0.0
+        self.held = False  # the record of another epoch is on its way: this one's follows it
 
     @property
     def due(self) -> bool:
@@ -46,7 +47,7 @@ class Restoring:
 
     @property
     def deadline(self) -> float | None:
-        return self.retry_at if self.due and not self._under_way else None
+        return self.retry_at if self.due and not self._under_way and not self.held else None
 
     @property
     def _under_way(self) -> bool:
@@ -63,7 +64,7 @@ class Restoring:
 
     def advance(self, now: float) -> list[Effect]:
         """Ask for what is to be restored."""
-        if not self.due or self._under_way or now < self.retry_at:
+        if not self.due or self._under_way or self.held or now < self.retry_at:
             return []
         assert self.wanted is not None
         self.asked = self.wanted.serial

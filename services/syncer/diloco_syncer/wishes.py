@@ -10,6 +10,7 @@ from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import (
     Progress,
     TapeCheckpoint,
+    TapeEpoch,
     TapeRecord,
     TapeRestore,
     TapeSetting,
@@ -73,6 +74,7 @@ class Wishes:
         self, now: float, wall: float, pending: Collection[TapeRecord]
     ) -> list[Effect | TapeRecord]:
         """What is to be done now; one record of a kind at a time, of those not `pending`."""
+        self.restoring.held = any(isinstance(r, TapeEpoch) for r in pending)
         done: list[Effect | TapeRecord] = [
             *self.restoring.advance(now),
             *self.checkpoints.advance(now),

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
-from diloco_learner.waiting import essence, repeated
+from diloco_learner.waiting import essence, heavy, repeated
 
-# Arrivals before they are looked through for what newer ones replace.
+# Arrivals before they are looked through for what newer ones replace; with an anchor at once.
 LOOK_EVERY = 64
 # Beyond this many, what the syncer repeats by itself is dropped: as many as the mailbox takes.
 EVENTS_MAX = 4096
@@ -23,7 +23,7 @@ class Arrivals(asyncio.Queue[Any]):
         if self.qsize() >= EVENTS_MAX and repeated(event):
             return False
         self.put_nowait(event)
-        if self.qsize() >= self._look_at:
+        if heavy(event) or self.qsize() >= self._look_at:
             for kept in essence([self.get_nowait() for _ in range(self.qsize())]):
                 self.put_nowait(kept)
             self._look_at = self.qsize() + LOOK_EVERY

@@ -10,10 +10,11 @@ import threading
 from collections import deque
 from typing import Any
 
-from diloco_learner.waiting import essence, repeated
+from diloco_learner.waiting import essence, heavy, repeated
 
 # Arrivals waiting for a step boundary before they are looked through: what a newer one replaces
-# goes, above all anchors, each of which holds a fragment's values.
+# goes. With every anchor they are looked through at once: each holds a fragment's values, and a
+# process that stood still meets all that was published meanwhile within one step.
 LOOK_EVERY = 64
 # Beyond this many, what the syncer repeats by itself is dropped. A learner that takes so long to
 # reach a step boundary is not live any more.
@@ -67,6 +68,12 @@ class Mailbox:
 
     # --- asyncio side --------------------------------------------------------------------------
 
+    @property
+    def waiting(self) -> tuple[Any, ...]:
+        """What the train thread has not taken yet."""
+        with self._lock:
+            return tuple(self._in)
+
     def put(self, item: Any) -> bool:
         """Leave something for the train thread; False (and counted) if it is dropped."""
         with self._lock:
@@ -74,7 +81,7 @@ class Mailbox:
                 self.dropped += 1
                 return False
             self._in.append(item)
-            if len(self._in) >= self._look_at:
+            if heavy(item) or len(self._in) >= self._look_at:
                 self._in = deque(essence(self._in))
                 self._look_at = len(self._in) + LOOK_EVERY
         self._arrived.set()

@@ -19,10 +19,12 @@ from diloco_shared.edges.bus import Bus, BusError, Refused
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_syncer.edges.outbox import Outbox
+from diloco_syncer.edges.published import publications
 from diloco_syncer.edges.storage import Storage
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.events import Event, Full, Rewound, StreamSeen
 from diloco_syncer.machine import Machine
+from diloco_syncer.replay import rewound
 
 log = structlog.get_logger()
 
@@ -53,7 +55,7 @@ class Fullness:
         pulling: Callable[[], bool],
     ) -> None:
         self.spec = spec
-        self.room = machine.room
+        self.machine, self.room = machine, machine.room
         self.control = control
         self.outbox = outbox
         self.tape = tape
@@ -62,6 +64,7 @@ class Fullness:
         self.pulling = pulling
         self.since: dict[str, float] = {}  # place -> since when it looks full
         self.said_at = 0.0
+        self.up_end = 0  # newest sequence of UP at the last look
         self.moved: dict[str, tuple[int, float]] = {}  # subject or stream -> progress, since when
 
     async def keep(self) -> None:
@@ -178,36 +181,40 @@ class Fullness:
         return ""
 
     async def _lost(self) -> None:
-        """Whether the server lost what it had acknowledged; then what is to be published again."""
+        """Whether the server lost what it had acknowledged; then it is to be published again."""
+        end = self.storage.last_seqs.get("UP", 0)
+        if end < self.up_end:
+            self.put(Rewound(None))
+        self.up_end = end
+        if self.machine.leading and await self._doubted():
+            await self._look_through()
+
+    async def _doubted(self) -> bool:
+        """Whether something on DN may be lost: what is lost is the end of the stream."""
         known = self.outbox.acknowledged
-        if not known:
+        newest = known.newest
+        if not known.doubted and newest is not None:
+            found = await self.control.last(subjects.dn_stream(self.spec.name), newest[1])
+            # Another takes its place while we ask: then it is not lost.
+            known.doubted |= found is None and newest == known.newest
+        return known.doubted
+
+    async def _look_through(self) -> None:
+        """All of this epoch that is on DN."""
+        h, known = self.machine.history, self.outbox.acknowledged
+        published = self.machine.published
+        stored = await self.control.fetch(
+            subjects.dn_stream(self.spec.name), f"dn.{self.spec.name}.{h.epoch}.*.*.*.m"
+        )
+        mine = [s for s in stored if subjects.parse_publication(s.subject).fragment in h.owned]
+        known.found(max(((s.seq, s.subject) for s in mine), default=None))
+        if published != self.machine.published or h is not self.machine.history:
+            known.doubted = True  # something went on meanwhile: the next look tells
             return
-        # What is lost is the end of the stream; after a repair something newer may stand there.
-        looked_at = list(known.items()) if self.outbox.doubted else [max(known.items(), key=_seq)]
-        stream = subjects.dn_stream(self.spec.name)
-        lost = [p for p, manifest in looked_at if not await self._there(stream, *manifest)]
-        self.outbox.doubted = False
-        if not lost:
-            return
-        h = self.room.history
-        newest = dict.fromkeys(range(len(h.versions)), -1)
-        wanted = f"dn.{self.spec.name}.{h.epoch}.*.*.*.m"
-        for stored in await self.control.fetch(stream, wanted):
-            parts = subjects.parse_publication(stored.subject)
-            newest[parts.fragment] = max(newest.get(parts.fragment, -1), parts.version)
-        log.warning("DN lost what it had acknowledged", fragments=lost)
-        for p in lost:
-            known.pop(p, None)
-        self.put(Rewound(tuple(newest[p] for p in range(len(h.versions)))))
-
-    async def _there(self, stream: str, seq: int, subject: str) -> bool:
-        found = await self.control.last(stream, subject)
-        # Another takes its place while we ask: then it is not lost.
-        return found is not None or (seq, subject) not in self.outbox.acknowledged.values()
-
-
-def _seq(item: tuple[int, tuple[int, str]]) -> int:
-    return item[1][0]
+        lost = rewound(h, published, publications(mine))
+        if lost is not None:
+            log.warning("DN lost what it had acknowledged", published=published, found=lost)
+            self.put(lost)
 
 
 def _gb(count: int) -> str:

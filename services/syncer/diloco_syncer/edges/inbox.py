@@ -57,6 +57,7 @@ class Inbox:
         wanted: Callable[[ContributionManifest], bool],
         pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
         shard: int = 0,
+        rewound: Callable[[int], None] = lambda end: None,
     ) -> None:
         self.spec = spec
         self.owned = spec.algorithm.owned(shard)
@@ -67,6 +68,7 @@ class Inbox:
         self.put = put
         self.wanted = wanted  # whether an open round asks for it: nothing else is fetched
         self.pieces = pieces  # of a fragment, as far as known
+        self.rewound = rewound  # told where UP ended when its sequences come again
         self.bytes_in = 0
         self.up_seq = 0  # of the newest contribution's manifest
         self.under_way: set[str] = set()
@@ -136,7 +138,9 @@ class Inbox:
             self.data.read(stream, f"up.{self.run}.*.*.*.*.*.m", start_seq=start_seq) as messages,
         ):
             async for stored in messages:
-                self.up_seq = max(self.up_seq, stored.seq)
+                if stored.seq <= self.up_seq:
+                    self.rewound(stored.seq - 1)
+                self.up_seq = stored.seq
                 manifest = self._manifest(stored)
                 if manifest is None or manifest.blob.subject in self.under_way:
                     continue

@@ -116,7 +116,15 @@ class Leader:
         self.queue = Arrivals(lambda key: key in self.payloads.held)
         shard = recovered.history.shard
         self.inbox = Inbox(
-            spec, control, data, self.payloads, self._put, self._wanted, self._pieces, shard
+            spec,
+            control,
+            data,
+            self.payloads,
+            self._put,
+            self._wanted,
+            self._pieces,
+            shard,
+            self._up_rewound,
         )
         self.outbox = Outbox(spec, leader, control, data, shard)
         self.purger = UpPurger(spec, leader, control, data, self.outbox)
@@ -206,6 +214,11 @@ class Leader:
     async def _up_info(self) -> int:
         info = await self.data.stream_info(subjects.up_stream(self.spec.name))
         return info.last_seq
+
+    def _up_rewound(self, end: int) -> None:
+        """What comes again after `end` belongs to rounds of now, and is not to be purged."""
+        self.horizon.rewound(end)
+        self.purger.rewound(end)
 
     def _payload_bytes(self) -> int:
         """What the run may need, as large as it is known to be."""

@@ -23,6 +23,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import Event as EventRecord
 from diloco_shared.protocol.wire import encode
+from diloco_syncer.acknowledged import Acknowledged
 from diloco_syncer.events import (
     Publish,
     PurgeDown,
@@ -74,9 +75,7 @@ class Outbox:
         # have room for before a keyframe lets it be purged. In the order in which they were asked.
         self.turns = asyncio.Semaphore(spec.algorithm.rounds_in_flight_max + 1)
         self.sending: dict[str, Progress] = {}  # of each publication under way, by its subject
-        # Fragment -> sequence and subject of its newest manifest on DN.
-        self.acknowledged: dict[int, tuple[int, str]] = {}
-        self.doubted = False  # the server may have lost some of them
+        self.acknowledged = Acknowledged()
         self.events: asyncio.Queue[EventRecord] = asyncio.Queue(EVENTS_MAX)
 
     async def send(self, effect: Control) -> None:
@@ -141,9 +140,9 @@ class Outbox:
             while progress.silent:
                 # Chunks that were acknowledged may be lost: what is there is dropped as a repeat.
                 # To count them is no help: the server (2.15.1) counts those that it lost.
-                progress.silent, self.doubted = False, True
+                progress.silent, self.acknowledged.doubted = False, True
                 await until_done(lambda: put_blob(self.data, subject, payload, progress=progress))
-            self.acknowledged[e.fragment] = (seq, subject + ".m")
+            self.acknowledged.took(seq, subject + ".m")
             passing("after-manifest")
 
         async with self.turns:

@@ -1,10 +1,10 @@
 """Reads the published parameters back from DN, for a syncer that begins again from them."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob
-from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.bus import Bus, Stored
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TapeRebirth
 from diloco_shared.protocol.wire import WireError, decode
@@ -19,12 +19,16 @@ class Unpublished(Exception):
 
 async def manifests_on(run: str, data: Bus, epoch: str = "*") -> list[PublicationManifest]:
     """Every publication that DN has, of one epoch or of all."""
+    where = f"dn.{run}.{epoch}.*.*.*.m"
+    return publications(await data.fetch(subjects.dn_stream(run), where, start_seq=1))
+
+
+def publications(stored: Iterable[Stored]) -> list[PublicationManifest]:
+    """The publications among what was read."""
     found = []
-    for stored in await data.fetch(
-        subjects.dn_stream(run), f"dn.{run}.{epoch}.*.*.*.m", start_seq=1
-    ):
+    for one in stored:
         try:
-            found.append(decode(stored.payload, PublicationManifest))
+            found.append(decode(one.payload, PublicationManifest))
         except WireError:
             continue  # not ours to judge: it is simply not a publication
     return found

@@ -39,6 +39,10 @@ class UpPurger:
         self.covers, self.below = covers, below
         self.wanted.set()
 
+    def rewound(self, end: int) -> None:
+        """UP lost what came after sequence `end`: what stands there from now on is of later."""
+        self.below = min(self.below, end + 1)
+
     async def work(self) -> None:
         """For ever."""
         while True:

@@ -1,0 +1,40 @@
+"""What the message server took may be gone: when to look, and what can be put there again."""
+
+import pytest
+
+from diloco_syncer.acknowledged import Acknowledged, torn
+
+
+def test_a_new_leader_looks_through_what_was_left_to_it() -> None:
+    known = Acknowledged()
+    assert known.doubted
+    known.found((7, "dn.7"))
+    assert not known.doubted
+
+
+def test_a_sequence_that_comes_again_tells_of_a_loss() -> None:
+    """Two publications came after the power cut: the newest of before is there again by number."""
+    known = Acknowledged()
+    known.found((7, "dn.7"))
+    known.took(8, "dn.8")
+    assert not known.doubted
+    known.took(8, "dn.8 again")
+    assert known.doubted
+    assert known.newest == (8, "dn.8 again")
+
+
+@pytest.mark.parametrize(
+    ("head", "whole", "seen", "keyframe", "expected"),
+    [
+        (5, 5, 5, None, False),
+        (5, 4, 4, None, False),  # put again under its own subject
+        (5, 3, 5, None, True),  # a difference whose base is gone
+        (5, 4, 4, False, False),  # a difference on its way, to what is there
+        (5, 3, 3, False, True),
+        (5, 3, 3, True, False),  # a keyframe on its way
+    ],
+)
+def test_only_what_stands_without_its_base_cannot_be_put_again(
+    head: int, whole: int, seen: int, keyframe: bool | None, expected: bool
+) -> None:
+    assert torn(head, whole, seen, keyframe) is expected
