@@ -5,16 +5,18 @@ from typing import Any
 
 from syncer.conftest import Driver, spec
 
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.bus import Refused, StreamSpec
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Beat
+from diloco_shared.protocol.wire import decode
 from diloco_syncer.edges import fullness, outbox
 from diloco_syncer.edges.fullness import Fullness
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.storage import Storage
 from diloco_syncer.edges.tape import Tape
-from diloco_syncer.events import Event, Full, Publish, Rewound
+from diloco_syncer.events import Event, Full, Publish, Rewound, SendBeat
 
 PAYLOAD = bytes(3000)
 
@@ -102,6 +104,49 @@ async def test_contributions_that_have_no_room_are_named() -> None:
     await look.look(fullness.FULL_S)
     (full,) = [e for e in told if isinstance(e, Full)]
     assert (full.place, full.reason[:10]) == ("UP", "UP is full")
+
+
+class Unwritable(MemoryBus):
+    """Refuses every purge while the hub's disk is full."""
+
+    full = True
+
+    async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        if self.full:
+            raise Refused("no space left on device")
+        return await super().purge(stream, subject, below_seq=below_seq)
+
+
+async def test_a_full_hub_stays_named_while_nothing_waits_for_it() -> None:
+    """Between two rounds nobody pulls, and the disk is as full as before."""
+    d = driver()
+    bus = Unwritable((await hub()).broker, "s")
+    look, told = looking(bus, Outbox(d.spec, "s", bus, bus), d)
+    look.pulling = lambda: True
+    await look.look(0.0)
+    await look.look(1.0)
+    assert [e.place for e in told if isinstance(e, Full) and e.reason] == ["hub"]
+    look.pulling = lambda: False
+    await look.look(2.0)
+    assert "hub" in d.machine.room.full
+    bus.full = False
+    await look.look(3.0)
+    assert "hub" not in d.machine.room.full
+
+
+async def test_a_beat_of_a_leader_in_doubt_reaches_no_learner() -> None:
+    bus, d = await hub(), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    (beat, *_) = [e.beat for e in d.effects if isinstance(e, SendBeat)]
+    heard = bus.subscribe(subjects.beat("t"))
+    lapsed = bus.subscribe(subjects.lapsed_beat("t"))
+    async with heard as to_learners, lapsed as to_people:
+        await out.say_lapsed(beat)
+        assert decode((await anext(to_people)).payload, Beat).state == beat.state
+        await out.send(SendBeat(beat.model_copy(update={"state": "full"})))
+        assert decode((await anext(to_learners)).payload, Beat).state == "full", (
+            "the first it heard"
+        )
 
 
 async def test_what_the_server_lost_of_dn_is_found() -> None:

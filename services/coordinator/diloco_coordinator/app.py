@@ -34,6 +34,7 @@ from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.protocol import subjects
 
 log = structlog.get_logger()
 
@@ -106,7 +107,8 @@ async def fed(registry: Registry) -> AsyncIterator[None]:
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(registry.watch(bucket)) for bucket in MIRRORED]
         tasks.append(group.create_task(registry.read_events()))
-        tasks.append(group.create_task(registry.hear_beats()))
+        for subject in (subjects.beat("*"), subjects.lapsed_beat("*")):
+            tasks.append(group.create_task(registry.hear_beats(subject)))
         tasks.append(group.create_task(keep_assigned(registry)))
         tasks.append(group.create_task(keep_ending(registry)))
         try:

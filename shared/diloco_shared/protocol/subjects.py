@@ -69,6 +69,11 @@ def beat(run: str) -> str:
     return f"ctl.{run}.beat"
 
 
+def lapsed_beat(run: str) -> str:
+    """That of a leader whose lease is in doubt: for people, no learner may go by it."""
+    return f"ctl.{run}.lapsed"
+
+
 def join(run: str) -> str:
     return f"ctl.{run}.join"
 

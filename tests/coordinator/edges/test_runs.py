@@ -291,8 +291,9 @@ async def test_a_run_is_not_deleted_under_somebody_who_works_for_it(
         assert "learner-1 still work" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("subject", [subjects.beat("demo"), subjects.lapsed_beat("demo")])
 async def test_a_state_that_its_leader_cannot_write_is_heard(
-    world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    subject: str, world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The hub's disk is full: no key takes anything, and beats are passed on all the same."""
     monkeypatch.setattr(standings, "UNWRITTEN_S", 0.0)
@@ -305,8 +306,8 @@ async def test_a_state_that_its_leader_cannot_write_is_heard(
         async def shown() -> bool:
             told = {"state": "full", "reason": "the hub's disk is full", "versions": (), "live": ()}
             of_run = {"run": "demo", "run_id": run_id, "epoch": 0, "term": 1, "stamp": there.stamp}
-            await world.bus.publish(subjects.beat("demo"), b"no beat")
-            await world.bus.publish(subjects.beat("demo"), encode(Beat(**of_run, **told)))
+            await world.bus.publish(subject, b"no beat")
+            await world.bus.publish(subject, encode(Beat(**of_run, **told)))
             return bool((await desk.get("/v1/runs/demo"))["state"] == "full")
 
         await desk.until(shown)

@@ -149,11 +149,11 @@ class Registry:
 
         await _for_ever("reading of events", mirror)
 
-    async def hear_beats(self) -> None:
+    async def hear_beats(self, subject: str) -> None:
         """What leaders say of runs whose status they cannot write, for ever."""
 
         async def hear() -> None:
-            async with self.bus.subscribe(subjects.beat("*")) as deliveries:
+            async with self.bus.subscribe(subject) as deliveries:
                 async for delivery in deliveries:
                     try:
                         beat = decode(delivery.payload, Beat)

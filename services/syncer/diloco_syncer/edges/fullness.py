@@ -63,6 +63,7 @@ class Fullness:
         self.put = put
         self.pulling = pulling
         self.since: dict[str, float] = {}  # place -> since when it looks full
+        self.unwritten: list[str] = []  # streams, as the server said
         self.said_at = 0.0
         self.up_end = 0  # newest sequence of UP at the last look
         self.moved: dict[str, tuple[int, float]] = {}  # subject or stream -> progress, since when
@@ -142,7 +143,11 @@ class Fullness:
 
     async def _disk(self, now: float) -> None:
         """Ask what cannot be written where writes stand still."""
-        reasons = [why for kind in self._stalled(now) if (why := await self._unwritten(kind))]
+        # What could not be written is asked about until it can be: no round may be waiting for it.
+        asked = dict.fromkeys([*self.unwritten, *self._stalled(now)])
+        told = {kind: await self._unwritten(kind) for kind in asked}
+        self.unwritten = [kind for kind, why in told.items() if why]
+        reasons = [told[kind] for kind in self.unwritten]
         self._judge("hub", reasons[0] if reasons else "", now, after_s=0.0)
 
     def _stalled(self, now: float) -> list[str]:

@@ -316,7 +316,11 @@ class Leader:
         match effect:
             case SendPull() | SendGrant() | SendDonate() | SendBeat():
                 if self.lease.lapsed:
-                    return  # all of these are repeated by whoever leads
+                    # All of these are repeated by whoever leads; but on a full hub nobody's lease
+                    # can be renewed, and nobody else could say why.
+                    if isinstance(effect, SendBeat):
+                        self.tasks.create_task(self.outbox.say_lapsed(effect.beat))
+                    return
                 if isinstance(effect, SendPull):
                     self.horizon.pulled(effect.pull.round, self.inbox.up_seq)
                 self.tasks.create_task(self.outbox.send(effect))

@@ -90,6 +90,13 @@ class Outbox:
                 subject, message = subjects.donate(self.run, effect.donate.donor), effect.donate
             case SendBeat():
                 subject, message = subjects.beat(self.run), effect.beat
+        await self._say(subject, message)
+
+    async def say_lapsed(self, beat: Beat) -> None:
+        """A beat while the lease is in doubt, where no learner hears it."""
+        await self._say(subjects.lapsed_beat(self.run), beat)
+
+    async def _say(self, subject: str, message: Pull | Grant | Donate | Beat) -> None:
         try:
             payload = encode(message.model_copy(update={"run_id": self.spec.id}))
             await self.control.publish(subject, payload)
