@@ -113,6 +113,8 @@ class LearnerNode:
             self.gone(self.life, None)
         self.left = how
         for life in self.lives:
+            if life.alive:  # one that was to be replaced goes with it
+                self.watch.silent(self.name, life.incarnation)
             life.alive = False
 
     def wipe(self, restart_s: float) -> None:
