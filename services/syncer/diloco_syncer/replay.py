@@ -123,7 +123,8 @@ def newest_published(history: History, manifests: Iterable[PublicationManifest])
     for m in there:
         p = m.fragment
         head = m.anchor_digest == history.anchor_digests[p] and (p, m.version) in whole
-        if head or m.version > history.versions[p]:
+        lost = m.version > history.versions[p]
+        if lost or head:
             newest[p] = max(newest[p], m.version)
     return tuple(newest)
 
