@@ -136,6 +136,7 @@ STATES = (
     "DN full",
     "TAPE full",
     "learner hangs for minutes",
+    "stood still until its run had been over for long",
     "learners lost for good",
     "syncers lost for good",
     "lacks learners",

@@ -26,8 +26,10 @@ LOOK_S, TTL_S = 1.0, 5.0
 # A container is back so soon, in virtual seconds.
 BACK_S = (0.5, 6.0)
 RUN = "sim"
-# How a learner that never comes back left.
-LOST = "lost"
+# How a learner that never comes back left, and one that stood still when the run was over.
+LOST, FREED = "lost", "freed"
+# Seconds after the end in which its leader tells it to everybody who listens.
+TOLD_S = 20.0
 
 
 @dataclass(slots=True)
@@ -119,13 +121,23 @@ class Fleet:
     def _apply(self, change: Change) -> None:
         member = self.members[change.member]
         self.assigned[member.name] = change.run
+        if not change.run and isinstance(member.node, LearnerNode):
+            # The end of a run is told to everybody by its leader; to whom it cannot be told, the
+            # missing assignment says so later.
+            self.world.after(TOLD_S, partial(self._free, member.node))
         if not change.run or member.gone:
-            return  # the end of a run is told to everybody by its leader
+            return
         member.shard = change.shard
         if member.node is None:
             self.world.counts["new names at work"] += 1
             member.node = member.begin(change.shard)
             member.node.start()
+
+    def _free(self, node: LearnerNode) -> None:
+        for life in node.lives:
+            if life.alive and self.world.now < life.frozen_until:
+                self.scenario.watch.reached("stood still until its run had been over for long")
+                life.enter(partial(node.leaves, life, FREED))
 
     # --- who comes and goes --------------------------------------------------------------------
 

@@ -116,6 +116,11 @@ class LearnerNode:
             life.alive = False
             self.watch.silent(self.name, life.incarnation)
 
+    def leaves(self, life: LearnerLife, how: str) -> None:
+        """A process ends, and no other one is started."""
+        self.left = self.left or how
+        self.gone(life, None)
+
     def wipe(self, restart_s: float) -> None:
         """Its disk is empty, and its process another one."""
         self.crash(restart_s)

@@ -12,7 +12,7 @@ from typing import Any
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import TapeInit, TapeRebirth, TapeTerm
 from diloco_simulator.capacity import needed
-from diloco_simulator.fleet import LOST, Fleet
+from diloco_simulator.fleet import FREED, LOST, Fleet
 from diloco_simulator.hub import Hub
 from diloco_simulator.learner_node import LearnerNode
 from diloco_simulator.losses import DEGRADED_S, Losses
@@ -328,7 +328,7 @@ class Scenario:
             w.broken("liveness", f"no end {LIVENESS_S:.0f} s after the heal ({self.why()})")
             return
         for node in self.learners:
-            if node.left == LOST:
+            if node.left in (LOST, FREED):
                 continue
             # One that was restarted after the end is told so.
             if node.left not in (w.ended, "refused"):

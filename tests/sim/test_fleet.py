@@ -74,6 +74,16 @@ def test_one_shard_goes_on_with_its_rounds_while_another_lacks_its_syncer(tmp_pa
     assert scenario.watch.of[0].round_at > 40.0
 
 
+def test_a_learner_that_stands_still_beyond_the_end_is_freed_by_its_missing_assignment(
+    tmp_path: Path,
+) -> None:
+    scenario = Scenario(1, Options.calm(syncers=2, steps=36), tmp_path)
+    scenario.world.at(20.0, lambda: scenario.learners[1].hang(400.0))
+    verdict = scenario.run()
+    assert verdict.violations == []
+    assert [node.left for node in scenario.learners] == ["finished", "freed", "finished"]
+
+
 def test_an_order_without_effect_is_told_of(tmp_path: Path) -> None:
     """The check itself: a syncer that is deaf to its user."""
     scenario = Scenario(1, Options.calm(steps=200, safety_s=60.0), tmp_path)
