@@ -151,12 +151,15 @@ class Leader:
         )
         archive = archives_of(spec, checkpoint_root)[shard]
         self.archiver = TapeArchiver(spec, leader, control, tape, archive, snapshots)
-        self.fullness = Fullness(
-            spec,
+        self.fullness = self._fullness()
+
+    def _fullness(self) -> Fullness:
+        return Fullness(
+            self.spec,
             self.machine,
-            control,
+            self.control,
             self.outbox,
-            tape,
+            self.tape,
             self.showing.storage,
             self._put,
             lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
