@@ -139,6 +139,7 @@ class StandIn:
         c, fragments = self.counters, range(self.spec.algorithm.fragments)
         report = Progress.model_validate(
             {
+                "run_id": self.spec.id,
                 "learner": self.me,
                 "incarnation": self.incarnation,
                 "epoch": self.epoch,
