@@ -4,6 +4,7 @@ A process that stands still may be replaced by a second one, and then go on: two
 learner, of which only the newer may count (I10).
 """
 
+import math
 from collections.abc import Callable
 
 from diloco_learner.events import AnchorReady, Evaluate
@@ -40,6 +41,7 @@ class LearnerNode:
         self.left = ""
         self.left_at = float("inf")
         self.hung_until = 0.0
+        self.came_at = math.inf  # when its first process began
         self.damaged: set[tuple[int, int]] = set()  # (epoch, fragment) that came with a wrong byte
         self.on_evaluate: Callable[[LearnerLife, Evaluate], None] = lambda life, effect: None
         self.tamper: Callable[[ContributionManifest, bytes], tuple[ContributionManifest, bytes]] = (
@@ -49,6 +51,7 @@ class LearnerNode:
     def start(self) -> None:
         """A new process, if none lives."""
         if self.life is None and not self.left:
+            self.came_at = min(self.came_at, self.world.now)
             self.life = life = LearnerLife(self)
             self.lives.append(life)
             life.begin()

@@ -339,7 +339,7 @@ class Scenario:
                 w.broken("I10", f"an old process of {node.name} goes on for ever")
             # Within a minute of its own steps after the heal, whatever happened before; one that
             # stood still then, after that.
-            able_at = max(healed_at, node.hung_until)
+            able_at = max(healed_at, node.hung_until, node.came_at)
             for of in w.of:
                 time_enough = of.round_at - able_at > 60 * node.step_s
                 if time_enough and of.members.merged_at.get(node.name, -1.0) < healed_at:
