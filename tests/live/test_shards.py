@@ -40,7 +40,7 @@ def check_shard(rounds: list[dict[str, Any]], shard: int) -> None:
 
 def test_one_shards_leader_dies_and_the_run_goes_on_whole(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--learners", "2", "--syncers", "4") as stack:
-        stack.client.create_run(spec(algorithm=ALGORITHM, budget={"steps": 480}))
+        stack.client.create_run(spec(algorithm=ALGORITHM, budget={"steps": 960}))
         until(lambda: min(len(of_shard(stack, s)) for s in (0, 1)) > 6, "rounds of both shards")
         victim = until(lambda: leading(stack, 1), "a leader of shard 1")
         term = of_shard(stack, 1)[-1]["term"]
@@ -54,7 +54,7 @@ def test_one_shards_leader_dies_and_the_run_goes_on_whole(tmp_path: Path) -> Non
         for shard in (0, 1):
             rounds = of_shard(stack, shard)
             check_shard(rounds, shard)
-            assert rounds[-1]["stamp"]["steps"] >= 480
+            assert rounds[-1]["stamp"]["steps"] >= 960
             number = ("--shard", str(shard))
             assert stack.diloco("tape", "verify", "r", *number)["faults"] == []
             assert stack.diloco("replay", "r", *number)["fault"] is None

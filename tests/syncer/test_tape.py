@@ -119,6 +119,31 @@ async def test_a_shard_is_archived_up_to_its_oldest_snapshot_and_others_stay(
     assert len(await Tape(bus, "r", shard, mine.archive).read()) == 7
 
 
+async def test_where_the_oldest_snapshot_frees_nothing_the_newest_sound_one_does(
+    tmp_path: Path,
+) -> None:
+    """A full tape takes no record, so that oldest one would never be replaced."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+    archive = TapeArchive(str(tmp_path / "root"), "r")
+    tape = Tape(bus, "r", 0, archive)
+    for number in range(1, 8):
+        await tape.append(term(number, "a"))
+    snapshots = SnapshotStore(tmp_path / "snapshots", keep=3)
+    archiver = TapeArchiver(spec, "s", bus, tape, archive, snapshots)
+    snapshots.save(2, {}, {"x": np.zeros(1)})
+    snapshots.save(5, {}, {"x": np.ones(1)})
+    torn = snapshots.save(6, {}, {"x": np.full(1, 2.0)})
+    next(torn.glob("*.arrays")).write_bytes(b"torn")
+    assert not await archiver.make_room()
+    assert [s.seq for s in await bus.fetch(tape.stream, tape.subject)] == [3, 4, 5, 6, 7]
+    assert not await archiver.make_room()
+    assert [s.seq for s in await bus.fetch(tape.stream, tape.subject)] == [6, 7]
+    assert "no snapshot" in await archiver.make_room()
+    assert len(await tape.read()) == 7
+
+
 async def test_a_full_tape_waits_for_room_and_keeps_its_sequence(tmp_path: Path) -> None:
     bus = MemoryBus(MemoryBroker(), "a")
     await bus.ensure_stream(StreamSpec(subjects.tape_stream("r"), ("tape.r.>",), 2000))

@@ -5,6 +5,7 @@ record stays: the stream's own end is what appends are fenced by.
 """
 
 import asyncio
+from collections.abc import Iterable
 
 import structlog
 
@@ -90,19 +91,34 @@ class TapeArchiver:
             behind = await standbys_behind(self.control, *place, self.me, last)
             waited = bool(behind)
             last = min([last, *(m.tape_seq for m in behind)])
+        if not await self._move(last) and forced:
+            # Nothing can be appended, so no older snapshot will ever be replaced.
+            newest = await asyncio.to_thread(self._newest_sound, covers)
+            await self._move(min(newest, self.tape.end - 1))
+        return waited
+
+    def _newest_sound(self, covers: Iterable[int]) -> int:
+        """What the newest snapshot covers that is not torn; it is read whole to know that."""
+        newest_first = sorted(covers, reverse=True)
+        return next((seq for seq in newest_first if self.snapshots.sound(seq)), 0)
+
+    async def _move(self, last: int) -> int:
+        """Archive this shard's records up to `last`; how many segments that made."""
+        moved = 0
         while records := await self.control.fetch(
             self.tape.stream, self.tape.subject, limit=SEGMENT_RECORDS
         ):
             gone = [r for r in records if r.seq <= last]
             if not gone:
                 break
+            moved += 1
             passing("archive")
             segment = await asyncio.to_thread(self.archive.write, gone)
             passing("archived")
             below = segment.last + 1
             await self.control.purge(self.tape.stream, self.tape.subject, below_seq=below)
             log.info("tape archived", first=segment.first, last=segment.last)
-        return waited
+        return moved
 
     def _many(self, info: StreamInfo) -> bool:
         return info.messages > RECORDS_IN_STREAM * self.spec.algorithm.shards

@@ -202,6 +202,15 @@ class SnapshotStore:
         """The tape records that the snapshots here cover, ascending."""
         return [int(path.name.removeprefix("snapshot-")) for path in self._all()]
 
+    def sound(self, covers: int) -> bool:
+        """Whether all files of one are there as its table says; False for one of an older form."""
+        path = self._path(covers)
+        try:
+            table = table_of((path / META).read_bytes())
+        except (OSError, ValueError):
+            return False
+        return bool(table) and all(_sound(path / listed.name, listed) for listed in table)
+
     def load(self, covers: int) -> tuple[dict[str, Any], dict[str, Array]]:
         """(meta, arrays) of one; OSError, ValueError, KeyError or TypeError if it is not sound."""
         return self._load(self._path(covers))
