@@ -10,6 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.checkpoints import Checkpoints
+from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import TapeInit, TapeRebirth, TapeTerm
 from diloco_simulator.capacity import needed
 from diloco_simulator.fleet import FREED, LOST, Fleet
@@ -25,6 +27,7 @@ from diloco_simulator.tiny import TinyTrainer
 from diloco_simulator.user import User
 from diloco_simulator.watch import Watch
 from diloco_simulator.world import World
+from diloco_syncer.edges.parts import written_part
 
 # Once healed, a run of a few dozen steps of a second must be over well within this time.
 LIVENESS_S = 1200.0
@@ -276,7 +279,8 @@ class Scenario:
         shards = self.hub.shards
         shard = shards[0] if len(shards) == 1 else rng.choice(shards)
         syncers = [n for n in self.syncers if n.shard is shard]
-        covered = max(syncer.disk.covers() for syncer in syncers)
+        # A checkpoint's part is as good as a snapshot.
+        covered = max([self._checkpointed(shard.number), *(s.disk.covers() for s in syncers)])
         stays = TapeInit | TapeTerm | TapeRebirth
         kept = [n for n, r in enumerate(shard.tape, 1) if isinstance(r, stays)]
         covered = max([covered, *kept])
@@ -290,6 +294,15 @@ class Scenario:
             # find its place on the tape again by chance: one such disaster at a time.
             for syncer in syncers:
                 syncer.crash_all(rng.uniform(0.5, 3.0))
+
+    def _checkpointed(self, shard: int) -> int:
+        """Record that the newest complete checkpoint covers; 0: there is none."""
+        root = self.hub.vault
+        for ref in reversed(Checkpoints(root).complete(self.spec.folder)):
+            part = written_part(self.spec, shard, root, parse_reference(ref)[2])
+            if part is not None:
+                return int(part[0]["seq"])
+        return 0
 
     def _over(self) -> bool:
         return bool(self.watch.ended) and all(n.left for n in self.learners)

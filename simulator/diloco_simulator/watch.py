@@ -139,7 +139,10 @@ class Watch:
     def beat(self, life: "SyncerLife", beat: Beat) -> None:
         self.anchors.heads(life.leader, beat.epoch, beat.versions)
         life.checks.limits.of_syncer(life)
-        if beat.state == "stuck" and not self.world.faulty:
+        # A contribution that the hub lost after it had acknowledged it is waited for in vain until
+        # its round's deadline: no reason is known, and that is told.
+        lost = self.world.counts["tails lost"]
+        if beat.state == "stuck" and not self.world.faulty and not lost:
             self.broken("liveness", f"{life.leader} is stuck although all is well: {beat.reason}")
         if not self.world.faulty:
             life.checks.alive.beat(beat, self.world.now)

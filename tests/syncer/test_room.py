@@ -193,3 +193,13 @@ def test_contributions_that_were_lost_are_needed_no_more_once_there_is_a_snapsho
     seen = d.give(Rewound(None))
     assert of(seen, Snapshot)
     assert not [e for e in seen if type(e).__name__ == "Publish"]
+
+
+def test_a_full_stream_of_publications_is_rid_of_what_keyframes_have_replaced(running: Any) -> None:
+    """A deposed leader was still sending when its successor purged."""
+    h = running.machine.history
+    for p in h.owned:
+        running.give(Published(h.epoch, -1, p, 0, True))
+    effects = running.give(Full("DN", FULL_DN))
+    assert of(effects, PurgeDown) == [PurgeDown(h.epoch, p, 0) for p in h.owned]
+    assert not of(running.give(Full("DN", "")), PurgeDown)

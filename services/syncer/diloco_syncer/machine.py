@@ -237,6 +237,7 @@ class Machine:
             self.history.apply(record, event.seq)
         if isinstance(record, TapeInit | TapeRebirth | TapeEpoch | TapeRestore):
             self.published = (-1,) * self.history.fragments  # of what begins now
+            self.keyframes = self.published
         effects = self._follow(record, event, now)
         return [*effects, *self._send_record()]
 
@@ -352,7 +353,8 @@ class Machine:
                 self.room.saw(event)
                 return self._snapshot_early()
             case Full():
-                return self.room.take(event)
+                begins = event.place == "DN" and event.reason
+                return [*self.room.take(event), *(self._superseded() if begins else ())]
             case Rewound():
                 return self._rewound(event, now)
 
@@ -376,8 +378,9 @@ class Machine:
         return [*(e for e in self._unpublished() if e.fragment not in busy), *effects]
 
     def _superseded(self) -> list[Effect]:
-        """What keyframes on DN have replaced: the leader that published them may have died over
-        it, and until the next keyframe there may be no room."""
+        """What keyframes on DN have replaced, and is there all the same: the leader that published
+        them may have died over it, or a deposed one was still sending. Until the next keyframe
+        there may be no room."""
         known = ((p, v) for p, v in enumerate(self.keyframes) if v >= 0)
         owned = self.history.owned
         return [PurgeDown(self.history.epoch, p, v) for p, v in known if p in owned]
@@ -392,6 +395,10 @@ class Machine:
         # One of an earlier epoch replaces nothing: this epoch's own may not be there yet.
         if not event.keyframe or event.epoch != self.history.epoch:
             return []
+        self.keyframes = tuple(
+            event.version if p == event.fragment else known
+            for p, known in enumerate(self.keyframes or (-1,) * self.history.fragments)
+        )
         return [PurgeDown(event.epoch, event.fragment, event.version)]
 
     # --- learners ------------------------------------------------------------------------------
