@@ -99,7 +99,7 @@ class Options:
         cuts = random.Random(f"checkpoints of {seed}").choice(CUTS)
         weighting = random.Random(f"weights of {seed}").choice(WEIGHTINGS)
         budget = rng.choice(["steps"] * 6 + ["tokens", "seconds"])
-        return cls(
+        drawn = cls(
             learners=learners,
             quorum=rng.randint(1, learners - 1) if learners > 2 else rng.choice([1, 2]),
             fragments={1: (1, 2, 3), 2: (2, 2, 4)}[shards][rng.choice([1, 2, 3]) - 1],
@@ -140,7 +140,13 @@ class Options:
             checkpoint_every_steps=cuts[1],
             restores=cuts[2],
             weighting=weighting,
-        ).changed(**beyond(seed))
+        )
+        more = beyond(seed)
+        if drawn.power_cuts:
+            # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
+            # could know of such a version, nor would anybody have it.
+            more["tails"] = 0
+        return drawn.changed(**more)
 
 
 def beyond(seed: int) -> dict[str, Any]:
