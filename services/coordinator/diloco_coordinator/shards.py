@@ -7,19 +7,7 @@ from typing import Any
 
 from diloco_shared.protocol.messages import RunState
 from diloco_shared.protocol.records import RecoveryRecord, RunStatus, TokenCounts
-
-OVER: tuple[RunState, ...] = ("finished", "stopped")
-# While shards differ, the run is said to be what comes first here. One that has no parameters yet
-# is why another waits for steps.
-FIRST: tuple[RunState, ...] = (
-    "bootstrapping",
-    "waiting",
-    "paused",
-    "full",
-    "starved",
-    "stuck",
-    "finishing",
-)
+from diloco_shared.protocol.run_states import OVER, SHOWN_FIRST
 
 
 def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
@@ -79,7 +67,7 @@ def _state(parts: Sequence[RunStatus], shards: int) -> tuple[RunState, str]:
     if all(p.state in OVER for p in parts):
         ended = next((p for p in parts if p.state == "stopped"), parts[0])
         return ended.state, ended.reason
-    for state in FIRST:
+    for state in SHOWN_FIRST:
         told = next((p for p in parts if p.state == state), None)
         if told is not None:
             return state, f"shard {told.shard}: {told.reason}"[:500]

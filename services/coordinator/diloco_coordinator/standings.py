@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 from diloco_coordinator.shards import merged
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.fencing import OVER, over
+from diloco_shared.protocol.fencing import over
 from diloco_shared.protocol.messages import Beat, Stamp
 from diloco_shared.protocol.records import RunRecord, RunStatus
+from diloco_shared.protocol.run_states import OVER
 
 # A stop that nobody has carried out after this many seconds is carried out by the coordinator, if
 # no leader speaks: one that is gone is replaced within its lease of 3 s, and ends it within 5 more.

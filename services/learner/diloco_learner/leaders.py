@@ -9,18 +9,7 @@ from dataclasses import dataclass, field
 
 from diloco_learner.beats import is_final, outdated
 from diloco_shared.protocol.messages import Beat, Grant, Restored, RunState, Stamp
-
-# While shards differ, the run is said to be what comes first here. A shard that has parameters may
-# wait for steps that nobody takes before the other has some too: who is to send them must hear it.
-FIRST: tuple[RunState, ...] = (
-    "bootstrapping",
-    "waiting",
-    "paused",
-    "full",
-    "starved",
-    "stuck",
-    "finishing",
-)
+from diloco_shared.protocol.run_states import SHOWN_FIRST
 
 
 @dataclass(slots=True)
@@ -120,7 +109,7 @@ def _state(beats: Sequence[Beat]) -> RunState:
         return "stopped" if "stopped" in states else "finished"
     if any(is_final(b) for b in beats):
         states.add("finishing")
-    return next((s for s in FIRST if s in states), "running")
+    return next((s for s in SHOWN_FIRST if s in states), "running")
 
 
 def _newest(beats: Sequence[Beat]) -> dict[str, int]:

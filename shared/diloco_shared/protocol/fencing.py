@@ -3,10 +3,8 @@
 A status is written by compare-and-set against the revision that was read, and only if this says so.
 """
 
-from diloco_shared.protocol.messages import RunState
 from diloco_shared.protocol.records import RunStatus
-
-OVER: tuple[RunState, ...] = ("finished", "stopped")
+from diloco_shared.protocol.run_states import OVER
 
 
 def over(status: RunStatus) -> bool:

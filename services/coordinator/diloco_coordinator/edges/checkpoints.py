@@ -14,7 +14,6 @@ from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import Registry
 from diloco_coordinator.edges.runs import Runs
-from diloco_coordinator.shards import OVER
 from diloco_coordinator.views import jsonable
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, Conflict
@@ -23,6 +22,7 @@ from diloco_shared.ids import Id
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import CheckpointManifest, reference
 from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
+from diloco_shared.protocol.run_states import OVER
 from diloco_shared.protocol.wire import decode, encode
 
 T = TypeVar("T")
