@@ -24,6 +24,7 @@ from diloco_syncer.events import (
     SendGrant,
     Stage,
     Tell,
+    Wanted,
 )
 from diloco_syncer.history import History
 from diloco_syncer.machine import Machine
@@ -335,3 +336,16 @@ def encode_merged(names: list[str]) -> bytes:
             blob=blob,
         )
     )
+
+
+def test_a_lower_quorum_also_frees_the_round_that_has_enough_of_it_now(running: Any) -> None:
+    """Nobody may answer any more: what has come must not wait for the pull's own deadline."""
+    running.step("a", 4)
+    running.step("b", 4)
+    running.answer(running.pulls[0], "a")
+    (waiting,) = [r for r in running.machine.rounds.open if r.kept]
+    before = waiting.deadline
+    running.give(Wanted(paused=False, stopping=False, quorum=1))
+    assert waiting.deadline < before
+    running.wait(waiting.deadline - running.now + 0.1)
+    assert running.rounds[0].outcome == "committed"

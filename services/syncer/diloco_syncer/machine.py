@@ -297,6 +297,7 @@ class Machine:
             case TapeCheckpoint():
                 return self.wishes.checkpoints.recorded(record, event.seq, now)
             case TapeSetting():
+                self.rounds.hurry(now)
                 return [Tell("setting", f"{record.name} = {record.value}: {record.reason}")]
             case TapeEnd():
                 return [Tell("end", f"{record.outcome}: {record.reason}")]

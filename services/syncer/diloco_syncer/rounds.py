@@ -234,9 +234,18 @@ class Rounds:
         w = weight(tokens, steps, self.algorithm.weighting)
         r.kept[m.learner] = Kept(m, event.norm, w)
         self.stragglers.in_time(m.learner)
+        self._hurry(r, now)
+        return "", self._move(r, now)
+
+    def hurry(self, now: float) -> None:
+        """The quorum is another one: what has enough of it now waits for stragglers alone."""
+        for r in self.open:
+            if r.phase is Phase.PULLING:
+                self._hurry(r, now)
+
+    def _hurry(self, r: Round, now: float) -> None:
         if len(r.kept) >= self.history.quorum:
             r.deadline = min(r.deadline, max(now, self.stragglers.until(r, now)))
-        return "", self._move(r, now)
 
     def _close(self, r: Round, now: float, why: str = "") -> list[Effect]:
         r.quorum = self.history.quorum
