@@ -134,10 +134,15 @@ class Fleet:
             member.node.start()
 
     def _free(self, node: LearnerNode) -> None:
+        shards = range(self.scenario.spec.algorithm.shards)
+        mute = any(not self._has_a_syncer(shard) for shard in shards)
         for life in node.lives:
-            if life.alive and self.world.now < life.frozen_until:
+            if life.alive and (mute or self.world.now < life.frozen_until):
                 self.scenario.watch.reached("stood still until its run had been over for long")
                 life.enter(partial(node.leaves, life, FREED))
+
+    def _has_a_syncer(self, shard: int) -> bool:
+        return any(m.shard == shard for m in self._there("syncer"))
 
     # --- who comes and goes --------------------------------------------------------------------
 
@@ -225,6 +230,6 @@ class Fleet:
             if learners < least:
                 return f"{learners} of {least} learners to begin"
         for shard in range(self.scenario.spec.algorithm.shards):
-            if not any(m.shard == shard for m in self._there("syncer")):
+            if not self._has_a_syncer(shard):
                 return f"a syncer of shard {shard}"
         return ""
