@@ -17,6 +17,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.wire import encode
 from diloco_syncer import roster as roster_module
 from diloco_syncer.events import (
+    BusBack,
     JoinSeen,
     ProgressSeen,
     SendBeat,
@@ -349,3 +350,17 @@ def test_a_lower_quorum_also_frees_the_round_that_has_enough_of_it_now(running: 
     assert waiting.deadline < before
     running.wait(waiting.deadline - running.now + 0.1)
     assert running.rounds[0].outcome == "committed"
+
+
+def test_answers_that_an_outage_held_back_say_nothing_of_later_ones(running: Any) -> None:
+    """Else the next rounds would wait for a hung learner as long as the bus was away."""
+    running.step("a", 4)
+    running.step("b", 4)
+    (waiting,) = [r for r in running.machine.rounds.open if r.n == running.pulls[0].round]
+    running.now += 0.2
+    running.give(BusBack())
+    running.answer(running.pulls[0], "a")
+    assert list(waiting.kept) == ["a"]
+    rounds = running.machine.rounds
+    assert rounds.timings.transfer.or_zero == 0.0
+    assert running.machine.roster.members["a"].answer.or_zero == 0.0

@@ -175,6 +175,7 @@ class Machine:
                 return self._snapshot_over(event, now)
             case BusBack():
                 self.roster.forgive(self.announcer.alive, now)
+                self.rounds.disturbed(now)
             case TimePassed():
                 pass
         return []

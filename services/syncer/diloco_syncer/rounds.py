@@ -51,6 +51,7 @@ class Rounds:
         self.open: list[Round] = []
         self.last_quorum_reason = ""
         self.suspended = ""  # why no round may open now, though all else would let it
+        self.disturbed_at = float("-inf")  # since then nothing kept answers back
         self.stopped = False  # nothing opens any more: a stop has had its time
 
     # --- pacing --------------------------------------------------------------------------------
@@ -225,7 +226,8 @@ class Rounds:
             return refusal.kind, drop
         if known:
             return "" if known == key else "second", drop
-        self.timings.transfer.update(now - r.pulled_at)
+        if r.pulled_at >= self.disturbed_at:
+            self.timings.transfer.update(now - r.pulled_at)
         self.stragglers.answered(m, now)
         if refusal is not None:
             r.refuse(m, f"{refusal.kind}: {refusal.reason}")
@@ -236,6 +238,11 @@ class Rounds:
         self.stragglers.in_time(m.learner)
         self._hurry(r, now)
         return "", self._move(r, now)
+
+    def disturbed(self, now: float) -> None:
+        """The bus was away: how long answers took meanwhile says nothing of what they take."""
+        self.disturbed_at = now
+        self.stragglers.pulled_at.clear()
 
     def hurry(self, now: float) -> None:
         """The quorum is another one: what has enough of it now waits for stragglers alone."""
