@@ -241,8 +241,11 @@ class Measured:
                 kind: {"most_bytes": held, "budget_bytes": needed, "share": held / needed}
                 for kind, (held, needed) in sorted(self.watching.held.items())
             },
-            "loop_lag_max_s": max(self.watching.lag.values(), default=0.0),
-            "loop_lag_s": dict(sorted(self.watching.lag.items())),
+            "loop_lag_max_s": max((s for s, _ in self.watching.lag.values()), default=0.0),
+            "loop_lag": {
+                name: {"seconds": seconds, "by": by}
+                for name, (seconds, by) in sorted(self.watching.lag.items())
+            },
             "false_failovers": kinds.count("term") - 1 - len(killed),
             "false_evictions": sum(name not in self.killed for name in lost),
             "versions": self.versions(),
@@ -296,6 +299,8 @@ def main() -> None:
         )
     for kind, s in figures["streams"].items():
         print(f"{kind:12} {s['most_bytes'] / 1e9:6.2f} GB  {s['share']:5.2f} of its budget")
+    for name, lag in figures["loop_lag"].items():
+        print(f"{name:12} {lag['seconds']:6.3f} s longest hold, by {lag['by'] or 'nothing'}")
     shown = ("memory_over_budget", "loop_lag_max_s", "false_failovers", "false_evictions")
     for name in shown:
         print(f"{name:24} {figures[name]:.3g}")

@@ -14,7 +14,7 @@ from pathlib import Path
 LOOK_S = 0.1
 # Looks at memory between two looks at a process's own metrics.
 METRICS_EVERY = 20
-LAG = re.compile(r"^diloco_loop_lag_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+LAG = re.compile(r'^diloco_loop_lag_seconds\{by="([^"]*)"\} (\S+)$', re.MULTILINE)
 
 
 def anonymous_bytes(pid: int) -> int:
@@ -27,14 +27,14 @@ def anonymous_bytes(pid: int) -> int:
     return int(found.group(1)) << 10 if found else 0
 
 
-def lag_s(address: str) -> float:
-    """The longest that a process's event loop was held, as it says itself; 0 if it says nothing."""
+def lag_of(address: str) -> tuple[float, str]:
+    """Seconds for which a process's event loop was held longest, and by what, as it says itself."""
     try:
         with urllib.request.urlopen(f"http://{address}/metrics", timeout=2) as answer:
             found = LAG.findall(answer.read().decode())
     except OSError:
-        return 0.0
-    return max((float(value) for value in found), default=0.0)
+        return 0.0, ""
+    return max(((float(value), by) for by, value in found), default=(0.0, ""))
 
 
 class Watching(threading.Thread):
@@ -53,7 +53,7 @@ class Watching(threading.Thread):
         self.streams = streams
         self.held: dict[str, tuple[int, int]] = {}  # the most, and the budget
         self.peak: dict[str, int] = {}
-        self.lag: dict[str, float] = {}
+        self.lag: dict[str, tuple[float, str]] = {}
         self.stopped = threading.Event()
 
     def run(self) -> None:
@@ -71,7 +71,7 @@ class Watching(threading.Thread):
 
     def _lags(self) -> None:
         for name, address in self.addresses().items():
-            self.lag[name] = max(self.lag.get(name, 0.0), lag_s(address))
+            self.lag[name] = max(self.lag.get(name, (0.0, "")), lag_of(address))
 
     def _streams(self) -> None:
         for kind, (held, needed) in self.streams().items():

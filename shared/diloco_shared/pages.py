@@ -1,10 +1,33 @@
-"""Memory for what is large: pages that nobody clears before they are used."""
+"""Memory for what is large: pages that nobody clears before they are used.
+
+    buffer = pages(1 << 30)                               # anonymous, writable
+    array = np.frombuffer(Pages(fd, size, access=...))    # of a file
+
+What is as large goes back to the system in a thread of its own: that takes some tenths of a second
+for a gigabyte, and longer for a file that is not written out yet. Whoever happens to be the last to
+use it, an event loop perhaps, need not wait for that.
+"""
 
 import mmap
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
 
 # Below this the allocator is quicker; from here on clearing would be felt: a gigabyte takes a
 # second, in which no other thread of the process runs.
 LARGE_BYTES = 8 << 20
+
+
+class Pages(mmap.mmap):
+    """As `mmap.mmap`; it ends by itself when nothing refers to it or to views of it any more."""
+
+    def __del__(self) -> None:
+        if self.closed or len(self) < LARGE_BYTES:
+            return
+        with suppress(RuntimeError):  # no thread begins any more: the process ends
+            threading.Thread(target=self.close, name="let-go", daemon=True).start()
 
 
 def pages(size: int) -> memoryview:
@@ -16,6 +39,26 @@ def pages(size: int) -> memoryview:
     if size < LARGE_BYTES:
         return memoryview(bytearray(size))
     try:
-        return memoryview(mmap.mmap(-1, size))
+        return memoryview(Pages(-1, size))
     except OSError as error:
         raise MemoryError(f"{size} bytes: {error}") from None
+
+
+def fill(place: memoryview, data: bytes | bytearray | memoryview) -> None:
+    """Copy `data` to `place`, which is as long. Other threads run meanwhile.
+
+    A memoryview that is assigned to, or bytes that are joined, hold the interpreter until all is
+    copied: half a second for a gigabyte.
+    """
+    if len(place):
+        np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(data, np.uint8))
+
+
+def joined(parts: Sequence[bytes | bytearray | memoryview]) -> memoryview:
+    """The bytes of all parts, one after the other."""
+    sizes = [memoryview(part).nbytes for part in parts]
+    whole, at = pages(sum(sizes)), 0
+    for part, size in zip(parts, sizes, strict=True):
+        fill(whole[at : at + size], part)
+        at += size
+    return whole

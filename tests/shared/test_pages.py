@@ -1,12 +1,21 @@
 """Large memory: writable, zero, and gone when nobody refers to it."""
 
 import mmap
+import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from diloco_shared.pages import LARGE_BYTES, pages
+from diloco_shared.pages import LARGE_BYTES, Pages, joined, pages
+
+
+def let_go() -> None:
+    """Until what nothing refers to any more has gone back to the system."""
+    for thread in threading.enumerate():
+        if thread.name == "let-go":
+            thread.join()
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1])
@@ -31,4 +40,34 @@ def test_an_array_keeps_its_memory_and_lets_it_go() -> None:
     array[:] = 3
     assert gone() is not None and array.sum() == 3 * LARGE_BYTES
     del array
+    let_go()
     assert gone() is None
+
+
+def test_what_is_large_goes_in_a_thread(tmp_path: Path) -> None:
+    """It takes long, and whoever used it last may be the event loop."""
+    ended: list[str] = []
+
+    class Noted(Pages):
+        def close(self) -> None:
+            super().close()
+            ended.append(threading.current_thread().name)
+
+    (tmp_path / "f").write_bytes(bytes(LARGE_BYTES))
+    with (tmp_path / "f").open("rb") as file:
+        mapped = Noted(file.fileno(), 0, access=mmap.ACCESS_READ)
+    array = np.frombuffer(mapped, np.float32)[5:]
+    del mapped
+    assert ended == [] and array[0] == 0.0
+    del array
+    let_go()
+    assert ended == ["let-go"]
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.parametrize("size", [0, 1, LARGE_BYTES])
+def test_parts_are_joined_in_their_order(size: int) -> None:
+    body = np.arange(size, dtype=np.uint32).astype(np.uint8)
+    whole = joined([b"head", b"", memoryview(body), bytearray(b"tail")])
+    assert bytes(whole[:4]) == b"head" and bytes(whole[-4:]) == b"tail"
+    assert whole.nbytes == 8 + size and whole[4:-4] == body.data

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Coroutine
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from diloco_syncer.events import (
     Event,
     Install,
     InstallInit,
+    InstallLoaded,
     Publish,
     Published,
     Snapshot,
@@ -33,6 +36,7 @@ from diloco_syncer.events import (
 from diloco_syncer.history import NOT_STARTED, History
 from diloco_syncer.machine import Machine
 from diloco_syncer.norms import inspect
+from diloco_syncer.store import Fragment, FragmentStore
 
 SPEC = RunSpec.model_validate(
     {
@@ -43,6 +47,24 @@ SPEC = RunSpec.model_validate(
 )
 VALUES = drawn(np.random.default_rng(0))
 NAMES = ("init.0", "init.1")
+
+
+class LargeFragment(Fragment):
+    """One whose end can be seen."""
+
+
+class LargePayload(bytearray):
+    """One whose end can be seen."""
+
+
+class Loaded:
+    """A checkpointer with a store that was read from a checkpoint."""
+
+    def __init__(self, store: FragmentStore) -> None:
+        self.store = store
+
+    def install(self, serial: int) -> FragmentStore:
+        return self.store
 
 
 class Rig:
@@ -146,3 +168,41 @@ async def test_a_committed_round_is_published_as_it_was_staged(tmp_path: Path) -
     assert rig.published == [(0, 1, bytes(payload))]
     assert rig.numbers.staged == rig.numbers.installed == {}
     assert rig.numbers.store is not None and rig.numbers.store.version(0) == 1
+
+
+async def test_what_is_large_is_let_go_in_a_thread(tmp_path: Path) -> None:
+    """The system takes back a gigabyte in some tenths of a second: not on the event loop."""
+    rig = Rig(tmp_path)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    store = rig.numbers.store
+    ended: list[threading.Thread] = []
+
+    def noted(what: object) -> None:
+        weakref.finalize(what, lambda: ended.append(threading.current_thread()))
+
+    rig.contribute("up.0")
+    chosen = Chosen("a", "up.0", 1.0, 0, "fp32", LAYOUT.sizes[0])
+    rig.numbers.perform(Stage(0, 0, 0, (chosen,), False, 0.0))
+    await rig.done()
+    assert store is not None
+    before = LargeFragment(*(getattr(store.fragments[0], f.name) for f in fields(Fragment)))
+    noted(before)
+    store.fragments[0] = before
+    payload: Any = LargePayload(b"x")
+    noted(payload)
+    rig.payloads.put("up.9", payload)
+    del before, payload
+    rig.numbers.perform(Install(0, 0))
+    rig.numbers.perform(Drop("up.9"))
+    await rig.done()
+    assert len(ended) == 2 and threading.main_thread() not in ended
+    loaded: Any = Loaded(store)
+    rig.numbers.checkpointer = loaded
+    noted(other := FragmentStore(store.layout, store.algorithm, {}))
+    rig.numbers.store = other
+    del other
+    rig.numbers.perform(InstallLoaded(1))
+    await rig.done()
+    assert len(ended) == 3 and threading.main_thread() not in ended
+    assert rig.numbers.store is store

@@ -17,6 +17,7 @@ from jax import lax
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.codec import kernels
 from diloco_shared.numerics.codec.layout import BLOCK, blocks_of
+from diloco_shared.pages import joined
 
 # 1 / (1 + k / 128) for the 7 stored bits k of a bf16 significand, as bits of fp32.
 _INVERSE = (np.float32(1) / (1 + np.arange(128, dtype=np.float32) / 128)).view(np.int32)
@@ -32,10 +33,10 @@ class Encoded:
     values: int
     parts: Parts
 
-    def fetch(self) -> bytes:
+    def fetch(self) -> memoryview:
         """The payload (call it off the train thread: it waits for the device)."""
         header = codec.header(self.codec, self.values)
-        return b"".join([header, *(np.asarray(part).view(np.uint8).data for part in self.parts)])
+        return joined([header, *(np.asarray(part).view(np.uint8).data for part in self.parts)])
 
 
 def feeds_back(name: str) -> bool:

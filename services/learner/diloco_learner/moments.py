@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from diloco_shared.pages import pages
+from diloco_shared.pages import fill, pages
 
 Buffer = bytes | bytearray | memoryview
 Arrays = dict[str, NDArray[Any]]
@@ -64,7 +64,7 @@ def pack(leaves: Mapping[str, Any]) -> memoryview:
     data = pages(size_of(leaves))
     at = 0
     for piece in pieces(leaves):
-        data[at : at + len(piece)] = piece
+        fill(data[at : at + len(piece)], piece)
         at += len(piece)
     return data
 

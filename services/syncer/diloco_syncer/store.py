@@ -192,10 +192,12 @@ class FragmentStore:
             norms_P = None  # found before the layout was known
         return Delta(c.weight, c.codec, c.payload, behind, norms_P)
 
-    def install(self, p: int, staged: Staged) -> None:
-        """The round is committed."""
-        assert staged.fragment.version == self.fragments[p].version + 1
+    def install(self, p: int, staged: Staged) -> Fragment:
+        """The round is committed; what was in force before."""
+        replaced = self.fragments[p]
+        assert staged.fragment.version == replaced.version + 1
         self.fragments[p] = staged.fragment
+        return replaced
 
     @property
     def leaves(self) -> int:

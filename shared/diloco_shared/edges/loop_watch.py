@@ -18,6 +18,7 @@ it nor the thread that looks was kept from a processor meanwhile.
 
 import asyncio
 import os
+import resource
 import sys
 import threading
 import time
@@ -48,6 +49,8 @@ _OURS = f"{os.sep}diloco_"
 _FOREIGN = (str(Path(asyncio.__file__).parent.parent), f"{os.sep}site-packages{os.sep}")
 
 UNSEEN = "what ended before it was seen"
+# Of the thread that asks; Linux alone tells it.
+RUSAGE_THREAD: int | None = getattr(resource, "RUSAGE_THREAD", None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +59,22 @@ class Hold:
 
     seconds: float
     by: str
+    pages: int = 0  # that it waited for: they had to be read from disk
 
     def __str__(self) -> str:
-        return f"the event loop was held for {self.seconds:.2f} s by {self.by}"
+        waited = f", which waited for {self.pages} pages from disk" if self.pages else ""
+        return f"the event loop was held for {self.seconds:.2f} s by {self.by}{waited}"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The loop's thread at a moment: seconds by the clock, on a processor, queued for one."""
+    """The loop's thread at a moment: seconds by the clock, on a processor, queued for one; pages
+    that it waited for because they were on disk alone."""
 
     at: float
     ran_s: float
     queued_s: float
+    pages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,8 @@ def judged(before: Answer, now: Answer, sight: Sight) -> Hold | None:
         return None
     # Of a lag that was mostly a wait for a processor, what ran is to blame for its own part.
     seconds = ran_s if ran and starved and ran_s < MOST * lag_s else lag_s
-    return Hold(seconds, sight.by if sight.by and not sight.idle else UNSEEN)
+    by = sight.by if sight.by and not sight.idle else UNSEEN
+    return Hold(seconds, by, now.pages - before.pages)
 
 
 class LoopWatch:
@@ -203,7 +211,8 @@ class _Queued:
 
 
 def _answer(queued: _Queued) -> Answer:
-    return Answer(time.monotonic(), time.thread_time(), queued.seconds())
+    pages = resource.getrusage(RUSAGE_THREAD).ru_majflt if RUSAGE_THREAD is not None else 0
+    return Answer(time.monotonic(), time.thread_time(), queued.seconds(), pages)
 
 
 def _named(frame: FrameType | None) -> str:

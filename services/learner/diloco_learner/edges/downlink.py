@@ -32,8 +32,9 @@ from diloco_shared.edges.bus import Bus, BusError, Stored, Unavailable
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
+from diloco_shared.pages import joined
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import Headed, Incoming
+from diloco_shared.protocol.chunks import Incoming
 from diloco_shared.protocol.messages import (
     Beat,
     Blob,
@@ -359,7 +360,7 @@ def _same(initial: Callable[[int], Values], m: PublicationManifest) -> memoryvie
     values_F = initial(m.fragment)
     if digest_array(values_F) != m.anchor_digest:
         return None
-    return memoryview(bytes(Headed(*codec.frame(values_F))))
+    return joined(codec.frame(values_F))
 
 
 def _seen(beat: Beat | None) -> BeatSeen | None:

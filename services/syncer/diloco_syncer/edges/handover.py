@@ -20,6 +20,7 @@ import structlog
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import fresh, get_blob, put_blob
 from diloco_shared.edges.bus import Bus, BusError, Delivery
+from diloco_shared.pages import Pages
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Buffer
 from diloco_shared.protocol.messages import Blob
@@ -181,7 +182,7 @@ class SnapshotSender:
 def _mapped(path: Path) -> Buffer:
     """A file's bytes in the page cache."""
     with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return memoryview(Pages(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 async def fetch_snapshot(

@@ -40,9 +40,10 @@ class Payloads:
         keys = list(keys)
         return {key: self.held[key] for key in keys}, {key: self.norms[key] for key in keys}
 
-    def drop(self, key: str) -> None:
-        """Forget; no error when absent."""
+    def drop(self, key: str) -> bytes | None:
+        """Forget; what it was, or None when absent."""
         payload = self.held.pop(key, None)
         self.norms.pop(key, None)
         if payload is not None:
             self.bytes -= len(payload)
+        return payload

@@ -1,8 +1,8 @@
 """Where anchors that are one version behind are kept: in files without a name, mapped.
 
 Their pages are the page cache's, which the kernel writes out and drops when memory is short, and
-reads again in the rare round with a contribution measured against them. The file is gone as soon
-as nothing refers to the array, and with the process in any case.
+reads again in the rare round with a contribution measured against them. The file goes when nothing
+refers to the array any more, and with the process in any case.
 """
 
 import mmap
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import structlog
 
+from diloco_shared.pages import Pages
 from diloco_syncer.store import Values
 
 log = structlog.get_logger()
@@ -48,5 +49,5 @@ class FileShelf:
         with tempfile.TemporaryFile(dir=self.folder) as file:
             file.write(np.ascontiguousarray(values_F).view(np.uint8).data)
             file.flush()
-            mapped = mmap.mmap(file.fileno(), values_F.nbytes, access=mmap.ACCESS_READ)
+            mapped = Pages(file.fileno(), values_F.nbytes, access=mmap.ACCESS_READ)
         return np.frombuffer(mapped, np.float32)
