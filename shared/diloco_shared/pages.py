@@ -8,8 +8,9 @@ for a gigabyte, and longer for a file that is not written out yet. Whoever happe
 use it, an event loop perhaps, need not wait for that.
 """
 
+import _thread
 import mmap
-import threading
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -24,10 +25,12 @@ class Pages(mmap.mmap):
     """As `mmap.mmap`; it ends by itself when nothing refers to it or to views of it any more."""
 
     def __del__(self) -> None:
-        if self.closed or len(self) < LARGE_BYTES:
+        if self.closed or len(self) < LARGE_BYTES or sys.is_finalizing():
             return
-        with suppress(RuntimeError):  # no thread begins any more: the process ends
-            threading.Thread(target=self.close, name="let-go", daemon=True).start()
+        # Not `threading`, whose `start` waits until the thread runs: here there may be no time for
+        # it, and where the process ends it would wait for ever.
+        with suppress(RuntimeError):
+            _thread.start_new_thread(self.close, ())
 
 
 def pages(size: int) -> memoryview:
