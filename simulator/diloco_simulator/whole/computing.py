@@ -22,8 +22,8 @@ from diloco_shared.config import RunSpec
 from diloco_shared.numerics.fragments import Layout
 from diloco_simulator.tiny import TinyTrainer, Values
 
-# Tokens of the corpus: some thousand sequences, in which nobody finds anything.
-CORPUS = np.arange(1 << 16, dtype=np.uint8)
+# Sequences of a data shard. Of fewer the library takes longer to draw the order of each.
+SEQUENCES = 512
 # Between two looks at the mailbox of a learner that may not step, in virtual seconds.
 LOOK_S = 0.02
 
@@ -110,12 +110,19 @@ class TinyComputing:
     look_s = 0.05
 
     def __init__(
-        self, learner: int, rng: Random, step_s: float, report: Callable[[str, str], None]
+        self,
+        learner: int,
+        rng: Random,
+        step_s: float,
+        report: Callable[[str, str], None],
+        trains: Callable[[TrainLoop], None],
     ) -> None:
+        """`trains` is shown every loop before its first turn."""
         self.learner = learner
         self.rng = rng
         self.step_s = step_s
         self.report = report
+        self.trains = trains
 
     def build(self, spec: RunSpec) -> Built:
         a = spec.algorithm
@@ -123,12 +130,14 @@ class TinyComputing:
             a.fragments, self.learner, spec.seed, spec.tokens_per_step, a.codec_up, self.report
         )
         context = spec.model.context_tokens
-        cut = Cut(CORPUS, spec.data.virtual_shards, context, spec.seed)
+        corpus = np.zeros(spec.data.virtual_shards * SEQUENCES * context + 1, np.uint8)
+        cut = Cut(corpus, spec.data.virtual_shards, context, spec.seed)
         batches = Batches(cut, spec.inner.batch_sequences * spec.inner.accumulation)
         return Built(Trainer(spec, tiny), batches, np.zeros((1, context + 1), np.int32))
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """As the train thread does, in virtual time."""
+        self.trains(loop)
         for pause in loop.turns():
             match pause:
                 case Rest():

@@ -27,11 +27,14 @@ from diloco_coordinator.edges.ending import keep_ending
 from diloco_coordinator.edges.registry import MIRRORED, Registry
 from diloco_coordinator.edges.runs import Runs
 from diloco_coordinator.edges.sse import Streams
+from diloco_learner.train import TrainLoop
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_simulator.options import Options
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.whole.computing import TinyComputing
 from diloco_simulator.whole.far_bus import FarBus
+from diloco_simulator.whole.observer import Observer, Scene
 from diloco_simulator.whole.processes import LearnerMachine, Machine, SyncerMachine
 
 RUN = "run"
@@ -111,7 +114,12 @@ class World:
         return self.found
 
     def _computing(self, n: int) -> Callable[[Random], TinyComputing]:
-        return lambda rng: TinyComputing(n, rng, 1.0, self.broken)
+        name = f"learner-{n}"
+
+        def trains(loop: TrainLoop) -> None:
+            self.observer.trains(name, loop)
+
+        return lambda rng: TinyComputing(n, rng, 1.0, self.broken, trains)
 
     def _failed(self, machine: Machine) -> Callable[[BaseException | None], None]:
         def failed(error: BaseException | None) -> None:
@@ -128,17 +136,23 @@ class World:
                 "budget": {"steps": STEPS},
             }
         )
-        await self.api.begin(spec)
         loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.scene = Scene(loop, Options.calm(learners=3), self.found.counts)
+        self.observer = Observer(self.scene, spec, self.broker)
+        await self.api.begin(spec)
         while loop.time() < SAFETY_S:
             await asyncio.sleep(self.rng.uniform(2.0, 15.0))
             self._strike()
+        self.scene.faulty = False
+        self.observer.watch.healed()
         over_by = loop.time() + LIVENESS_S
         while not self._over():
             if loop.time() > over_by:
                 self.broken("liveness", f"no end within {LIVENESS_S:.0f} s: {self._said()}")
                 break
             await asyncio.sleep(LOOK_S)
+        self.found.violations += self.observer.watch.violations
         status = self.registry.statuses.get(RUN)
         self.found.rounds = status.rounds_committed if status is not None else 0
 
