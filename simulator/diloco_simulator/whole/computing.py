@@ -115,7 +115,7 @@ class TinyComputing:
         rng: Random,
         step_s: float,
         report: Callable[[str, str], None],
-        trains: Callable[[TrainLoop], None],
+        trains: Callable[[TrainLoop], None] = lambda loop: None,
     ) -> None:
         """`trains` is shown every loop before its first turn."""
         self.learner = learner

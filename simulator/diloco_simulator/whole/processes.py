@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from random import Random
 from typing import Any, Protocol
 
 from diloco_learner.app import Learner
@@ -87,11 +86,19 @@ class SyncerMachine(Machine):
 
 
 class LearnerMachine(Machine):
-    """The product's learner."""
+    """The product's learner; `computing` makes what each process computes with."""
 
-    computing: Callable[[Random], Computing]
-    rng: Random
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        name: str,
+        folder: Path,
+        client: Client,
+        computing: Callable[[], Computing],
+    ) -> None:
+        super().__init__(loop, name, folder, client)
+        self.computing = computing
 
     def app(self, control: FarBus, data: FarBus, lock: DataFolder) -> Learner:
         settings = LearnerSettings(id=self.name, data=self.folder)
-        return Learner(settings, control, data, lock, self.computing(self.rng))
+        return Learner(settings, control, data, lock, self.computing())

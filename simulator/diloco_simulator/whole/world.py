@@ -27,7 +27,6 @@ from diloco_coordinator.edges.ending import keep_ending
 from diloco_coordinator.edges.registry import MIRRORED, Registry
 from diloco_coordinator.edges.runs import Runs
 from diloco_coordinator.edges.sse import Streams
-from diloco_learner.train import TrainLoop
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_simulator.options import Options
@@ -94,10 +93,9 @@ class World:
             SyncerMachine(loop, f"syncer-{n}", self.folder, self.client) for n in range(2)
         ]
         for n in range(3):
-            learner = LearnerMachine(loop, f"learner-{n}", self.folder, self.client)
-            learner.rng = Random(f"whole {self.found.seed}, learner {n}")
-            learner.computing = self._computing(n)
-            self.machines.append(learner)
+            name = f"learner-{n}"
+            computing = self._computing(n, name)
+            self.machines.append(LearnerMachine(loop, name, self.folder, self.client, computing))
         async with asyncio.TaskGroup() as tasks:
             work = [tasks.create_task(registry.watch(bucket)) for bucket in MIRRORED]
             work.append(tasks.create_task(keep_assigned(registry)))
@@ -113,13 +111,10 @@ class World:
         self.found.virtual_s = loop.time()
         return self.found
 
-    def _computing(self, n: int) -> Callable[[Random], TinyComputing]:
-        name = f"learner-{n}"
-
-        def trains(loop: TrainLoop) -> None:
-            self.observer.trains(name, loop)
-
-        return lambda rng: TinyComputing(n, rng, 1.0, self.broken, trains)
+    def _computing(self, n: int, name: str) -> Callable[[], TinyComputing]:
+        dice = Random(f"whole {self.found.seed}, {name}")
+        trains = lambda loop: self.observer.trains(name, loop)  # noqa: E731
+        return lambda: TinyComputing(n, dice, 1.0, self.broken, trains)
 
     def _failed(self, machine: Machine) -> Callable[[BaseException | None], None]:
         def failed(error: BaseException | None) -> None:
