@@ -37,7 +37,7 @@ from diloco_shared.protocol.wire import decode
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.whole.computing import TinyComputing
 from diloco_simulator.whole.far_bus import FarBus
-from diloco_simulator.whole.processes import LearnerMachine, SyncerMachine
+from diloco_simulator.whole.processes import Machine, Make, learner, syncer
 
 # A run is over within this time of its stop, left and deleted within this time of its end, and the
 # next one has a leader within this time of its submission: leases are 3 and 5 s, and 5 s is what a
@@ -94,24 +94,28 @@ class World:
         await self.registry.prepare()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        where = (self.folder, self.client)
-        syncers = [SyncerMachine(loop, f"syncer-{n}", *where) for n in range(2)]
+
+        def machine(name: str, make: Make) -> Machine:
+            return Machine(loop, name, self.folder, self.client, make)
+
+        syncers = [machine(name, syncer(name, self.folder)) for name in ("syncer-0", "syncer-1")]
         learners = [
-            LearnerMachine(loop, f"learner-{n}", *where, self._computing(n)) for n in range(2)
+            machine(name, learner(name, self.folder, self._computing(n)))
+            for n, name in enumerate(("learner-0", "learner-1"))
         ]
         async with asyncio.TaskGroup() as tasks:
             work = [tasks.create_task(self.registry.watch(bucket)) for bucket in MIRRORED]
             work.append(tasks.create_task(keep_assigned(self.registry)))
             work.append(tasks.create_task(self._watch_assignments()))
-            for machine in (*syncers, *learners):
-                machine.start()
+            for each in (*syncers, *learners):
+                each.start()
             try:
                 for n in range(self.runs):
                     await self._one(f"run-{n}", syncers)
             except Missed as missed:
                 self._broken(str(missed))
-            for machine in (*syncers, *learners):
-                machine.kill()
+            for each in (*syncers, *learners):
+                each.kill()
             for task in work:
                 task.cancel()
         self.found.virtual_s = asyncio.get_running_loop().time()
@@ -127,7 +131,7 @@ class World:
 
     # --- one run -------------------------------------------------------------------------------
 
-    async def _one(self, name: str, syncers: list[SyncerMachine]) -> None:
+    async def _one(self, name: str, syncers: list[Machine]) -> None:
         spec = RunSpec.model_validate(
             {
                 "name": name,
@@ -171,7 +175,7 @@ class World:
     def _left(self, run: str) -> bool:
         return run not in self.registry.assigned.values() and not self.registry.working(run)
 
-    async def _kill_leader(self, run: str, syncers: list[SyncerMachine]) -> None:
+    async def _kill_leader(self, run: str, syncers: list[Machine]) -> None:
         """Some time around the end; its supervisor starts it again."""
         await asyncio.sleep(self.rng.uniform(0.0, 6.0))
         leader = next((s for s in syncers if s.name == self._leader(run)), None)

@@ -71,15 +71,22 @@ class Hosted:
         self.frozen = True
 
     def thaw(self) -> None:
-        """It goes on with what came meanwhile."""
+        """It goes on with what came meanwhile, if it lives."""
+        if not self.killed:
+            self._go_on()
+
+    def kill(self) -> None:
+        """It is gone between two of its steps."""
+        self.frozen = self.killed = True
+
+    def end(self) -> None:
+        """The world is over: what never goes on cannot be closed."""
+        self._go_on()
+
+    def _go_on(self) -> None:
         self.frozen, held, self._held = False, self._held, []
         for call in held:
             self.loop.call_soon(call.callback, *call.args, context=call.context)
-
-    def kill(self) -> None:
-        """It is gone between two of its steps. (Until the world is over: what is never resumed
-        cannot be closed.)"""
-        self.frozen = self.killed = True
 
     def step(self, call: "_Call") -> None:
         """The loop has come to something of this process."""
@@ -185,7 +192,7 @@ async def _cancelled(loop: VirtualLoop) -> None:
     """
     mine = asyncio.current_task()
     for hosted in loop.hosted:
-        hosted.thaw()
+        hosted.end()
     for _ in range(CANCELLATIONS):
         left = {t for t in asyncio.all_tasks(loop) if t is not mine and not t.done()}
         for one in left:

@@ -14,6 +14,8 @@ from diloco_simulator.whole.far_bus import FarBus
 from diloco_syncer.app import Syncer
 from diloco_syncer.settings import Settings as SyncerSettings
 
+# Before a supervisor starts again what ended by itself, in virtual seconds.
+RESTART_S = 1.0
 # A client of the world's hub, by name.
 Client = Callable[[str], FarBus]
 
@@ -24,22 +26,35 @@ class App(Protocol):
     def run(self) -> Coroutine[Any, Any, None]: ...
 
 
-class Machine:
-    """A name, a folder, and one process at a time."""
+# Makes what runs under a name: of a client for each plane, and the lock of its folder.
+Make = Callable[[FarBus, FarBus, DataFolder], App]
 
-    def __init__(self, loop: VirtualLoop, name: str, folder: Path, client: Client) -> None:
+
+class Machine:
+    """A name, a folder, and one process at a time.
+
+    `failed` is told what ended a process that nobody killed.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        name: str,
+        folder: Path,
+        client: Client,
+        make: Make,
+        failed: Callable[[BaseException | None], None] = lambda error: None,
+    ) -> None:
         self.loop = loop
         self.name = name
         self.folder = folder
         self.client = client
+        self.make = make
+        self.failed = failed
         self.process: Hosted | None = None
         self.lock: DataFolder | None = None
         self.buses: list[FarBus] = []
         self.starts = 0
-
-    def app(self, control: FarBus, data: FarBus, lock: DataFolder) -> App:
-        """What runs here."""
-        raise NotImplementedError
 
     def start(self) -> None:
         """A new process, if none lives."""
@@ -50,7 +65,7 @@ class Machine:
         self.lock = lock = DataFolder(self.folder, self.name)
         control, data = (self.client(f"{self.name}-{plane}") for plane in ("control", "data"))
         self.buses = [control, data]
-        task = process.run(self._body(self.app(control, data, lock)))
+        task = process.run(self._body(self.make(control, data, lock)))
         task.add_done_callback(lambda done: self._over(process, done))
 
     async def _body(self, app: App) -> None:
@@ -61,10 +76,7 @@ class Machine:
         if self.process is process and not process.killed:
             self.failed(None if task.cancelled() else task.exception())
             self.kill()
-            self.loop.call_later(1.0, self.start)
-
-    def failed(self, error: BaseException | None) -> None:
-        """Called with what ended a process that nobody killed."""
+            self.loop.call_later(RESTART_S, self.start)
 
     def kill(self) -> None:
         """As by SIGKILL: nothing more is said, and its keys run out by themselves."""
@@ -77,28 +89,13 @@ class Machine:
         self.process = self.lock = None
 
 
-class SyncerMachine(Machine):
+def syncer(name: str, data: Path) -> Make:
     """The product's syncer."""
-
-    def app(self, control: FarBus, data: FarBus, lock: DataFolder) -> Syncer:
-        settings = SyncerSettings(id=self.name, data=self.folder)
-        return Syncer(settings, control, data, lock)
+    settings = SyncerSettings(id=name, data=data)
+    return lambda control, bulk, lock: Syncer(settings, control, bulk, lock)
 
 
-class LearnerMachine(Machine):
-    """The product's learner; `computing` makes what each process computes with."""
-
-    def __init__(
-        self,
-        loop: VirtualLoop,
-        name: str,
-        folder: Path,
-        client: Client,
-        computing: Callable[[], Computing],
-    ) -> None:
-        super().__init__(loop, name, folder, client)
-        self.computing = computing
-
-    def app(self, control: FarBus, data: FarBus, lock: DataFolder) -> Learner:
-        settings = LearnerSettings(id=self.name, data=self.folder)
-        return Learner(settings, control, data, lock, self.computing())
+def learner(name: str, data: Path, computing: Callable[[], Computing]) -> Make:
+    """The product's learner; every process computes with something new."""
+    settings = LearnerSettings(id=name, data=data)
+    return lambda control, bulk, lock: Learner(settings, control, bulk, lock, computing())

@@ -34,7 +34,7 @@ from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.whole.computing import TinyComputing
 from diloco_simulator.whole.far_bus import FarBus
 from diloco_simulator.whole.observer import Observer, Scene
-from diloco_simulator.whole.processes import LearnerMachine, Machine, SyncerMachine
+from diloco_simulator.whole.processes import Machine, Make, learner, syncer
 
 RUN = "run"
 # Between two looks, in virtual seconds.
@@ -89,19 +89,17 @@ class World:
         self.registry = registry = Registry(bus)
         self.api = Runs(registry, Guard(registry, "admin"), Streams(registry), str(self.folder))
         await registry.prepare()
-        self.machines = [
-            SyncerMachine(loop, f"syncer-{n}", self.folder, self.client) for n in range(2)
-        ]
+        for n in range(2):
+            self._machine(loop, name := f"syncer-{n}", syncer(name, self.folder))
         for n in range(3):
             name = f"learner-{n}"
             computing = self._computing(n, name)
-            self.machines.append(LearnerMachine(loop, name, self.folder, self.client, computing))
+            self._machine(loop, name, learner(name, self.folder, computing))
         async with asyncio.TaskGroup() as tasks:
             work = [tasks.create_task(registry.watch(bucket)) for bucket in MIRRORED]
             work.append(tasks.create_task(keep_assigned(registry)))
             work.append(tasks.create_task(keep_ending(registry)))
             for machine in self.machines:
-                machine.failed = self._failed(machine)  # type: ignore[method-assign]
                 machine.start()
             await self._run()
             for machine in self.machines:
@@ -116,11 +114,11 @@ class World:
         trains = lambda loop: self.observer.trains(name, loop)  # noqa: E731
         return lambda: TinyComputing(n, dice, 1.0, self.broken, trains)
 
-    def _failed(self, machine: Machine) -> Callable[[BaseException | None], None]:
+    def _machine(self, loop: VirtualLoop, name: str, make: Make) -> None:
         def failed(error: BaseException | None) -> None:
-            self.found.counts[f"{machine.name} ended: {error!r}"[:200]] += 1
+            self.found.counts[f"{name} ended: {error!r}"[:200]] += 1
 
-        return failed
+        self.machines.append(Machine(loop, name, self.folder, self.client, make, failed))
 
     async def _run(self) -> None:
         spec = RunSpec.model_validate(
@@ -165,7 +163,7 @@ class World:
         else:
             self.found.counts["frozen"] += 1
             process.freeze()
-            loop.call_later(seconds, lambda: process.killed or process.thaw())
+            loop.call_later(seconds, process.thaw)
 
     def _over(self) -> bool:
         return self.registry.over(RUN) and RUN not in self.registry.assigned.values()
