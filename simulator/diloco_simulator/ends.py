@@ -2,10 +2,10 @@
 
     python -m diloco_simulator.ends --seeds 50
 
-Two syncers, a coordinator and two learners that compute nothing share a bus in memory with seeded
-delays; time is virtual. Every run is begun, stopped, left, deleted; some leaders are killed around
-the end. Once a run's end is shown, nobody is given to it again, and within a bound nobody works for
-it, it can be deleted, and the next one begins.
+Two syncers, a coordinator and two learners that compute next to nothing share a bus in memory with
+seeded delays; time is virtual. Every run is begun, stopped, left, deleted; some leaders are killed
+around the end. Once a run's end is shown, nobody is given to it again, and within a bound nobody
+works for it, it can be deleted, and the next one begins.
 """
 
 import argparse
@@ -34,8 +34,10 @@ from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment
 from diloco_shared.protocol.wire import decode
-from diloco_simulator.ends_members import FarBus, IdleLearner, SyncerProcess
-from diloco_simulator.virtual_loop import Idle, play
+from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
+from diloco_simulator.whole.computing import TinyComputing
+from diloco_simulator.whole.far_bus import FarBus
+from diloco_simulator.whole.processes import Machine, Make, learner, syncer
 
 # A run is over within this time of its stop, left and deleted within this time of its end, and the
 # next one has a leader within this time of its submission: leases are 3 and 5 s, and 5 s is what a
@@ -43,6 +45,8 @@ from diloco_simulator.virtual_loop import Idle, play
 OVER_S, LEFT_S, BEGIN_S = 60.0, 30.0, 30.0
 # Between two looks, in virtual seconds.
 LOOK_S = 0.1
+# A learner's step, in virtual seconds.
+STEP_S = 1.0
 RUNS = 6
 # Fresh seeds begin somewhere below this.
 FRESH_MAX = 10**9
@@ -88,26 +92,38 @@ class World:
     async def play(self) -> Ends:
         """All runs, one after another."""
         await self.registry.prepare()
-        syncers = [SyncerProcess(f"syncer-{n}", self.folder, self.client) for n in range(2)]
-        learners = [IdleLearner(f"learner-{n}", self.client) for n in range(2)]
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+
+        def machine(name: str, make: Make) -> Machine:
+            return Machine(loop, name, self.folder, self.client, make)
+
+        syncers = [machine(name, syncer(name, self.folder)) for name in ("syncer-0", "syncer-1")]
+        learners = [
+            machine(name, learner(name, self.folder, self._computing(n)))
+            for n, name in enumerate(("learner-0", "learner-1"))
+        ]
         async with asyncio.TaskGroup() as tasks:
             work = [tasks.create_task(self.registry.watch(bucket)) for bucket in MIRRORED]
             work.append(tasks.create_task(keep_assigned(self.registry)))
             work.append(tasks.create_task(self._watch_assignments()))
-            work += [tasks.create_task(learner.run()) for learner in learners]
-            for syncer in syncers:
-                syncer.start()
+            for each in (*syncers, *learners):
+                each.start()
             try:
                 for n in range(self.runs):
                     await self._one(f"run-{n}", syncers)
             except Missed as missed:
                 self._broken(str(missed))
-            for syncer in syncers:
-                syncer.kill()
+            for each in (*syncers, *learners):
+                each.kill()
             for task in work:
                 task.cancel()
         self.found.virtual_s = asyncio.get_running_loop().time()
         return self.found
+
+    def _computing(self, n: int) -> Callable[[], TinyComputing]:
+        dice = Random(f"ends {self.found.seed}, learner {n}")
+        return lambda: TinyComputing(n, dice, STEP_S, lambda _, text: self._broken(text))
 
     def _broken(self, text: str) -> None:
         at = asyncio.get_running_loop().time()
@@ -115,7 +131,7 @@ class World:
 
     # --- one run -------------------------------------------------------------------------------
 
-    async def _one(self, name: str, syncers: list[SyncerProcess]) -> None:
+    async def _one(self, name: str, syncers: list[Machine]) -> None:
         spec = RunSpec.model_validate(
             {
                 "name": name,
@@ -159,7 +175,7 @@ class World:
     def _left(self, run: str) -> bool:
         return run not in self.registry.assigned.values() and not self.registry.working(run)
 
-    async def _kill_leader(self, run: str, syncers: list[SyncerProcess]) -> None:
+    async def _kill_leader(self, run: str, syncers: list[Machine]) -> None:
         """Some time around the end; its supervisor starts it again."""
         await asyncio.sleep(self.rng.uniform(0.0, 6.0))
         leader = next((s for s in syncers if s.name == self._leader(run)), None)

@@ -2,9 +2,16 @@
 
 Nothing waits: when there is nothing to do, the clock goes on to whoever is due next. What a thread
 would do is done at once, and is over some virtual time later.
+
+    process = Hosted(loop, "syncer-1")
+    process.run(syncer.run())
+    process.freeze()                # nothing that it began runs, as after SIGSTOP
+    process.thaw()
+    process.kill()                  # nor ever again, as after SIGKILL: no `finally` either
 """
 
 import asyncio
+import contextvars
 import selectors
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -42,6 +49,67 @@ class _Selector(selectors.DefaultSelector):
         return ready
 
 
+class Hosted:
+    """One process of the product: all that is begun in it belongs to it."""
+
+    def __init__(self, loop: "VirtualLoop", name: str, *, skew_s: float = 0.0) -> None:
+        self.loop = loop
+        self.name = name
+        self.skew_s = skew_s  # its wall clock is off by that much
+        self.frozen = self.killed = False
+        loop.hosted.append(self)
+        self._held: list[_Call] = []
+
+    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin something in it."""
+        context = contextvars.copy_context()
+        context.run(_HOSTED.set, self)
+        return self.loop.create_task(work, context=context)
+
+    def freeze(self) -> None:
+        """It stands still; its clocks go on."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        """It goes on with what came meanwhile, if it lives."""
+        if not self.killed:
+            self._go_on()
+
+    def kill(self) -> None:
+        """It is gone between two of its steps."""
+        self.frozen = self.killed = True
+
+    def end(self) -> None:
+        """The world is over: what never goes on cannot be closed."""
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self.frozen, held, self._held = False, self._held, []
+        for call in held:
+            self.loop.call_soon(call.callback, *call.args, context=call.context)
+
+    def step(self, call: "_Call") -> None:
+        """The loop has come to something of this process."""
+        if self.frozen:
+            self._held.append(call)
+        else:
+            call.callback(*call.args)
+
+
+_HOSTED: contextvars.ContextVar[Hosted | None] = contextvars.ContextVar("hosted", default=None)
+
+
+class _Call:
+    """What is to be done in a process."""
+
+    __slots__ = ("args", "callback", "context")
+
+    def __init__(
+        self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context
+    ) -> None:
+        self.callback, self.args, self.context = callback, args, context
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Of one world; its dice decide how long threads take."""
 
@@ -49,12 +117,39 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(_Selector(self._advance))
         self.rng = rng
         self.now = 0.0
+        self.hosted: list[Hosted] = []
 
     def _advance(self, seconds: float) -> None:
         self.now += seconds
 
     def time(self) -> float:
         return self.now
+
+    def call_soon(  # type: ignore[override]
+        self,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.Handle:
+        context = context if context is not None else contextvars.copy_context()
+        hosted = context.get(_HOSTED)
+        if hosted is None:
+            return super().call_soon(callback, *args, context=context)
+        return super().call_soon(hosted.step, _Call(callback, args, context), context=context)
+
+    def call_at(  # type: ignore[override]
+        self,
+        when: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        context = context if context is not None else contextvars.copy_context()
+        hosted = context.get(_HOSTED)
+        if hosted is None:
+            return super().call_at(when, callback, *args, context=context)
+        call = _Call(callback, args, context)
+        return super().call_at(when, hosted.step, call, context=context)
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -77,8 +172,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def _clocks(loop: VirtualLoop) -> Iterator[None]:
     """Everybody who asks for the time is told the loop's."""
     kept = time.monotonic, time.time
+
+    def wall() -> float:
+        hosted = _HOSTED.get()
+        return WALL + loop.now + (hosted.skew_s if hosted is not None else 0.0)
+
     time.monotonic = lambda: ORIGIN + loop.now
-    time.time = lambda: WALL + loop.now
+    time.time = wall
     try:
         yield
     finally:
@@ -86,8 +186,13 @@ def _clocks(loop: VirtualLoop) -> Iterator[None]:
 
 
 async def _cancelled(loop: VirtualLoop) -> None:
-    """Whoever is left ends; told again, should one take it for an answer of somebody else."""
+    """Whoever is left ends; told again, should one take it for an answer of somebody else.
+
+    What was killed too: nobody can see any more what it does.
+    """
     mine = asyncio.current_task()
+    for hosted in loop.hosted:
+        hosted.end()
     for _ in range(CANCELLATIONS):
         left = {t for t in asyncio.all_tasks(loop) if t is not mine and not t.done()}
         for one in left:

@@ -5,6 +5,7 @@ from typing import Any
 
 from diloco_learner.data.corpus import load
 from diloco_learner.data.shards import Cut
+from diloco_learner.edges import computing
 from diloco_learner.edges.batches import Batches
 from diloco_learner.edges.clocks import WaitClock
 from diloco_learner.edges.mailbox import Mailbox
@@ -12,6 +13,7 @@ from diloco_learner.evaluate import held_out
 from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
+    Leave,
     PullSeen,
 )
 from diloco_learner.exchange import Exchange
@@ -121,13 +123,19 @@ def rigs(program: Program) -> Rig:
             held_out(corpus.validation, 8, 4, 0),
             box,
             now=clock,
-            sleep=clock.sleep,
             waiting=WaitClock(clock),
             injected=Injected(),
         )
         return loop, box, clock
 
     return make
+
+
+def run(loop: TrainLoop) -> Leave:
+    """To its end, as the train thread does."""
+    box, clock = loop.post, loop.now
+    assert isinstance(box, Box) and isinstance(clock, Clock)
+    return computing.run(loop, box, clock.sleep)
 
 
 def outgoing(box: Box, kind: type) -> list[Outgoing]:

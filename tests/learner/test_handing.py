@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from learner.rig import Rig, beat, donation, outgoing
+from learner.rig import Rig, beat, donation, outgoing, run
 
 from diloco_learner.events import (
     DonateSeen,
@@ -26,7 +26,7 @@ def test_one_copy_of_the_inner_state_is_on_its_way_at_a_time(rig: Rig) -> None:
         return step(tokens, rate, **more)
 
     loop.trainer.step = watching  # type: ignore[method-assign]
-    loop.run()
+    run(loop)
     assert seen == [0, 0, 1, 1, 1, 1, 1, 2, 2]
     first, second = outgoing(box, GiveState)
     assert first.handle.gone and not second.handle.gone
@@ -41,7 +41,7 @@ def test_a_part_shares_the_copy_that_is_on_its_way(rig: Rig) -> None:
         4: [beat(checkpoint=2)],
         6: [beat("stopped", checkpoint=2)],
     }
-    loop.run()
+    run(loop)
     given, kept = (o for o in box.collect() if isinstance(o.effect, GiveState | KeepPart))
     assert given.handle is kept.handle
     assert kept.effect == KeepPart(2, 0, 2, (0, 0, 0))

@@ -64,7 +64,7 @@ async def test_the_newest_report_is_sent_once_and_then_repeated(
     reports: Reporter, box: Mailbox, faults: FaultAgent, syncer: Any
 ) -> None:
     async with syncer.serving():
-        sending = asyncio.create_task(reports.newest())
+        sending = asyncio.create_task(reports.newest(0.0))
         box.progress(progress(7))
         box.progress(progress(8))
         await syncer.until("a", lambda p: p.step == 8)

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from learner.rig import Rig, beat, outgoing
+from learner.rig import Rig, beat, outgoing, run
 
 from diloco_learner.events import (
     Tell,
@@ -37,7 +37,7 @@ def test_a_poisoned_step_costs_exactly_that_step(rig: Rig) -> None:
 
     loop.trainer.step = remembering  # type: ignore[method-assign]
     box.at = {6: [beat("stopped")]}
-    loop.run()
+    run(loop)
     assert states[2] == states[1] and len(set(states)) == 5
     (told,) = (o.effect for o in outgoing(box, Tell))
     assert isinstance(told, Tell) and told.kind == "step-skipped"
@@ -53,7 +53,7 @@ def test_steps_that_are_all_skipped_end_the_loop_with_advice(rig: Rig) -> None:
     before = bytes(loop.trainer.inner_state())
     always_bad(loop)
     with pytest.raises(Diverged, match=r"lower inner\.learning_rate"):
-        loop.run()
+        run(loop)
     told = [o.effect for o in outgoing(box, Tell)]
     assert [t.kind for t in told if isinstance(t, Tell)] == ["step-skipped"]
     # Longer than it takes to adopt every fragment anew; one more step is under way.
@@ -71,6 +71,6 @@ def test_skipped_steps_with_good_ones_between_them_end_nothing(rig: Rig) -> None
 
     loop.trainer.step = mostly_bad  # type: ignore[method-assign]
     box.at = {3 * SKIPS_MAX: [beat("stopped")]}
-    loop.run()
+    run(loop)
     assert loop.exchange.counters.skipped > 2 * SKIPS_MAX
     assert len(outgoing(box, Tell)) == 1, "one event a minute at most"

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learner.rig import Rig, anchor, beat, donation, outgoing, pull
+from learner.rig import Rig, anchor, beat, donation, outgoing, pull, run
 
 from diloco_learner.events import (
     AnchorReady,
@@ -26,7 +26,7 @@ START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
 def test_steps_are_taken_until_the_run_is_over(rig: Rig) -> None:
     loop, box, _ = rig()
     box.at = {7: [beat("finished", evaluator="a")]}
-    leave = loop.run()
+    leave = run(loop)
     assert leave.outcome == "finished"
     assert loop.exchange.counters.step == 7
     assert loop.exchange.counters.tokens == 7 * 16
@@ -49,7 +49,7 @@ def test_a_contribution_is_anchor_minus_parameters_at_the_boundary(rig: Rig) -> 
 
     loop.trainer.step = remembering  # type: ignore[method-assign]
     box.at[9] = [beat("stopped")]
-    loop.run()
+    run(loop)
     (sent,) = outgoing(box, Contribute)
     assert isinstance(sent.effect, Contribute)
     assert (sent.effect.step_from, sent.effect.step_to, sent.effect.tokens_to) == (0, 3, 48)
@@ -62,7 +62,7 @@ def test_an_anchor_overwrites_its_fragment_and_no_other(rig: Rig) -> None:
     new_F = np.full(loop.trainer.program.layout.sizes[2], 0.25, np.float32)
     box.at = {2: [anchor(2, 1, new_F), beat("stopped", (0, 0, 1))]}
     before = loop.trainer.initial_fragments()
-    loop.run()
+    run(loop)
     after = loop.trainer.initial_fragments()
     # Taken in and adopted after the second step.
     np.testing.assert_array_equal(after[2], new_F)
@@ -75,7 +75,7 @@ def test_adoption_comes_before_the_answer_to_a_pull(rig: Rig) -> None:
     loop, box, _ = rig()
     new_F = np.zeros(loop.trainer.program.layout.sizes[0], np.float32)
     box.at = {2: [pull(5, 0), anchor(0, 1, new_F)], 6: [beat("stopped", (1, 0, 0))]}
-    loop.run()
+    run(loop)
     (sent,) = outgoing(box, Contribute)
     assert isinstance(sent.effect, Contribute)
     assert sent.effect.base == 1 and sent.effect.step_to == sent.effect.step_from + 1
@@ -90,7 +90,7 @@ def test_the_trainer_is_told_what_became_of_contributions(rig: Rig) -> None:
     new_F = np.zeros(loop.trainer.program.layout.sizes[1], np.float32)
     published = Anchored(AnchorReady(0, 1, 1, 4, START, {"a": (0, 4)}), new_F)
     box.at = {2: [pull(1, 1)], 4: [pull(4, 1)], 6: [published], 8: [beat("stopped", (0, 1, 0))]}
-    loop.run()
+    run(loop)
     assert decided == [(1, 1, False), (1, 4, True)]
     assert [o.effect.round for o in outgoing(box, Contribute)] == [1, 4]
 
@@ -99,13 +99,13 @@ def test_only_a_mailbox_that_blocks_makes_waiting_rise(rig: Rig) -> None:
     """I8: every call that could wait is clocked, and shown in the reports."""
     loop, box, _ = rig()
     box.at = {5: [beat("stopped")]}
-    loop.run()
+    run(loop)
     assert loop.waiting.seconds == 0
 
     loop, box, _ = rig()
     box.blocks_s = 0.25
     box.at = {5: [beat("stopped")]}
-    loop.run()
+    run(loop)
     assert loop.waiting.seconds == 6 * 0.25
     assert box.newest_progress().wait_s == 5 * 0.25
 
@@ -113,7 +113,7 @@ def test_only_a_mailbox_that_blocks_makes_waiting_rise(rig: Rig) -> None:
 def test_a_pause_holds_at_a_boundary_and_is_no_waiting(rig: Rig) -> None:
     loop, box, _ = rig()
     box.at = {3: [beat("paused")], 8: [beat("running")], 10: [beat("stopped")]}
-    loop.run()
+    run(loop)
     assert box.rests == 5
     assert loop.paused_s == pytest.approx(1.0)
     assert loop.waiting.seconds == 0
@@ -132,7 +132,7 @@ def test_a_donors_state_is_what_it_was_at_the_boundary(rig: Rig) -> None:
         return loss
 
     loop.trainer.step = remembering  # type: ignore[method-assign]
-    loop.run()
+    run(loop)
     (sent,) = outgoing(box, GiveState)
     assert sent.handle.data == moments[1]
     other, _, _ = rig()
@@ -151,7 +151,7 @@ def test_a_slow_fault_costs_time_that_is_neither_step_nor_waiting(rig: Rig) -> N
     loop.trainer.step = slow  # type: ignore[method-assign]
     loop.injected.slow_factor = 3.0
     box.at = {4: [beat("stopped")]}
-    loop.run()
+    run(loop)
     assert loop.injected.seconds == pytest.approx(4 * 1.0)
     assert loop.waiting.seconds == 0
     assert box.newest_progress().step_s == pytest.approx(1.5)
@@ -180,7 +180,7 @@ def test_a_withdrawn_learner_keeps_its_moments_and_says_good_bye(rig: Rig) -> No
         return step(batch, rate, **more)
 
     loop.trainer.step = stopped_at_four  # type: ignore[method-assign]
-    leave = loop.run()
+    leave = run(loop)
     assert leave == Leave("withdrawn", "the process is told to stop")
     assert box.newest_progress().state == "finished"
     assert [o.effect for o in outgoing(box, Checkpoint)] == [
@@ -193,7 +193,7 @@ def test_the_same_arrivals_give_the_same_bits(rig: Rig) -> None:
     for _ in range(2):
         loop, box, _ = rig()
         box.at = {3: [pull(0, 1)], 12: [beat("stopped")]}
-        loop.run()
+        run(loop)
         (sent,) = outgoing(box, Contribute)
         fragments.append(sent.handle.fetch())
     assert fragments[0] == fragments[1]
@@ -218,6 +218,6 @@ def test_losses_fall_and_lag_by_one_step(rig: Rig) -> None:
         return step(batch, rate, **more)
 
     loop.trainer.step = ticking  # type: ignore[method-assign]
-    loop.run()
+    run(loop)
     assert math.isnan(losses[0]) and all(math.isfinite(x) for x in losses[1:])
     assert np.mean(losses[-5:]) < np.mean(losses[1:6])

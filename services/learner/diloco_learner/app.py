@@ -9,6 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from diloco_learner.edges.computing import Computing, OnThisMachine
 from diloco_learner.edges.incarnation import newest_boot
 from diloco_learner.edges.work import CHECKPOINTS, WITHDRAW_S, Unfit, Work
 from diloco_learner.events import Leave
@@ -41,7 +42,15 @@ UNFIT_RETRY_S = 30.0
 class Learner:
     """One process under one id."""
 
-    def __init__(self, settings: Settings, control: Bus, data: Bus, folder: DataFolder) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        control: Bus,
+        data: Bus,
+        folder: DataFolder,
+        computing: Computing | None = None,
+    ) -> None:
+        self.computing = computing or OnThisMachine()
         self.settings = settings
         self.control = control
         self.data = data
@@ -117,7 +126,6 @@ class Learner:
         await self.membership.register()
         self.ready = True
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.loop_watch.keep())
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
             tasks.create_task(remove_deleted(self.control, self.folder.path / CHECKPOINTS))
@@ -198,6 +206,7 @@ class Learner:
             self.data,
             self.faults,
             self.settings.checkpoints or str(self.settings.data / "checkpoints"),
+            self.computing,
         )
         self.work.fit = lambda: self.membership.update(state="working", reason="")
         try:
@@ -259,11 +268,13 @@ async def serve(settings: Settings) -> None:
     )
     learner = Learner(settings, control, data, folder)
     health = HealthServer(learner.health, learner.registry)
+    watching = asyncio.create_task(learner.loop_watch.keep())
     try:
         port = await health.start(settings.health_host, settings.health_port)
         learner.membership.update(address=f"{settings.health_host}:{port}")
         await learner.run()
     finally:
+        watching.cancel()
         await health.close()
         await learner.membership.leave()
         await control.close()

@@ -1,12 +1,16 @@
 """The training loop, to be read beside Algorithm 1 of the paper (section 2).
 
-Runs in its own thread and never waits for the network: what has arrived is taken in at a step
-boundary, what goes out is left in the mailbox. The exchange decides, the trainer computes, the
-loop carries out. Everything that could wait is clocked.
+Never waits for the network: what has arrived is taken in at a step boundary, what goes out is left
+in the mailbox. The exchange decides, the trainer computes, the loop carries out. Everything that
+could wait is clocked.
+
+    for pause in loop.turns():    # of the thread, or the task, that trains
+        ...                       # spend it
+    loop.left                     # why it ended
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,13 +69,34 @@ class Outgoing:
     loss: float = math.nan
 
 
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """No step may be taken: until something arrives, at most `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Computing:
+    """A step is under way on the device: nothing to do, where devices compute by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """A fault: every step takes longer, this one by `seconds`."""
+
+    seconds: float
+
+
+Pause = Rest | Computing | Slowed
+
+
 class Post(Protocol):
     """What the loop needs of a mailbox."""
 
     def drain(self) -> list[Any]: ...
     def post(self, item: Any) -> bool: ...
     def progress(self, progress: Any) -> None: ...
-    def rest(self, seconds: float) -> None: ...
 
 
 class Source(Protocol):
@@ -112,7 +137,6 @@ class TrainLoop:
         post: Post,
         *,
         now: Callable[[], float],
-        sleep: Callable[[float], None],
         waiting: Clock,
         injected: Injected,
     ) -> None:
@@ -122,7 +146,6 @@ class TrainLoop:
         self.held_out_SxL1 = held_out_SxL1
         self.post = post
         self.now = now
-        self.sleep = sleep
         self.waiting = waiting
         self.injected = injected
         self.anchors: dict[tuple[int, int, int], Values] = {}  # ready, not yet adopted
@@ -135,10 +158,10 @@ class TrainLoop:
         self.stopping = self.draining = ""
         self.spec = trainer.program.spec
 
-    def run(self) -> Leave:
-        """Train until the exchange says to leave, or `stopping` is set; why it ended.
+    def turns(self) -> Iterator[Pause]:
+        """Train until the exchange says to leave, or `stopping` is set: `left` says why.
 
-        Raises Diverged.
+        Whoever iterates spends the pauses, and goes on. Raises Diverged.
         """
         while self.left is None:
             self._take_in()
@@ -149,15 +172,14 @@ class TrainLoop:
             if self.stopping:
                 self._withdraw()
             elif self.exchange.may_step:
-                self._step()
+                yield from self._step()
             else:
-                self._hold()
-        return self.left
+                yield from self._hold()
 
-    def _hold(self) -> None:
+    def _hold(self) -> Iterator[Pause]:
         """Not stepping: paused, finishing, or without a complete set of anchors."""
         since = self.now()
-        self.post.rest(REST_S)
+        yield Rest(REST_S)
         self.paused_s += self.now() - since
         self._handle(TimePassed())
 
@@ -185,16 +207,17 @@ class TrainLoop:
         if arrived:
             self._handle(TimePassed())
 
-    def _step(self) -> None:
+    def _step(self) -> Iterator[Pause]:
         """theta <- AdamW(theta, grad); counters; effects of the boundary that follows."""
         began = self.now()
         tokens_BxL1 = self.batches.take()
         rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
         poisoned, self.injected.poison = self.injected.poison, False
         handle = self.trainer.step(tokens_BxL1, rate, poisoned=poisoned)
+        yield Computing()
         loss, skipped = self._previous_loss(handle)
         if self.injected.slow_factor > 1:
-            self._slow_down(handle, began)
+            yield from self._slow_down(handle, began)
         self._handle(
             Stepped(
                 tokens=tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1),
@@ -222,11 +245,11 @@ class TrainLoop:
             self._send(Outgoing(Tell("step-skipped", text, {"skipped": self.skips.total})))
         return loss, skipped
 
-    def _slow_down(self, handle: Any, began: float) -> None:
+    def _slow_down(self, handle: Any, began: float) -> Iterator[Pause]:
         """A fault: every step takes a multiple of its time."""
         handle.block_until_ready()
         rest_s = (self.now() - began) * (self.injected.slow_factor - 1)
-        self.sleep(rest_s)
+        yield Slowed(rest_s)
         self.injected.seconds += rest_s
 
     # --- effects -------------------------------------------------------------------------------

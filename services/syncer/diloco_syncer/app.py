@@ -110,7 +110,6 @@ class Syncer:
         await self.membership.register()
         self.ready = True
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.loop_watch.keep())
             tasks.create_task(self.membership.keep())
             tasks.create_task(self.faults.serve())
             tasks.create_task(remove_deleted(self.control, self.folder.path / SNAPSHOTS))
@@ -232,11 +231,13 @@ async def serve(settings: Settings) -> None:
     )
     syncer = Syncer(settings, control, data, folder)
     health = HealthServer(syncer.health, syncer.registry)
+    watching = asyncio.create_task(syncer.loop_watch.keep())
     try:
         port = await health.start(settings.health_host, settings.health_port)
         syncer.membership.update(address=f"{settings.health_host}:{port}")
         await syncer.run()
     finally:
+        watching.cancel()
         await health.close()
         await syncer.membership.leave()
         await control.close()

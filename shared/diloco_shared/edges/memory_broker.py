@@ -7,6 +7,7 @@ itself.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -101,12 +102,14 @@ class MemoryBroker:
         self, *, clock: Callable[[], float] | None = None, fault: Fault | None = None
     ) -> None:
         self.fault = fault
+        self.on_store: Callable[[str, Stored], None] = lambda stream, message: None
         self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
         self._clock = clock
         self._streams: dict[str, _Stream] = {}
         self._subscribers: dict[int, tuple[str, Callable[[Delivery], None]]] = {}
         self._next_id = 0
         self._watchers: set[asyncio.Event] = set()
+        self._expires_at = math.inf  # nothing does before
 
     def now(self) -> float:
         return self._clock() if self._clock else asyncio.get_running_loop().time()
@@ -199,6 +202,7 @@ class MemoryBroker:
             _forget_ids(stream, now)
         if "Nats-TTL" in headers:
             self._schedule_expiry(stream, message.seq, float(headers["Nats-TTL"].rstrip("s")))
+        self.on_store(stream.config["name"], message)
         self.wake()
         return message.seq
 
@@ -244,6 +248,9 @@ class MemoryBroker:
     def expire(self) -> None:
         """Remove what has outlived its lifetime, leaving markers. Called before every read."""
         now = self.now()
+        if now < self._expires_at:
+            return
+        self._expires_at = math.inf
         for stream in self._streams.values():
             for seq in [s for s, when in stream.expiries.items() if when <= now]:
                 message = stream.remove(seq)
@@ -256,6 +263,7 @@ class MemoryBroker:
                     if message.headers.get("KV-Operation") is None:
                         self._store(message.subject, b"", headers)
                 self.wake()
+            self._expires_at = min([self._expires_at, *stream.expiries.values()])
 
     def changed(self) -> asyncio.Event:
         """An event set by the next change of any stream."""
@@ -271,6 +279,7 @@ class MemoryBroker:
 
     def _schedule_expiry(self, stream: _Stream, seq: int, ttl_s: float) -> None:
         stream.expiries[seq] = self.now() + ttl_s
+        self._expires_at = min(self._expires_at, stream.expiries[seq])
         if self._clock is None:
             # A timer may fire within the clock's resolution before its time.
             asyncio.get_running_loop().call_later(ttl_s + 0.001, self.expire)

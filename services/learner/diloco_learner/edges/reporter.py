@@ -59,11 +59,11 @@ class Reporter:
         self.started_at = process_started()
         self.stepping_at: float | None = None
 
-    async def newest(self) -> None:
+    async def newest(self, look_s: float) -> None:
         """Send the newest progress, and let faults know the step, for ever."""
         while True:
             await self.flush()
-            await asyncio.sleep(PROGRESS_S)
+            await asyncio.sleep(max(look_s, PROGRESS_S))
 
     async def flush(self) -> None:
         """Send what was not sent yet."""

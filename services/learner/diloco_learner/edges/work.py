@@ -1,7 +1,6 @@
-"""One learner working for one run: recover, train in a thread, carry messages, leave."""
+"""One learner working for one run: recover, train, carry messages, leave."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -11,12 +10,10 @@ from typing import Any
 import structlog
 
 from diloco_learner.anchors import AnchorBook
-from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import Cut
 from diloco_learner.edges.arrivals import Arrivals
-from diloco_learner.edges.batches import Batches
 from diloco_learner.edges.checkpoint import Checkpoints
 from diloco_learner.edges.clocks import WaitClock
+from diloco_learner.edges.computing import Computing
 from diloco_learner.edges.downlink import Downlink
 from diloco_learner.edges.incarnation import take_incarnation
 from diloco_learner.edges.mailbox import Mailbox
@@ -24,12 +21,10 @@ from diloco_learner.edges.recoverer import Begun, Recoverer
 from diloco_learner.edges.reporter import Reporter
 from diloco_learner.edges.shards import Leases
 from diloco_learner.edges.uplink import Uplink
-from diloco_learner.evaluate import held_out
 from diloco_learner.events import BeatSeen, GiveState, Leave
 from diloco_learner.exchange import Exchange
 from diloco_learner.recovery import Recovery
 from diloco_learner.train import Injected, TrainLoop
-from diloco_learner.trainer import Program, Trainer
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges.bus import Bus, BusError, Traffic
@@ -43,8 +38,6 @@ log = structlog.get_logger()
 RETRY_S = 0.3
 # In a learner's data folder: one folder per run.
 CHECKPOINTS = "checkpoints"
-# Between two looks at what the train thread hands out, in seconds: half a nano step.
-LOOK_S = 0.005
 # A process that is told to stop gets this many seconds to reach a step boundary and to give
 # back its shards; supervisors kill after ten.
 WITHDRAW_S = 3.0
@@ -82,6 +75,7 @@ class Work:
         data: Bus,
         faults: FaultAgent,
         checkpoint_root: str,
+        computing: Computing,
     ) -> None:
         self.spec = spec
         self.learner = learner
@@ -91,13 +85,14 @@ class Work:
         self.data = data
         self.faults = faults
         self.checkpoint_root = checkpoint_root
+        self.computing = computing
         self.injected, self.mailbox = Injected(), Mailbox()
         self.fit: Callable[[], None] = lambda: None  # called once model and data are there
         self.events = Arrivals()
         self.beat: Beat | None = None
         self.incarnation, self.built, self.stopping = -1, False, ""
         self.train_loop: TrainLoop | None = None
-        self.ended: asyncio.Future[Leave]
+        self.ended: asyncio.Task[Leave] | None = None
         self.tasks: asyncio.TaskGroup
 
     # --- from outside --------------------------------------------------------------------------
@@ -150,7 +145,6 @@ class Work:
 
     async def run(self) -> Leave:
         """Until the run is over, or refuses this learner: Unfit, or what the train loop raised."""
-        self.ended = asyncio.get_running_loop().create_future()
         self.incarnation = await take_incarnation(
             self.control, self.spec.name, self.learner, self.boot
         )
@@ -174,14 +168,19 @@ class Work:
         return leave
 
     async def _recover_and_train(self) -> Leave:
-        warm = self.tasks.create_task(asyncio.to_thread(self.trainer.warm_up, self._batch))
+        warm = self.tasks.create_task(
+            asyncio.to_thread(self.trainer.warm_up, self.batches.sequences)
+        )
         serving = [self._start(work) for work in self._services()]
         ended = await self._recover()
         if isinstance(ended, Begun):
             await warm
             await self._begin(ended)
             del ended  # its anchors are the trainer's from now on, until newer ones come
-            serving += [self._start(self.reporter.newest()), self._start(self._hand())]
+            serving += [
+                self._start(self.reporter.newest(self.computing.look_s)),
+                self._start(self._hand()),
+            ]
             leave = await self._train_or_tell()
         else:
             leave = ended
@@ -225,28 +224,18 @@ class Work:
                 log.debug("streams not there yet", error=str(error))
                 await asyncio.sleep(RETRY_S)
 
-    @property
-    def _batch(self) -> int:
-        return self.spec.inner.batch_sequences * self.spec.inner.accumulation
-
     def _build(self) -> None:
         """Everything that computes: off the event loop, since compiling takes seconds."""
-        spec = self.spec
-        corpus = load(spec.data)
-        cut = Cut(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
-        self.batches = Batches(cut, self._batch)
-        self.held_out = held_out(
-            corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
-        )
-        self.program = Program.build(spec)
-        self.trainer = Trainer(self.program)
-        folder = self.folder / CHECKPOINTS / spec.folder
-        self.checkpoints = Checkpoints(folder, spec.keeping.checkpoints)
+        built = self.computing.build(self.spec)
+        self.trainer, self.batches = built.trainer, built.batches
+        self.held_out_SxL1 = built.held_out_SxL1
+        folder = self.folder / CHECKPOINTS / self.spec.folder
+        self.checkpoints = Checkpoints(folder, self.spec.keeping.checkpoints)
         self.checkpoints.room.needed = self.trainer.inner_state_bytes
 
     def _connect(self) -> None:
         spec, me = self.spec, self.learner
-        self.book = AnchorBook(sizes_P := self.program.layout.sizes)
+        self.book = AnchorBook(sizes_P := self.trainer.program.layout.sizes)
         self.leases = Leases(
             self.control,
             spec,
@@ -308,9 +297,9 @@ class Work:
             self.incarnation,
             has_checkpoint=self.checkpoints.newest is not None,
             nonce_seed=f"{self.boot}-{self.incarnation}",
-            layout=self.program.layout.digest(),
+            layout=self.trainer.program.layout.digest(),
             state_bytes=self.trainer.inner_state_bytes,
-            parameters=sum(self.program.layout.sizes),
+            parameters=sum(self.trainer.program.layout.sizes),
         )
 
     # --- training ------------------------------------------------------------------------------
@@ -338,10 +327,9 @@ class Work:
             self.trainer,
             exchange,
             self.batches,
-            self.held_out,
+            self.held_out_SxL1,
             self.mailbox,
             now=time.monotonic,
-            sleep=time.sleep,
             waiting=WaitClock(),
             injected=self.injected,
         )
@@ -361,19 +349,10 @@ class Work:
             raise
 
     async def _train(self) -> Leave:
-        loop, train_loop = asyncio.get_running_loop(), self.train_loop
-        assert train_loop is not None
-
-        def body() -> None:
-            try:
-                leave = train_loop.run()
-            except BaseException as error:
-                loop.call_soon_threadsafe(self.ended.set_exception, error)
-            else:
-                loop.call_soon_threadsafe(self.ended.set_result, leave)
-
-        threading.Thread(target=body, name="train", daemon=True).start()
-        # Shielded: a process that is told to stop still waits for the thread's last step.
+        assert self.train_loop is not None
+        training = self.computing.train(self.train_loop, self.mailbox)
+        self.ended = asyncio.get_running_loop().create_task(training)
+        # Shielded: a process that is told to stop still waits for its last step.
         return await asyncio.shield(self.ended)
 
     async def _hand(self) -> None:
@@ -381,7 +360,7 @@ class Work:
         while True:
             for item in self.mailbox.collect():
                 self._start(self.up.send(item))
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(self.computing.look_s)
 
     async def _clear_out(self) -> None:
         """The last results and the last word of the train thread."""
@@ -395,7 +374,7 @@ class Work:
     async def _withdraw_now(self) -> None:
         """Cancelled: end the train thread, say good-bye, give the shards back."""
         self.withdraw("the process is told to stop")
-        if self.train_loop is not None:
+        if self.ended is not None:
             await asyncio.wait({self.ended})
         await self._clear_out()
         await self.leases.release()

@@ -1,0 +1,88 @@
+"""What a learner computes with, and where: its model, its data, and the thread that trains."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_learner.data.corpus import load
+from diloco_learner.data.shards import Cut
+from diloco_learner.edges.batches import Batches
+from diloco_learner.edges.mailbox import Mailbox
+from diloco_learner.evaluate import held_out
+from diloco_learner.events import Leave
+from diloco_learner.train import Rest, Slowed, TrainLoop
+from diloco_learner.trainer import Program, Trainer
+from diloco_shared.config import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Of one run: a trainer with its initial parameters, and the data."""
+
+    trainer: Any  # a Trainer, or what answers like one
+    batches: Batches
+    held_out_SxL1: NDArray[np.int32]
+
+
+class Computing(Protocol):
+    """Where a learner's steps are taken. See `OnThisMachine`."""
+
+    # Between two looks at what the loop hands out, in seconds.
+    look_s: float
+
+    def build(self, spec: RunSpec) -> Built:
+        """Model, trainer and data of a run; called in a thread. Whatever a user's own model or
+        data raises."""
+
+    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
+        """Spend the loop's turns; why it ended, or what it raised."""
+
+
+class OnThisMachine:
+    """On the devices of this process, by a thread of its own: see `Computing`."""
+
+    look_s = 0.005  # half a nano step
+
+    def build(self, spec: RunSpec) -> Built:
+        """Seconds: it compiles."""
+        corpus = load(spec.data)
+        cut = Cut(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
+        sequences = spec.inner.batch_sequences * spec.inner.accumulation
+        held_out_SxL1 = held_out(
+            corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
+        )
+        return Built(Trainer(Program.build(spec)), Batches(cut, sequences), held_out_SxL1)
+
+    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
+        """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""
+        asyncio_loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Leave] = asyncio_loop.create_future()
+
+        def body() -> None:
+            try:
+                leave = run(loop, mailbox)
+            except BaseException as error:
+                asyncio_loop.call_soon_threadsafe(ended.set_exception, error)
+            else:
+                asyncio_loop.call_soon_threadsafe(ended.set_result, leave)
+
+        threading.Thread(target=body, name="train", daemon=True).start()
+        return await ended
+
+
+def run(loop: TrainLoop, mailbox: Mailbox, sleep: Callable[[float], None] = time.sleep) -> Leave:
+    """The train thread's body."""
+    for pause in loop.turns():
+        match pause:
+            case Rest():
+                mailbox.rest(pause.seconds)
+            case Slowed():
+                sleep(pause.seconds)
+    assert loop.left is not None
+    return loop.left

@@ -1,0 +1,101 @@
+"""Processes of the product under one name each: started, stopped, frozen, killed, started again."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol
+
+from diloco_learner.app import Learner
+from diloco_learner.edges.computing import Computing
+from diloco_learner.settings import Settings as LearnerSettings
+from diloco_shared.edges.membership import DataFolder
+from diloco_simulator.virtual_loop import Hosted, VirtualLoop
+from diloco_simulator.whole.far_bus import FarBus
+from diloco_syncer.app import Syncer
+from diloco_syncer.settings import Settings as SyncerSettings
+
+# Before a supervisor starts again what ended by itself, in virtual seconds.
+RESTART_S = 1.0
+# A client of the world's hub, by name.
+Client = Callable[[str], FarBus]
+
+
+class App(Protocol):
+    """The product's, before it runs."""
+
+    def run(self) -> Coroutine[Any, Any, None]: ...
+
+
+# Makes what runs under a name: of a client for each plane, and the lock of its folder.
+Make = Callable[[FarBus, FarBus, DataFolder], App]
+
+
+class Machine:
+    """A name, a folder, and one process at a time.
+
+    `failed` is told what ended a process that nobody killed.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        name: str,
+        folder: Path,
+        client: Client,
+        make: Make,
+        failed: Callable[[BaseException | None], None] = lambda error: None,
+    ) -> None:
+        self.loop = loop
+        self.name = name
+        self.folder = folder
+        self.client = client
+        self.make = make
+        self.failed = failed
+        self.process: Hosted | None = None
+        self.lock: DataFolder | None = None
+        self.buses: list[FarBus] = []
+        self.starts = 0
+
+    def start(self) -> None:
+        """A new process, if none lives."""
+        if self.process is not None:
+            return
+        self.starts += 1
+        self.process = process = Hosted(self.loop, f"{self.name}/{self.starts}")
+        self.lock = lock = DataFolder(self.folder, self.name)
+        control, data = (self.client(f"{self.name}-{plane}") for plane in ("control", "data"))
+        self.buses = [control, data]
+        task = process.run(self._body(self.make(control, data, lock)))
+        task.add_done_callback(lambda done: self._over(process, done))
+
+    async def _body(self, app: App) -> None:
+        await app.run()
+
+    def _over(self, process: Hosted, task: asyncio.Task[None]) -> None:
+        """It ended by itself: its supervisor starts another one."""
+        if self.process is process and not process.killed:
+            self.failed(None if task.cancelled() else task.exception())
+            self.kill()
+            self.loop.call_later(RESTART_S, self.start)
+
+    def kill(self) -> None:
+        """As by SIGKILL: nothing more is said, and its keys run out by themselves."""
+        if self.process is not None:
+            self.process.kill()
+        for bus in self.buses:
+            bus.disconnect()
+        if self.lock is not None:
+            self.lock.release()
+        self.process = self.lock = None
+
+
+def syncer(name: str, data: Path) -> Make:
+    """The product's syncer."""
+    settings = SyncerSettings(id=name, data=data)
+    return lambda control, bulk, lock: Syncer(settings, control, bulk, lock)
+
+
+def learner(name: str, data: Path, computing: Callable[[], Computing]) -> Make:
+    """The product's learner; every process computes with something new."""
+    settings = LearnerSettings(id=name, data=data)
+    return lambda control, bulk, lock: Learner(settings, control, bulk, lock, computing())

@@ -1,0 +1,65 @@
+"""Worlds of whole processes: the product from its entry on, killed and frozen, and checked."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from diloco_simulator.virtual_loop import Hosted, VirtualLoop, play
+from diloco_simulator.whole import world
+from diloco_syncer.edges.outbox import Outbox
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_dies_or_stands_still_the_run_ends_and_nothing_wrong_is_said(seed: int) -> None:
+    found = world.one(seed)
+    assert found.violations == []
+    assert found.rounds > 0 and found.counts["killed"] + found.counts["frozen"] > 0
+
+
+def test_a_seed_is_a_run() -> None:
+    one, again = world.one(11), world.one(11)
+    assert (one.counts, one.rounds, one.virtual_s) == (again.counts, again.rounds, again.virtual_s)
+
+
+def test_a_fault_of_the_product_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A publication whose digest is not that of what it publishes."""
+    publish = Outbox.publish
+
+    async def wrongly(self: Outbox, *args: object, **kwargs: object) -> None:
+        effect, payload, codec, size, digest, *rest = args
+        await publish(self, effect, payload, codec, size, digest[::-1], *rest, **kwargs)  # type: ignore
+
+    monkeypatch.setattr(Outbox, "publish", wrongly)
+    monkeypatch.setattr(world, "LIVENESS_S", 60.0)
+    assert any("liveness" in violation for violation in world.one(1).violations)
+
+
+def test_what_is_killed_never_runs_again_and_what_is_frozen_goes_on() -> None:
+    said: list[str] = []
+
+    async def speak(name: str) -> None:
+        try:
+            while True:
+                await asyncio.sleep(1.0)
+                said.append(name)
+        finally:
+            said.append(f"{name} ends")
+
+    async def main() -> list[str]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        killed, frozen = Hosted(loop, "killed"), Hosted(loop, "frozen")
+        killed.run(speak("killed"))
+        frozen.run(speak("frozen"))
+        await asyncio.sleep(1.5)
+        killed.kill()
+        frozen.freeze()
+        await asyncio.sleep(10.0)
+        frozen.thaw()
+        await asyncio.sleep(1.2)
+        return list(said)
+
+    # What fell due in a standstill comes once, as with a process that was stopped.
+    assert play(main(), Random(1)) == ["killed", "frozen", "frozen", "frozen"]
+    assert sorted(said[4:]) == ["frozen ends", "killed ends"], "closed when the world is over"
