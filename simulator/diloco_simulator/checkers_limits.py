@@ -136,7 +136,11 @@ class Limits:
         self.purged_at = min(self.purged_at, end)
 
     def purged_up(self, up: Log) -> None:
-        """A purge of UP is done: what the one before could have taken, this one has."""
+        """A purge of UP is done: what the one before could have taken, this one has.
+
+        But where no more rounds are covered than before: what came after the first pull of the next
+        one stays then.
+        """
         old = [
             i
             for i in up.items
@@ -144,7 +148,7 @@ class Limits:
             and i.message.fragment in self.owned
             and getattr(i.message, "round", -1) <= self.purged_round
         ]
-        if old:
+        if old and self.covered_round > self.purged_round:
             self.report("I12", f"UP keeps {len(old)} messages that a snapshot covers")
         self.purged_at, self.purged_round = up.seq, self.covered_round
 
