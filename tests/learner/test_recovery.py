@@ -441,3 +441,13 @@ def test_phases_are_timed() -> None:
     assert (times.age_s, times.stepping_s) == (13.0, None)
     assert (times.donor, times.source, times.attempts) == ("b", "donor", 1)
     assert recovery_times(desk.recovery, 40.0, 55.0, 60.0).stepping_s == 15.0
+
+
+def test_anchors_of_a_new_epoch_wait_for_its_first_beat_where_there_are_shards() -> None:
+    """A publication tells where its own shard is; where the run is, only a beat does."""
+    settings = {**SPEC.model_dump(), "algorithm": {"fragments": 4, "shards": 2}}
+    desk = Desk(RunSpec.model_validate(settings))
+    desk.tell(TimePassed(), desk.grant(versions=(0, -1, 0, -1)))
+    assert not only(desk.tell(*anchors(0, 0, 0, 0, epoch=1)), Begin)
+    (begin,) = only(desk.tell(beat(epoch=1, versions=(0, 0, 0, 0), stamp=stamp(2))), Begin)
+    assert (begin.epoch, begin.versions, begin.stamp) == (1, (0, 0, 0, 0), stamp(2))
