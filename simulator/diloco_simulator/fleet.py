@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from diloco_coordinator.scheduler import Change, MemberView, RunView, schedule
-from diloco_simulator.learner_node import LearnerNode
+from diloco_simulator.learner_node import FREED, LearnerNode
 from diloco_simulator.syncer_disk import FileDisk
 from diloco_simulator.syncer_inbox import NAME
 from diloco_simulator.syncer_node import SyncerNode
@@ -26,8 +26,8 @@ LOOK_S, TTL_S = 1.0, 5.0
 # A container is back so soon, in virtual seconds.
 BACK_S = (0.5, 6.0)
 RUN = "sim"
-# How a learner that never comes back left, and one that stood still when the run was over.
-LOST, FREED = "lost", "freed"
+# How a learner that never comes back left.
+LOST = "lost"
 # Seconds after the end in which its leader tells it to everybody who listens.
 TOLD_S = 20.0
 
@@ -134,8 +134,9 @@ class Fleet:
             member.node.start()
 
     def _free(self, node: LearnerNode) -> None:
-        shards = range(self.scenario.spec.algorithm.shards)
-        mute = any(not self._has_a_syncer(shard) for shard in shards)
+        node.freed = True
+        told = {m.shard for m in self._there("syncer") if m.node is not None}
+        mute = len(told) < self.scenario.spec.algorithm.shards
         for life in node.lives:
             if life.alive and (mute or self.world.now < life.frozen_until):
                 self.scenario.watch.reached("stood still until its run had been over for long")

@@ -16,6 +16,9 @@ from diloco_simulator.tiny import Computation
 from diloco_simulator.watch import Watch
 from diloco_simulator.world import RETRY_S
 
+# How one left that was not there when the others were told of the end.
+FREED = "freed"
+
 
 class LearnerNode:
     """Keeps the checkpoint on its disk; starts processes until one leaves for good."""
@@ -40,6 +43,7 @@ class LearnerNode:
         self.lives: list[LearnerLife] = []
         self.left = ""
         self.left_at = float("inf")
+        self.freed = False  # its run was over, and nobody is given to it any more
         self.hung_until = 0.0
         self.came_at = math.inf  # when its first process began
         self.damaged: set[tuple[int, int]] = set()  # (epoch, fragment) that came with a wrong byte
@@ -49,7 +53,9 @@ class LearnerNode:
         )
 
     def start(self) -> None:
-        """A new process, if none lives."""
+        """A new process, if none lives; given to no run any more, it works for none."""
+        if self.freed and self.life is None and not self.left:
+            self.left, self.left_at = FREED, self.world.now
         if self.life is None and not self.left:
             self.came_at = min(self.came_at, self.world.now)
             self.life = life = LearnerLife(self)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # With less than a run needs for good, it is looked at for so long.
 DEGRADED_S = 100.0
+# After one of these the state of a shard may be nowhere.
+DISASTERS = ("tails lost", "disk lost", "syncer renamed")
 
 
 class Losses:
@@ -119,7 +121,7 @@ class Losses:
         return "" if self.watch.ended else self.scenario.fleet.lacks()
 
     def gone(self) -> bool:
-        """Whether a power cut took from the hub what no disk has either: the state of a shard.
+        """Whether disasters took from hub and disks what is nowhere else: the state of a shard.
 
         Nothing there makes a version of some fragment, and what the tape names next is not on UP.
         """
@@ -136,7 +138,7 @@ class Losses:
     def _gone(self, shard: int) -> bool:
         syncers = [n for n in self.scenario.syncers if n.shard.number == shard]
         led = any(n.life is not None and n.life.machine.leading for n in syncers)
-        if led or not self.world.counts["tails lost"]:
+        if led or not any(self.world.counts[what] for what in DISASTERS):
             return False
         built = _built([i.message for i in self.hub.dn.items])
         owned = self.scenario.spec.algorithm.owned(shard)

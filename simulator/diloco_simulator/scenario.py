@@ -14,9 +14,9 @@ from diloco_shared.edges.checkpoints import Checkpoints
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import TapeInit, TapeRebirth, TapeTerm
 from diloco_simulator.capacity import needed
-from diloco_simulator.fleet import FREED, LOST, Fleet
+from diloco_simulator.fleet import LOST, Fleet
 from diloco_simulator.hub import Hub
-from diloco_simulator.learner_node import LearnerNode
+from diloco_simulator.learner_node import FREED, LearnerNode
 from diloco_simulator.losses import DEGRADED_S, Losses
 from diloco_simulator.mischief import Mischief
 from diloco_simulator.options import Options

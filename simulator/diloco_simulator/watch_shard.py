@@ -13,6 +13,7 @@ from diloco_shared.protocol.messages import (
     TapeRestore,
     TapeRound,
     TapeSnapshot,
+    TapeTerm,
 )
 from diloco_simulator.checkers import Leases, Mark, Members, Merges, Report
 from diloco_simulator.checkers_alive import Alive
@@ -78,12 +79,15 @@ class OfShard:
                 self.round_at = now
                 self.members.round(record, now, faulty=faulty)
                 self.cuts.round(record, self.merges.checkpoint, self.merges.restored)
+            case TapeTerm():
+                self.members.forgiven_at = now  # whoever leads gives everybody a lease
             case TapeSnapshot():
                 self.limits.covered(record.round)
             case TapeEpoch():
                 self.epochs.append((record.epoch, now))
             case TapeRebirth():
                 self.rebirths += 1
+                self.members.forgiven_at = now
             case TapeRestore():
                 self.restores, self.ended = self.restores + 1, ""
                 self.wish = record.serial
