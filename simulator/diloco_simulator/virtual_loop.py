@@ -57,6 +57,8 @@ class Hosted:
         self.name = name
         self.skew_s = skew_s  # its wall clock is off by that much
         self.frozen = self.killed = False
+        # Told of everything that it is about to do and that others can see; may kill it.
+        self.before: Callable[[str], None] = lambda what: None
         loop.hosted.append(self)
         self._held: list[_Call] = []
 
@@ -86,13 +88,19 @@ class Hosted:
     def _go_on(self) -> None:
         self.frozen, held, self._held = False, self._held, []
         for call in held:
-            self.loop.call_soon(call.callback, *call.args, context=call.context)
+            self.loop.again(call)
+
+    def passes(self, what: str) -> bool:
+        """Whether it lives to do something that others can see."""
+        if not self.killed:
+            self.before(what)
+        return not self.killed
 
     def step(self, call: "_Call") -> None:
         """The loop has come to something of this process."""
         if self.frozen:
             self._held.append(call)
-        else:
+        elif call.handle is None or not call.handle.cancelled():
             call.callback(*call.args)
 
 
@@ -102,12 +110,13 @@ _HOSTED: contextvars.ContextVar[Hosted | None] = contextvars.ContextVar("hosted"
 class _Call:
     """What is to be done in a process."""
 
-    __slots__ = ("args", "callback", "context")
+    __slots__ = ("args", "callback", "context", "handle")
 
     def __init__(
         self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context
     ) -> None:
         self.callback, self.args, self.context = callback, args, context
+        self.handle: asyncio.Handle | None = None
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -135,7 +144,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         hosted = context.get(_HOSTED)
         if hosted is None:
             return super().call_soon(callback, *args, context=context)
-        return super().call_soon(hosted.step, _Call(callback, args, context), context=context)
+        call = _Call(callback, args, context)
+        call.handle = super().call_soon(hosted.step, call, context=context)
+        return call.handle
+
+    def again(self, call: _Call) -> None:
+        """What was held back in a standstill, unless somebody takes it back meanwhile."""
+        hosted = call.context[_HOSTED]
+        assert hosted is not None
+        super().call_soon(hosted.step, call, context=call.context)
 
     def call_at(  # type: ignore[override]
         self,
@@ -149,15 +166,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if hosted is None:
             return super().call_at(when, callback, *args, context=context)
         call = _Call(callback, args, context)
-        return super().call_at(when, hosted.step, call, context=context)
+        call.handle = handle = super().call_at(when, hosted.step, call, context=context)
+        return handle
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        future = self.create_future()
+        future, hosted = self.create_future(), _HOSTED.get()
 
         def over() -> None:
-            if future.cancelled():
+            if future.cancelled() or (hosted is not None and not hosted.passes("a thread's work")):
                 return
             try:
                 future.set_result(func(*args))

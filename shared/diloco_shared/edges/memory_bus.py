@@ -78,9 +78,9 @@ class MemoryBus:
         await self._up.wait()
 
     async def _call(
-        self, operation: str, subject: str, timeout_s: float, work: Callable[[], _T]
+        self, operation: str, subject: str, timeout_s: float, work: Callable[[], _T], size: int = 0
     ) -> _T:
-        """Carry out `work` at the broker, under the faults of the day."""
+        """Carry out `work` at the broker, under the faults of the day. `size`: bytes to carry."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
@@ -206,6 +206,7 @@ class MemoryBus:
             subject,
             timeout_s,
             lambda: self.broker.append(subject, bytes(payload), head, msg_id, expect_last),
+            len(payload),
         )
 
     def read(

@@ -1,41 +1,93 @@
-"""A bus in memory whose hub is far away, and not always there."""
+"""A bus in memory whose hub is far away, and not always there.
+
+A request that is not answered in time may still be carried out, later: nobody knows.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from diloco_shared.edges.bus import Delivery, Stored
+from diloco_shared.edges.bus import Delivery, Stored, Unavailable
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_simulator.whole.net import Net, Way
 
 T = TypeVar("T")
 
+# What a message without a payload of its own weighs, in bytes.
+SMALL = 64
+
 
 class FarBus(MemoryBus):
-    """A client some way off: every message takes a seeded time, one way."""
+    """One connection of one machine. `passing` is awaited before everything that goes out."""
 
-    def __init__(self, broker: MemoryBroker, name: str, rng: Random, delay_s: float) -> None:
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        name: str,
+        machine: str,
+        net: Net,
+        passing: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(broker, name)
-        self.rng, self.delay_s = rng, delay_s
-
-    def _way_s(self) -> float:
-        return self.rng.expovariate(1 / self.delay_s)
+        self.net = net
+        self.passing = passing
+        link = net.link(machine)
+        self.out, self.into = Way(link, out=True), Way(link, out=False)
 
     async def _call(
-        self, operation: str, subject: str, timeout_s: float, work: Callable[[], T]
+        self, operation: str, subject: str, timeout_s: float, work: Callable[[], T], size: int = 0
     ) -> T:
-        await asyncio.sleep(self._way_s())
-        done = await super()._call(operation, subject, timeout_s, work)
-        await asyncio.sleep(self._way_s())
-        return done
+        if self.passing is not None:
+            await self.passing(operation)
+        if not self.connected:
+            raise Unavailable(f"the connection {self.name} is closed")
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self.net.send(self.out, SMALL + size, lambda: self._carried_out(work, answer))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise Unavailable(f"no answer on {subject} within {timeout_s:g} s") from None
+
+    def _carried_out(self, work: Callable[[], T], answer: "asyncio.Future[T]") -> None:
+        """At the hub."""
+        error: Exception | None = None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        if self.net.chance(self.net.options.unknown, "unknown"):
+            return
+
+        def arrived() -> None:
+            if answer.done() or not self.connected:
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)
+
+        self.net.send(self.into, SMALL, arrived)
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        if self.connected:
-            self._count_out(subject, payload)
-            loop = asyncio.get_running_loop()
-            loop.call_later(self._way_s(), self.broker.publish, Delivery(subject, payload))
+        if self.passing is not None:
+            await self.passing("publish")
+        self._count_out(subject, payload)
+        if self.net.chance(self.net.options.loss, "lost"):
+            return
+        copies = 2 if self.net.chance(self.net.options.duplicate, "duplicated") else 1
+        for _ in range(copies):
+            delivery = Delivery(subject, payload)
+            self.net.send(self.out, len(payload), lambda d=delivery: self._published(d))  # type: ignore[misc]
+
+    def _published(self, delivery: Delivery) -> None:
+        self.broker.publish(delivery)
+
+    def _receiver(self, put: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
+        receive = super()._receiver(put)
+        return lambda d: self.net.send(self.into, len(d.payload), lambda: receive(d))
 
     @asynccontextmanager
     async def _reading(
@@ -46,5 +98,18 @@ class FarBus(MemoryBus):
 
     async def _late(self, messages: AsyncIterator[Stored]) -> AsyncIterator[Stored]:
         async for stored in messages:
-            await asyncio.sleep(self._way_s())
+            await self._crosses(self.into, len(stored.payload))
             yield stored
+
+    async def _crosses(self, way: Way, size: int) -> None:
+        """Until it is there, however often it has to be sent."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[Any] = loop.create_future()
+
+        def there() -> None:
+            if not arrived.done():
+                arrived.set_result(None)
+
+        while not arrived.done():
+            self.net.send(way, size, there)
+            await asyncio.wait({arrived}, timeout=30.0)

@@ -1,7 +1,7 @@
 """Processes of the product under one name each: started, stopped, frozen, killed, started again."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,8 +16,10 @@ from diloco_syncer.settings import Settings as SyncerSettings
 
 # Before a supervisor starts again what ended by itself, in virtual seconds.
 RESTART_S = 1.0
-# A client of the world's hub, by name.
-Client = Callable[[str], FarBus]
+# Something that is awaited before a process does what others can see.
+Passing = Callable[[str], Awaitable[None]]
+# A connection to the world's hub: of its name, the machine that it is on, and what it passes.
+Client = Callable[[str, str, Passing], FarBus]
 
 
 class App(Protocol):
@@ -51,6 +53,7 @@ class Machine:
         self.client = client
         self.make = make
         self.failed = failed
+        self.before: Callable[[str], None] = lambda what: None  # may kill its process
         self.process: Hosted | None = None
         self.lock: DataFolder | None = None
         self.buses: list[FarBus] = []
@@ -63,7 +66,11 @@ class Machine:
         self.starts += 1
         self.process = process = Hosted(self.loop, f"{self.name}/{self.starts}")
         self.lock = lock = DataFolder(self.folder, self.name)
-        control, data = (self.client(f"{self.name}-{plane}") for plane in ("control", "data"))
+        process.before = self.before
+        control, data = (
+            self.client(f"{self.name}-{plane}", self.name, _passing(process))
+            for plane in ("control", "data")
+        )
         self.buses = [control, data]
         task = process.run(self._body(self.make(control, data, lock)))
         task.add_done_callback(lambda done: self._over(process, done))
@@ -87,6 +94,14 @@ class Machine:
         if self.lock is not None:
             self.lock.release()
         self.process = self.lock = None
+
+
+def _passing(process: Hosted) -> Passing:
+    async def passing(what: str) -> None:
+        if not process.passes(what):
+            await asyncio.Event().wait()
+
+    return passing
 
 
 def syncer(name: str, data: Path) -> Make:

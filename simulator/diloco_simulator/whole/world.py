@@ -13,8 +13,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -24,27 +25,32 @@ import structlog
 from diloco_coordinator.edges.assigning import keep_assigned
 from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.ending import keep_ending
+from diloco_coordinator.edges.problems import Problem
 from diloco_coordinator.edges.registry import MIRRORED, Registry
 from diloco_coordinator.edges.runs import Runs
 from diloco_coordinator.edges.sse import Streams
-from diloco_shared.config import RunSpec
+from diloco_shared.edges.bus import BusError
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_simulator.options import Options
+from diloco_simulator.scenario import spec_of
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.whole.computing import TinyComputing
 from diloco_simulator.whole.far_bus import FarBus
+from diloco_simulator.whole.net import Net
 from diloco_simulator.whole.observer import Observer, Scene
-from diloco_simulator.whole.processes import Machine, Make, learner, syncer
+from diloco_simulator.whole.processes import Machine, Make, Passing, learner, syncer
 
-RUN = "run"
 # Between two looks, in virtual seconds.
 LOOK_S = 0.5
 # Once all is well a run of some dozen steps of a second must be over within this time.
-LIVENESS_S = 600.0
-# Whoever worked for it has left it within this time of its end.
-LEFT_S = 60.0
-SAFETY_S = 40.0
-STEPS = 40
+LIVENESS_S = 1200.0
+# What a process does that others can see is this much more than the effects of its machine, by
+# which rates of dying are given.
+DOES = 10.0
+
+
+# What members, status and beats weigh, beside the few bytes of a tiny model.
+SERVICES = 100.0
 
 
 @dataclass(slots=True)
@@ -61,116 +67,209 @@ class Verdict:
 class World:
     """One seed's."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
-        self.rng = Random(f"whole {seed}")
+    def __init__(self, seed: int, options: Options, folder: Path, loop: VirtualLoop) -> None:
+        self.seed = seed
+        self.options = options
         self.folder = folder
+        self.loop = loop
+        self.rng = Random(f"whole {seed}")
         self.found = Verdict(seed)
+        self.spec = spec_of(options, seed)
         self.broker = MemoryBroker()
-        self.clients = 0
-        self.delay_s = self.rng.choice([0.001, 0.01, 0.05])
-        self.machines: list[Machine] = []
+        self.net = Net(loop, Random(f"net {seed}"), options, self.found.counts)
+        self.scene = Scene(loop, options, self.found.counts)
+        self.observer = Observer(self.scene, self.spec, self.broker)
+        self.registry = Registry(self._client("coordinator", "coordinator", None))
+        self.api = Runs(
+            self.registry, Guard(self.registry, "admin"), Streams(self.registry), str(folder)
+        )
+        self.syncers = [
+            self._machine(name := f"syncer-{n}", syncer(name, folder), options.syncer_crash)
+            for n in range(max(options.syncers, 1) * options.shards)
+        ]
+        self.learners = [
+            self._machine(
+                name := f"learner-{n}",
+                learner(name, folder, self._computing(n, name)),
+                options.learner_crash,
+            )
+            for n in range(options.learners)
+        ]
 
-    def client(self, name: str) -> FarBus:
-        """With dice of its own: what others draw, and when, changes nothing for it."""
-        self.clients += 1
-        dice = Random(f"whole {self.found.seed}, {name}, {self.clients}")
-        return FarBus(self.broker, name, dice, self.delay_s)
+    # --- who is there --------------------------------------------------------------------------
+
+    def _client(self, name: str, machine: str, passing: Passing | None) -> FarBus:
+        return FarBus(self.broker, name, machine, self.net, passing)
+
+    def _machine(self, name: str, make: Make, crash: float) -> Machine:
+        def failed(error: BaseException | None) -> None:
+            self.found.counts[f"ended by itself: {_leaf(error)}"] += 1
+
+        machine = Machine(self.loop, name, self.folder, self._client, make, failed)
+        dice = Random(f"whole {self.seed}, {name} dies")
+
+        def before(what: str) -> None:
+            if self.scene.faulty and dice.random() < crash / DOES:
+                self.found.counts["crashes"] += 1
+                self._crash(machine, dice.uniform(0.5, 6.0))
+
+        machine.before = before
+        return machine
+
+    def _computing(self, n: int, name: str) -> Callable[[], TinyComputing]:
+        dice = Random(f"whole {self.seed}, {name}")
+        step_s = self.options.step_s / self.options.speeds[n % len(self.options.speeds)]
+        trains = partial(self.observer.trains, name)
+        return lambda: TinyComputing(n, dice, step_s, self.broken, trains)
 
     def broken(self, invariant: str, text: str) -> None:
         """A promise was not kept."""
-        at = asyncio.get_running_loop().time()
-        self.found.violations.append(f"{invariant} at {at:.2f} s: {text}")
+        self.found.violations.append(f"{invariant} at {self.loop.now:.2f} s: {text}")
+
+    # --- from beginning to end -----------------------------------------------------------------
 
     async def play(self) -> Verdict:
-        """To the end of the run."""
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        bus = self.client("coordinator")
-        self.registry = registry = Registry(bus)
-        self.api = Runs(registry, Guard(registry, "admin"), Streams(registry), str(self.folder))
-        await registry.prepare()
-        for n in range(2):
-            self._machine(loop, name := f"syncer-{n}", syncer(name, self.folder))
-        for n in range(3):
-            name = f"learner-{n}"
-            computing = self._computing(n, name)
-            self._machine(loop, name, learner(name, self.folder, computing))
+        """Safety, then liveness."""
+        await self.registry.prepare()
+        machines = [*self.syncers, *self.learners]
         async with asyncio.TaskGroup() as tasks:
-            work = [tasks.create_task(registry.watch(bucket)) for bucket in MIRRORED]
-            work.append(tasks.create_task(keep_assigned(registry)))
-            work.append(tasks.create_task(keep_ending(registry)))
-            for machine in self.machines:
-                machine.start()
-            await self._run()
-            for machine in self.machines:
+            work = [tasks.create_task(self.registry.watch(bucket)) for bucket in MIRRORED]
+            work.append(tasks.create_task(keep_assigned(self.registry)))
+            work.append(tasks.create_task(keep_ending(self.registry)))
+            for machine in machines:
+                self.loop.call_later(self.rng.uniform(0.0, 2.0), machine.start)
+            self._plan(machines)
+            await self._begin()
+            await asyncio.sleep(self.options.safety_s)
+            await self._heal()
+            await self._ends()
+            for machine in machines:
                 machine.kill()
             for task in work:
                 task.cancel()
-        self.found.virtual_s = loop.time()
+        self.found.violations += self.observer.watch.violations
+        self.found.virtual_s = self.loop.now
         return self.found
 
-    def _computing(self, n: int, name: str) -> Callable[[], TinyComputing]:
-        dice = Random(f"whole {self.found.seed}, {name}")
-        trains = lambda loop: self.observer.trains(name, loop)  # noqa: E731
-        return lambda: TinyComputing(n, dice, 1.0, self.broken, trains)
+    async def _begin(self) -> None:
+        """As a user does it who hears nothing: again."""
+        while self.spec.name not in self.registry.runs:
+            try:
+                await self.api.begin(self.spec)
+            except BusError:
+                await asyncio.sleep(LOOK_S)
+            except Problem:
+                return  # it is there: only the answer was lost
 
-    def _machine(self, loop: VirtualLoop, name: str, make: Make) -> None:
-        def failed(error: BaseException | None) -> None:
-            self.found.counts[f"{name} ended: {error!r}"[:200]] += 1
-
-        self.machines.append(Machine(loop, name, self.folder, self.client, make, failed))
-
-    async def _run(self) -> None:
-        spec = RunSpec.model_validate(
-            {
-                "name": RUN,
-                "algorithm": {"fragments": 2, "sync_every_steps": 8, "overlap_steps": 2},
-                "membership": {"learners_min": 2, "syncers": 2},
-                "budget": {"steps": STEPS},
-            }
-        )
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        self.scene = Scene(loop, Options.calm(learners=3), self.found.counts)
-        self.observer = Observer(self.scene, spec, self.broker)
-        await self.api.begin(spec)
-        while loop.time() < SAFETY_S:
-            await asyncio.sleep(self.rng.uniform(2.0, 15.0))
-            self._strike()
+    async def _heal(self) -> None:
         self.scene.faulty = False
+        self.net.heal()
+        for machine in (*self.syncers, *self.learners):
+            if machine.process is not None:
+                machine.process.thaw()
         self.observer.watch.healed()
-        over_by = loop.time() + LIVENESS_S
+        await self._ask(desired="running", quorum=self.options.quorum)
+
+    async def _ends(self) -> None:
+        over_by = self.loop.now + LIVENESS_S * self.options.step_s
         while not self._over():
-            if loop.time() > over_by:
-                self.broken("liveness", f"no end within {LIVENESS_S:.0f} s: {self._said()}")
+            if self.loop.now > over_by:
+                self.broken("liveness", f"no end: {self._said()}")
                 break
             await asyncio.sleep(LOOK_S)
-        self.found.violations += self.observer.watch.violations
-        status = self.registry.statuses.get(RUN)
+        status = self.registry.statuses.get(self.spec.name)
         self.found.rounds = status.rounds_committed if status is not None else 0
 
-    def _strike(self) -> None:
-        """Something goes wrong."""
-        loop, machine = asyncio.get_running_loop(), self.rng.choice(self.machines)
-        seconds = self.rng.uniform(0.5, 8.0)
-        process = machine.process
-        if process is None or process.frozen:
-            return
-        if self.rng.random() < 0.5:
-            self.found.counts["killed"] += 1
-            machine.kill()
-            loop.call_later(seconds, machine.start)
-        else:
-            self.found.counts["frozen"] += 1
-            process.freeze()
-            loop.call_later(seconds, process.thaw)
-
     def _over(self) -> bool:
-        return self.registry.over(RUN) and RUN not in self.registry.assigned.values()
+        name = self.spec.name
+        return self.registry.over(name) and name not in self.registry.assigned.values()
 
     def _said(self) -> str:
-        status = self.registry.statuses.get(RUN)
+        status = self.registry.statuses.get(self.spec.name)
         return "nothing" if status is None else f"{status.state}: {status.reason}"
+
+    # --- what goes wrong -----------------------------------------------------------------------
+
+    def _plan(self, machines: list[Machine]) -> None:
+        o, at = self.options, self._at
+        for _ in range(o.syncer_hangs):
+            at(lambda: self._freeze(self.rng.choice(self.syncers), self.rng.uniform(2.0, 15.0)))
+        for _ in range(o.learner_hangs):
+            at(lambda: self._freeze(self.rng.choice(self.learners), self.rng.uniform(1.0, 12.0)))
+        for _ in range(o.partitions):
+            at(lambda: self._cut(self.rng.choice(machines).name))
+        for _ in range(o.slow_links):
+            at(lambda: self._slow(self.rng.choice(machines).name))
+        for _ in range(o.blackouts):
+            at(lambda: [self._crash(m, self.rng.uniform(0.5, 8.0)) for m in machines])
+        for _ in range(o.outages):
+            at(self._outage)
+        for _ in range(o.wishes):
+            at(self._wish)
+        if o.stop:
+            at(lambda: self._soon(self._ask(desired="stopped")))
+
+    def _at(self, strike: Callable[[], object]) -> None:
+        """Some time while anything may go wrong."""
+        self.loop.call_later(self.rng.uniform(3.0, self.options.safety_s), self._strike, strike)
+
+    def _strike(self, strike: Callable[[], object]) -> None:
+        if self.scene.faulty:
+            strike()
+
+    def _crash(self, machine: Machine, away_s: float) -> None:
+        machine.kill()
+        # Not of the process that dies, should it be its own next step that is its last.
+        self.loop.call_later(away_s, machine.start, context=self.net.outside)
+
+    def _freeze(self, machine: Machine, seconds: float) -> None:
+        process = machine.process
+        if process is not None and not process.frozen:
+            self.found.counts["hangs"] += 1
+            process.freeze()
+            self.loop.call_later(seconds, process.thaw)
+
+    def _cut(self, name: str) -> None:
+        self.found.counts["partitions"] += 1
+        link, way = self.net.link(name), self.rng.choice(["in", "out", "both"])
+
+        def cut(up: bool) -> None:
+            if way in ("out", "both"):
+                link.out = up
+            if way in ("in", "both"):
+                link.into = up
+
+        cut(False)
+        self.loop.call_later(self.rng.uniform(1.0, 12.0), cut, True)
+
+    def _slow(self, name: str) -> None:
+        link = self.net.link(name)
+        link.slow = True
+        self.loop.call_later(self.rng.uniform(2.0, 12.0), setattr, link, "slow", False)
+
+    def _outage(self) -> None:
+        self.found.counts["outages"] += 1
+        self.net.away = True
+        self.loop.call_later(self.rng.uniform(1.0, 10.0), setattr, self.net, "away", False)
+
+    def _wish(self) -> None:
+        desired = self.rng.choice(["paused", "running"])
+        quorum = self.rng.randint(1, self.options.learners)
+        self._soon(self._ask(desired=desired, quorum=quorum))
+
+    def _soon(self, work: object) -> None:
+        self.loop.create_task(work)  # type: ignore[arg-type]
+
+    async def _ask(self, **changes: object) -> None:
+        """What a user does by REST; a run that is over refuses it, a hub that is away too."""
+        with suppress(Problem, BusError):
+            await self.api.update(self.spec.name, "", **changes)  # type: ignore[arg-type]
+
+
+def _leaf(error: BaseException | None) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"[:100]
 
 
 @contextmanager
@@ -184,16 +283,32 @@ def _quiet() -> Iterator[None]:
         structlog.configure(**kept)
 
 
-def one(seed: int) -> Verdict:
+def one(seed: int, options: Options | None = None) -> Verdict:
     """One seed; an exception of the product is a violation too."""
     memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    found = Verdict(seed)
+
+    async def main() -> Verdict:
+        nonlocal found
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        world = World(seed, options or drawn(seed), Path(disk), loop)
+        found = world.found
+        return await world.play()
+
     with TemporaryDirectory(prefix="diloco-whole-", dir=memory) as disk, _quiet():
-        world = World(seed, Path(disk))
         try:
-            return play(world.play(), Random(f"threads {seed}"))
+            return play(main(), Random(f"threads {seed}"))
         except* (Idle, Exception) as group:
-            world.found.violations.append(f"crash: {group.exceptions[0]!r}")
-    return world.found
+            found.violations.append(f"crash: {group.exceptions[0]!r}")
+    return found
+
+
+def drawn(seed: int) -> Options:
+    """As in the other worlds; but where a link carries few bytes, it carries what services say to
+    each other beside the payloads."""
+    options = Options.drawn(seed)
+    return options.changed(link_bytes_per_s=options.link_bytes_per_s * SERVICES)
 
 
 def main() -> None:
@@ -203,15 +318,17 @@ def main() -> None:
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first one")
     args = parser.parse_args()
     began, broken, virtual_s = time.monotonic(), 0, 0.0
+    counts: Counter[str] = Counter()
     for seed in range(args.first, args.first + args.seeds):
         found = one(seed)
         broken, virtual_s = broken + bool(found.violations), virtual_s + found.virtual_s
-        print(f"seed {seed:>5}  {found.rounds:>4} rounds  {found.virtual_s:6.0f} s  "
-              f"{dict(found.counts)}", flush=True)  # fmt: skip
+        counts += found.counts
         for violation in found.violations:
-            print(f"    {violation}", flush=True)
+            print(f"seed {seed:>6}  {violation}", flush=True)
+    for what, count in counts.most_common():
+        print(f"{count:>8}  {what}")
     seconds = time.monotonic() - began
-    print(f"worlds {args.seeds}  broken {broken}  {virtual_s:.0f} virtual s  ({seconds:.1f} s)")
+    print(f"worlds {args.seeds}  broken {broken}  {virtual_s:.0f} virtual s  ({seconds:.0f} s)")
     sys.exit(1 if broken else 0)
 
 
