@@ -41,11 +41,12 @@ class _Selector(selectors.DefaultSelector):
         self.advance = advance
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0)
+        if timeout:
+            self.advance(timeout)
+            return []
+        ready = super().select(0) if timeout is None else []
         if not ready and timeout is None:
             raise Idle("nobody is due, and nothing can come from outside")
-        if not ready and timeout:
-            self.advance(timeout)
         return ready
 
 

@@ -1,6 +1,7 @@
 """Worlds of whole processes: the product from its entry on, killed and frozen, and checked."""
 
 import asyncio
+from collections import Counter
 from random import Random
 
 import pytest
@@ -10,11 +11,12 @@ from diloco_simulator.whole import world
 from diloco_syncer.edges.outbox import Outbox
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_whatever_dies_or_stands_still_the_run_ends_and_nothing_wrong_is_said(seed: int) -> None:
-    found = world.one(seed)
-    assert found.violations == []
-    assert found.rounds > 0 and found.counts["killed"] + found.counts["frozen"] > 0
+def test_whatever_dies_or_stands_still_the_run_ends_and_nothing_wrong_is_said() -> None:
+    worlds = [world.one(seed) for seed in range(4)]
+    assert [v for found in worlds for v in found.violations] == []
+    assert all(found.rounds > 0 for found in worlds)
+    struck = sum((found.counts for found in worlds), Counter[str]())
+    assert struck["crashes"] + struck["hangs"] > 0 and struck["partitions"] > 0
 
 
 def test_a_seed_is_a_run() -> None:

@@ -108,7 +108,7 @@ class MemoryBroker:
         self._streams: dict[str, _Stream] = {}
         self._subscribers: dict[int, tuple[str, Callable[[Delivery], None]]] = {}
         self._next_id = 0
-        self._watchers: set[asyncio.Event] = set()
+        self._watchers: dict[str, list[asyncio.Event]] = {}  # by stream, in their order
         self._expires_at = math.inf  # nothing does before
 
     def now(self) -> float:
@@ -203,7 +203,7 @@ class MemoryBroker:
         if "Nats-TTL" in headers:
             self._schedule_expiry(stream, message.seq, float(headers["Nats-TTL"].rstrip("s")))
         self.on_store(stream.config["name"], message)
-        self.wake()
+        self.wake(stream.config["name"])
         return message.seq
 
     def last(self, name: str, subject: str) -> Stored | None:
@@ -251,7 +251,7 @@ class MemoryBroker:
         if now < self._expires_at:
             return
         self._expires_at = math.inf
-        for stream in self._streams.values():
+        for name, stream in self._streams.items():
             for seq in [s for s, when in stream.expiries.items() if when <= now]:
                 message = stream.remove(seq)
                 marker_ns = stream.config.get("subject_delete_marker_ttl", 0)
@@ -262,20 +262,20 @@ class MemoryBroker:
                     }
                     if message.headers.get("KV-Operation") is None:
                         self._store(message.subject, b"", headers)
-                self.wake()
+                self.wake(name)
             self._expires_at = min([self._expires_at, *stream.expiries.values()])
 
-    def changed(self) -> asyncio.Event:
-        """An event set by the next change of any stream."""
+    def changed(self, stream: str) -> asyncio.Event:
+        """An event set by the next change of a stream, there or not."""
         event = asyncio.Event()
-        self._watchers.add(event)
+        self._watchers.setdefault(stream, []).append(event)
         return event
 
-    def wake(self) -> None:
-        """Let everybody who waits for a change look again."""
-        for event in self._watchers:
-            event.set()
-        self._watchers.clear()
+    def wake(self, stream: str = "") -> None:
+        """Let those who wait for a change of a stream look again; "": everybody."""
+        for name in [stream] if stream else list(self._watchers):
+            for event in self._watchers.pop(name, ()):
+                event.set()
 
     def _schedule_expiry(self, stream: _Stream, seq: int, ttl_s: float) -> None:
         stream.expiries[seq] = self.now() + ttl_s

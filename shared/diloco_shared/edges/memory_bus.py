@@ -326,7 +326,7 @@ class _Reader:
                 self._next_seq = message.seq + 1
                 self._bus._count_in(message.payload)
                 return without_server_headers(message) if self._plain else message
-            await self._bus.broker.changed().wait()
+            await self._bus.broker.changed(self._stream).wait()
 
     def _next(self) -> Stored | None:
         broker = self._bus.broker

@@ -25,7 +25,7 @@ from diloco_simulator.tiny import TinyTrainer, Values
 # Sequences of a data shard. Of fewer the library takes longer to draw the order of each.
 SEQUENCES = 512
 # Between two looks at the mailbox of a learner that may not step, in virtual seconds.
-LOOK_S = 0.02
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Trainer:
 class TinyComputing:
     """Of one learner; its steps take virtual time. See `diloco_learner.edges.computing`."""
 
-    look_s = 0.05
+    look_s = 0.2
 
     def __init__(
         self,
