@@ -11,9 +11,9 @@ from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 
-# Read at once; what a shut gate holds is one block each way of every connection.
 # Turns of the event loop from a connection that comes to its own task.
 ACCEPTING_TURNS = 8
+# Read at once; what a shut gate holds is one block each way of every connection.
 _BLOCK = 64 * 1024
 
 
