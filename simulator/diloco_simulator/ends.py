@@ -24,6 +24,7 @@ import structlog
 
 from diloco_coordinator.edges.assigning import keep_assigned
 from diloco_coordinator.edges.auth import Guard
+from diloco_coordinator.edges.ending import keep_ending
 from diloco_coordinator.edges.problems import Problem
 from diloco_coordinator.edges.registry import MIRRORED, Registry
 from diloco_coordinator.edges.runs import Runs
@@ -106,6 +107,7 @@ class World:
         async with asyncio.TaskGroup() as tasks:
             work = [tasks.create_task(self.registry.watch(bucket)) for bucket in MIRRORED]
             work.append(tasks.create_task(keep_assigned(self.registry)))
+            work.append(tasks.create_task(keep_ending(self.registry)))
             work.append(tasks.create_task(self._watch_assignments()))
             for each in (*syncers, *learners):
                 each.start()

@@ -11,6 +11,8 @@ from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 
+# Turns of the event loop from a connection that comes to its own task.
+ACCEPTING_TURNS = 8
 # Read at once; what a shut gate holds is one block each way of every connection.
 _BLOCK = 64 * 1024
 
@@ -85,9 +87,11 @@ class Gate:
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
-        for pair in self._pairs:
-            pair.cancel()
-        await asyncio.gather(*self._pairs, return_exceptions=True)
+        for _ in range(ACCEPTING_TURNS):  # who was just being accepted comes a little later
+            for pair in self._pairs:
+                pair.cancel()
+            await asyncio.gather(*self._pairs, return_exceptions=True)
+            await asyncio.sleep(0)
 
     async def mend(self) -> None:
         """Accept connections again, on the same port."""
@@ -100,6 +104,9 @@ class Gate:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if self._listener is None:
+            writer.transport.abort()  # the gate was cut meanwhile
+            return
         self._pairs.add(task)
         self.accepted += 1
         ends = [writer]
