@@ -13,6 +13,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,10 +36,12 @@ from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment
 from diloco_shared.protocol.wire import decode
+from diloco_simulator.options import Options
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.whole.computing import TinyComputing
 from diloco_simulator.whole.far_bus import FarBus
-from diloco_simulator.whole.processes import Machine, Make, learner, syncer
+from diloco_simulator.whole.net import Net
+from diloco_simulator.whole.processes import Machine, Make, Passing, learner, syncer
 
 # A run is over within this time of its stop, left and deleted within this time of its end, and the
 # next one has a leader within this time of its submission: leases are 3 and 5 s, and 5 s is what a
@@ -72,32 +75,26 @@ class Missed(Exception):
 class World:
     """One seed's."""
 
-    def __init__(self, seed: int, folder: Path, runs: int) -> None:
+    def __init__(self, seed: int, folder: Path, runs: int, loop: VirtualLoop) -> None:
         self.rng = Random(f"ends {seed}")
-        self.folder, self.runs = folder, runs
+        self.folder, self.runs, self.loop = folder, runs, loop
         self.found = Ends(seed)
         self.broker = MemoryBroker()
-        self.clients = 0
-        self.delay_s = self.rng.choice([0.001, 0.01, 0.05])
-        self.bus = self.client("coordinator")
-        self.registry = Registry(self.bus)
+        options = Options.calm(delay_s=self.rng.choice([0.001, 0.01, 0.05]))
+        self.net = Net(loop, Random(f"net {seed}"), options, Counter())
+        self.registry = Registry(self._client("coordinator", "coordinator", None))
         self.api = Runs(self.registry, Guard(self.registry, "admin"), Streams(self.registry))
         self.settled: set[str] = set()  # ids of runs whose end was shown
 
-    def client(self, name: str) -> FarBus:
-        """With dice of its own: what others draw, and when, changes nothing for it."""
-        self.clients += 1
-        dice = Random(f"ends {self.found.seed}, {name}, {self.clients}")
-        return FarBus(self.broker, name, dice, self.delay_s)
+    def _client(self, name: str, machine: str, passing: Passing | None) -> FarBus:
+        return FarBus(self.broker, name, machine, self.net, passing)
 
     async def play(self) -> Ends:
         """All runs, one after another."""
         await self.registry.prepare()
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
 
         def machine(name: str, make: Make) -> Machine:
-            return Machine(loop, name, self.folder, self.client, make)
+            return Machine(self.loop, name, self.folder, self._client, make)
 
         syncers = [machine(name, syncer(name, self.folder)) for name in ("syncer-0", "syncer-1")]
         learners = [
@@ -204,7 +201,7 @@ class World:
 
     async def _watch_assignments(self) -> None:
         """Nobody is given to a run whose end was shown."""
-        async with self.client("watch").kv_watch(subjects.ASSIGNMENTS) as entries:
+        async with self._client("watch", "watch", None).kv_watch(subjects.ASSIGNMENTS) as entries:
             async for entry in entries:
                 given = None if entry.value is None else decode(entry.value, Assignment)
                 if given is not None and given.run and given.run_id in self.settled:
@@ -225,13 +222,22 @@ def _quiet() -> Iterator[None]:
 def one(seed: int, runs: int = RUNS) -> Ends:
     """One seed; an exception of the product is a violation too."""
     memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    found = Ends(seed)
+
+    async def main() -> Ends:
+        nonlocal found
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        world = World(seed, Path(disk), runs, loop)
+        found = world.found
+        return await world.play()
+
     with TemporaryDirectory(prefix="diloco-ends-", dir=memory) as disk, _quiet():
-        world = World(seed, Path(disk), runs)
         try:
-            return play(world.play(), Random(f"threads {seed}"))
+            return play(main(), Random(f"threads {seed}"))
         except* (Idle, Exception) as group:
-            world.found.violations.append(f"crash: {group.exceptions[0]!r}")
-    return world.found
+            found.violations.append(f"crash: {group.exceptions[0]!r}")
+    return found
 
 
 def main() -> None:

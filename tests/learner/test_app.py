@@ -18,7 +18,15 @@ from diloco_shared.edges.membership import DataFolder
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Event, Incarnation, MemberRecord, ShardLease
+from diloco_shared.protocol.messages import Stamp
+from diloco_shared.protocol.records import (
+    Event,
+    Incarnation,
+    MemberRecord,
+    RunStatus,
+    ShardLease,
+    TokenCounts,
+)
 from diloco_shared.protocol.wire import decode, encode
 
 pytestmark = pytest.mark.whole
@@ -37,6 +45,27 @@ def compiled(spec: RunSpec) -> Program:
     return COMPILED[key]
 
 
+# What a leader shows of a run that is over, as far as anybody here looks at it.
+ENDED = {
+    "run": "r",
+    "state": "stopped",
+    "reason": "stopped by the user",
+    "leader": "syncer",
+    "versions": (1, 1, 1),
+    "stamp": Stamp(round=2, steps=3, fraction=0.1, fraction_per_step=0.01),
+    "refused": {},
+    "alive": ("a",),
+    "participating": ("a",),
+    "tokens": TokenCounts(),
+    "tokens_by_fragment": (),
+    "learners": {},
+    "recoveries": (),
+    "checkpoint_state": "",
+    "checkpoint_reason": "",
+    "streams": {},
+    "settled": True,
+    "forced": False,
+}
 BUILD = Program.build
 COMPILED: dict[str, Program] = {}
 
@@ -178,6 +207,25 @@ async def test_a_learner_whose_assignment_is_taken_back_delivers_what_it_has_don
             async for entry in entries:
                 if decode(entry.value, MemberRecord).run == "":
                     break
+
+
+async def test_a_learner_that_nobody_told_of_the_end_leaves_with_its_assignment(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    """The leader died right after the end: the run's last beat may be for ever missing."""
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await syncer.bootstrap("a")
+        await syncer.until("a", stepping)
+        status = RunStatus.model_construct(
+            **{**dict.fromkeys(RunStatus.model_fields, 0), **ENDED, "run_id": syncer.spec.id}
+        )
+        await syncer.bus.kv_put(subjects.STATUS, subjects.status_key("r", 0), encode(status))
+        await syncer.assign("a", "")
+        await until(lambda: app.membership.record.state == "idle")
+        leave = (await syncer.events("leave"))[-1]
+        assert leave.text == "withdrawn: the run is over"
 
 
 async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leaves(

@@ -26,7 +26,9 @@ from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.metrics import disk_metric, traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.standing import shown
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.fencing import over
 from diloco_shared.protocol.records import Event, RunRecord
 from diloco_shared.protocol.wire import decode, encode
 
@@ -142,12 +144,27 @@ class Learner:
 
         Another run waits until this one is left; a process that is told to stop does not.
         """
-        if self.work is not None and not self.work.ending:
-            self.work.drain("assigned elsewhere" if next_run else "not assigned any more")
+        if self.work is not None:
+            if await self._is_over(self.work.spec):
+                # Its leader died before it could tell, or before it had published all.
+                self.work.withdraw("the run is over")
+            elif not self.work.ending:
+                self.work.drain("assigned elsewhere" if next_run else "not assigned any more")
         if not await self._leaves_by_itself(working):
             working.cancel()
         if next_run:
             await asyncio.wait({working})
+
+    async def _is_over(self, spec: RunSpec) -> bool:
+        """Whether every shard is shown as over; unknown is no."""
+        try:
+            found = [
+                await shown(self.control, spec.name, spec.id, shard)
+                for shard in range(spec.algorithm.shards)
+            ]
+        except BusError:
+            return False
+        return all(status is not None and over(status) for status in found)
 
     async def _leaves_by_itself(self, working: asyncio.Task[None]) -> bool:
         """Whether the work ended, or will: in training the loop sees to it."""

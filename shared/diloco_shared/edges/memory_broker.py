@@ -103,6 +103,7 @@ class MemoryBroker:
     ) -> None:
         self.fault = fault
         self.on_store: Callable[[str, Stored], None] = lambda stream, message: None
+        self.squeezed = False  # its disk is full: nothing is taken
         self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
         self._clock = clock
         self._streams: dict[str, _Stream] = {}
@@ -172,6 +173,8 @@ class MemoryBroker:
     ) -> int:
         """Store one message; its sequence. See `bus.Bus.append`."""
         self.expire()
+        if self.squeezed:
+            raise StreamFull(f"append on {subject}: no space left on the device")
         return self._store(subject, payload, headers, msg_id, expect_last)
 
     def _store(
@@ -228,6 +231,21 @@ class MemoryBroker:
         ]
         for seq in gone:
             stream.remove(seq)
+        return len(gone)
+
+    def lose(self, name: str, count: int) -> int:
+        """The newest were acknowledged and not on disk: how many of `count` there were to lose.
+
+        Their sequences come again, and repeats of them are new.
+        """
+        stream = self._named(name)
+        gone = list(stream.messages)[-count:] if count else []
+        for seq in reversed(gone):
+            stream.remove(seq)
+        if gone:
+            stream.last_seq = gone[0] - 1
+            stream.ids = {key: at for key, at in stream.ids.items() if at[0] < gone[0]}
+            self.wake(name)
         return len(gone)
 
     def info(self, name: str) -> StreamInfo:

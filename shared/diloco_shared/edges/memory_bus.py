@@ -332,6 +332,8 @@ class _Reader:
         broker = self._bus.broker
         if not broker.exists(self._stream):
             return None
+        # What came after the end of a stream that lost its last messages comes again.
+        self._next_seq = min(self._next_seq, broker.info(self._stream).last_seq + 1)
         message = next(broker.select(self._stream, self._subject, self._next_seq), None)
         if message is None:
             # Not to look through the same other subjects' messages again.

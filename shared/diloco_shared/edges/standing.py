@@ -20,6 +20,18 @@ log = structlog.get_logger()
 SILENT_S = 30.0
 
 
+async def shown(control: Bus, run: str, run_id: str, shard: int = 0) -> RunStatus | None:
+    """What is shown of a run, or one of its shards, now; None: nothing. Raises BusError."""
+    entry = await control.kv_get(subjects.STATUS, subjects.status_key(run, shard))
+    if entry is None or entry.value is None:
+        return None
+    try:
+        status = decode(entry.value, RunStatus)
+    except WireError:
+        return None
+    return status if status.run_id in ("", run_id) else None
+
+
 class Standing:
     """One writer's view of one key. Every call raises BusError."""
 

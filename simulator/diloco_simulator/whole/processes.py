@@ -1,6 +1,7 @@
 """Processes of the product under one name each: started, stopped, frozen, killed, started again."""
 
 import asyncio
+import shutil
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
@@ -94,6 +95,15 @@ class Machine:
         if self.lock is not None:
             self.lock.release()
         self.process = self.lock = None
+
+    def wipe(self) -> None:
+        """Its disk is empty, and its process gone."""
+        self.kill()
+        shutil.rmtree(self.folder / self.name, ignore_errors=True)
+
+    @property
+    def lives(self) -> bool:
+        return self.process is not None
 
 
 def _passing(process: Hosted) -> Passing:

@@ -12,13 +12,14 @@ import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import structlog
 
@@ -31,6 +32,7 @@ from diloco_coordinator.edges.runs import Runs
 from diloco_coordinator.edges.sse import Streams
 from diloco_shared.edges.bus import BusError
 from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.protocol import subjects
 from diloco_simulator.options import Options
 from diloco_simulator.scenario import spec_of
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
@@ -79,6 +81,7 @@ class World:
         self.net = Net(loop, Random(f"net {seed}"), options, self.found.counts)
         self.scene = Scene(loop, options, self.found.counts)
         self.observer = Observer(self.scene, self.spec, self.broker)
+        self.asked: list[asyncio.Task[None]] = []  # what users still wait for
         self.registry = Registry(self._client("coordinator", "coordinator", None))
         self.api = Runs(
             self.registry, Guard(self.registry, "admin"), Streams(self.registry), str(folder)
@@ -162,7 +165,7 @@ class World:
                 return  # it is there: only the answer was lost
 
     async def _heal(self) -> None:
-        self.scene.faulty = False
+        self.scene.faulty = self.broker.squeezed = False
         self.net.heal()
         for machine in (*self.syncers, *self.learners):
             if machine.process is not None:
@@ -201,9 +204,17 @@ class World:
         for _ in range(o.slow_links):
             at(lambda: self._slow(self.rng.choice(machines).name))
         for _ in range(o.blackouts):
-            at(lambda: [self._crash(m, self.rng.uniform(0.5, 8.0)) for m in machines])
+            at(partial(self._blackout, machines))
         for _ in range(o.outages):
             at(self._outage)
+        for _ in range(o.squeezes):
+            at(self._squeeze)
+        for _ in range(o.tails):
+            at(self._lose_tails)
+        for _ in range(o.replaced):
+            at(lambda: self._replace(self.rng.choice(machines)))
+        for _ in range(o.lost_disks):
+            at(self._lose_disks)
         for _ in range(o.wishes):
             at(self._wish)
         if o.stop:
@@ -221,6 +232,14 @@ class World:
         machine.kill()
         # Not of the process that dies, should it be its own next step that is its last.
         self.loop.call_later(away_s, machine.start, context=self.net.outside)
+
+    def _blackout(self, machines: list[Machine]) -> None:
+        for machine in machines:
+            self._crash(machine, self.rng.uniform(0.5, 8.0))
+
+    def _lose_disks(self) -> None:
+        for machine in self.syncers:
+            self._replace(machine)
 
     def _freeze(self, machine: Machine, seconds: float) -> None:
         process = machine.process
@@ -252,18 +271,38 @@ class World:
         self.net.away = True
         self.loop.call_later(self.rng.uniform(1.0, 10.0), setattr, self.net, "away", False)
 
+    def _squeeze(self) -> None:
+        self.found.counts["squeezes"] += 1
+        self.broker.squeezed = True
+        self.loop.call_later(self.rng.uniform(2.0, 20.0), setattr, self.broker, "squeezed", False)
+
+    def _lose_tails(self) -> None:
+        """A power cut at the hub: of every stream but the tape, which is synced."""
+        name = self.spec.name
+        streams = (subjects.up_stream(name), subjects.dn_stream(name), subjects.state_stream(name))
+        lost = [
+            self.broker.lose(s, self.rng.randint(0, 3)) for s in streams if self.broker.exists(s)
+        ]
+        self.found.counts["tails lost"] += any(lost)
+
+    def _replace(self, machine: Machine) -> None:
+        """Another machine with an empty disk in its place."""
+        self.found.counts["disks lost"] += 1
+        machine.wipe()
+        self.loop.call_later(self.rng.uniform(0.5, 6.0), machine.start)
+
     def _wish(self) -> None:
         desired = self.rng.choice(["paused", "running"])
         quorum = self.rng.randint(1, self.options.learners)
         self._soon(self._ask(desired=desired, quorum=quorum))
 
-    def _soon(self, work: object) -> None:
-        self.loop.create_task(work)  # type: ignore[arg-type]
+    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
+        self.asked.append(self.loop.create_task(work))
 
     async def _ask(self, **changes: object) -> None:
         """What a user does by REST; a run that is over refuses it, a hub that is away too."""
         with suppress(Problem, BusError):
-            await self.api.update(self.spec.name, "", **changes)  # type: ignore[arg-type]
+            await self.api.update(self.spec.name, "", **changes)
 
 
 def _leaf(error: BaseException | None) -> str:

@@ -8,11 +8,9 @@ import structlog
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
-from diloco_shared.edges.standing import Standing
-from diloco_shared.protocol import subjects
+from diloco_shared.edges.standing import Standing, shown
 from diloco_shared.protocol.fencing import over
 from diloco_shared.protocol.records import RunStatus
-from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.outbox import Outbox, until_done
@@ -47,15 +45,9 @@ async def until_over(control: Bus, spec: RunSpec, shard: int) -> None:
 
 async def shown_over(control: Bus, spec: RunSpec, shard: int) -> bool:
     """Whether a leader has shown the end of a shard. Raises BusError."""
-    entry = await control.kv_get(subjects.STATUS, subjects.status_key(spec.name, shard))
-    if entry is None or entry.value is None:
-        return False
-    try:
-        status = decode(entry.value, RunStatus)
-    except WireError:
-        return False
+    status = await shown(control, spec.name, spec.id, shard)
     # What the coordinator forced no tape says: a leader has yet to end it.
-    return status.run_id in ("", spec.id) and over(status) and not status.forced
+    return status is not None and over(status) and not status.forced
 
 
 class Showing:
