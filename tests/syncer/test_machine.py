@@ -22,6 +22,7 @@ from diloco_syncer.events import (
     SendBeat,
     SendGrant,
     SendPull,
+    Snapshot,
     Stage,
     Tell,
     Wanted,
@@ -338,6 +339,22 @@ def test_snapshots_release_the_contributions_they_cover(running: Any) -> None:
     purged = of(running.effects, PurgeUp)
     assert purged
     covered = [s.round for s in running.tape if s.kind == "snapshot"]
+    assert [p.last_round for p in purged] == covered
+
+
+def test_a_snapshot_names_the_newest_closed_round_and_frees_what_it_covers_once_it_is_durable(
+    driver: Any,
+) -> None:
+    keeping = driver.spec.keeping.model_copy(update={"snapshot_every_rounds": 2})
+    driver.machine.spec = driver.spec.model_copy(update={"keeping": keeping})
+    driver.start("a", "b")
+    finish(driver)
+    written, purged = of(driver.effects, Snapshot), of(driver.effects, PurgeUp)
+    assert len(written) > 2
+    for s in written:
+        closed = [r.round for r in driver.tape[: s.covers] if r.kind == "round"]
+        assert s.round == (closed[-1] if closed else -1)
+    covered = [s.round for s in driver.tape if s.kind == "snapshot"]
     assert [p.last_round for p in purged] == covered
 
 
