@@ -10,18 +10,14 @@ works for it, it can be deleted, and the next one begins.
 
 import argparse
 import asyncio
-import logging
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random, SystemRandom
 from tempfile import TemporaryDirectory
-
-import structlog
 
 from diloco_coordinator.edges.assigning import keep_assigned
 from diloco_coordinator.edges.auth import Guard
@@ -42,6 +38,7 @@ from diloco_simulator.whole.computing import TinyComputing
 from diloco_simulator.whole.far_bus import FarBus
 from diloco_simulator.whole.net import Net
 from diloco_simulator.whole.processes import Machine, Make, Passing, learner, syncer
+from diloco_simulator.whole.world import quiet
 
 # A run is over within this time of its stop, left and deleted within this time of its end, and the
 # next one has a leader within this time of its submission: leases are 3 and 5 s, and 5 s is what a
@@ -208,17 +205,6 @@ class World:
                     self._broken(f"{given.member} is given to {given.run}, which is over")
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Thousands of lines a second of virtual processes would say nothing to anybody."""
-    kept = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    try:
-        yield
-    finally:
-        structlog.configure(**kept)
-
-
 def one(seed: int, runs: int = RUNS) -> Ends:
     """One seed; an exception of the product is a violation too."""
     memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -232,7 +218,7 @@ def one(seed: int, runs: int = RUNS) -> Ends:
         found = world.found
         return await world.play()
 
-    with TemporaryDirectory(prefix="diloco-ends-", dir=memory) as disk, _quiet():
+    with TemporaryDirectory(prefix="diloco-ends-", dir=memory) as disk, quiet():
         try:
             return play(main(), Random(f"threads {seed}"))
         except* (Idle, Exception) as group:

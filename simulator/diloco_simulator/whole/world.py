@@ -312,7 +312,7 @@ def _leaf(error: BaseException | None) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Thousands of lines a second of virtual processes would say nothing to anybody."""
     kept = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -335,7 +335,7 @@ def one(seed: int, options: Options | None = None) -> Verdict:
         found = world.found
         return await world.play()
 
-    with TemporaryDirectory(prefix="diloco-whole-", dir=memory) as disk, _quiet():
+    with TemporaryDirectory(prefix="diloco-whole-", dir=memory) as disk, quiet():
         try:
             return play(main(), Random(f"threads {seed}"))
         except* (Idle, Exception) as group:
