@@ -77,7 +77,7 @@ class Rest:
 
 
 @dataclass(frozen=True, slots=True)
-class Computing:
+class Stepping:
     """A step is under way on the device: nothing to do, where devices compute by themselves."""
 
 
@@ -88,7 +88,7 @@ class Slowed:
     seconds: float
 
 
-Pause = Rest | Computing | Slowed
+Pause = Rest | Stepping | Slowed
 
 
 class Post(Protocol):
@@ -214,7 +214,7 @@ class TrainLoop:
         rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
         poisoned, self.injected.poison = self.injected.poison, False
         handle = self.trainer.step(tokens_BxL1, rate, poisoned=poisoned)
-        yield Computing()
+        yield Stepping()
         loss, skipped = self._previous_loss(handle)
         if self.injected.slow_factor > 1:
             yield from self._slow_down(handle, began)

@@ -16,8 +16,7 @@ from diloco_learner.edges.batches import Batches
 from diloco_learner.edges.computing import Built
 from diloco_learner.edges.mailbox import Mailbox
 from diloco_learner.events import Leave
-from diloco_learner.train import Computing as Step
-from diloco_learner.train import Rest, Slowed, TrainLoop
+from diloco_learner.train import Rest, Slowed, Stepping, TrainLoop
 from diloco_shared.config import RunSpec
 from diloco_shared.numerics.fragments import Layout
 from diloco_simulator.tiny import TinyTrainer, Values
@@ -144,7 +143,7 @@ class TinyComputing:
                     await _rest(mailbox, pause.seconds)
                 case Slowed():
                     await asyncio.sleep(pause.seconds)
-                case Step():
+                case Stepping():
                     await asyncio.sleep(self.step_s * self.rng.uniform(0.9, 1.1))
         assert loop.left is not None
         return loop.left

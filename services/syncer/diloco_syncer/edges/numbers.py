@@ -124,7 +124,10 @@ class Numbers:
         self._let_go(before)
 
     def _drop(self, key: str) -> None:
-        self._let_go([self.payloads.drop(key)])
+        if (payload := self.payloads.drop(key)) is not None:
+            held: list[object] = [payload]
+            del payload
+            self._let_go(held)
 
     def _let_go(self, held: list[object]) -> None:
         """Of the last reference, in a thread."""
