@@ -108,13 +108,13 @@ class Limits:
         """What a learner holds, looked at with every report."""
         exchange, whose = life.exchange, life.life
         assert exchange is not None
-        fragments = self.algorithm.fragments
+        fragments, shards = self.algorithm.fragments, self.algorithm.shards
         book = life.book
         waiting = max(len(shelf.waiting) for shelf in book.shelves)
         kept = max(len(shelf.anchors) for shelf in book.shelves)
         sent = max((len(rounds) for rounds in exchange.undecided.sent.values()), default=0)
-        self._within(whose, "pulls to answer", len(exchange.pulls.pending), 8)
-        self._within(whose, "rounds answered", len(exchange.pulls.answered), 64)
+        self._within(whose, "pulls to answer", len(exchange.pulls.pending), 8 * shards)
+        self._within(whose, "rounds answered", len(exchange.pulls.answered), 64 * shards)
         self._within(whose, "undecided contributions", sent, 16)
         self._within(whose, "newcomers to serve", len(exchange.giving.requests), 8)
         self._within(whose, "anchors to adopt", len(exchange.ready), fragments)

@@ -182,10 +182,10 @@ class SyncerLife(Process):
 
     def thawed(self, *, noticed: bool) -> None:
         """The edge sees the gap in its own clock: silence in it says nothing."""
-        if self.machine.leading:
+        if self.machine.leading or self.machine.appending is not None:  # its term's first record
             self.checks.members.forgiven_at = self.world.now
-            if noticed:
-                self.give(BusBack())
+        if self.machine.leading and noticed:
+            self.give(BusBack())
 
     def away(self) -> None:
         """The bus does not answer."""

@@ -9,7 +9,7 @@ from diloco_syncer.edges.finding import Finder
 from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.edges.published import Unpublished
 from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.history import History
+from diloco_syncer.history import History, is_of
 from diloco_syncer.rebirth import LastResort, Reborn, chains, decoded, reborn, reborn_store
 from diloco_syncer.store import FragmentStore, Values
 
@@ -56,7 +56,8 @@ class Stuck:
             spec, self.node.shard.number, nowhere, SnapshotStore(nowhere), self.hub.vault
         )
         found = finder.checkpoint(after)
-        if found is None or found.history["seq"] > len(self.node.shard.tape):
+        tape = self.node.shard.tape
+        if found is None or found.seq > len(tape) or not is_of(found.history, tape[found.seq - 1]):
             return None  # of records that were lost
         return History.restore(spec, found.history), found.store, None
 

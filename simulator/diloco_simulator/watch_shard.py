@@ -57,6 +57,7 @@ class OfShard:
         self.numbers = Numbers(self.report, spec, shard) if numbers else None
         self.cuts = Cuts(self.report, parts, spec.algorithm.owned(shard), self.merges.lost)
         self.round_at = 0.0  # when the newest round was recorded
+        self.ended_at = 0.0  # when the newest end was
         self.terms = 0
         self.epochs: list[tuple[int, float]] = []  # begun because records were lost, and when
         self.restores = 0
@@ -93,7 +94,7 @@ class OfShard:
                 self.wish = record.serial
                 self.limits.restored()
             case TapeEnd():
-                self.ended = record.outcome
+                self.ended, self.ended_at = record.outcome, now
             case _:
                 pass
 

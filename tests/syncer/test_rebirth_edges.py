@@ -17,6 +17,7 @@ from diloco_shared.protocol.messages import (
     TapeRebirth,
     TapeRecord,
     TapeSnapshot,
+    TapeTerm,
 )
 from diloco_shared.protocol.records import LeaderLease, MemberRecord, RunRecord
 from diloco_shared.protocol.wire import decode, decode_tape, encode
@@ -239,3 +240,54 @@ async def test_a_keeper_of_the_lease_that_dies_ends_the_process(
         with pytest.raises(BaseExceptionGroup) as told:
             await within(process)
         assert told.group_contains(RuntimeError, match="the keeper is dead")
+
+
+async def test_a_snapshot_of_records_that_the_tape_has_lost_leads_nowhere(tmp_path: Path) -> None:
+    """A message server that lost its newest records goes on with others in their place."""
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    await overtaken_by_a_power_cut(hub)
+    async with hub.syncer("s1"):
+        # From the beginning of the tape, since UP still has the initial parameters.
+        await within(hub.becomes("s1", "leading"))
+    assert not any(isinstance(r, TapeRebirth) for r in await hub.tape())
+    covers = [record for record, _ in snapshots_of(tmp_path / "s1")]
+    assert LOST not in covers, "it would pass for newer than what follows"
+
+
+async def test_nor_does_that_of_another_syncer(tmp_path: Path) -> None:
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await set_keeping(hub, begin_again_after_s=0.1)
+    await hub.initialise()
+    await overtaken_by_a_power_cut(hub)
+    await hub.bus.purge(subjects.up_stream("r"), "up.r.>")
+    async with hub.syncer("s9"):
+        # Beside s1, whose snapshot it finds and does not take.
+        await within(hub.comes(reborn))
+        await within(hub.becomes("s9", "leading"))
+    assert [record for record, _ in snapshots_of(tmp_path / "s1")] == [LOST]
+
+
+LOST = 4  # a record that s1 has a snapshot of
+
+
+async def overtaken_by_a_power_cut(hub: Hub) -> None:
+    """s1 covers a record, which is lost with the one after; others stand there now."""
+    async with hub.syncer("s1"):
+        await within(hub.becomes("s1", "leading"))
+        await within(published(hub, epoch=0))
+    await hub.append(TapeSnapshot(term=2, covers=2, round=-1, path="x", at=3.0))
+    async with hub.syncer("s1"):
+        await within(hub.becomes("s1", "leading"))
+        await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.term == 3))
+    assert [record for record, _ in snapshots_of(hub.folder / "s1")] == [LOST]
+    hub.broker.lose(subjects.tape_stream("r"), 2)
+    for term in (3, 4, 5):
+        await hub.append(TapeTerm(epoch=0, term=term, leader="other", at=50.0 + term))
+
+
+def snapshots_of(folder: Path) -> list[tuple[int, Path]]:
+    found = folder.rglob("snapshot-*")
+    return sorted((int(path.name.removeprefix("snapshot-")), path) for path in found)

@@ -33,11 +33,29 @@ from diloco_syncer.norms import NormHistory
 from diloco_syncer.recent_merges import RecentMerges, without
 from diloco_syncer.stamps import stamp_after
 
+# Kind and wall time of a record.
+Identity = tuple[str, float]
+
 NOT_STARTED = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0)
 
 
 class TapeFault(ValueError):
     """The tape holds a record that cannot follow the ones before it."""
+
+
+def identity(record: TapeRecord) -> Identity:
+    """What tells a record from any other that the tape may hold at its place."""
+    return record.kind, record.at
+
+
+def is_of(meta: dict[str, Any], record: TapeRecord) -> bool:
+    """Whether a state goes on after this very record, which the tape holds at its place.
+
+    `meta`: of `History.meta`. A tape that lost its last records goes on with others, and a state of
+    those that are lost leads nowhere.
+    """
+    tail = meta.get("tail")  # snapshots of older versions do not say
+    return tail is None or tuple(tail) == identity(record)
 
 
 class History:
@@ -54,6 +72,7 @@ class History:
         self.owned = spec.algorithm.owned(shard)
         self.config_hash = config_hash(spec)
         self.seq = 0  # tape sequence of the newest record
+        self.tail: Identity | None = None  # which record that is; None: not known
         self.epoch = 0
         self.term = 0
         self.leader = ""
@@ -167,7 +186,7 @@ class History:
             case TapeEnd():
                 self.outcome, self.ended_in = record.outcome, self.epoch
                 self.ledger.end(record)
-        self.seq = seq
+        self.seq, self.tail = seq, identity(record)
 
     def _apply_init(self, record: TapeInit) -> None:
         if self.initialised:
@@ -290,7 +309,7 @@ class History:
         if folder == self.spec.folder:
             # Its mark may be among records that were lost: nobody may write over what is there.
             self.checkpoint = max(self.checkpoint, number)
-        self.seq, self.epoch = seq, record.epoch
+        self.seq, self.epoch, self.tail = seq, record.epoch, identity(record)
         self.restores = record.serial
         self.sources = {**self.sources, record.source: seq}
         self.restored = Restored(epoch=record.epoch, serial=record.serial, source=record.source)
@@ -355,6 +374,7 @@ class History:
             "last_merged": [{k: list(v) for k, v in m.items()} for m in self.last_merged],
             "stamp": self.stamp.model_dump(),
             "restored": self.restored.model_dump() if self.restored else None,
+            "tail": list(self.tail) if self.tail else None,
             "sources": dict(self.sources),
             "refused": dict(self.refused),
             "ledger": self.ledger.meta(),
@@ -385,6 +405,8 @@ class History:
         self.last_merged = [{k: (v[0], v[1], v[2]) for k, v in m.items()} for m in last_merged]
         self.stamp = Stamp(**meta["stamp"])
         self.restored = Restored(**meta["restored"]) if meta["restored"] else None
+        tail = meta.get("tail")
+        self.tail = (tail[0], tail[1]) if tail else None
         self.sources = dict(meta["sources"])
         self.refused = Counter(meta["refused"])
         self.ledger = Ledger.restore(meta["ledger"])

@@ -148,7 +148,7 @@ class Candidate:
         while True:
             follower = self._follower()
             try:
-                await follower.load()
+                await until_done(follower.load)
                 return await self._follow_on(follower, stuck)
             except (ValueError, OSError) as fault:
                 # The same snapshot and the same records would end here again; a repaired folder,

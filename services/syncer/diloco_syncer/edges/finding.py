@@ -5,6 +5,7 @@ written; in the run-wide checkpoints, each of which has what a snapshot has. Not
 """
 
 import glob
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,11 @@ class Found:
     history: dict[str, Any]
     store: FragmentStore
     source: str
+
+    @property
+    def seq(self) -> int:
+        """The record of the tape that it covers."""
+        return int(self.history["seq"])
 
 
 class Finder:
@@ -47,11 +53,13 @@ class Finder:
         meta, arrays = found
         return Found(meta["history"], self._store(meta, arrays), "snapshot"), faults
 
-    def newer(self, after: int) -> Found | None:
-        """The newest sound snapshot here that covers more than record `after`, whoever's it is."""
+    def newer(self, after: int, *, before: float = math.inf) -> Found | None:
+        """The newest sound snapshot here of a record between these two, whoever's it is."""
         places = [(self.snapshots, ""), *((s, f" of {name}") for s, name in self._others())]
         known = [(n, store, whose) for store, whose in places for n in _covers(store)]
         for covers, store, whose in sorted(known, key=lambda k: (k[0], not k[2]), reverse=True):
+            if covers >= before:
+                continue
             if covers <= after:
                 break
             try:
@@ -74,14 +82,16 @@ class Finder:
             if store.folder != self.snapshots.folder:
                 yield store, Path(path).relative_to(self.data.parent).parts[0]
 
-    def checkpoint(self, after: int) -> Found | None:
-        """This shard's part of the newest complete run-wide checkpoint, if it is past `after`.
+    def checkpoint(self, after: int, *, before: float = math.inf) -> Found | None:
+        """This shard's part of the newest complete run-wide checkpoint of between these records.
 
         Raises OSError or ValueError when one is there and is not sound.
         """
         for ref in reversed(Checkpoints(self.root).complete(self.spec.folder)):
             number = parse_reference(ref)[2]
             part = written_part(self.spec, self.shard, self.root, number)
+            if part is not None and part[0]["seq"] >= before:
+                continue
             if part is None or part[0]["seq"] <= after:
                 return None
             shelf = self.snapshots.shelf

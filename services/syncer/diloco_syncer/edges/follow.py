@@ -5,6 +5,7 @@ nothing more, and a machine that would compute something else is found out befor
 """
 
 import asyncio
+import math
 from dataclasses import dataclass
 
 import structlog
@@ -33,7 +34,7 @@ from diloco_syncer.edges.published import (
 )
 from diloco_syncer.edges.tape import Purged as Purged
 from diloco_syncer.edges.tape import Tape
-from diloco_syncer.history import History, TapeFault
+from diloco_syncer.history import History, TapeFault, is_of
 from diloco_syncer.rebirth import Reborn
 from diloco_syncer.replay import State, newest_keyframes, newest_published, payloads_needed, replay
 from diloco_syncer.store import FragmentStore
@@ -81,23 +82,52 @@ class Follower:
         self.reborn: Reborn | None = None
 
     async def load(self) -> None:
-        """Begin at our own newest snapshot, if there is one."""
-        found, self.notes = await asyncio.to_thread(self.finder.own)
-        if found is not None:
-            self._begin(found)
-            self.covered = self.history.seq
+        """Begin at our own newest snapshot, if there is one. Raises BusError or OSError.
+
+        Those of records that the tape has lost go: they would pass for newer than what follows.
+        """
+        while True:
+            found, self.notes = await asyncio.to_thread(self.finder.own)
+            if found is None:
+                return
+            # One that is past the tape's end says that the server has lost what it must keep.
+            if await self._is_of_tape(found) or await self._end() < found.seq:
+                self._begin(found)
+                self.covered = self.history.seq
+                return
+            log.warning("a snapshot of records that the tape has lost goes", covers=found.seq)
+            await asyncio.to_thread(self.snapshots.remove, found.seq)
 
     async def load_newer(self, after: int, *, checkpoints: bool) -> bool:
         """Begin at anybody's snapshot that covers more than record `after`; False for none.
 
-        `checkpoints`: look among those as well. Raises OSError or ValueError like `Finder`.
+        `checkpoints`: look among those as well. Raises OSError or ValueError like `Finder`, and
+        BusError.
         """
-        found = await asyncio.to_thread(self.finder.newer, after)
-        if found is None and checkpoints:
-            found = await asyncio.to_thread(self.finder.checkpoint, after)
-        if found is not None:
-            self._begin(found)
-        return found is not None
+        for find in (self.finder.newer, *([self.finder.checkpoint] if checkpoints else [])):
+            before = math.inf
+            while (found := await asyncio.to_thread(find, after, before=before)) is not None:
+                if await self._is_of_tape(found):
+                    self._begin(found)
+                    return True
+                before = found.seq
+        return False
+
+    async def _is_of_tape(self, found: Found) -> bool:
+        """Whether the record that this state covers is still on the tape, or nobody can tell."""
+        try:
+            records = await self.tape.read(after=found.seq - 1, limit=1)
+        except Purged:
+            return True  # it was archived, and the archive cannot be read now
+        if records and records[0][0] == found.seq:
+            return is_of(found.history, records[0][1])
+        info = await self.data.stream_info(self.tape.stream)
+        return found.seq < info.first_seq  # it was archived, and is gone from there
+
+    async def _end(self) -> int:
+        """Sequence of the tape's newest record; 0: none."""
+        tail = await self.data.last(self.tape.stream, self.tape.subject)
+        return 0 if tail is None else tail.seq
 
     def _begin(self, found: Found) -> None:
         self.history, self.store = History.restore(self.spec, found.history), found.store
@@ -110,8 +140,7 @@ class Follower:
         Raises Purged when a contribution is gone, another TapeFault naming the record when a
         digest differs, BusError when the bus does not answer.
         """
-        tail = await self.data.last(self.tape.stream, self.tape.subject)
-        end = 0 if tail is None else tail.seq
+        end = await self._end()
         if end < self.history.seq:
             raise TapeFault(
                 f"the tape ends at record {end}, our snapshot is of record {self.history.seq}: the "

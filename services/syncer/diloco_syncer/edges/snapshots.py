@@ -183,6 +183,10 @@ class SnapshotStore:
                 shutil.rmtree(old, ignore_errors=True)
         return final
 
+    def remove(self, covers: int) -> None:
+        """One that is of no use to anybody. Raises OSError."""
+        shutil.rmtree(self._path(covers))
+
     # --- reading -------------------------------------------------------------------------------
 
     def newest(self) -> tuple[tuple[dict[str, Any], dict[str, Array]] | None, list[str]]:
@@ -200,7 +204,7 @@ class SnapshotStore:
 
     def covers(self) -> list[int]:
         """The tape records that the snapshots here cover, ascending."""
-        return [int(path.name.removeprefix("snapshot-")) for path in self._all()]
+        return [_covered(path) for path in self._all()]
 
     def sound(self, covers: int) -> bool:
         """Whether all files of one are there as its table says; False for one of an older form."""
@@ -261,7 +265,7 @@ class SnapshotStore:
             try:
                 body = (path / META).read_bytes()
                 if table_of(body):
-                    return int(path.name.removeprefix("snapshot-")), body
+                    return _covered(path), body
             except (OSError, ValueError):
                 continue  # torn, or removed meanwhile
         return None
@@ -328,6 +332,11 @@ def table_of(meta: bytes) -> list[Listed]:
         return [Listed.of(entry) for entry in json.loads(meta).get("files", ())]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{META} is damaged: {error}") from None
+
+
+def _covered(path: Path) -> int:
+    """The record that the snapshot in this folder covers."""
+    return int(path.name.removeprefix("snapshot-"))
 
 
 def _link(there: Path, here: Path) -> None:

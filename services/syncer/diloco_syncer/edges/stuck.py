@@ -87,8 +87,9 @@ class Stuck:
             if found is not None:
                 return found
             why = await self._ask_for_snapshot(seq)
-            if not why:
-                continue
+            if not why and (found := await self._newer(seq)) is not None:
+                return found
+            why = why or "the snapshot that was sent is of records that the tape has lost"
             if isinstance(fault, Damaged) and await self._whole_again(follower):
                 return follower
             text = f"{fault}, and {why}"
@@ -120,7 +121,7 @@ class Stuck:
         try:
             if await follower.load_newer(after, checkpoints=checkpoints):
                 return follower
-        except (OSError, ValueError, KeyError) as error:
+        except (BusError, OSError, ValueError, KeyError) as error:
             log.warning("no use of what lies here", error=str(error))
         return None
 
