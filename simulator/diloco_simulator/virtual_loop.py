@@ -12,6 +12,8 @@ would do is done at once, and is over some virtual time later.
 
 import asyncio
 import contextvars
+import heapq
+import itertools
 import selectors
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -33,21 +35,17 @@ class Idle(RuntimeError):
     """Everybody waits for somebody else, for ever."""
 
 
-class _Selector(selectors.DefaultSelector):
-    """Looks at what is ready, and lets the loop's clock go on where others would wait."""
+class _Selector(selectors.SelectSelector):
+    """Asked when nothing is ready: lets the clock go on where others would wait."""
 
-    def __init__(self, advance: Callable[[float], None]) -> None:
+    def __init__(self, next_due: Callable[[], bool]) -> None:
         super().__init__()
-        self.advance = advance
+        self.next_due = next_due
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout:
-            self.advance(timeout)
-            return []
-        ready = super().select(0) if timeout is None else []
-        if not ready and timeout is None:
+        if timeout is None and not self.next_due():
             raise Idle("nobody is due, and nothing can come from outside")
-        return ready
+        return []
 
 
 class Hosted:
@@ -124,13 +122,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """Of one world; its dice decide how long threads take."""
 
     def __init__(self, rng: Random) -> None:
-        super().__init__(_Selector(self._advance))
+        super().__init__(_Selector(self._next_due))
         self.rng = rng
         self.now = 0.0
         self.hosted: list[Hosted] = []
+        # What is due when, in its order: tuples, since handles compare slowly.
+        self._due: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._numbers = itertools.count()
 
-    def _advance(self, seconds: float) -> None:
-        self.now += seconds
+    def _next_due(self) -> bool:
+        """Go on to whoever is due next; False if nobody is."""
+        due, ready = self._due, self._ready  # type: ignore[attr-defined]
+        while due and due[0][2].cancelled():
+            heapq.heappop(due)
+        if not due:
+            return False
+        self.now = max(self.now, due[0][0])
+        while due and due[0][0] <= self.now:
+            ready.append(heapq.heappop(due)[2])
+        return True
 
     def time(self) -> float:
         return self.now
@@ -165,9 +175,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context = context if context is not None else contextvars.copy_context()
         hosted = context.get(_HOSTED)
         if hosted is None:
-            return super().call_at(when, callback, *args, context=context)
-        call = _Call(callback, args, context)
-        call.handle = handle = super().call_at(when, hosted.step, call, context=context)
+            handle = asyncio.TimerHandle(when, callback, args, self, context)
+        else:
+            call = _Call(callback, args, context)
+            call.handle = handle = asyncio.TimerHandle(when, hosted.step, (call,), self, context)
+        heapq.heappush(self._due, (when, next(self._numbers), handle))
         return handle
 
     def run_in_executor(  # type: ignore[override]

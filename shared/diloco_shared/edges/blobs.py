@@ -90,7 +90,7 @@ async def put_blob(
     payload: Payload,
     *,
     window: int = WINDOW,
-    chunk_bytes: int = CHUNK_BYTES,
+    chunk_bytes: int | None = None,
     deadline_s: float | None = None,
     patience_s: float | None = None,
     chunk_timeout_s: float = 5.0,
@@ -106,13 +106,14 @@ async def put_blob(
     since the call, or `patience_s` seconds without one more chunk stored; then raises GaveUp.
     `None` twice repeats until cancelled. A chunk resent after the server's two-minute memory of
     message ids is stored twice, which readers do not notice. Raises Refused when the server will
-    never take it.
+    never take it. `chunk_bytes` None: CHUNK_BYTES.
 
     `progress` is filled in meanwhile: how far it is, and whether the stream is full. `announce` is
     awaited before the first chunk, with the Blob:
     for whoever begins to fetch while it is being sent.
     """
-    outgoing = await _off_loop(len(payload), lambda: cut(subject, payload, chunk_bytes=chunk_bytes))
+    size = chunk_bytes or CHUNK_BYTES
+    outgoing = await _off_loop(len(payload), lambda: cut(subject, payload, chunk_bytes=size))
     blob = outgoing.blob
     progress = Progress() if progress is None else progress
     progress.stored = 0

@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from diloco_shared.edges.bus import (
@@ -36,6 +37,7 @@ Fate = Literal["deliver", "lose_request", "lose_answer"]
 Fault = Callable[[str, str, str], Fate]
 
 
+@lru_cache(maxsize=65536)  # a few subjects each of a few dozen members and fragments
 def matches(pattern: str, subject: str) -> bool:
     """Whether `subject` matches `pattern` with NATS wildcards: `*` one token, `>` all the rest."""
     wanted, given = pattern.split("."), subject.split(".")

@@ -106,8 +106,6 @@ class Trainer:
 class TinyComputing:
     """Of one learner; its steps take virtual time. See `diloco_learner.edges.computing`."""
 
-    look_s = 0.2
-
     def __init__(
         self,
         learner: int,
@@ -122,6 +120,18 @@ class TinyComputing:
         self.step_s = step_s
         self.report = report
         self.trains = trains
+        self.turned: list[asyncio.Event] = []  # whoever waits for the next turn
+
+    async def handed(self, seconds: float) -> None:
+        """Only a turn of the loop hands something out."""
+        event = asyncio.Event()
+        self.turned.append(event)
+        await event.wait()
+
+    def _turn(self) -> None:
+        turned, self.turned = self.turned, []
+        for event in turned:
+            event.set()
 
     def build(self, spec: RunSpec) -> Built:
         a = spec.algorithm
@@ -138,6 +148,7 @@ class TinyComputing:
         """As the train thread does, in virtual time."""
         self.trains(loop)
         for pause in loop.turns():
+            self._turn()
             match pause:
                 case Rest():
                     await _rest(mailbox, pause.seconds)
@@ -145,6 +156,7 @@ class TinyComputing:
                     await asyncio.sleep(pause.seconds)
                 case Stepping():
                     await asyncio.sleep(self.step_s * self.rng.uniform(0.9, 1.1))
+        self._turn()
         assert loop.left is not None
         return loop.left
 

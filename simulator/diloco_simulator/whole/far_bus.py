@@ -4,6 +4,7 @@ A request that is not answered in time may still be carried out, later: nobody k
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ class FarBus(MemoryBus):
         self.passing = passing
         link = net.link(machine)
         self.out, self.into = Way(link, out=True), Way(link, out=False)
+        self.patience = Patience()
 
     async def _call(
         self, operation: str, subject: str, timeout_s: float, work: Callable[[], T], size: int = 0
@@ -45,11 +47,8 @@ class FarBus(MemoryBus):
             raise Unavailable(f"the connection {self.name} is closed")
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self.net.send(self.out, SMALL + size, lambda: self._carried_out(work, answer))
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            raise Unavailable(f"no answer on {subject} within {timeout_s:g} s") from None
+        self.patience.wait(answer, timeout_s, subject)
+        return await answer
 
     def _carried_out(self, work: Callable[[], T], answer: "asyncio.Future[T]") -> None:
         """At the hub."""
@@ -102,14 +101,32 @@ class FarBus(MemoryBus):
             yield stored
 
     async def _crosses(self, way: Way, size: int) -> None:
-        """Until it is there, however often it has to be sent."""
+        """Until it is there, however long that takes."""
+        arrived = asyncio.Event()
+        self.net.send(way, size, arrived.set, sure=True)
+        await arrived.wait()
+
+
+class Patience:
+    """Of one connection: gives up on answers in time. One timer looks after all of a length."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[float, deque[tuple[float, asyncio.Future[Any], str]]] = {}
+
+    def wait(self, answer: "asyncio.Future[Any]", timeout_s: float, subject: str) -> None:
+        """Unavailable for `answer` unless it is there within `timeout_s`."""
         loop = asyncio.get_running_loop()
-        arrived: asyncio.Future[Any] = loop.create_future()
+        queue = self.waiting.setdefault(timeout_s, deque())
+        if not queue:
+            loop.call_later(timeout_s, self._look, timeout_s)
+        queue.append((loop.time() + timeout_s, answer, subject))
 
-        def there() -> None:
-            if not arrived.done():
-                arrived.set_result(None)
-
-        while not arrived.done():
-            self.net.send(way, size, there)
-            await asyncio.wait({arrived}, timeout=30.0)
+    def _look(self, timeout_s: float) -> None:
+        loop, queue = asyncio.get_running_loop(), self.waiting[timeout_s]
+        while queue and (queue[0][1].done() or queue[0][0] <= loop.time()):
+            _, answer, subject = queue.popleft()
+            if not answer.done():
+                text = f"no answer on {subject} within {timeout_s:g} s"
+                answer.set_exception(Unavailable(text))
+        if queue:
+            loop.call_at(queue[0][0], self._look, timeout_s)

@@ -19,7 +19,7 @@ SLOW = 10.0
 # What met a cut tries again this often, and is given up after so long, in virtual seconds.
 RETRY_S, GIVEN_UP_S = 0.5, 20.0
 
-Action = Callable[[], None]
+Action = Callable[[], object]
 
 
 @dataclass(slots=True)
@@ -78,11 +78,11 @@ class Net:
         self.counts[what] += 1
         return True
 
-    def send(self, way: Way, size: int, arrive: Action) -> None:
-        """`arrive` at the other end some time later, or never."""
+    def send(self, way: Way, size: int, arrive: Action, *, sure: bool = False) -> None:
+        """`arrive` at the other end some time later; or never, if it is not `sure`."""
         at = max(way.arrived_at, self.loop.now + self._delay_s(way, size))
         way.arrived_at = at
-        self._at(at, way, self.loop.now + GIVEN_UP_S, arrive)
+        self._at(at, way, math.inf if sure else self.loop.now + GIVEN_UP_S, arrive)
 
     def _delay_s(self, way: Way, size: int) -> float:
         mean = self.options.delay_s

@@ -36,7 +36,9 @@ from diloco_shared.protocol import subjects
 from diloco_simulator.options import Options
 from diloco_simulator.scenario import spec_of
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
+from diloco_simulator.whole import constants
 from diloco_simulator.whole.computing import TinyComputing
+from diloco_simulator.whole.constants import put
 from diloco_simulator.whole.far_bus import FarBus
 from diloco_simulator.whole.net import Net
 from diloco_simulator.whole.observer import Observer, Scene
@@ -335,7 +337,8 @@ def one(seed: int, options: Options | None = None) -> Verdict:
         found = world.found
         return await world.play()
 
-    with TemporaryDirectory(prefix="diloco-whole-", dir=memory) as disk, quiet():
+    values = constants.drawn(Random(f"constants {seed}"))
+    with TemporaryDirectory(prefix="diloco-whole-", dir=memory) as disk, quiet(), put(values):
         try:
             return play(main(), Random(f"threads {seed}"))
         except* (Idle, Exception) as group:

@@ -33,8 +33,11 @@ class Built:
 class Computing(Protocol):
     """Where a learner's steps are taken. See `OnThisMachine`."""
 
-    # Between two looks at what the loop hands out, in seconds.
-    look_s: float
+    async def handed(self, seconds: float) -> None:
+        """Wait until the loop may have handed something out, at most about `seconds`.
+
+        Where only looking tells, that is the time between two looks; see `Mailbox`.
+        """
 
     def build(self, spec: RunSpec) -> Built:
         """Model, trainer and data of a run; called in a thread. Whatever a user's own model or
@@ -47,7 +50,8 @@ class Computing(Protocol):
 class OnThisMachine:
     """On the devices of this process, by a thread of its own: see `Computing`."""
 
-    look_s = 0.005  # half a nano step
+    async def handed(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
     def build(self, spec: RunSpec) -> Built:
         """Seconds: it compiles."""

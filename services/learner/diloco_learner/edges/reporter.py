@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -59,11 +59,14 @@ class Reporter:
         self.started_at = process_started()
         self.stepping_at: float | None = None
 
-    async def newest(self, look_s: float) -> None:
-        """Send the newest progress, and let faults know the step, for ever."""
+    async def newest(self, handed: Callable[[float], Awaitable[None]]) -> None:
+        """Send the newest progress, and let faults know the step, for ever.
+
+        `handed` waits until there may be another; see `computing.Computing`.
+        """
         while True:
             await self.flush()
-            await asyncio.sleep(max(look_s, PROGRESS_S))
+            await handed(PROGRESS_S)
 
     async def flush(self) -> None:
         """Send what was not sent yet."""

@@ -36,6 +36,8 @@ log = structlog.get_logger()
 
 # Between two attempts at a server that does not answer, in seconds.
 RETRY_S = 0.3
+# Between two looks at what the train thread hands out, in seconds: half a nano step.
+HAND_S = 0.005
 # In a learner's data folder: one folder per run.
 CHECKPOINTS = "checkpoints"
 # A process that is told to stop gets this many seconds to reach a step boundary and to give
@@ -178,7 +180,7 @@ class Work:
             await self._begin(ended)
             del ended  # its anchors are the trainer's from now on, until newer ones come
             serving += [
-                self._start(self.reporter.newest(self.computing.look_s)),
+                self._start(self.reporter.newest(self.computing.handed)),
                 self._start(self._hand()),
             ]
             leave = await self._train_or_tell()
@@ -360,7 +362,7 @@ class Work:
         while True:
             for item in self.mailbox.collect():
                 self._start(self.up.send(item))
-            await asyncio.sleep(self.computing.look_s)
+            await self.computing.handed(HAND_S)
 
     async def _clear_out(self) -> None:
         """The last results and the last word of the train thread."""

@@ -70,13 +70,9 @@ from diloco_syncer.status import size
 
 log = structlog.get_logger()
 
-# Between two looks at the lease, in seconds: far below what a round takes to open.
-LEASE_LOOK_S = 0.05
 # After the end, live learners that do not say they are finished are waited for this long: the
 # last evaluation and checkpoint of a large model. Those that died are not waited for.
 LINGER_S = 600.0
-# Between two looks at whether the bus answers, in seconds: five a second, well within any lease.
-BUS_LOOK_S = 0.2
 # A gap this long between two looks at the queue was ours (stopped, swapped out): the learners'
 # silence in it says nothing about them.
 OWN_GAP_S = 1.0
@@ -292,15 +288,16 @@ class Leader:
     async def _watch_bus(self) -> None:
         """While the bus is away, or stands still on open connections, silence is nobody's fault.
 
-        Half a lease at most goes by before that is noticed (heartbeat_s is at most half of it).
+        Three quarters of a lease at most go by before that is noticed (heartbeat_s: half of it).
         """
+        heartbeat_s = self.spec.membership.heartbeat_s
         while True:
             try:
-                async with asyncio.timeout(self.spec.membership.heartbeat_s):
+                async with asyncio.timeout(heartbeat_s):
                     await self.control.kv_get(subjects.LEASES, self.lease.key)
             except (BusError, TimeoutError):
                 self._put(BusBack())
-            await asyncio.sleep(BUS_LOOK_S)
+            await asyncio.sleep(heartbeat_s / 2)
 
     async def _watch_lease(self) -> None:
         """Open no round while the lease is not renewed; end when another may have it for good."""
@@ -311,7 +308,7 @@ class Leader:
             if self.lease.lapsed != lapsed:
                 lapsed = not lapsed
                 self._put(Suspended("the leader cannot renew its lease" if lapsed else ""))
-            await asyncio.sleep(LEASE_LOOK_S)
+            await self.lease.moves()
 
     # --- effects -------------------------------------------------------------------------------
 
@@ -360,6 +357,7 @@ class Leader:
         if isinstance(effect.record, TapeSnapshot):
             self.archiver.want()
         self._put(Appended(seq, time.time()))
+        self.places.changed.set()
 
     def _pieces(self, fragment: int) -> Sequence[Piece]:
         return self.numbers.pieces(fragment)

@@ -5,6 +5,7 @@ Its own task beside everything else: a leader that is busy must not lose the lea
 
 import asyncio
 import time
+from contextlib import suppress
 
 import structlog
 
@@ -46,6 +47,7 @@ class LeaseKeeper:
         self.lease = Lease(me, boot, lock, lease_s)
         self.events: asyncio.Queue[Event] = asyncio.Queue(16)  # fitness, which changes rarely
         self.changed = asyncio.Event()  # the role is another one
+        self.moved = asyncio.Event()  # something was heard of it
 
     @property
     def leading(self) -> bool:
@@ -67,6 +69,17 @@ class LeaseKeeper:
     def lapsed(self) -> bool:
         """Whether another may be leading by now."""
         return self.lease.lapsed(time.monotonic())
+
+    async def moves(self) -> None:
+        """Until something is heard of the lease, or it lapses."""
+        self.moved.clear()
+        left_s = self.lease.until - time.monotonic()
+        if left_s <= 0:
+            await self.moved.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left_s):
+                await self.moved.wait()
 
     def fit(self, why_not: str = "") -> None:
         """This process could lead at once, or why it could not."""
@@ -94,6 +107,7 @@ class LeaseKeeper:
     def _handle(self, event: Event) -> Request | None:
         before = self.lease.role
         request = self.lease.handle(event, time.monotonic())
+        self.moved.set()
         if self.lease.role is not before:
             log.info("lease", role=self.lease.role.value, holder=self.lease.holder)
             self.changed.set()

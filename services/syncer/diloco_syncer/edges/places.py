@@ -14,8 +14,8 @@ from diloco_syncer.ledger import Ledger
 
 log = structlog.get_logger()
 
-# Between two looks, in seconds: a process that reads on where another died takes longer to start.
-LOOK_S = 0.1
+# Between two writes, in seconds: a process that reads on where another died takes longer to start.
+PAUSE_S = 0.1
 
 
 class Places:
@@ -35,6 +35,8 @@ class Places:
         self.known = False  # whether `written` is what earlier leaders wrote
         self.written: dict[int, tuple[int, int]] = {}
         self.revisions: dict[int, int] = {}
+        self.changed = asyncio.Event()  # the tape has taken something
+        self.changed.set()
 
     async def write(self) -> None:
         """Write what is not written yet. Raises BusError; may be called again."""
@@ -78,11 +80,16 @@ class Places:
         self.known = True
 
     async def keep(self, leading: Callable[[], bool] = lambda: True) -> None:
-        """For ever; nothing while another may lead."""
+        """For ever, whenever something has changed; nothing while another may lead."""
         while True:
+            await self.changed.wait()
+            self.changed.clear()
+            await asyncio.sleep(PAUSE_S)
             try:
                 if leading():
                     await self.write()
+                else:
+                    self.changed.set()
             except BusError as error:
                 log.debug("places not written yet", error=str(error))
-            await asyncio.sleep(LOOK_S)
+                self.changed.set()
