@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,21 @@ from diloco_shared.config import RunSpec
 from diloco_shared.edges.membership import DataFolder
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
-from diloco_shared.edges.tape_archive import archives_of, read_tape
+from diloco_shared.edges.tape_archive import TapeArchive, archives_of, read_tape
 from diloco_shared.protocol import messages, records, subjects
 from diloco_shared.protocol.messages import Message, TapeRebirth, TapeRecord, TapeTerm
 from diloco_shared.protocol.records import Assignment, MemberRecord, RunRecord
 from diloco_shared.protocol.wire import WIRE_VERSION, decode, decode_tape, encode
 from diloco_syncer.app import Syncer
+from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.settings import Settings
+from diloco_syncer.store import in_memory
 
 # Records with which somebody begins to lead.
 Led = (TapeTerm, TapeRebirth)
+RUNS = ("over", "one", "two")
+# Of the runs that go on, with their shards.
+SHARDS = [("one", 0), ("two", 0), ("two", 1)]
 VERSIONS = sorted(path.parent for path in stored.HERE.glob(f"*/{stored.MADE}"))
 
 
@@ -40,8 +45,32 @@ REFUSED = [version for version in VERSIONS if wire_of(version) < WIRE_VERSION]
 def kind_of(name: str) -> type[Message]:
     """The class of a message's name."""
     found = getattr(messages, name, None) or getattr(records, name)
-    assert issubclass(found, Message)
+    assert isinstance(found, type) and issubclass(found, Message)
     return found
+
+
+def all_messages(version: Path) -> Iterator[tuple[str, bytes]]:
+    """(where, bytes) of whatever is a message: in streams, buckets, archives, and on the way."""
+    for run in RUNS:
+        for name, stream in stored.read_streams(version / run / stored.STREAMS).items():
+            for seq, _, _, payload in stream.messages:
+                if stored.name_of(payload):
+                    yield f"{run}: {name} {seq}", payload
+        for path in sorted((version / run / stored.DISK / "checkpoints").glob("*/tape/*")):
+            shard = int(path.name.removeprefix("shard-"))
+            archive = TapeArchive(str(path.parents[2]), path.parents[1].name, shard)
+            for message in archive.read(run, 0):
+                yield f"{run}: archive {message.seq}", message.payload
+    for name, (_, payload) in stored.read(version / stored.MESSAGES).items():
+        yield f"heard: {name}", payload
+
+
+def snapshots(disk: Path, shard: int = 0) -> list[tuple[SnapshotStore, int]]:
+    """(store, record covered) of every snapshot that any syncer has of a shard."""
+    below = f"shard-{shard}/" if shard else ""
+    folders = sorted({path.parent for path in disk.glob(f"*/snapshots/*/{below}snapshot-*")})
+    stores = [SnapshotStore(folder, shelf=in_memory) for folder in folders]
+    return [(store, covers) for store in stores for covers in store.covers()]
 
 
 async def within(what: Any, seconds: float = 60.0) -> Any:
@@ -76,6 +105,11 @@ class Hub:
                 headers = {name: of for name, of in headers.items() if name != "Nats-TTL"}
             assert self.broker.append(subject, payload, headers, None, None) == seq
         there.last_seq = stream.last_seq
+
+    def kept(self, stream: str) -> dict[int, tuple[str, bytes]]:
+        """What a stream of the bus holds now: (subject, bytes) by sequence."""
+        there = self.broker._streams[stream].messages
+        return {seq: (message.subject, message.payload) for seq, message in there.items()}
 
     @property
     def checkpoints(self) -> str:
@@ -127,8 +161,10 @@ class Hub:
         """Wait until a member shows this."""
         async with self.bus.kv_watch(subjects.MEMBERS, name) as entries:
             async for entry in entries:
-                if entry.value and (m := decode(entry.value, MemberRecord)).state == state:
-                    return m
+                if not entry.value or stored.wire_of(entry.value) != WIRE_VERSION:
+                    continue  # what a process of another release left
+                if (member := decode(entry.value, MemberRecord)).state == state:
+                    return member
         raise AssertionError
 
     async def comes(self, found: Callable[[TapeRecord], bool], shard: int = 0) -> TapeRecord:

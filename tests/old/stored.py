@@ -54,7 +54,17 @@ def read_streams(path: Path) -> dict[str, Stream]:
 
 def name_of(data: bytes) -> str:
     """Of the message's kind, whichever version wrote it; "" for what is no message."""
+    return str(_envelope(data).get("t", ""))
+
+
+def wire_of(data: bytes) -> int:
+    """The wire version that a message says it is of; 0 for what is no message."""
+    return int(_envelope(data).get("v", 0))
+
+
+def _envelope(data: bytes) -> dict[str, Any]:
     try:
-        return str(msgpack.unpackb(data[:-SEAL_BYTES])["t"])
-    except (ValueError, KeyError, TypeError, msgpack.UnpackException):
-        return ""
+        found = msgpack.unpackb(data[:-SEAL_BYTES])
+    except (ValueError, msgpack.UnpackException):
+        return {}
+    return found if isinstance(found, dict) and found.keys() == {"v", "t", "b"} else {}

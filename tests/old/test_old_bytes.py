@@ -1,20 +1,18 @@
 """What earlier versions left is read, executed again and gone on with (docs/deploy.md)."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from old import stored
-from old.hub import READ, VERSIONS, Hub, kind_of, within
+from old.hub import READ, RUNS, SHARDS, VERSIONS, Hub, all_messages, kind_of, snapshots, within
 
 from diloco_coordinator.edges.registry import NOTES
 from diloco_learner.edges.checkpoint import Checkpoints as OwnCheckpoints
 from diloco_learner.moments import views
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import Checkpoints
-from diloco_shared.edges.tape_archive import TapeArchive
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import MANIFEST, LearnerPart, ShardPart
 from diloco_shared.protocol.messages import TapeRecord, TapeRestore, TapeSetting
@@ -24,31 +22,13 @@ from diloco_syncer.edges.parts import load
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.history import History
 from diloco_syncer.replay import payloads_needed
-from diloco_syncer.store import FragmentStore, in_memory
+from diloco_syncer.store import FragmentStore
 
-RUNS = ("over", "one", "two")
-# Of the runs that go on, with their shards.
-SHARDS = [("one", 0), ("two", 0), ("two", 1)]
+EVERY_SHARD = [("over", 0), *SHARDS]
 KINDS = {kind.__name__ for kind in get_args(get_args(TapeRecord)[0])}
 NEWEST = READ[-1]
 
 each = pytest.mark.parametrize("version", READ, ids=lambda path: path.name)
-
-
-def all_messages(version: Path) -> Iterator[tuple[str, bytes]]:
-    """(where, bytes) of whatever is a message: in streams, buckets, archives, and on the way."""
-    for run in RUNS:
-        for name, stream in stored.read_streams(version / run / stored.STREAMS).items():
-            for seq, _, _, payload in stream.messages:
-                if stored.name_of(payload):
-                    yield f"{run}: {name} {seq}", payload
-        for path in sorted((version / run / stored.DISK / "checkpoints").glob("*/tape/*")):
-            shard = int(path.name.removeprefix("shard-"))
-            archive = TapeArchive(str(path.parents[2]), path.parents[1].name, shard)
-            for message in archive.read(run, 0):
-                yield f"{run}: archive {message.seq}", message.payload
-    for name, (_, payload) in stored.read(version / stored.MESSAGES).items():
-        yield f"heard: {name}", payload
 
 
 # --- bytes -------------------------------------------------------------------------------------
@@ -75,21 +55,14 @@ def test_every_kind_of_record_is_kept() -> None:
     assert {stored.name_of(data) for _, data in all_messages(NEWEST)} >= KINDS
 
 
-def snapshots(disk: Path) -> list[tuple[SnapshotStore, int]]:
-    """(store, record covered) of every snapshot of every syncer."""
-    folders = sorted({path.parent for path in disk.glob("*/snapshots/**/snapshot-*")})
-    stores = [SnapshotStore(folder, shelf=in_memory) for folder in folders]
-    return [(store, covers) for store in stores for covers in store.covers()]
-
-
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@pytest.mark.parametrize("run", RUNS)
-async def test_a_snapshot_is_written_as_it_was(run: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("run", "shard"), EVERY_SHARD)
+async def test_a_snapshot_is_written_as_it_was(run: str, shard: int, tmp_path: Path) -> None:
     hub = Hub(NEWEST, run, tmp_path)
-    spec, found = await hub.spec(), snapshots(hub.disk)
+    spec, found = await hub.spec(), snapshots(hub.disk, shard)
     assert found
     for n, (there, covers) in enumerate(found):
         meta, arrays = there.load(covers)
@@ -123,7 +96,7 @@ def test_a_checkpoint_is_written_as_it_was(run: str) -> None:
 
 
 @each
-@pytest.mark.parametrize(("run", "shard"), [("over", 0), *SHARDS])
+@pytest.mark.parametrize(("run", "shard"), EVERY_SHARD)
 async def test_a_tape_is_executed_again(
     version: Path, run: str, shard: int, tmp_path: Path
 ) -> None:
@@ -134,14 +107,14 @@ async def test_a_tape_is_executed_again(
     assert verified.faults == ()
     assert verified.records == len(tape)
     assert verified.contributions > 0 or run == "over", "a run that is over may be covered whole"
-    folders = sorted({store.folder for store, _ in snapshots(hub.disk)})
-    own = [f for f in folders if f.name.startswith("shard-") == bool(shard)]
-    replayed = await reexecute(spec, hub.bus, tape, own, hub.checkpoints, shard)
+    folders = sorted({store.folder for store, _ in snapshots(hub.disk, shard)})
+    replayed = await reexecute(spec, hub.bus, tape, folders, hub.checkpoints, shard)
     assert replayed.fault is None
     assert replayed.rounds > 0 or run == "over"
     assert (replayed.began_at == 0) == (run == "one")
 
 
+@pytest.mark.whole
 @each
 @pytest.mark.parametrize(("run", "shard"), SHARDS)
 async def test_a_syncer_goes_on(version: Path, run: str, shard: int, tmp_path: Path) -> None:
@@ -155,6 +128,7 @@ async def test_a_syncer_goes_on(version: Path, run: str, shard: int, tmp_path: P
     assert (await hub.tape(shard))[: len(before)] == before
 
 
+@pytest.mark.whole
 @each
 async def test_a_syncer_goes_on_from_the_tape_alone(version: Path, tmp_path: Path) -> None:
     hub = Hub(version, "one", tmp_path)
@@ -163,6 +137,7 @@ async def test_a_syncer_goes_on_from_the_tape_alone(version: Path, tmp_path: Pat
         await within(hub.led_by("elsewhere", term))
 
 
+@pytest.mark.whole
 @each
 async def test_a_syncer_goes_on_from_the_snapshot_alone(version: Path, tmp_path: Path) -> None:
     """Contributions that it covers are gone, and with them the way from the beginning."""

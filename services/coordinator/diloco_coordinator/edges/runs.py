@@ -190,8 +190,13 @@ class Runs:
         return record
 
     async def _reserve(self, spec: RunSpec) -> None:
-        """The run's streams, with the limits of its budget: 422 where the server has no room."""
-        if spec.name in self.registry.runs:
+        """The run's streams, with the limits of its budget: 422 where the server has no room.
+
+        Of a name that is free on the server: what is not mirrored here may be another coordinator's
+        a moment ago, or a run that another release wrote. Its streams are nobody else's to remove.
+        """
+        entry = await self.registry.bus.kv_get(subjects.RUNS, spec.name)
+        if spec.name in self.registry.runs or (entry is not None and entry.value is not None):
             raise _taken(spec.name)
         needs, bus = streams(assumed(spec)), self.registry.bus
         try:
