@@ -169,11 +169,16 @@ def test_a_checkpoint_is_read(version: Path, run: str) -> None:
 
 @pytest.mark.parametrize("run", ["one", "two"])
 @pytest.mark.parametrize("version", VERSIONS, ids=lambda path: path.name)
-async def test_a_new_run_begins_with_a_checkpoint(version: Path, run: str, tmp_path: Path) -> None:
-    """The way of an upgrade: asked for over REST on a new server, carried out by syncers."""
-    old = Hub(version, run, tmp_path / "old")
-    hub = Hub(None, "again", tmp_path / "new")
-    shutil.copytree(old.checkpoints, hub.checkpoints)
+@pytest.mark.parametrize("server", ["new", "the same"])
+async def test_a_new_run_begins_with_a_checkpoint(
+    version: Path, run: str, server: str, tmp_path: Path
+) -> None:
+    """The way of an upgrade: asked for over REST, carried out by syncers."""
+    hub = Hub(version, run, tmp_path / "old")
+    if server == "new":
+        kept, hub = hub.checkpoints, Hub(None, "again", tmp_path / "new")
+        shutil.copytree(kept, hub.checkpoints)
+    hub.run = "again"
     ref = Checkpoints(hub.checkpoints).complete()[-1]
     manifest, _ = Checkpoints(hub.checkpoints).manifest(ref)
     async with hub.coordinator() as desk:

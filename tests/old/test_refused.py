@@ -1,13 +1,17 @@
 """What an older wire version left is refused by name, and left alone."""
 
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from old import stored
 from old.hub import REFUSED, RUNS, SHARDS, Hub, all_messages, kind_of, snapshots, wire_of, within
 
 from diloco_cli.commands.tape import _recorded
 from diloco_cli.faults import CliError
+from diloco_learner.edges.checkpoint import Checkpoints as OwnCheckpoints
+from diloco_learner.moments import pack
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import Checkpoints
 from diloco_shared.protocol import subjects
@@ -57,6 +61,18 @@ async def test_a_snapshot_is_read(version: Path, run: str, shard: int, tmp_path:
             assert store.anchor_digest(p) == history.anchor_digests[p]
 
 
+@pytest.mark.parametrize("run", RUNS)
+def test_a_learner_passes_over_its_own_checkpoint(version: Path, run: str, tmp_path: Path) -> None:
+    """Its moments then come from a donor; what it cannot read it does not remove."""
+    for folder in (version / run / stored.DISK).glob("learner-*/checkpoints/*"):
+        copy = shutil.copytree(folder, tmp_path / folder.parts[-3])
+        before = sorted(copy.rglob("*"))
+        own = OwnCheckpoints(copy, 1)
+        assert own.load(lambda state: None) == (None, [])
+        own.save(1, [pack({"w": np.zeros(2, np.float32)})])
+        assert set(before) < set(copy.rglob("*")) and own.newest == 1
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize("run", RUNS)
 async def test_the_cluster_of_this_release_leaves_it_alone(
@@ -65,12 +81,18 @@ async def test_the_cluster_of_this_release_leaves_it_alone(
     """Neither given to anybody nor replaced by a run of the same name, even on a full server."""
     hub = Hub(version, run, tmp_path)
     streams = subjects.run_streams(run)
-    before = {name: hub.kept(name) for name in (*streams, f"KV_{subjects.RUNS}")}
+    buckets = [f"KV_{name}" for name in (subjects.RUNS, subjects.INCARNATIONS, subjects.SHARDS)]
+    before = {name: hub.kept(name) for name in (*streams, *buckets)}
     hub.broker.storage_max = hub.broker.storage().reserved
     async with hub.coordinator() as desk:
         assert desk.registry.runs == {}
         answer = await desk.ask("POST", "/v1/runs", {**LARGE, "name": run})
         assert (answer.status_code, answer.json()["title"]) == (409, "The name is taken")
+        for ref in Checkpoints(hub.checkpoints).complete():
+            path = f"/v1/checkpoints/submit?checkpoint={ref}"
+            body = {**Checkpoints(hub.checkpoints).manifest(ref)[0].spec, "name": run}
+            answer = await desk.ask("POST", path, body)
+            assert (answer.status_code, answer.json()["title"]) == (409, "The name is taken")
     assert {name: hub.kept(name) for name in before} == before
 
 
