@@ -187,7 +187,8 @@ class Making:
         self.goes_on("one", 2)
 
     def leader(self, run: str) -> str:
-        return next(s["id"] for s in self.client.run(run)["syncers"] if s["state"] == "leading")
+        syncers = self.client.run(run)["syncers"]
+        return next(str(s["id"]) for s in syncers if s["state"] == "leading")
 
     def lost_records(self, run: str) -> None:
         """A learner that is an epoch ahead: what a leader hears whose tape has lost its end."""
