@@ -97,7 +97,10 @@ async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
     if entry is None or entry.value is None:
         known = ", ".join(sorted(await bus.kv_all(subjects.RUNS))) or "none"
         raise CliError(f"there is no run {run!r}; known: {known}", UNKNOWN)
-    spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
+    try:
+        spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
+    except WireError as error:
+        raise CliError(f"the record of run {run!r} cannot be read: {error}") from None
     try:
         await bus.stream_info(subjects.tape_stream(run))
     except BusError:

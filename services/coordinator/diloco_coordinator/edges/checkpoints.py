@@ -184,6 +184,7 @@ class RunCheckpoints:
     ) -> RunRecord:
         spec = self.runs.checked(body)
         _fits(spec, manifest)
+        await self.runs.free(spec.name)
         own = spec.keeping.run_checkpoint_root or self.root
         source = ref if there.root == own else f"{there.root.rstrip('/')}/{ref}"
         # Before the run is there: nobody may begin a life that the ledger of the checkpoint knows.

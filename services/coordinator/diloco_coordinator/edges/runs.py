@@ -189,10 +189,25 @@ class Runs:
         await self.registry.tell(spec.name, "run-created", text, {})
         return record
 
+    async def free(self, name: str) -> None:
+        """409 for a name that is taken, also by a run that is not mirrored here.
+
+        It may be another coordinator's of a moment ago, or be written by another release: what is
+        kept under its name is nobody's to change or remove.
+        """
+        if name in self.registry.runs:
+            raise _taken(name)
+        entry = await self.registry.bus.kv_get(subjects.RUNS, name)
+        if entry is not None and entry.value is not None:
+            text = (
+                f"the message server has a run {name!r} that is not known here: it was submitted a "
+                "moment ago, or by another release. Choose another name"
+            )
+            raise Problem(409, "The name is taken", text)
+
     async def _reserve(self, spec: RunSpec) -> None:
         """The run's streams, with the limits of its budget: 422 where the server has no room."""
-        if spec.name in self.registry.runs:
-            raise _taken(spec.name)
+        await self.free(spec.name)
         needs, bus = streams(assumed(spec)), self.registry.bus
         try:
             await ensure_run_streams(bus, spec.name, limits(assumed(spec)))
