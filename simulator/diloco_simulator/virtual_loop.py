@@ -14,8 +14,10 @@ import asyncio
 import contextvars
 import heapq
 import itertools
+import secrets
 import selectors
 import time
+import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -118,6 +120,19 @@ class _Call:
         self.handle: asyncio.Handle | None = None
 
 
+class _Task(asyncio.Task[Any]):
+    """Sets of tasks have the same order in every process: that of these numbers."""
+
+    numbers = itertools.count()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._number = next(_Task.numbers)
+        super().__init__(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Of one world; its dice decide how long threads take."""
 
@@ -129,6 +144,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         # What is due when, in its order: tuples, since handles compare slowly.
         self._due: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._numbers = itertools.count()
+        _Task.numbers = itertools.count()
+        self.set_task_factory(lambda loop, coro, **kwargs: _Task(coro, loop=loop, **kwargs))
 
     def _next_due(self) -> bool:
         """Go on to whoever is due next; False if nobody is."""
@@ -200,9 +217,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 @contextmanager
-def _clocks(loop: VirtualLoop) -> Iterator[None]:
-    """Everybody who asks for the time is told the loop's."""
-    kept = time.monotonic, time.time
+def _virtual(loop: VirtualLoop) -> Iterator[None]:
+    """Everybody who asks for the time is told the loop's, and whoever asks for chance, its dice."""
+    kept = time.monotonic, time.time, uuid.uuid4, secrets.token_hex
+    dice = Random(loop.rng.random())
 
     def wall() -> float:
         hosted = _HOSTED.get()
@@ -210,10 +228,12 @@ def _clocks(loop: VirtualLoop) -> Iterator[None]:
 
     time.monotonic = lambda: ORIGIN + loop.now
     time.time = wall
+    uuid.uuid4 = lambda: uuid.UUID(int=dice.getrandbits(128), version=4)
+    secrets.token_hex = lambda nbytes=None: dice.randbytes(nbytes or 32).hex()
     try:
         yield
     finally:
-        time.monotonic, time.time = kept
+        time.monotonic, time.time, uuid.uuid4, secrets.token_hex = kept
 
 
 async def _cancelled(loop: VirtualLoop) -> None:
@@ -238,7 +258,7 @@ def play(main: Coroutine[Any, Any, T], rng: Random) -> T:
     loop = VirtualLoop(rng)
     try:
         asyncio.set_event_loop(loop)
-        with _clocks(loop):
+        with _virtual(loop):
             task = loop.create_task(main)
             try:
                 return loop.run_until_complete(task)

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,47 @@ async def fed(registry: Registry) -> AsyncIterator[None]:
                 task.cancel()
 
 
+class Coordinator:
+    """One process on a connected bus: what it keeps, and the API over it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        bus: Bus,
+        folder: DataFolder,
+        token: str,
+        *,
+        address: str = "",
+        loop_watch: LoopWatch | None = None,
+    ) -> None:
+        self.registry = Registry(bus)
+        self.membership = Membership(bus, settings.id, "coordinator", folder.lock, address=address)
+        self.faults = FaultAgent(bus, settings.id, enabled=settings.chaos)
+        self.api = create_app(
+            self.registry,
+            token,
+            chaos=settings.chaos,
+            checkpoints=settings.checkpoints or str(settings.data / "checkpoints"),
+            loop_watch=loop_watch,
+        )
+
+    async def run(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Until `serving`, which answers requests, is over."""
+        try:
+            async with fed(self.registry), asyncio.TaskGroup() as tasks:
+                await self.membership.register()
+                background = [
+                    tasks.create_task(self.membership.keep()),
+                    tasks.create_task(self.faults.serve()),
+                ]
+                await serving
+                for task in background:
+                    task.cancel()
+        finally:
+            serving.close()
+            await self.membership.leave()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A bound socket; raises AddressTaken saying what to do."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -149,10 +190,15 @@ async def serve(settings: Settings) -> None:
         bus = await NatsBus.connect(
             settings.nats_url, name=settings.id, token=settings.nats_token or None
         )
-        membership = Membership(
-            bus, settings.id, "coordinator", folder.lock, address=f"{settings.host}:{port}"
+        address, loop_watch = f"{settings.host}:{port}", LoopWatch()
+        coordinator = Coordinator(
+            settings, bus, folder, token, address=address, loop_watch=loop_watch
         )
-        await _serve(settings, bus, membership, token, bound)
+        server = _server(settings, coordinator.api)
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(loop_watch.keep())
+            await coordinator.run(_listening(server, bound))
+            watching.cancel()
     finally:
         if bus is not None:
             await bus.close()
@@ -161,20 +207,16 @@ async def serve(settings: Settings) -> None:
         folder.release()
 
 
-async def _serve(
-    settings: Settings, bus: Bus, membership: Membership, token: str, bound: socket.socket
-) -> None:
-    registry = Registry(bus)
-    faults, loop_watch = FaultAgent(bus, settings.id, enabled=settings.chaos), LoopWatch()
-    server = uvicorn.Server(
+async def _listening(server: uvicorn.Server, bound: socket.socket) -> None:
+    host, port = bound.getsockname()[:2]
+    log.info("listening", address=f"{host}:{port}")
+    await server.serve(sockets=[bound])
+
+
+def _server(settings: Settings, api: FastAPI) -> uvicorn.Server:
+    return uvicorn.Server(
         uvicorn.Config(
-            create_app(
-                registry,
-                token,
-                chaos=settings.chaos,
-                checkpoints=settings.checkpoints or str(settings.data / "checkpoints"),
-                loop_watch=loop_watch,
-            ),
+            api,
             log_level="warning",
             # Requests carry no secrets in their addresses, but nobody needs them logged either.
             access_log=False,
@@ -184,17 +226,3 @@ async def _serve(
             ssl_keyfile=settings.tls_key,
         )
     )
-    try:
-        async with fed(registry), asyncio.TaskGroup() as tasks:
-            await membership.register()
-            background = [
-                tasks.create_task(loop_watch.keep()),
-                tasks.create_task(membership.keep()),
-                tasks.create_task(faults.serve()),
-            ]
-            log.info("listening", address=membership.record.address)
-            await server.serve(sockets=[bound])
-            for task in background:
-                task.cancel()
-    finally:
-        await membership.leave()

@@ -6,6 +6,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Protocol
 
+from diloco_coordinator.app import Coordinator
+from diloco_coordinator.settings import Settings as CoordinatorSettings
 from diloco_learner.app import Learner
 from diloco_learner.edges.computing import Computing
 from diloco_learner.settings import Settings as LearnerSettings
@@ -15,6 +17,8 @@ from diloco_simulator.whole.far_bus import FarBus
 from diloco_syncer.app import Syncer
 from diloco_syncer.settings import Settings as SyncerSettings
 
+# A user's, for the coordinator.
+TOKEN = "of the operator"
 # Before a supervisor starts again what ended by itself, in virtual seconds.
 RESTART_S = 1.0
 # Something that is awaited before a process does what others can see.
@@ -56,6 +60,7 @@ class Machine:
         self.failed = failed
         self.before: Callable[[str], None] = lambda what: None  # may kill its process
         self.process: Hosted | None = None
+        self.app: App | None = None  # of the newest process
         self.lock: DataFolder | None = None
         self.buses: list[FarBus] = []
         self.starts = 0
@@ -73,7 +78,8 @@ class Machine:
             for plane in ("control", "data")
         )
         self.buses = [control, data]
-        task = process.run(self._body(self.make(control, data, lock)))
+        self.app = self.make(control, data, lock)
+        task = process.run(self._body(self.app))
         task.add_done_callback(lambda done: self._over(process, done))
 
     async def _body(self, app: App) -> None:
@@ -112,6 +118,27 @@ def _passing(process: Hosted) -> Passing:
             await asyncio.Event().wait()
 
     return passing
+
+
+class CoordinatorApp:
+    """The product's coordinator, which answers requests that come by no socket."""
+
+    def __init__(self, settings: CoordinatorSettings, bus: FarBus, lock: DataFolder) -> None:
+        self.coordinator = Coordinator(settings, bus, lock, TOKEN)
+
+    async def run(self) -> None:
+        """For ever."""
+        await self.coordinator.run(_for_ever())
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def coordinator(name: str, data: Path) -> Make:
+    """The product's coordinator."""
+    settings = CoordinatorSettings(id=name, data=data)
+    return lambda control, bulk, lock: CoordinatorApp(settings, control, lock)
 
 
 def syncer(name: str, data: Path) -> Make:

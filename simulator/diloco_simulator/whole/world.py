@@ -9,11 +9,12 @@ run must come to its end in time (liveness). A seed is a run.
 import argparse
 import asyncio
 import logging
+import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,14 +24,6 @@ from typing import Any
 
 import structlog
 
-from diloco_coordinator.edges.assigning import keep_assigned
-from diloco_coordinator.edges.auth import Guard
-from diloco_coordinator.edges.ending import keep_ending
-from diloco_coordinator.edges.problems import Problem
-from diloco_coordinator.edges.registry import MIRRORED, Registry
-from diloco_coordinator.edges.runs import Runs
-from diloco_coordinator.edges.sse import Streams
-from diloco_shared.edges.bus import BusError
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.protocol import subjects
 from diloco_simulator.options import Options
@@ -42,10 +35,14 @@ from diloco_simulator.whole.constants import put
 from diloco_simulator.whole.far_bus import FarBus
 from diloco_simulator.whole.net import Net
 from diloco_simulator.whole.observer import Observer, Scene
-from diloco_simulator.whole.processes import Machine, Make, Passing, learner, syncer
+from diloco_simulator.whole.processes import Machine, Make, Passing, coordinator, learner, syncer
+from diloco_simulator.whole.rest import Rest
+from diloco_simulator.whole.user import OVER, User
 
 # Between two looks, in virtual seconds.
-LOOK_S = 0.5
+LOOK_S = 2.0
+# Whoever led a run lets go of it within half a minute of its end, should it have died over it.
+DELETED_S = 90.0
 # Once all is well a run of some dozen steps of a second must be over within this time.
 LIVENESS_S = 1200.0
 # What a process does that others can see is this much more than the effects of its machine, by
@@ -81,13 +78,15 @@ class World:
         self.spec = spec_of(options, seed)
         self.broker = MemoryBroker()
         self.net = Net(loop, Random(f"net {seed}"), options, self.found.counts)
+        self.healed_at = math.inf
         self.scene = Scene(loop, options, self.found.counts)
         self.observer = Observer(self.scene, self.spec, self.broker)
-        self.asked: list[asyncio.Task[None]] = []  # what users still wait for
-        self.registry = Registry(self._client("coordinator", "coordinator", None))
-        self.api = Runs(
-            self.registry, Guard(self.registry, "admin"), Streams(self.registry), str(folder)
+        self.asked: list[asyncio.Task[object]] = []  # what the user still waits for
+        self.coordinator = self._machine(
+            "coordinator", coordinator("coordinator", folder), options.syncer_crash
         )
+        dice = Random(f"user {seed}")
+        self.user = User(Rest(self.coordinator), self.spec, dice, self.found.counts, self.broken)
         self.syncers = [
             self._machine(name := f"syncer-{n}", syncer(name, folder), options.syncer_crash)
             for n in range(max(options.syncers, 1) * options.shards)
@@ -135,63 +134,64 @@ class World:
 
     async def play(self) -> Verdict:
         """Safety, then liveness."""
-        await self.registry.prepare()
-        machines = [*self.syncers, *self.learners]
-        async with asyncio.TaskGroup() as tasks:
-            work = [tasks.create_task(self.registry.watch(bucket)) for bucket in MIRRORED]
-            work.append(tasks.create_task(keep_assigned(self.registry)))
-            work.append(tasks.create_task(keep_ending(self.registry)))
-            for machine in machines:
-                self.loop.call_later(self.rng.uniform(0.0, 2.0), machine.start)
-            self._plan(machines)
-            await self._begin()
-            await asyncio.sleep(self.options.safety_s)
-            await self._heal()
-            await self._ends()
-            for machine in machines:
-                machine.kill()
-            for task in work:
-                task.cancel()
+        self.coordinator.start()
+        for machine in (*self.syncers, *self.learners):
+            self.loop.call_later(self.rng.uniform(0.0, 2.0), machine.start)
+        self._plan(self.machines)
+        await self.user.begin()
+        await asyncio.sleep(self.options.safety_s)
+        await self._heal()
+        await self._ends()
+        await self._deleted()
+        for machine in self.machines:
+            machine.kill()
         self.found.violations += self.observer.watch.violations
         self.found.virtual_s = self.loop.now
         return self.found
 
-    async def _begin(self) -> None:
-        """As a user does it who hears nothing: again."""
-        while self.spec.name not in self.registry.runs:
-            try:
-                await self.api.begin(self.spec)
-            except BusError:
-                await asyncio.sleep(LOOK_S)
-            except Problem:
-                return  # it is there: only the answer was lost
+    @property
+    def machines(self) -> list[Machine]:
+        return [self.coordinator, *self.syncers, *self.learners]
 
     async def _heal(self) -> None:
         self.scene.faulty = self.broker.squeezed = False
         self.net.heal()
-        for machine in (*self.syncers, *self.learners):
+        for machine in self.machines:
             if machine.process is not None:
                 machine.process.thaw()
         self.observer.watch.healed()
-        await self._ask(desired="running", quorum=self.options.quorum)
+        self.healed_at = self.loop.now
+        await self.user.calm(self.options.quorum)
 
     async def _ends(self) -> None:
-        over_by = self.loop.now + LIVENESS_S * self.options.step_s
-        while not self._over():
-            if self.loop.now > over_by:
-                self.broken("liveness", f"no end: {self._said()}")
-                break
+        """The run comes to its end in time, and everybody leaves it."""
+        step_s, view = self.options.step_s, None
+        while self.loop.now < self.healed_at + LIVENESS_S * step_s:
+            view = await self.user.view() or view
+            if view is not None:
+                well_s = self.loop.now - self.healed_at
+                for text in self.user.unheeded(view, well_s, step_s):
+                    self.broken("commands", text)
+                if view["state"] in OVER and not view["members"]:
+                    self.found.rounds = (view["status"] or {"rounds_committed": 0})[
+                        "rounds_committed"
+                    ]
+                    return
+            await asyncio.sleep(LOOK_S * step_s)
+        said = "nothing" if view is None else f"{view['state']}: {view['reason']}"
+        self.broken("liveness", f"no end: {said}")
+
+    async def _deleted(self) -> None:
+        """What is over can be deleted, and then nothing is left of it."""
+        by = self.loop.now + DELETED_S
+        while not await self.user.delete():
+            if self.loop.now > by:
+                self.broken("liveness", f"not deleted {DELETED_S:.0f} s after its end")
+                return
             await asyncio.sleep(LOOK_S)
-        status = self.registry.statuses.get(self.spec.name)
-        self.found.rounds = status.rounds_committed if status is not None else 0
-
-    def _over(self) -> bool:
         name = self.spec.name
-        return self.registry.over(name) and name not in self.registry.assigned.values()
-
-    def _said(self) -> str:
-        status = self.registry.statuses.get(self.spec.name)
-        return "nothing" if status is None else f"{status.state}: {status.reason}"
+        if left := [s for s in subjects.run_streams(name) if self.broker.exists(s)]:
+            self.broken("deletion", f"{', '.join(left)} outlived the run")
 
     # --- what goes wrong -----------------------------------------------------------------------
 
@@ -217,10 +217,16 @@ class World:
             at(lambda: self._replace(self.rng.choice(machines)))
         for _ in range(o.lost_disks):
             at(self._lose_disks)
-        for _ in range(o.wishes):
-            at(self._wish)
-        if o.stop:
-            at(lambda: self._soon(self._ask(desired="stopped")))
+        user = self.user
+        asked = (
+            (o.wishes, user.wish),
+            (o.checkpoints, user.checkpoint),
+            (o.restores, user.restore),
+            (int(o.stop), lambda: user.desire("stop")),
+        )
+        for count, ask in asked:
+            for _ in range(count):
+                at(lambda ask=ask: self._soon(ask()))  # type: ignore[misc]
 
     def _at(self, strike: Callable[[], object]) -> None:
         """Some time while anything may go wrong."""
@@ -293,18 +299,9 @@ class World:
         machine.wipe()
         self.loop.call_later(self.rng.uniform(0.5, 6.0), machine.start)
 
-    def _wish(self) -> None:
-        desired = self.rng.choice(["paused", "running"])
-        quorum = self.rng.randint(1, self.options.learners)
-        self._soon(self._ask(desired=desired, quorum=quorum))
-
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        self.asked.append(self.loop.create_task(work))
-
-    async def _ask(self, **changes: object) -> None:
-        """What a user does by REST; a run that is over refuses it, a hub that is away too."""
-        with suppress(Problem, BusError):
-            await self.api.update(self.spec.name, "", **changes)
+    def _soon(self, work: Coroutine[Any, Any, object]) -> None:
+        task: asyncio.Task[object] = self.loop.create_task(work)
+        self.asked.append(task)
 
 
 def _leaf(error: BaseException | None) -> str:

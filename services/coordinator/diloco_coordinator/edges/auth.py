@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -57,10 +57,13 @@ class Guard:
         self._meter = Meter(REQUESTS_PER_S, REQUESTS_BURST)
         self._refusals = Meter(REFUSALS_PER_S, REFUSALS_BURST)
 
-    def needs(self, role: Role) -> Callable[..., None]:
-        """A dependency: 401 without a good token, 403 without the role, 429 too often."""
+    def needs(self, role: Role) -> Callable[..., Awaitable[None]]:
+        """A dependency: 401 without a good token, 403 without the role, 429 too often.
 
-        def check(
+        Async, since FastAPI runs all others in threads, where two would meet in a meter.
+        """
+
+        async def check(
             request: Request,
             given: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
         ) -> None:
