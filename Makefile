@@ -59,6 +59,11 @@ test: install
 	$(WHOLE) -n auto --dist loadfile $(addprefix --ignore=,$(STACKS)) tests
 	$(WHOLE) --durations 10 -n 2 --dist worksteal $(STACKS)
 
+# Other examples of every property, and many more (tests/conftest.py).
+explore: install
+	HYPOTHESIS_PROFILE=explore $(FAST_COMPILING) $(BIN)/pytest -q -m hypothesis --timeout 3600 \
+		--ignore=tests/live -n auto --dist worksteal
+
 fuzz: install
 	$(BIN)/python tests/fuzz/fuzz_nats_wire.py diloco-data/fuzz/nats_wire -max_total_time=$(FUZZ_SECONDS)
 
