@@ -12,7 +12,7 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from diloco_shared.edges.nats_server import NatsServer
 
-# Examples in exploring for each of every day: some minutes for all suites together on a core.
+# Examples in exploring for each one of every day.
 EXPLORING = 20
 # The same examples in every run, so that what is red is red because of what was changed. Exploring
 # draws others every time, many more, and remembers what it found. Neither has a limit of time: a
