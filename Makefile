@@ -6,6 +6,7 @@ SEEDS ?= 2000
 # Worlds of six short runs one after another.
 ENDS ?= 50
 MINUTES ?= 60
+FUZZ_SECONDS ?= 600
 CORPORA ?= stdlib
 # Pure tests take what cores there are.
 # Little is computed by what they compile: fast compilation matters more than fast code, and what one
@@ -20,7 +21,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "live or whole"
 
-.PHONY: install format check pure test demo sim mutants soak quality claims compose-smoke clean
+.PHONY: install format check pure test explore fuzz demo sim mutants soak quality claims compose-smoke clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "decoupled-diloco needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
@@ -58,12 +59,20 @@ test: install
 	$(WHOLE) -n auto --dist loadfile $(addprefix --ignore=,$(STACKS)) tests
 	$(WHOLE) --durations 10 -n 2 --dist worksteal $(STACKS)
 
+# Other examples of every property, and many more (tests/conftest.py).
+explore: install
+	HYPOTHESIS_PROFILE=explore $(FAST_COMPILING) $(BIN)/pytest -q -m hypothesis --timeout 3600 \
+		--ignore=tests/live -n auto --dist worksteal
+
+fuzz: install
+	$(BIN)/python tests/fuzz/fuzz_nats_wire.py diloco-data/fuzz/nats_wire -max_total_time=$(FUZZ_SECONDS)
+
 demo: install
 	$(BIN)/diloco demo
 
 sim: install
 	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh) \
-		--keep diloco-data/found $(if $(JSON),--json $(JSON))
+		--keep diloco-data/found --shrink $(if $(JSON),--json $(JSON))
 	$(BIN)/python -m diloco_simulator.ends --seeds $(ENDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh)
 
 mutants: install

@@ -2,17 +2,31 @@
 
 import asyncio
 import inspect
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 from diloco_shared.edges.nats_server import NatsServer
 
-# A busy machine is no fault of what is tested.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# Examples in exploring for each one of every day.
+EXPLORING = 20
+# The same examples in every run, so that what is red is red because of what was changed. Exploring
+# draws others every time, many more, and remembers what it found. Neither has a limit of time: a
+# busy machine is no fault of what is tested.
+settings.register_profile("ci", deadline=None, derandomize=True, database=None, max_examples=100)
+settings.register_profile(
+    "explore",
+    deadline=None,
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
+    max_examples=100 * EXPLORING,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # No test may hang: far above what any single one needs, below pytest's own limit.
 TEST_TIMEOUT_S = 120
 

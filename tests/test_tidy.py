@@ -69,6 +69,17 @@ def test_no_names_that_say_nothing_and_no_leftovers() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_properties_have_no_profile_of_their_own() -> None:
+    """Else exploring would try what the tests of every day try (examples.py)."""
+    own = re.compile(r"\b(derandomize|max_examples)=")
+    faults = [
+        str(path.relative_to(ROOT))
+        for path in tracked("tests/*.py")
+        if path.name not in ("conftest.py", "examples.py") and own.search(path.read_text("utf-8"))
+    ]
+    assert not faults, "\n".join(faults)
+
+
 def test_every_invariant_built_so_far_is_cited_by_a_test() -> None:
     architecture = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
     listed = set(re.findall(r"^\| (I\d+) \|", architecture, flags=re.MULTILINE))

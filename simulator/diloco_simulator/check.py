@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from diloco_simulator import found
+from diloco_simulator import found, shrink
 from diloco_simulator.coverage import STATES
 from diloco_simulator.coverage_required import REQUIRED
 from diloco_simulator.options import Options
@@ -139,6 +139,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first one")
     parser.add_argument("--fresh", action="store_true", help="begin where nobody has looked yet")
     parser.add_argument("--keep", type=Path, help="write worlds that break a promise there")
+    parser.add_argument(
+        "--shrink", action="store_true", help="of each promise, keep the least that breaks it"
+    )
     parser.add_argument("--kept", type=Path, help="play such a file again, and nothing else")
     parser.add_argument("--json", type=Path, help="write the totals there")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -149,6 +152,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--dies", nargs=2, metavar=("ROLE", "N"), help="one place to die alone")
     args = parser.parse_args()
+    if args.shrink and not args.keep:
+        parser.error("--shrink says how worlds are kept: give --keep too")
     if args.fresh:
         args.first = random.SystemRandom().randrange(FRESH_MAX)
         print(f"seeds from {args.first}", flush=True)
@@ -177,6 +182,7 @@ def main() -> None:
     verdicts: list[Verdict] = []
     at_points: list[Verdict] = []
     points: Counter[str] = Counter()
+    kept: dict[str, tuple[Path, int, Options]] = {}  # the first of each promise
     broken = 0
     with ProcessPoolExecutor(args.workers, initializer=gc.disable) as pool:
         tasks = worlds(args)
@@ -186,7 +192,9 @@ def main() -> None:
             verdicts.append(v)
             show(v, again(v.seed, syncers=args.syncers, shards=args.shards))
             if args.keep and v.violations:
-                found.keep(args.keep, seed, options or Options.drawn(seed), v.violations)
+                options = options or Options.drawn(seed)
+                path = found.keep(args.keep, seed, options, v.violations)
+                kept.setdefault(shrink.promise(v.violations[0]), (path, seed, options))
         if args.dies:
             verdict = play(1, small(args.dies[0], int(args.dies[1])))
             show(verdict, again_at(*args.dies))
@@ -197,6 +205,8 @@ def main() -> None:
                 at_points.append(verdict)
                 broken += bool(verdict.violations)
                 show(verdict, again_at(role, n))
+    for path, seed, options in kept.values() if args.shrink else ():
+        shrink.shrink_kept(path, seed, options)
     result = totals(verdicts, at_points)
     result["violations"] += broken
     result["crash_points"] = dict(points)

@@ -1,54 +1,35 @@
-"""Coverage-guided fuzzing of the lane's parser; not part of the suite.
+"""Coverage-guided fuzzing of the lane's parser, on what wire_target.py demands.
 
-    pip install atheris && python tests/fuzz/fuzz_nats_wire.py -max_total_time=60
+    python tests/fuzz/fuzz_nats_wire.py FOLDER -max_total_time=600
 
-The same bytes, whole and in pieces, must give the same events or the same fault, and nothing but
-events, waiting for more or a WireFault may come of any bytes.
+`FOLDER` keeps inputs that reach something new, for the next time; libFuzzer's flags follow. An
+input that breaks a demand is written to corpus/, and test_fuzz_nats_wire.py tries it again.
 """
 
 import sys
+from pathlib import Path
 
 import atheris
 
 with atheris.instrument_imports():
-    from diloco_shared.protocol.nats_wire import Arrived, Event, Parser, WireFault
+    from wire_target import one
+
+HERE = Path(__file__).parent
+CORPUS = HERE / "corpus"
+# Longer inputs say nothing new: staging buffers that overflow have tests of their own.
+BYTES_MAX = 1024
 
 
-def plain(event: Event) -> object:
-    """Comparable: a payload by its content."""
-    return (event.message, bytes(event.payload)) if isinstance(event, Arrived) else event
-
-
-def parse(data: bytes, sizes: bytes) -> tuple[list[object], bool]:
-    """Events, and whether it ended in a fault; rooms are filled by the sizes in turn."""
-    parser, events, at, turn = Parser(lambda _: None), [], 0, 0
-    while at < len(data):
-        limit = 1 + sizes[turn % len(sizes)] if sizes else len(data)
-        taken, turn = 0, turn + 1
-        for room in parser.room():
-            part = data[at : at + min(len(room), limit - taken)]
-            room[: len(part)] = part
-            at, taken = at + len(part), taken + len(part)
-        try:
-            events += [plain(event) for event in parser.took(taken)]
-        except WireFault:
-            return events, True
-    return events, False
-
-
-def one(data: bytes) -> None:
-    """The first bytes say how the rest comes in pieces."""
-    cut = data[0] % 8 if data else 0
-    sizes, stream = data[1 : 1 + cut], data[1 + cut :]
-    whole, whole_failed = parse(stream, b"")
-    pieces, pieces_failed = parse(stream, sizes)
-    assert whole_failed == pieces_failed, "a fault depends on how the bytes came"
-    # What came before a fault is dropped with the rest of its read.
-    shorter = min(len(whole), len(pieces))
-    assert whole[:shorter] == pieces[:shorter], "the meaning depends on how the bytes came"
-    assert whole_failed or len(whole) == len(pieces)
+def main() -> None:
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    name, folder, *flags = sys.argv
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    ours = [f"-artifact_prefix={CORPUS}/", f"-dict={HERE / 'nats_wire.dict'}"]
+    # New inputs go to the first folder; a flag that is given twice counts as given last.
+    atheris.Setup([name, folder, str(CORPUS), *ours, f"-max_len={BYTES_MAX}", *flags], one)
+    atheris.Fuzz()
 
 
 if __name__ == "__main__":
-    atheris.Setup(sys.argv, one)
-    atheris.Fuzz()
+    main()

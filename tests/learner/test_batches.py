@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_learner.data.shards import Cut, ShardReader
@@ -52,7 +53,7 @@ def test_without_a_lease_in_time_the_shard_is_read_again_in_another_order() -> N
     assert batches.finished == ((3, 3),)
 
 
-@settings(derandomize=True, max_examples=8)
+@examples(8)
 @given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=6))
 def test_batches_are_always_full(size: int, grants: list[tuple[int, int]]) -> None:
     batches = Batches(CUT, size)

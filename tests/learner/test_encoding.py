@@ -5,13 +5,14 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_learner.encoding import Encoded, encode, feeds_back
 from diloco_shared.numerics import codec
 
-quick = settings(derandomize=True, max_examples=40)
+quick = examples(40)
 f32 = np.float32
 SIZE = 515  # two blocks and an odd rest: one compilation for all examples
 ENCODERS = {name: jax.jit(partial(encode, name)) for name in codec.NAMES}

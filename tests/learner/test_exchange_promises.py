@@ -1,6 +1,6 @@
 """What the exchange promises whatever arrives in whatever order: one invariant per promise."""
 
-from hypothesis import settings
+from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -279,4 +279,4 @@ class ExchangePromises(RuleBasedStateMachine):
 
 TestExchangePromises = ExchangePromises.TestCase
 # Derandomised: a gate must not flake; widen by hand when hunting.
-TestExchangePromises.settings = settings(max_examples=60, stateful_step_count=40, derandomize=True)
+TestExchangePromises.settings = examples(60, stateful_step_count=40)

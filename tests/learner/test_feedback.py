@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_learner.events import AnchorReady, Merged
@@ -67,7 +68,7 @@ def step(island: Island, rng: np.random.Generator) -> None:
     island.theta = (island.anchor - moved).astype(f32)
 
 
-@settings(derandomize=True, max_examples=150)
+@examples(150)
 @given(
     st.sampled_from(["int8", "int4", "e3m0"]),
     st.lists(OUTCOMES, min_size=1, max_size=20),

@@ -1,6 +1,6 @@
 """What recovery promises whatever arrives: safety first, then it ends once messages flow."""
 
-from hypothesis import settings
+from examples import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -215,4 +215,4 @@ class RecoveryPromises(RuleBasedStateMachine):
 
 TestRecoveryPromises = RecoveryPromises.TestCase
 # Derandomised: a gate must not flake; widen by hand when hunting.
-TestRecoveryPromises.settings = settings(max_examples=60, stateful_step_count=30, derandomize=True)
+TestRecoveryPromises.settings = examples(60, stateful_step_count=30)

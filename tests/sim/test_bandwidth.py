@@ -1,7 +1,8 @@
 """Bandwidth needed, against the published points and against cases done by hand."""
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_simulator.bandwidth import BadSetting, Bursts, Link, Method, on_link, required
@@ -77,7 +78,7 @@ def test_12b_over_an_ordinary_link() -> None:
         on_link(Link("dp"), 0)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     st.sampled_from(["dp", "diloco", "streaming"]),
     st.floats(1e6, 1e12),

@@ -3,7 +3,8 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -138,7 +139,7 @@ def test_no_more_shards_are_planned_than_a_run_may_have() -> None:
         plan(asked)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     st.floats(0, 13), st.integers(0, 8), st.integers(1, 40), st.floats(-4, 5), st.floats(-5, 4),
     st.one_of(st.none(), st.floats(-3, 3)),

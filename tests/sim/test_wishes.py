@@ -4,7 +4,8 @@ import json
 import math
 from typing import Any
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -34,7 +35,7 @@ ANY = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(ASKED)
 def test_every_wish_within_the_limits_is_planned_or_refused(asked: dict[str, float]) -> None:
     try:
@@ -44,13 +45,13 @@ def test_every_wish_within_the_limits_is_planned_or_refused(asked: dict[str, flo
     json.dumps(found, allow_nan=False)
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(ASKED)
 def test_so_are_its_changes(asked: dict[str, float]) -> None:
     json.dumps(sensitivity(Wishes.model_validate(asked)), allow_nan=False)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.dictionaries(st.sampled_from([*WISHES]), ANY))
 def test_any_other_number_is_a_fault_of_the_wish(asked: dict[str, float]) -> None:
     try:

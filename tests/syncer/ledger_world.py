@@ -123,7 +123,8 @@ class World:
         self.counts.heard[t.key] = count
 
     def adopt(self, t: Truth, arg: int) -> None:
-        t.base[arg % P] = t.tokens
+        if not t.left:
+            t.base[arg % P] = t.tokens
 
     def contribute(self, t: Truth, arg: int) -> None:
         """To the round that is open; each is answered once."""

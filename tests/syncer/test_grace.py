@@ -1,11 +1,12 @@
 """How long to wait: moving averages, Eq. 3, and the timeout that doubles."""
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_syncer.grace import Average, Timings, grace_s, pull_timeout_s, stragglers_s
 
-quick = settings(derandomize=True, max_examples=60)
+quick = examples(60)
 
 
 def timings(**seconds: float) -> Timings:

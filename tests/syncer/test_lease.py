@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_syncer.lease import (
@@ -198,7 +199,7 @@ FAULTS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(FAULTS)
 def test_never_two_at_a_time_and_never_nobody_for_long(
     faults: list[tuple[int, int, str, float]],

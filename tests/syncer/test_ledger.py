@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from syncer.ledger_world import P, World, apply, end, record, verdict
 
@@ -14,7 +15,7 @@ ACTIONS = (
     *("step", "step", "report", "report", "adopt", "contribute", "contribute", "close", "close"),
     *("die", "leave", "hush", "failover", "finish"),
 )
-quick = settings(derandomize=True, max_examples=100)
+quick = examples(100)
 histories = st.lists(
     st.tuples(st.sampled_from(ACTIONS), st.sampled_from("ab"), st.integers(0, 63)),
     min_size=8,

@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
@@ -97,7 +98,7 @@ def test_what_is_remembered_is_bounded_and_finite() -> None:
     assert len(norms.norms[0]) == HISTORY and norms.norms[0][0] == 50.0
 
 
-@settings(derandomize=True, max_examples=40)
+@examples(40)
 @given(
     st.lists(st.floats(0.0, 1e30), min_size=20, max_size=40),
     st.dictionaries(st.sampled_from("abcdef"), st.floats(0.0, 1e30), min_size=1),

@@ -1,6 +1,7 @@
 """Whether enough learners are ready, and the answer in words."""
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_syncer.quorum import Readiness, explain, quorum
@@ -10,7 +11,7 @@ def ready(learner: str, steps: int, silent_s: float = 0.0) -> Readiness:
     return Readiness(learner, steps, silent_s)
 
 
-@settings(derandomize=True, max_examples=60)
+@examples(60)
 @given(st.lists(st.integers(0, 6), max_size=8), st.integers(1, 8), st.integers(0, 6))
 def test_k_with_enough_steps_make_it(steps: list[int], needed: int, steps_needed: int) -> None:
     live = [ready(f"l{n}", count) for n, count in enumerate(steps)]

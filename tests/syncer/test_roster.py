@@ -1,6 +1,7 @@
 """Who is live and who trains: what the roster remembers is what a fresh look would find."""
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.protocol.messages import LearnerState, Progress
@@ -37,7 +38,7 @@ def report(learner: str, incarnation: int, state: LearnerState, epoch: int, step
     )
 
 
-@settings(derandomize=True, max_examples=200)
+@examples(200)
 @given(st.lists(ACTIONS, max_size=40))
 def test_what_is_remembered_is_what_a_fresh_look_finds(
     actions: list[tuple[str, str, int, LearnerState, int, float]],

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_learner.data.shards import Cut, ShardReader
 
-quick = settings(derandomize=True, max_examples=8)
+quick = examples(8)
 
 
 def cut(tokens: int = 1000, shards: int = 3, context: int = 8, seed: int = 0) -> Cut:

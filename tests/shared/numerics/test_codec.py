@@ -4,12 +4,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
 
-quick = settings(derandomize=True, max_examples=80)
+quick = examples(80)
 SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
 BF16_MAX = float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)
 

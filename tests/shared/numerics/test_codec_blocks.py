@@ -7,7 +7,8 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
@@ -15,7 +16,7 @@ from diloco_shared.numerics import codec
 GOLDEN = Path(__file__).parents[2] / "golden" / "codec.json"
 NAMES = ("int8", "int4", "e3m0")
 LARGEST = {"int8": 127, "int4": 7, "e3m0": 1}
-quick = settings(derandomize=True, max_examples=60)
+quick = examples(60)
 f32 = np.float32
 
 # Arrays of up to three blocks: any bits at all, or numbers over a wide range with a shared scale.

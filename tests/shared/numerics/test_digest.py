@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics.digest import digest_array, digest_bytes
@@ -17,7 +18,7 @@ def test_xxh3_of_the_little_endian_bytes() -> None:
     assert digest_bytes(memoryview(raw)) == digest_bytes(bytearray(raw)) == digest_bytes(raw)
 
 
-@settings(derandomize=True, max_examples=50)
+@examples(50)
 @given(
     st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=20),
     st.integers(0, 19),

@@ -6,13 +6,14 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics.fragments import CUT_ABOVE_MEANS, Layout, flatten, unflatten
 from diloco_shared.protocol.messages import TensorSpec
 
-quick = settings(derandomize=True, max_examples=60)
+quick = examples(60)
 
 shapes = st.lists(st.integers(1, 12), max_size=3).map(tuple)
 models = st.lists(shapes, min_size=1, max_size=12).map(
@@ -91,7 +92,7 @@ def test_no_fragment_exceeds_the_mean_by_more_than_the_largest_piece(
     assert max(layout.sizes) <= sum(layout.sizes) / fragments + largest
 
 
-@settings(derandomize=True, max_examples=25)
+@examples(25)
 @given(st.lists(st.integers(1, 30), min_size=3, max_size=7))
 def test_the_worst_fragment_is_within_four_thirds_of_the_optimum(sizes: list[int]) -> None:
     """Vectors of one row are never cut, so the optimum can be tried out."""

@@ -5,7 +5,8 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from shared.numerics import plain
 
@@ -22,7 +23,7 @@ from diloco_shared.protocol.messages import TensorSpec
 Rule = Literal["rda", "mean"]
 f32 = np.float32
 
-quick = settings(derandomize=True, max_examples=60)
+quick = examples(60)
 
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(1, 64)
@@ -324,7 +325,7 @@ def test_norms_are_the_documented_sums(size: int, seed: int) -> None:
     np.testing.assert_allclose(found, exact, rtol=1e-13)
 
 
-@settings(derandomize=True, max_examples=40)
+@examples(40)
 @given(st.lists(st.lists(st.integers(-1000, 1000), min_size=8, max_size=8), min_size=3, max_size=3))
 def test_what_is_behind_is_measured_against_the_newer_anchor(rows: list[list[int]]) -> None:
     """Whole numbers: every difference of them is exact."""

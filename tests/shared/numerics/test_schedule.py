@@ -1,14 +1,15 @@
 """Inner rates: one place in the schedule for fast, slow and new learners."""
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.config import Inner
 from diloco_shared.numerics.schedule import inner_rate, position
 from diloco_shared.protocol.messages import Stamp
 
-quick = settings(derandomize=True, max_examples=60)
+quick = examples(60)
 
 
 def stamp(steps: int, fraction: float = 0.0, per_step: float = 0.01) -> Stamp:

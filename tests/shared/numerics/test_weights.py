@@ -1,7 +1,8 @@
 """Weights of contributions: tokens squared over steps."""
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics.weights import weight
@@ -27,7 +28,7 @@ def test_nothing_done_weighs_nothing(tokens: int, steps: int) -> None:
     assert weight(tokens, steps) == 0.0
 
 
-@settings(derandomize=True, max_examples=50)
+@examples(50)
 @given(st.integers(1, 2**40), st.integers(1, 2**20))
 def test_more_tokens_never_weigh_less_and_more_steps_never_more(tokens: int, steps: int) -> None:
     assert 0 < weight(tokens, steps) <= weight(tokens + 1, steps)
