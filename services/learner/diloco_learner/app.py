@@ -26,16 +26,16 @@ from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.metrics import disk_metric, traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.repeating import PROMPT, until_done
+from diloco_shared.edges.run_streams import ensure_buckets, spec_of
 from diloco_shared.edges.standing import shown
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.fencing import over
-from diloco_shared.protocol.records import Event, RunRecord
-from diloco_shared.protocol.wire import decode, encode
+from diloco_shared.protocol.records import Event
+from diloco_shared.protocol.wire import encode
 
 log = structlog.get_logger()
 
-# Between two attempts at a server that does not answer, in seconds.
-RETRY_S = 0.3
 # Between two attempts at a run that this process is unfit for, in seconds: a missing folder may be
 # mounted meanwhile, and nobody needs to read more often that it is not.
 UNFIT_RETRY_S = 30.0
@@ -124,7 +124,7 @@ class Learner:
 
     async def run(self) -> None:
         """Until cancelled, or until the train loop fails."""
-        await self._buckets()
+        await until_done(lambda: ensure_buckets(self.control), "buckets", pauses=PROMPT)
         await self.membership.register()
         self.ready = True
         async with asyncio.TaskGroup() as tasks:
@@ -173,20 +173,13 @@ class Learner:
         await asyncio.wait({working}, timeout=WITHDRAW_S)
         return working.done()
 
-    async def _buckets(self) -> None:
-        while True:
-            try:
-                for bucket in subjects.BUCKETS:
-                    await self.control.ensure_bucket(bucket)
-                return
-            except BusError as error:
-                log.warning("buckets not there yet", error=str(error))
-                await asyncio.sleep(RETRY_S)
-
     async def _work_for(self, run: str) -> None:
-        spec = await self._spec(run)
+        run_id = self.membership.run_id
+        spec = await until_done(
+            lambda: spec_of(self.control, run, run_id), "the run's record", pauses=PROMPT
+        )
         if spec is None:
-            log.error("assigned to a run that does not exist", run=run, id=self.membership.run_id)
+            log.error("assigned to a run that does not exist", run=run, id=run_id)
             return
         self.faults.run = run
         self.membership.update(run=run, state="working")
@@ -252,20 +245,6 @@ class Learner:
             await self.control.append(subjects.event(run, event.kind), encode(event))
         except BusError as error:
             log.warning("event not written", error=str(error))
-
-    async def _spec(self, run: str) -> RunSpec | None:
-        run_id = self.membership.run_id
-        while True:
-            try:
-                entry = await self.control.kv_get(subjects.RUNS, run)
-            except BusError as error:
-                log.warning("run not readable yet", run=run, error=str(error))
-                await asyncio.sleep(RETRY_S)
-                continue
-            if entry is None or entry.value is None:
-                return None
-            spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
-            return spec if spec.id == run_id else None
 
 
 async def serve(settings: Settings) -> None:

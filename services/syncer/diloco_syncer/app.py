@@ -9,7 +9,6 @@ import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from diloco_shared.config import RunSpec
 from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.crash_points import arm
@@ -21,14 +20,12 @@ from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.metrics import disk_metric, traffic_metrics
 from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.repeating import PROMPT, until_done
+from diloco_shared.edges.run_streams import ensure_buckets, spec_of
 from diloco_shared.numerics.merge import warm
-from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.wire import decode
 from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.lease import LeaseKeeper
-from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.edges.snapshots import SNAPSHOTS
 from diloco_syncer.history import TapeFault
 from diloco_syncer.machine import Machine
@@ -105,8 +102,7 @@ class Syncer:
 
     async def run(self) -> None:
         """Until cancelled."""
-        for bucket in subjects.BUCKETS:
-            await until_done(lambda b=bucket: self.control.ensure_bucket(b))  # type: ignore[misc]
+        await until_done(lambda: ensure_buckets(self.control), "buckets", pauses=PROMPT)
         await self.membership.register()
         self.ready = True
         async with asyncio.TaskGroup() as tasks:
@@ -141,10 +137,10 @@ class Syncer:
 
     async def _work(self, run: str) -> None:
         run_id, shard = self.membership.run_id, self.membership.shard
-        entry = await until_done(lambda: self.control.kv_get(subjects.RUNS, run))
-        value = None if entry is None else entry.value
-        spec = RunSpec.model_validate(decode(value, RunRecord).spec) if value else None
-        if spec is None or spec.id != run_id:
+        spec = await until_done(
+            lambda: spec_of(self.control, run, run_id), "the run's record", pauses=PROMPT
+        )
+        if spec is None:
             log.error("assigned to a run that does not exist", run=run, id=run_id)
             return
         me = self.membership.record

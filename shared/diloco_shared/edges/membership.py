@@ -21,6 +21,8 @@ import structlog
 
 from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.edges.own_memory import anonymous_bytes
+from diloco_shared.edges.repeating import until_done
+from diloco_shared.edges.stored_records import readable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -130,23 +132,21 @@ class Membership:
         )
 
     async def register(self) -> None:
-        """Take the key; waits while another living process has it or the bus is away."""
-        told = ""
-        while True:
-            try:
-                if await self._take():
-                    return
-                reason = (
+        """Take the key; waits while another living process has it or the bus is away.
+
+        The coordinator makes the bucket when it starts.
+        """
+
+        async def take() -> None:
+            if not await self._take():
+                raise Conflict(
                     "another living process has this id: stop it, or give this one another "
                     "DILOCO_ID; hosts that share a data folder need a file system with flock "
                     "between them, or a folder each"
                 )
-            except BusError as error:  # the coordinator makes the bucket when it starts
-                reason = str(error)
-            if reason != told:
-                log.warning("cannot register yet, waiting", id=self.record.id, reason=reason)
-                told = reason
-            await asyncio.sleep(REFRESH_S / 3)
+
+        pauses = (REFRESH_S / 3, REFRESH_S / 3)
+        await until_done(take, f"registering {self.record.id}", pauses=pauses)
 
     async def _take(self) -> bool:
         self.update(memory_bytes=anonymous_bytes())
@@ -164,9 +164,8 @@ class Membership:
         return True
 
     def _ours(self, value: bytes) -> bool:
-        try:
-            there = decode(value, MemberRecord)
-        except WireError:
+        there = readable(value, MemberRecord)
+        if there is None:
             return True  # nobody can be living under a record that nobody can read
         return there.boot == self.record.boot or there.lock == self.record.lock
 

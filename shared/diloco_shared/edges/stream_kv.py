@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import structlog
 
-from diloco_shared.edges.bus import BusError, Conflict, Entry, Stored, StreamInfo
+from diloco_shared.edges.bus import Conflict, Entry, Stored, StreamInfo
+from diloco_shared.edges.repeating import again_and_again
 
 # Deletion markers stay this long: watchers read them at once, and polls do not need them.
 MARKER_S = 60
@@ -217,12 +218,8 @@ class Watch:
         self._seen[entry.key] = Entry(entry.key, value, entry.revision)
 
     async def _poll_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                await self._poll()
-            except BusError as error:
-                _log.debug("poll failed", bucket=self._bucket, error=str(error))
+        await asyncio.sleep(POLL_S)  # the reader begins with what is there
+        await again_and_again(self._poll, f"poll of {self._bucket}", POLL_S)
 
     async def _poll(self) -> None:
         sizes = await self._streams.stream_info(_stream(self._bucket))

@@ -16,6 +16,8 @@ from diloco_learner.edges.batches import Batches
 from diloco_learner.leases import Where, choose, given_back, order, place, taken
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.edges.repeating import again_and_again
+from diloco_shared.edges.stored_records import record_at
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import Place, ShardLease
@@ -65,20 +67,25 @@ class Leases:
 
     async def supply(self) -> None:
         """Lease and give back, for ever."""
-        while True:
+
+        async def look() -> None:
             try:
                 await self.look(time.monotonic())
-            except (BusError, WireError) as error:
-                log.warning("data leases: again later", error=str(error))
-            if self.batches.ready:
-                self.supplied.set()
-            # At 1, 2, 4, … times: tiny shards would fill the log.
-            if self.batches.repeats >= max(2 * self.repeats, 1):
-                self.repeats = self.batches.repeats
-                shard = self.batches.cursor.shard if self.batches.cursor else -1
-                text = f"{self.learner} reads data shard {shard} again: no other was leased in time"
-                await self.tell("shard-repeated", text, {"shard": shard, "times": self.repeats})
-            await asyncio.sleep(LOOK_S)
+            finally:
+                await self._supplied()
+
+        await again_and_again(look, "leases of data", LOOK_S, trouble=(BusError, WireError))
+
+    async def _supplied(self) -> None:
+        """What a look, and the training meanwhile, have come to."""
+        if self.batches.ready:
+            self.supplied.set()
+        # At 1, 2, 4, … times: tiny shards would fill the log.
+        if self.batches.repeats >= max(2 * self.repeats, 1):
+            self.repeats = self.batches.repeats
+            shard = self.batches.cursor.shard if self.batches.cursor else -1
+            text = f"{self.learner} reads data shard {shard} again: no other was leased in time"
+            await self.tell("shard-repeated", text, {"shard": shard, "times": self.repeats})
 
     async def look(self, now: float) -> None:
         """Give back what is done with, make sure of what is held, lease what is wanted."""
@@ -208,11 +215,9 @@ class Leases:
 
     async def _own_revision(self, key: str) -> int:
         """Revision of a lease that this incarnation holds, else Conflict."""
-        entry = await self.bus.kv_get(subjects.SHARDS, key)
-        if entry is not None and entry.value is not None:
-            lease = decode(entry.value, ShardLease)
-            if (lease.holder, lease.incarnation) == self._me:
-                return entry.revision
+        found = await record_at(self.bus, subjects.SHARDS, key, ShardLease)
+        if found is not None and (found[0].holder, found[0].incarnation) == self._me:
+            return found[1]
         raise Conflict(f"{key} is held by another")
 
     async def release(self) -> None:

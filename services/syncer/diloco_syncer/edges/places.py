@@ -1,18 +1,14 @@
 """Tells learners how far every data shard is merged, as the tape says (bucket PLACES)."""
 
-import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
-import structlog
-
-from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.edges.bus import Bus, Conflict
+from diloco_shared.edges.repeating import again_and_again
+from diloco_shared.edges.stored_records import readable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
-from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.protocol.wire import encode
 from diloco_syncer.ledger import Ledger
-
-log = structlog.get_logger()
 
 # Between two looks, in seconds: a process that reads on where another died takes longer to start.
 LOOK_S = 0.1
@@ -67,22 +63,18 @@ class Places:
 
     async def _read(self) -> None:
         for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
-            if entry.value is None:
-                continue
             if key.startswith(f"{self.run}.") and key.endswith(f".{self.syncer}"):
                 self.revisions[int(key.split(".")[1])] = entry.revision
-            with suppress(WireError):  # then it is written anew
-                place = decode(entry.value, Place)
-                if key == self._key(place.shard):
-                    self.written[place.shard] = (place.passes, place.sequences)
+            place = readable(entry.value, Place)  # one that is not is written anew
+            if place is not None and key == self._key(place.shard):
+                self.written[place.shard] = (place.passes, place.sequences)
         self.known = True
 
     async def keep(self, leading: Callable[[], bool] = lambda: True) -> None:
         """For ever; nothing while another may lead."""
-        while True:
-            try:
-                if leading():
-                    await self.write()
-            except BusError as error:
-                log.debug("places not written yet", error=str(error))
-            await asyncio.sleep(LOOK_S)
+
+        async def look() -> None:
+            if leading():
+                await self.write()
+
+        await again_and_again(look, "places in the data", LOOK_S)

@@ -1,0 +1,50 @@
+"""From what buckets and streams hold to messages: the one way to read them."""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from diloco_shared.edges.bus import Bus, Stored
+from diloco_shared.protocol.messages import Message
+from diloco_shared.protocol.wire import WireError, decode
+
+M = TypeVar("M", bound=Message)
+
+
+async def record_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> tuple[M, int] | None:
+    """The record under a key, and its revision; None where there is none.
+
+    Raises BusError, and WireError for one that nobody can read.
+    """
+    entry = await bus.kv_get(bucket, key)
+    if entry is None or entry.value is None:
+        return None
+    return decode(entry.value, kind), entry.revision
+
+
+async def readable_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> M | None:
+    """The record under a key; None where there is none that can be read. Raises BusError."""
+    entry = await bus.kv_get(bucket, key)
+    return None if entry is None else readable(entry.value, kind)
+
+
+async def records_in(bus: Bus, bucket: str, kind: type[M]) -> dict[str, tuple[M, int]]:
+    """Every record of a bucket that can be read, and its revision. Raises BusError."""
+    entries = (await bus.kv_all(bucket)).items()
+    return {
+        key: (record, entry.revision)
+        for key, entry in entries
+        if (record := readable(entry.value, kind)) is not None
+    }
+
+
+def messages_of(stored: Iterable[Stored], kind: type[M]) -> list[M]:
+    """Those of a stream's messages that can be read as a `kind`."""
+    return [message for s in stored if (message := readable(s.payload, kind)) is not None]
+
+
+def readable(data: bytes | None, kind: type[M]) -> M | None:
+    """What these bytes say; None where they say nothing, or nothing that can be read."""
+    try:
+        return None if data is None else decode(data, kind)
+    except WireError:
+        return None
