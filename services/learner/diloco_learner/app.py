@@ -1,7 +1,6 @@
 """The learner process: registers, waits for a run, works for it, waits for the next."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,10 +28,8 @@ from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.repeating import PROMPT, until_done
 from diloco_shared.edges.run_streams import ensure_buckets, spec_of
 from diloco_shared.edges.standing import shown
-from diloco_shared.protocol import subjects
+from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol.fencing import over
-from diloco_shared.protocol.records import Event
-from diloco_shared.protocol.wire import encode
 
 log = structlog.get_logger()
 
@@ -233,18 +230,7 @@ class Learner:
         me = self.settings.id
         text = f"{me} cannot work for {run}: {why}; it tries again every {UNFIT_RETRY_S:.0f} s"
         log.error("unfit", run=run, reason=why)
-        event = Event(
-            run=run,
-            kind="unfit",
-            source=me,
-            text=text[:500],
-            data={"learner": me},
-            at=time.time(),
-        )
-        try:
-            await self.control.append(subjects.event(run, event.kind), encode(event))
-        except BusError as error:
-            log.warning("event not written", error=str(error))
+        await tell(self.control, event_now(run, "unfit", me, text, {"learner": me}))
 
 
 async def serve(settings: Settings) -> None:

@@ -17,11 +17,12 @@ from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.history import Histories
 from diloco_coordinator.membership import MemberNote, Roll
 from diloco_coordinator.standings import Standings, run_id_of, shards_of
-from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
+from diloco_shared.edges.bus import Bus, Conflict, Entry, StreamSpec
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.deletion import MARK_S
 from diloco_shared.edges.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.edges.run_streams import ensure_buckets
+from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Message
 from diloco_shared.protocol.records import (
@@ -383,19 +384,8 @@ class Registry:
         self.tokens.pop(name, None)
 
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
-        """Write to the event log; events are shown, never acted on, so failure is only logged."""
-        event = Event(
-            run=run or "cluster",
-            kind=kind,
-            source="coordinator",
-            text=text[:500],
-            data=data,
-            at=time.time(),
-        )
-        try:
-            await self.bus.append(subjects.event(event.run, kind), encode(event))
-        except BusError as error:
-            log.warning("event not written", kind=kind, run=run, error=str(error))
+        """Write to the event log."""
+        await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
 
 
 def _put(there: dict[str, M], key: str, value: bytes | None, kind: type[M]) -> None:

@@ -32,6 +32,7 @@ from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
 from diloco_shared.edges.bus import Progress as Stored
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.repeating import PROMPT, until_done
+from diloco_shared.edges.telling import event_now
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import (
@@ -43,7 +44,6 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
 )
 from diloco_shared.protocol.patience import silence_s
-from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
@@ -125,9 +125,7 @@ class Uplink:
     async def tell(self, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log; an event that cannot be written is only logged."""
         log.info(kind, text=text)
-        event = Event(
-            run=self.run, kind=kind, source=self.learner, text=text[:500], data=data, at=time.time()
-        )
+        event = event_now(self.run, kind, self.learner, text, data)
         try:
             await self._append(
                 self.control, subjects.event(self.run, kind), event, EVENT_S, uuid.uuid4().hex

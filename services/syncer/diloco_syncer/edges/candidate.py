@@ -1,7 +1,6 @@
 """One syncer's part in one run: stands by, leads when the lease is its own, stands by again."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +14,8 @@ from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.repeating import until_done
 from diloco_shared.edges.run_streams import ensure_run_streams
 from diloco_shared.edges.tape_archive import archives_of
+from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Event as EventRecord
-from diloco_shared.protocol.wire import encode
 from diloco_syncer.edges.finding import Finder
 from diloco_syncer.edges.follow import Follower, Purged, Recovered
 from diloco_syncer.edges.handover import SnapshotSender
@@ -203,17 +201,7 @@ class Candidate:
         return own and await over_elsewhere(self.control, self.spec, self.shard)
 
     async def tell(self, kind: str, text: str) -> None:
-        """Write to the event log; shown, never acted on, so that a failure is only logged."""
+        """Write to the event log."""
         log.info(kind, text=text)
-        event = EventRecord(
-            run=self.spec.name,
-            kind=kind,
-            source=self.me,
-            text=text[:500],
-            data={"syncer": self.me},
-            at=time.time(),
-        )
-        try:
-            await self.control.append(subjects.event(event.run, kind), encode(event))
-        except BusError as error:
-            log.warning("event not written", kind=kind, error=str(error))
+        event = event_now(self.spec.name, kind, self.me, text, {"syncer": self.me})
+        await tell(self.control, event)

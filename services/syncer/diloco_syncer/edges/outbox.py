@@ -1,7 +1,6 @@
 """From effects to the bus: what must arrive is repeated until it does; the rest is sent once."""
 
 import asyncio
-import time
 
 import structlog
 
@@ -10,6 +9,7 @@ from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import Bus, BusError, Progress, Stored, StreamFull
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.repeating import until_done
+from diloco_shared.edges.telling import event_now
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import (
@@ -205,14 +205,7 @@ class Outbox:
         """Queue an event for the log; the oldest goes when the queue is full."""
         if self.shard and effect.kind in OF_LEARNERS:
             return
-        record = EventRecord(
-            run=self.run,
-            kind=effect.kind,
-            source=self.source,
-            text=effect.text[:500],
-            data=effect.data,
-            at=time.time(),
-        )
+        record = event_now(self.run, effect.kind, self.source, effect.text, effect.data)
         log.info(effect.kind, text=effect.text)
         if self.events.full():
             self.events.get_nowait()
