@@ -33,7 +33,7 @@ from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.serving import connected
 from diloco_shared.protocol import subjects
 
 log = structlog.get_logger()
@@ -139,23 +139,18 @@ async def serve(settings: Settings) -> None:
     folder = DataFolder(settings.data, settings.id)
     arm(settings.crash_at, settings.id, folder.path)
     bound: socket.socket | None = None
-    bus: Bus | None = None
     try:
         token = admin_token(settings.data)
         bound = listen(settings.host, settings.port)
         port = bound.getsockname()[1]
         scheme = "https" if settings.tls_cert else "http"
         (folder.path / URL_FILE).write_text(f"{scheme}://{settings.host}:{port}\n")
-        bus = await NatsBus.connect(
-            settings.nats_url, name=settings.id, token=settings.nats_token or None
-        )
-        membership = Membership(
-            bus, settings.id, "coordinator", folder.lock, address=f"{settings.host}:{port}"
-        )
-        await _serve(settings, bus, membership, token, bound)
+        async with connected(settings, settings.id) as bus:
+            membership = Membership(
+                bus, settings.id, "coordinator", folder.lock, address=f"{settings.host}:{port}"
+            )
+            await _serve(settings, bus, membership, token, bound)
     finally:
-        if bus is not None:
-            await bus.close()
         if bound is not None:
             bound.close()
         folder.release()
@@ -172,7 +167,7 @@ async def _serve(
                 registry,
                 token,
                 chaos=settings.chaos,
-                checkpoints=settings.checkpoints or str(settings.data / "checkpoints"),
+                checkpoints=settings.checkpoint_root,
                 loop_watch=loop_watch,
             ),
             log_level="warning",

@@ -15,16 +15,15 @@ from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
 from diloco_shared.config import RunSpec
 from diloco_shared.disk_room import DiskRoom
+from diloco_shared.edges import serving
 from diloco_shared.edges.bus import Bus, BusError
-from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.disk_watch import watch_disk
 from diloco_shared.edges.faults import Abilities, FaultAgent
-from diloco_shared.edges.health import Health, HealthServer
+from diloco_shared.edges.health import Health
 from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.metrics import disk_metric, traffic_metrics
-from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.repeating import PROMPT, until_done
 from diloco_shared.edges.run_streams import ensure_buckets, spec_of
 from diloco_shared.edges.standing import shown
@@ -212,7 +211,7 @@ class Learner:
             self.control,
             self.data,
             self.faults,
-            self.settings.checkpoints or str(self.settings.data / "checkpoints"),
+            self.settings.checkpoint_root,
             self.computing,
         )
         self.work.fit = lambda: self.membership.update(state="working", reason="")
@@ -235,30 +234,4 @@ class Learner:
 
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
-    folder = DataFolder.claim(settings.data, "learner", settings.id)
-    settings = settings.model_copy(update={"id": folder.member})
-    arm(settings.crash_at, settings.id, folder.path)
-    token = settings.nats_token or None
-    control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
-    data = await NatsBus.connect(
-        settings.nats_url,
-        name=f"{settings.id}-data",
-        token=token,
-        connections=settings.connections,
-        uplink_bytes_per_s=settings.uplink_bytes_per_s,
-        downlink_bytes_per_s=settings.downlink_bytes_per_s,
-    )
-    learner = Learner(settings, control, data, folder)
-    health = HealthServer(learner.health, learner.registry)
-    watching = asyncio.create_task(learner.loop_watch.keep())
-    try:
-        port = await health.start(settings.health_host, settings.health_port)
-        learner.membership.update(address=f"{settings.health_host}:{port}")
-        await learner.run()
-    finally:
-        watching.cancel()
-        await health.close()
-        await learner.membership.leave()
-        await control.close()
-        await data.close()
-        folder.release()
+    await serving.serve(settings, "learner", Learner)

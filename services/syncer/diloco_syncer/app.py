@@ -10,16 +10,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_shared.disk_room import DiskRoom
+from diloco_shared.edges import serving
 from diloco_shared.edges.bus import Bus
-from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.disk_watch import watch_disk
 from diloco_shared.edges.faults import FaultAgent
-from diloco_shared.edges.health import Health, HealthServer
+from diloco_shared.edges.health import Health
 from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
 from diloco_shared.edges.metrics import disk_metric, traffic_metrics
-from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.repeating import PROMPT, until_done
 from diloco_shared.edges.run_streams import ensure_buckets, spec_of
 from diloco_shared.numerics.merge import warm
@@ -158,7 +157,7 @@ class Syncer:
             self.folder.path,
             show,
             payload_bytes_max=self.settings.payload_bytes_max,
-            checkpoint_root=self.settings.checkpoints or str(self.settings.data / "checkpoints"),
+            checkpoint_root=self.settings.checkpoint_root,
             shard=shard,
         )
         try:
@@ -212,30 +211,4 @@ def _storage(leader: Leader) -> Iterator[Metric]:
 
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
-    folder = DataFolder.claim(settings.data, "syncer", settings.id)
-    settings = settings.model_copy(update={"id": folder.member})
-    arm(settings.crash_at, settings.id, folder.path)
-    token = settings.nats_token or None
-    control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
-    data = await NatsBus.connect(
-        settings.nats_url,
-        name=f"{settings.id}-data",
-        token=token,
-        connections=settings.connections,
-        uplink_bytes_per_s=settings.uplink_bytes_per_s,
-        downlink_bytes_per_s=settings.downlink_bytes_per_s,
-    )
-    syncer = Syncer(settings, control, data, folder)
-    health = HealthServer(syncer.health, syncer.registry)
-    watching = asyncio.create_task(syncer.loop_watch.keep())
-    try:
-        port = await health.start(settings.health_host, settings.health_port)
-        syncer.membership.update(address=f"{settings.health_host}:{port}")
-        await syncer.run()
-    finally:
-        watching.cancel()
-        await health.close()
-        await syncer.membership.leave()
-        await control.close()
-        await data.close()
-        folder.release()
+    await serving.serve(settings, "syncer", Syncer)
