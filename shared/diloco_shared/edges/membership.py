@@ -22,7 +22,7 @@ import structlog
 from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.edges.own_memory import anonymous_bytes
 from diloco_shared.edges.repeating import until_done
-from diloco_shared.edges.stored_records import readable
+from diloco_shared.edges.stored_records import readable, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -152,18 +152,17 @@ class Membership:
         self.update(memory_bytes=anonymous_bytes())
         key, value = self.record.id, encode(self.record)
         entry = await self.bus.kv_get(subjects.MEMBERS, key)
+        there = entry if entry is not None and entry.value is not None else None
+        if there is not None and not self._ours(there.value):
+            return False
         try:
-            if entry is None or entry.value is None:
-                await self.bus.kv_create(subjects.MEMBERS, key, value, ttl_s=TTL_S)
-                return True
-            if not self._ours(entry.value):
-                return False
-            await self.bus.kv_update(subjects.MEMBERS, key, value, entry.revision, ttl_s=TTL_S)
+            known = 0 if there is None else there.revision
+            await write_if(self.bus, subjects.MEMBERS, key, value, known, ttl_s=TTL_S)
         except Conflict:
             return False
         return True
 
-    def _ours(self, value: bytes) -> bool:
+    def _ours(self, value: bytes | None) -> bool:
         there = readable(value, MemberRecord)
         if there is None:
             return True  # nobody can be living under a record that nobody can read

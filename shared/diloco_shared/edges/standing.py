@@ -8,7 +8,7 @@ import time
 import structlog
 
 from diloco_shared.edges.bus import Bus, Conflict
-from diloco_shared.edges.stored_records import readable, readable_at
+from diloco_shared.edges.stored_records import readable, readable_at, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.fencing import keeps, over
 from diloco_shared.protocol.records import RunRecord, RunStatus
@@ -95,9 +95,6 @@ class Standing:
     async def _set(self, status: RunStatus) -> None:
         value, revision = encode(status), self.revision
         self.revision = None  # until it is known what became of it
-        if revision:
-            new = await self.control.kv_update(subjects.STATUS, self.key, value, revision)
-        else:
-            new = await self.control.kv_create(subjects.STATUS, self.key, value)
+        new = await write_if(self.control, subjects.STATUS, self.key, value, revision or 0)
         self.revision, self.there, self.foreign = new, status, False
         self._saw()

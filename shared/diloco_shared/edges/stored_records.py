@@ -1,4 +1,4 @@
-"""From what buckets and streams hold to messages: the one way to read them."""
+"""Between what buckets and streams hold and messages: the one way to read and to write them."""
 
 from collections.abc import Iterable
 from typing import TypeVar
@@ -27,14 +27,29 @@ async def readable_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> M | Non
     return None if entry is None else readable(entry.value, kind)
 
 
-async def records_in(bus: Bus, bucket: str, kind: type[M]) -> dict[str, tuple[M, int]]:
-    """Every record of a bucket that can be read, and its revision. Raises BusError."""
-    entries = (await bus.kv_all(bucket)).items()
+async def records_in(
+    bus: Bus, bucket: str, kind: type[M], *, under: str = "", strict: bool = False
+) -> dict[str, tuple[M, int]]:
+    """Every record whose key begins with `under`, and its revision. Raises BusError.
+
+    One that nobody can read is left out; `strict`: it raises WireError.
+    """
+    read = decode if strict else readable
+    found = {k: e for k, e in (await bus.kv_all(bucket)).items() if k.startswith(under)}
     return {
         key: (record, entry.revision)
-        for key, entry in entries
-        if (record := readable(entry.value, kind)) is not None
+        for key, entry in found.items()
+        if entry.value is not None and (record := read(entry.value, kind)) is not None
     }
+
+
+async def write_if(
+    bus: Bus, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+) -> int:
+    """Write if the revision is still `revision` (0: no key), else Conflict; the new one."""
+    if revision:
+        return await bus.kv_update(bucket, key, value, revision, ttl_s=ttl_s)
+    return await bus.kv_create(bucket, key, value, ttl_s=ttl_s)
 
 
 def messages_of(stored: Iterable[Stored], kind: type[M]) -> list[M]:

@@ -18,7 +18,7 @@ from diloco_coordinator.views import jsonable
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, Conflict
 from diloco_shared.edges.checkpoints import CheckpointError, Checkpoints
-from diloco_shared.edges.stored_records import record_at
+from diloco_shared.edges.stored_records import record_at, write_if
 from diloco_shared.ids import Id
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import CheckpointManifest, reference
@@ -245,10 +245,7 @@ async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
         return True
     record = Incarnation(learner=learner, incarnation=number, boot="", at=time.time())
     try:
-        if found is None:
-            await bus.kv_create(*place, encode(record))
-        else:
-            await bus.kv_update(*place, encode(record), found[1])
+        await write_if(bus, *place, encode(record), found[1] if found else 0)
     except Conflict:
         return False
     return True

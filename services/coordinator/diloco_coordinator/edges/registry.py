@@ -22,6 +22,7 @@ from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.deletion import MARK_S
 from diloco_shared.edges.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.edges.run_streams import ensure_buckets
+from diloco_shared.edges.stored_records import write_if
 from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Message
@@ -274,12 +275,17 @@ class Registry:
         try:
             revision = await self.bus.kv_update(*place, encode(record), self.revisions[place])
         except Conflict:
-            there = await self.bus.kv_get(*place)
-            if there is not None:
-                await self._take(subjects.RUNS, there)
+            await self._look_again(*place)
             raise
         self.runs[record.name] = record
         self.revisions[place] = revision
+
+    async def _look_again(self, bucket: str, key: str) -> bool:
+        """Mirror a key that somebody else wrote; whether there is one."""
+        there = await self.bus.kv_get(bucket, key)
+        if there is not None:
+            await self._take(bucket, there)
+        return there is not None
 
     async def delete_run(self, run: str) -> None:
         """Remove a run and everything that is kept of it; may be repeated.
@@ -316,16 +322,10 @@ class Registry:
         run_id = run_id_of(self.runs[run]) if run else ""
         assignment = Assignment(member=member, run=run, run_id=run_id, shard=shard, at=time.time())
         try:
-            if place in self.revisions:
-                known = self.revisions[place]
-                revision = await self.bus.kv_update(*place, encode(assignment), known)
-            else:
-                revision = await self.bus.kv_create(*place, encode(assignment))
+            known = self.revisions.get(place, 0)
+            revision = await write_if(self.bus, *place, encode(assignment), known)
         except Conflict:
-            there = await self.bus.kv_get(*place)
-            if there is not None:
-                await self._take(subjects.ASSIGNMENTS, there)
-            else:
+            if not await self._look_again(*place):
                 self.revisions.pop(place, None)
             raise
         self.assignments[member] = assignment
@@ -339,10 +339,7 @@ class Registry:
             known = self.revisions.get(place, 0)
             value = note.model_dump_json().encode()
             try:
-                if known:
-                    self.revisions[place] = await self.bus.kv_update(*place, value, known)
-                else:
-                    self.revisions[place] = await self.bus.kv_create(*place, value)
+                self.revisions[place] = await write_if(self.bus, *place, value, known)
                 break
             except Conflict:
                 entry = await self.bus.kv_get(*place)

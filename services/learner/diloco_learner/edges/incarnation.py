@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.edges.repeating import PROMPT, until_done
-from diloco_shared.edges.stored_records import record_at
+from diloco_shared.edges.stored_records import record_at, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Incarnation
 from diloco_shared.protocol.wire import WireError, encode
@@ -43,14 +43,7 @@ async def newest_boot(bus: Bus, run: str, learner: str) -> str:
 
 async def _take(bus: Bus, key: str, learner: str, boot: str) -> int:
     found = await record_at(bus, subjects.INCARNATIONS, key, Incarnation)
-    if found is None:
-        await bus.kv_create(subjects.INCARNATIONS, key, _record(0, learner, boot))
-        return 0
-    number = found[0].incarnation + 1
-    value = _record(number, learner, boot)
-    await bus.kv_update(subjects.INCARNATIONS, key, value, found[1])
+    number, revision = (found[0].incarnation + 1, found[1]) if found else (0, 0)
+    record = Incarnation(learner=learner, incarnation=number, boot=boot, at=time.time())
+    await write_if(bus, subjects.INCARNATIONS, key, encode(record), revision)
     return number
-
-
-def _record(number: int, learner: str, boot: str) -> bytes:
-    return encode(Incarnation(learner=learner, incarnation=number, boot=boot, at=time.time()))

@@ -17,11 +17,11 @@ from diloco_learner.leases import Where, choose, given_back, order, place, taken
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.edges.repeating import again_and_again
-from diloco_shared.edges.stored_records import record_at
+from diloco_shared.edges.stored_records import M, record_at, records_in, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import Place, ShardLease
-from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
 
@@ -108,22 +108,20 @@ class Leases:
 
     async def _leases(self) -> tuple[dict[int, ShardLease], dict[int, int]]:
         """All leases of the run, and their revisions."""
-        leases: dict[int, ShardLease] = {}
-        revisions: dict[int, int] = {}
-        for key, entry in (await self.bus.kv_all(subjects.SHARDS)).items():
-            run, _, number = key.rpartition(".")
-            if run == self.run and entry.value is not None:
-                leases[int(number)] = decode(entry.value, ShardLease)
-                revisions[int(number)] = entry.revision
-        return leases, revisions
+        there = await self._all(subjects.SHARDS, ShardLease)
+        numbers = {key: int(key.rpartition(".")[2]) for key in there}
+        leases = {numbers[key]: lease for key, (lease, _) in there.items()}
+        return leases, {numbers[key]: revision for key, (_, revision) in there.items()}
+
+    async def _all(self, bucket: str, kind: type[M]) -> dict[str, tuple[M, int]]:
+        """The run's; WireError for one that nobody can read: it may be somebody's."""
+        return await records_in(self.bus, bucket, kind, under=f"{self.run}.", strict=True)
 
     async def _merged(self) -> dict[int, Where]:
         """How far each shard is merged."""
         found: dict[int, Where] = {}
-        for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
-            if key.startswith(f"{self.run}.") and entry.value is not None:
-                p = decode(entry.value, Place)
-                found[p.shard] = max(found.get(p.shard, (0, 0)), (p.passes, p.sequences))
+        for p, _ in (await self._all(subjects.PLACES, Place)).values():
+            found[p.shard] = max(found.get(p.shard, (0, 0)), (p.passes, p.sequences))
         return found
 
     async def _acquire(self) -> None:
@@ -146,10 +144,8 @@ class Leases:
         lease = taken(shard, self.learner, self.incarnation, where)
         key, value = f"{self.run}.{shard}", encode(lease)
         try:
-            if shard in revisions:
-                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revisions[shard])
-            else:
-                revision = await self.bus.kv_create(subjects.SHARDS, key, value)
+            known = revisions.get(shard, 0)
+            revision = await write_if(self.bus, subjects.SHARDS, key, value, known)
         except Conflict:
             return  # somebody else was first; the next look sees it
         self.held[shard] = (lease, revision)

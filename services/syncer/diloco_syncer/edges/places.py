@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from diloco_shared.edges.bus import Bus, Conflict
 from diloco_shared.edges.repeating import again_and_again
-from diloco_shared.edges.stored_records import readable
+from diloco_shared.edges.stored_records import readable, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
 from diloco_shared.protocol.wire import encode
@@ -49,10 +49,7 @@ class Places:
     async def _put(self, shard: int, value: bytes) -> None:
         place, known = (subjects.PLACES, self._key(shard)), self.revisions.get(shard, 0)
         try:
-            if known:
-                self.revisions[shard] = await self.bus.kv_update(*place, value, known)
-            else:
-                self.revisions[shard] = await self.bus.kv_create(*place, value)
+            self.revisions[shard] = await write_if(self.bus, *place, value, known)
         except Conflict:
             # A successor; or an answer to our own write was lost: then this one leads still.
             self.known = False
