@@ -19,9 +19,9 @@ from typing import Any
 
 import structlog
 
-from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.edges.bus import Bus, Conflict
 from diloco_shared.edges.own_memory import anonymous_bytes
-from diloco_shared.edges.repeating import until_done
+from diloco_shared.edges.repeating import left_undone, until_done
 from diloco_shared.edges.stored_records import readable, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord
@@ -179,13 +179,11 @@ class Membership:
 
     async def refresh(self) -> None:
         """Write the record now; logged, not raised, when the bus is away."""
-        try:
-            # One at a time: of two, one would find the key changed under it.
-            async with self.writing:
+        # One at a time: of two, one would find the key changed under it.
+        async with self.writing:
+            with left_undone("refreshing"):
                 if not await self._take():
                     log.error("another process took this id", id=self.record.id)
-        except BusError as error:
-            log.debug("not refreshed", error=str(error))
 
     def update(self, **fields: Any) -> None:
         """Change what the next refresh shows; at once what a person would look for."""
@@ -195,12 +193,10 @@ class Membership:
 
     async def leave(self) -> None:
         """Give the key back, if it is still ours."""
-        try:
+        with left_undone("leaving"):  # the key expires
             entry = await self.bus.kv_get(subjects.MEMBERS, self.record.id)
             if entry is not None and entry.value is not None and self._ours(entry.value):
                 await self.bus.kv_delete(subjects.MEMBERS, self.record.id)
-        except BusError as error:
-            log.debug("key not deleted, it will expire", error=str(error))
 
     async def assignments(self) -> AsyncIterator[str]:
         """The run this member works for, at first and at every change; "" for none.

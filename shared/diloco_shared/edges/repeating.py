@@ -1,4 +1,4 @@
-"""What the bus does not do at once is tried again: until it is done, or for ever.
+"""What the bus does not do at once is tried again: until it is done, for ever, or by somebody else.
 
 What is waited for is said once, and once more when the trouble is of another kind: a server that is
 away for a night fills no log. Only trouble with the bus is waited out (or what the caller names);
@@ -8,7 +8,8 @@ anything else, a cancellation above all, passes through.
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import structlog
@@ -75,6 +76,15 @@ async def again_and_again(
         except trouble as error:
             _say(doing, error, said)
         await asyncio.sleep(every_s)
+
+
+@contextmanager
+def left_undone(doing: str) -> Iterator[None]:
+    """What the bus does not do stays undone: it is repeated anyway, or nothing depends on it."""
+    try:
+        yield
+    except BusError as error:
+        log.debug("left undone", doing=doing, error=str(error))
 
 
 def _say(doing: str, error: Exception, said: set[type[Exception]]) -> None:

@@ -30,7 +30,7 @@ from diloco_shared.edges.blobs import (
 )
 from diloco_shared.edges.bus import Bus, BusError, Stored, Unavailable
 from diloco_shared.edges.crash_points import passing
-from diloco_shared.edges.repeating import PROMPT, until_done
+from diloco_shared.edges.repeating import PROMPT, left_undone, until_done
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.pages import joined
@@ -347,12 +347,10 @@ class Downlink:
     async def forget_state(self) -> None:
         """The inner state is in use: remove what was sent to this learner."""
         self.states = {}
-        try:
+        with left_undone("purge of inner state"):
             await self.data.purge(
                 subjects.state_stream(self.run), f"state.{self.run}.*.{self.learner}.>"
             )
-        except BusError as error:
-            log.debug("state not purged", error=str(error))
 
 
 def _same(initial: Callable[[int], Values], m: PublicationManifest) -> memoryview | None:

@@ -16,7 +16,7 @@ from diloco_learner.edges.batches import Batches
 from diloco_learner.leases import Where, choose, given_back, order, place, taken
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Conflict
-from diloco_shared.edges.repeating import again_and_again
+from diloco_shared.edges.repeating import again_and_again, left_undone
 from diloco_shared.edges.stored_records import M, record_at, records_in, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
@@ -220,8 +220,6 @@ class Leases:
         """Leave every shard to others, who go on behind what is merged of it."""
         async with self.writing:
             for shard, (lease, _) in list(self.held.items()):
-                try:
+                with left_undone("release of a lease"):  # it will be taken over
                     await self._write(lease.model_copy(update={"holder": "", "incarnation": -1}))
-                except BusError as error:
-                    log.debug("lease not released, it will be taken over", error=str(error))
                 self.held.pop(shard, None)

@@ -18,7 +18,7 @@ import structlog
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob, receiving
 from diloco_shared.edges.bus import Bus, BusError, Stored
-from diloco_shared.edges.repeating import PROMPT, again_and_again, until_done
+from diloco_shared.edges.repeating import PROMPT, again_and_again, left_undone, until_done
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
@@ -225,10 +225,8 @@ class InitialSets:
     async def _purge(self, m: InitManifest) -> None:
         """What is not whole goes, manifest first: its sender looks whether that is there."""
         for subject in (m.blob.subject + ".m", m.blob.subject):
-            try:
+            with left_undone(f"purge of {subject}"):
                 await self.data.purge(self.stream, subject)
-            except BusError as error:
-                log.warning("initial parameters not purged", subject=subject, error=str(error))
 
     def _hand_on(self, whose: Whose, of: InitialSet) -> None:
         """The payloads are the machine's from now on: it drops them if it does not take them."""

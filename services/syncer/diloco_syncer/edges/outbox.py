@@ -8,7 +8,7 @@ from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import Bus, BusError, Progress, Stored, StreamFull
 from diloco_shared.edges.crash_points import passing
-from diloco_shared.edges.repeating import until_done
+from diloco_shared.edges.repeating import left_undone, until_done
 from diloco_shared.edges.telling import event_now
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Payload
@@ -80,11 +80,9 @@ class Outbox:
         await self._say(subjects.lapsed_beat(self.run), beat)
 
     async def _say(self, subject: str, message: Pull | Grant | Donate | Beat) -> None:
-        try:
+        with left_undone(subject):
             payload = encode(message.model_copy(update={"run_id": self.spec.id}))
             await self.control.publish(subject, payload)
-        except BusError as error:
-            log.debug("not sent", subject=subject, error=str(error))
 
     async def publish(
         self,
