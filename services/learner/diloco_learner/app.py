@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_learner.edges.computing import Computing, OnThisMachine
@@ -17,15 +16,9 @@ from diloco_shared.config import RunSpec
 from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges import serving
 from diloco_shared.edges.bus import Bus, BusError
-from diloco_shared.edges.deletion import remove_deleted
-from diloco_shared.edges.disk_watch import watch_disk
-from diloco_shared.edges.faults import Abilities, FaultAgent
-from diloco_shared.edges.health import Health
-from diloco_shared.edges.loop_watch import LoopWatch
-from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.metrics import disk_metric, traffic_metrics
-from diloco_shared.edges.repeating import PROMPT, until_done
-from diloco_shared.edges.run_streams import ensure_buckets, spec_of
+from diloco_shared.edges.faults import Abilities
+from diloco_shared.edges.membership import DataFolder
+from diloco_shared.edges.serving import Worker
 from diloco_shared.edges.standing import shown
 from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol.fencing import over
@@ -37,8 +30,10 @@ log = structlog.get_logger()
 UNFIT_RETRY_S = 30.0
 
 
-class Learner:
-    """One process under one id."""
+class Learner(Worker[Settings]):
+    """Works for one run at a time."""
+
+    role, kept = "learner", CHECKPOINTS
 
     def __init__(
         self,
@@ -48,23 +43,12 @@ class Learner:
         folder: DataFolder,
         computing: Computing | None = None,
     ) -> None:
+        super().__init__(settings, control, data, folder)
         self.computing = computing or OnThisMachine()
-        self.settings = settings
-        self.control = control
-        self.data = data
-        self.folder = folder
-        self.membership = Membership(control, settings.id, "learner", folder.lock)
-        self.faults = FaultAgent(
-            control,
-            settings.id,
-            enabled=settings.chaos,
-            abilities=Abilities(slow=self._slow, nan=self._nan),
-        )
         self.work: Work | None = None
-        self.ready = False
-        self.loop_watch = LoopWatch()
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
+
+    def abilities(self) -> Abilities:
+        return Abilities(slow=self._slow, nan=self._nan)
 
     def _slow(self, factor: float) -> None:
         if self.work is not None:
@@ -74,31 +58,17 @@ class Learner:
         if self.work is not None:
             self.work.injected.poison = True
 
-    def _room(self) -> DiskRoom | None:
+    def room(self) -> DiskRoom | None:
         return None if self.work is None else self.work.room
 
-    async def _tell(self, kind: str, text: str) -> None:
+    async def tell(self, kind: str, text: str) -> None:
         if self.work is not None and self.work.built:
             await self.work.up.tell(kind, text, {"place": self.settings.id})
 
-    def health(self) -> Health:
-        """Alive while this answers; ready once registered and the bus is there."""
-        detail: dict[str, Any] = {
-            "id": self.settings.id,
-            "bus": "connected" if self.control.connected else "away",
-            **self.loop_watch.detail(),
-        }
-        if self.work is not None:
-            detail |= self.work.health()
-        if self.membership.record.full:
-            detail |= {"full": self.membership.record.full}
-        return Health(True, self.ready and self.control.connected, detail)
+    def detail(self) -> dict[str, Any]:
+        return {} if self.work is None else self.work.health()
 
-    def collect(self) -> Iterator[Metric]:
-        """Prometheus metrics, read when asked for."""
-        yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
-        yield from self.loop_watch.metrics()
-        yield disk_metric(self.membership.record)
+    def metrics(self) -> Iterator[Metric]:
         work = self.work
         progress = work.last_progress if work is not None else None
         if work is None or progress is None:
@@ -118,22 +88,13 @@ class Learner:
             "diloco_wait_seconds", "Time not spent on computation", value=progress.wait_s
         )
 
-    async def run(self) -> None:
-        """Until cancelled, or until the train loop fails."""
-        await until_done(lambda: ensure_buckets(self.control), "buckets", pauses=PROMPT)
-        await self.membership.register()
-        self.ready = True
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.membership.keep())
-            tasks.create_task(self.faults.serve())
-            tasks.create_task(remove_deleted(self.control, self.folder.path / CHECKPOINTS))
-            tasks.create_task(watch_disk(self.membership, self._room, self._tell))
-            working: asyncio.Task[None] | None = None
-            async for run in self.membership.assignments():
-                if working is not None and not working.done():
-                    await self._end(working, run)
-                if run:
-                    working = tasks.create_task(self._work_for(run))
+    async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
+        working: asyncio.Task[None] | None = None
+        async for run in self.membership.assignments():
+            if working is not None and not working.done():
+                await self._end(working, run)
+            if run:
+                working = tasks.create_task(self._work_for(run))
 
     async def _end(self, working: asyncio.Task[None], next_run: str) -> None:
         """The assignment is taken back: leave once all work is merged, unless the run itself ends.
@@ -170,12 +131,8 @@ class Learner:
         return working.done()
 
     async def _work_for(self, run: str) -> None:
-        run_id = self.membership.run_id
-        spec = await until_done(
-            lambda: spec_of(self.control, run, run_id), "the run's record", pauses=PROMPT
-        )
+        spec = await self.spec_of(run)
         if spec is None:
-            log.error("assigned to a run that does not exist", run=run, id=run_id)
             return
         self.faults.run = run
         self.membership.update(run=run, state="working")
@@ -234,4 +191,4 @@ class Learner:
 
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
-    await serving.serve(settings, "learner", Learner)
+    await serving.serve(settings, Learner)

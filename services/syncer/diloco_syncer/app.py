@@ -6,21 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges import serving
 from diloco_shared.edges.bus import Bus
-from diloco_shared.edges.deletion import remove_deleted
-from diloco_shared.edges.disk_watch import watch_disk
-from diloco_shared.edges.faults import FaultAgent
-from diloco_shared.edges.health import Health
-from diloco_shared.edges.loop_watch import LoopWatch
-from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.metrics import disk_metric, traffic_metrics
-from diloco_shared.edges.repeating import PROMPT, until_done
-from diloco_shared.edges.run_streams import ensure_buckets, spec_of
+from diloco_shared.edges.membership import DataFolder
+from diloco_shared.edges.serving import Worker
 from diloco_shared.numerics.merge import warm
 from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.edges.leader import Leader
@@ -33,57 +25,38 @@ from diloco_syncer.settings import Settings
 log = structlog.get_logger()
 
 
-class Syncer:
-    """One process under one id."""
+class Syncer(Worker[Settings]):
+    """Works for one shard of one run at a time."""
+
+    role, kept = "syncer", SNAPSHOTS
 
     def __init__(self, settings: Settings, control: Bus, data: Bus, folder: DataFolder) -> None:
-        self.settings = settings
-        self.control = control
-        self.data = data
-        self.folder = folder
-        self.membership = Membership(control, settings.id, "syncer", folder.lock)
-        self.faults = FaultAgent(control, settings.id, enabled=settings.chaos)
+        super().__init__(settings, control, data, folder)
         self.candidate: Candidate | None = None
-        self.ready = False
-        self.loop_watch = LoopWatch()
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
 
     @property
     def leader(self) -> Leader | None:
         """While this process leads."""
         return None if self.candidate is None else self.candidate.leader
 
-    def _room(self) -> DiskRoom | None:
+    def room(self) -> DiskRoom | None:
         return None if self.candidate is None else self.candidate.snapshots.room
 
-    async def _tell(self, kind: str, text: str) -> None:
+    async def tell(self, kind: str, text: str) -> None:
         if self.candidate is not None:
             await self.candidate.tell(kind, text)
 
-    def health(self) -> Health:
-        """Alive while this answers; ready once registered and the bus is there."""
-        detail: dict[str, Any] = {
-            "id": self.settings.id,
-            "bus": "connected" if self.control.connected else "away",
-            "run": self.membership.record.run,
-        }
-        detail |= {"duty": self.membership.record.state} | self.loop_watch.detail()
-        leader = self.leader
+    def detail(self) -> dict[str, Any]:
+        record, leader = self.membership.record, self.leader
+        detail: dict[str, Any] = {"run": record.run, "duty": record.state}
         if leader is not None:
             state, reason = leader.machine.announcer.state(time.monotonic())
             detail |= {"state": state, "reason": reason, "term": leader.machine.history.term}
-        elif self.membership.record.reason:
-            detail |= {"reason": self.membership.record.reason}
-        if self.membership.record.full:
-            detail |= {"full": self.membership.record.full}
-        return Health(True, self.ready and self.control.connected, detail)
+        elif record.reason:
+            detail |= {"reason": record.reason}
+        return detail
 
-    def collect(self) -> Iterator[Metric]:
-        """Prometheus metrics, read off the machine when asked for."""
-        yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
-        yield from self.loop_watch.metrics()
-        yield disk_metric(self.membership.record)
+    def metrics(self) -> Iterator[Metric]:
         leader = self.leader
         if leader is None:
             return
@@ -99,25 +72,13 @@ class Syncer:
         yield from _watched(leader.machine)
         yield from _storage(leader)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        await until_done(lambda: ensure_buckets(self.control), "buckets", pauses=PROMPT)
-        await self.membership.register()
-        self.ready = True
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.membership.keep())
-            tasks.create_task(self.faults.serve())
-            tasks.create_task(remove_deleted(self.control, self.folder.path / SNAPSHOTS))
-            tasks.create_task(watch_disk(self.membership, self._room, self._tell))
-            # Before it can lead: compiling holds up no lease and no round.
-            await asyncio.to_thread(warm)
-            await self._serve(tasks)
-
-    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+    async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
         """Work for the assigned run; an assignment that ends or changes ends that.
 
         What only a fresh process can mend ends this one.
         """
+        # Before it can lead: compiling holds up no lease and no round.
+        await asyncio.to_thread(warm)
         work: asyncio.Task[None] | None = None
         try:
             async for run in self.membership.assignments():
@@ -135,12 +96,9 @@ class Syncer:
                 work.cancel()
 
     async def _work(self, run: str) -> None:
-        run_id, shard = self.membership.run_id, self.membership.shard
-        spec = await until_done(
-            lambda: spec_of(self.control, run, run_id), "the run's record", pauses=PROMPT
-        )
+        shard = self.membership.shard
+        spec = await self.spec_of(run)
         if spec is None:
-            log.error("assigned to a run that does not exist", run=run, id=run_id)
             return
         me = self.membership.record
         lease_s = spec.membership.leader_lease_s
@@ -211,4 +169,4 @@ def _storage(leader: Leader) -> Iterator[Metric]:
 
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
-    await serving.serve(settings, "syncer", Syncer)
+    await serving.serve(settings, Syncer)
