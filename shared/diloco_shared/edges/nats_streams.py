@@ -36,6 +36,7 @@ from diloco_shared.edges.nats_api import (
 )
 from diloco_shared.edges.nats_link import NatsLink, Raw
 from diloco_shared.edges.nats_reader import Inbox, Reader
+from diloco_shared.edges.stream_kv import StreamKv
 
 # A repeat under the same message id is dropped within this time; receivers are idempotent anyway.
 DUPLICATE_WINDOW_S = 120
@@ -45,8 +46,8 @@ _FETCH_BATCH = 256
 _FETCH_TRIES = 3
 
 
-class NatsStreams:
-    """Stream calls on one connection. See `bus.Bus` for what each promises."""
+class NatsStreams(StreamKv):
+    """Stream and bucket calls on one connection. See `bus.Bus` for what each promises."""
 
     def __init__(self, link: NatsLink) -> None:
         self._link = link
