@@ -1,3 +1,5 @@
+"""What JetStream answers, delivers and ends pulls with, taken apart."""
+
 import json
 from typing import Any
 

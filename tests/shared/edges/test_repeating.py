@@ -1,3 +1,5 @@
+"""What is tried again, how it is said, and what passes through."""
+
 import asyncio
 import time
 from collections.abc import Awaitable, Callable

@@ -1,3 +1,5 @@
+"""Reading and writing records of buckets and streams, those that nobody can read among them."""
+
 import pytest
 
 from diloco_shared.edges.bus import Conflict, Stored
