@@ -98,7 +98,7 @@ async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
     if found is None:
         known = ", ".join(sorted(await bus.kv_all(subjects.RUNS))) or "none"
         raise CliError(f"there is no run {run!r}; known: {known}", UNKNOWN)
-    spec = RunSpec.model_validate(found[0].spec)
+    spec = RunSpec.model_validate(found.record.spec)
     try:
         await bus.stream_info(subjects.tape_stream(run))
     except BusError:

@@ -36,7 +36,7 @@ async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec | None:
     Raises BusError; WireError and ValidationError for a record that this version cannot read.
     """
     found = await record_at(bus, subjects.RUNS, run, RunRecord)
-    spec = None if found is None else RunSpec.model_validate(found[0].spec)
+    spec = RunSpec.model_validate(found.record.spec) if found else None
     return spec if spec is not None and spec.id == run_id else None
 
 

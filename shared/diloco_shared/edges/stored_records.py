@@ -1,7 +1,7 @@
 """Between what buckets and streams hold and messages: the one way to read and to write them."""
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from diloco_shared.edges.bus import Bus, Stored
 from diloco_shared.protocol.messages import Message
@@ -10,15 +10,22 @@ from diloco_shared.protocol.wire import WireError, decode
 M = TypeVar("M", bound=Message)
 
 
-async def record_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> tuple[M, int] | None:
-    """The record under a key, and its revision; None where there is none.
+class Found(NamedTuple, Generic[M]):
+    """A record of a bucket, and the revision that a compare-and-set of it expects."""
+
+    record: M
+    revision: int
+
+
+async def record_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> Found[M] | None:
+    """What is under a key; None where there is nothing.
 
     Raises BusError, and WireError for one that nobody can read.
     """
     entry = await bus.kv_get(bucket, key)
     if entry is None or entry.value is None:
         return None
-    return decode(entry.value, kind), entry.revision
+    return Found(decode(entry.value, kind), entry.revision)
 
 
 async def readable_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> M | None:
@@ -29,15 +36,15 @@ async def readable_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> M | Non
 
 async def records_in(
     bus: Bus, bucket: str, kind: type[M], *, under: str = "", strict: bool = False
-) -> dict[str, tuple[M, int]]:
-    """Every record whose key begins with `under`, and its revision. Raises BusError.
+) -> dict[str, Found[M]]:
+    """Every record whose key begins with `under`. Raises BusError.
 
     One that nobody can read is left out; `strict`: it raises WireError.
     """
     read = decode if strict else readable
     found = {k: e for k, e in (await bus.kv_all(bucket)).items() if k.startswith(under)}
     return {
-        key: (record, entry.revision)
+        key: Found(record, entry.revision)
         for key, entry in found.items()
         if entry.value is not None and (record := read(entry.value, kind)) is not None
     }

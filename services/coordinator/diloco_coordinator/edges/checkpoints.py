@@ -241,11 +241,11 @@ async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:
 async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
     place = (subjects.INCARNATIONS, f"{run}.{learner}")
     found = await record_at(bus, *place, Incarnation)
-    if found is not None and found[0].incarnation >= number:
+    if found and found.record.incarnation >= number:
         return True
     record = Incarnation(learner=learner, incarnation=number, boot="", at=time.time())
     try:
-        await write_if(bus, *place, encode(record), found[1] if found else 0)
+        await write_if(bus, *place, encode(record), found.revision if found else 0)
     except Conflict:
         return False
     return True

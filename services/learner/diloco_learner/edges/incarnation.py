@@ -38,12 +38,12 @@ async def newest_boot(bus: Bus, run: str, learner: str) -> str:
         pauses=PROMPT,
         trouble=TROUBLE,
     )
-    return "" if found is None else found[0].boot
+    return found.record.boot if found else ""
 
 
 async def _take(bus: Bus, key: str, learner: str, boot: str) -> int:
     found = await record_at(bus, subjects.INCARNATIONS, key, Incarnation)
-    number, revision = (found[0].incarnation + 1, found[1]) if found else (0, 0)
+    number, revision = (found.record.incarnation + 1, found.revision) if found else (0, 0)
     record = Incarnation(learner=learner, incarnation=number, boot=boot, at=time.time())
     await write_if(bus, subjects.INCARNATIONS, key, encode(record), revision)
     return number

@@ -17,7 +17,7 @@ from diloco_learner.leases import Where, choose, given_back, order, place, taken
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Conflict
 from diloco_shared.edges.repeating import again_and_again, left_undone
-from diloco_shared.edges.stored_records import M, record_at, records_in, write_if
+from diloco_shared.edges.stored_records import Found, M, record_at, records_in, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import Place, ShardLease
@@ -71,10 +71,13 @@ class Leases:
         async def look() -> None:
             try:
                 await self.look(time.monotonic())
-            finally:
+            except trouble:
                 await self._supplied()
+                raise
+            await self._supplied()
 
-        await again_and_again(look, "leases of data", LOOK_S, trouble=(BusError, WireError))
+        trouble = (BusError, WireError)
+        await again_and_again(look, "leases of data", LOOK_S, trouble=trouble)
 
     async def _supplied(self) -> None:
         """What a look, and the training meanwhile, have come to."""
@@ -108,12 +111,12 @@ class Leases:
 
     async def _leases(self) -> tuple[dict[int, ShardLease], dict[int, int]]:
         """All leases of the run, and their revisions."""
-        there = await self._all(subjects.SHARDS, ShardLease)
-        numbers = {key: int(key.rpartition(".")[2]) for key in there}
-        leases = {numbers[key]: lease for key, (lease, _) in there.items()}
-        return leases, {numbers[key]: revision for key, (_, revision) in there.items()}
+        all_of_them = await self._all(subjects.SHARDS, ShardLease)
+        there = {int(key.rpartition(".")[2]): found for key, found in all_of_them.items()}
+        leases = {shard: found.record for shard, found in there.items()}
+        return leases, {shard: found.revision for shard, found in there.items()}
 
-    async def _all(self, bucket: str, kind: type[M]) -> dict[str, tuple[M, int]]:
+    async def _all(self, bucket: str, kind: type[M]) -> dict[str, Found[M]]:
         """The run's; WireError for one that nobody can read: it may be somebody's."""
         return await records_in(self.bus, bucket, kind, under=f"{self.run}.", strict=True)
 
@@ -212,8 +215,8 @@ class Leases:
     async def _own_revision(self, key: str) -> int:
         """Revision of a lease that this incarnation holds, else Conflict."""
         found = await record_at(self.bus, subjects.SHARDS, key, ShardLease)
-        if found is not None and (found[0].holder, found[0].incarnation) == self._me:
-            return found[1]
+        if found and (found.record.holder, found.record.incarnation) == self._me:
+            return found.revision
         raise Conflict(f"{key} is held by another")
 
     async def release(self) -> None:
