@@ -141,9 +141,7 @@ class Bench:
         return fill(folder).stat().st_size - before > ROOM_BYTES
 
     async def _on_bus(self, work: Callable[[NatsBus], Any]) -> None:
-        token = (self.stack.folder / "nats-token").read_text().strip()
-        address = f"nats://{self.stack.endpoint()['nats']}"
-        bus = await NatsBus.connect(address, name="bench", token=token)
+        bus = await self.stack.bus()
         try:
             await work(bus)
         finally:

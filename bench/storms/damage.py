@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from diloco_shared.edges.blobs import manifest_subject
-from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRound
@@ -33,9 +32,7 @@ class Part:
 async def stored_parts(stack: Stack, run: str, count: int, seed: int) -> list[Part]:
     """So many tape records, manifests and chunks of merged contributions, drawn from the seed."""
     rng, parts = random.Random(seed), []
-    token = await asyncio.to_thread((stack.folder / "nats-token").read_text)
-    address = f"nats://{stack.endpoint()['nats']}"
-    bus = await NatsBus.connect(address, name="bench", token=token.strip())
+    bus = await stack.bus()
     try:
         tape = await bus.fetch(subjects.tape_stream(run), subjects.tape(run, 0))
         # The last one among them: nothing follows it that could show that it is missing.

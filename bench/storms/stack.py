@@ -143,13 +143,19 @@ class Stack:
                 number += 1
         return number, size
 
+    async def bus(self, timeout_s: float = 10.0) -> NatsBus:
+        """A connection to its message server."""
+        token = await asyncio.to_thread((self.folder / "nats-token").read_text)
+        address = f"nats://{self.endpoint()['nats']}"
+        return await NatsBus.connect(
+            address, name="bench", token=token.strip(), timeout_s=timeout_s
+        )
+
     async def streams(self, names: list[str]) -> dict[str, int]:
         """Bytes of each stream that is there; none while the bus is away."""
-        token = await asyncio.to_thread((self.folder / "nats-token").read_text)
         found: dict[str, int] = {}
         try:
-            address = f"nats://{self.endpoint()['nats']}"
-            bus = await NatsBus.connect(address, name="bench", token=token.strip(), timeout_s=2.0)
+            bus = await self.bus(timeout_s=2.0)
         except (OSError, ConnectionError, ValueError):
             return found
         except Exception as error:  # the bus's own: away

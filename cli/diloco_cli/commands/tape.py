@@ -15,12 +15,13 @@ from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Unavailable
 from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.stored_records import record_at
 from diloco_shared.edges.tape_archive import archives_of, read_tape
 from diloco_shared.edges.vault import VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.wire import WireError, decode, decode_tape
+from diloco_shared.protocol.wire import WireError, decode_tape
 
 T = TypeVar("T")
 
@@ -93,14 +94,14 @@ def _on_tape(
 
 
 async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
-    entry = await bus.kv_get(subjects.RUNS, run)
-    if entry is None or entry.value is None:
-        known = ", ".join(sorted(await bus.kv_all(subjects.RUNS))) or "none"
-        raise CliError(f"there is no run {run!r}; known: {known}", UNKNOWN)
     try:
-        spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
+        found = await record_at(bus, subjects.RUNS, run, RunRecord)
     except WireError as error:
         raise CliError(f"the record of run {run!r} cannot be read: {error}") from None
+    if found is None:
+        known = ", ".join(sorted(await bus.kv_all(subjects.RUNS))) or "none"
+        raise CliError(f"there is no run {run!r}; known: {known}", UNKNOWN)
+    spec = RunSpec.model_validate(found.record.spec)
     try:
         await bus.stream_info(subjects.tape_stream(run))
     except BusError:

@@ -33,7 +33,7 @@ from diloco_shared.edges.crash_points import arm
 from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.serving import connected
 from diloco_shared.protocol import subjects
 
 log = structlog.get_logger()
@@ -138,7 +138,7 @@ class Coordinator:
             self.registry,
             token,
             chaos=settings.chaos,
-            checkpoints=settings.checkpoints or str(settings.data / "checkpoints"),
+            checkpoints=settings.checkpoint_root,
             loop_watch=loop_watch,
         )
 
@@ -180,28 +180,21 @@ async def serve(settings: Settings) -> None:
     folder = DataFolder(settings.data, settings.id)
     arm(settings.crash_at, settings.id, folder.path)
     bound: socket.socket | None = None
-    bus: Bus | None = None
     try:
         token = admin_token(settings.data)
         bound = listen(settings.host, settings.port)
         port = bound.getsockname()[1]
         scheme = "https" if settings.tls_cert else "http"
         (folder.path / URL_FILE).write_text(f"{scheme}://{settings.host}:{port}\n")
-        bus = await NatsBus.connect(
-            settings.nats_url, name=settings.id, token=settings.nats_token or None
-        )
-        address, loop_watch = f"{settings.host}:{port}", LoopWatch()
-        coordinator = Coordinator(
-            settings, bus, folder, token, address=address, loop_watch=loop_watch
-        )
-        server = _server(settings, coordinator.api)
-        async with asyncio.TaskGroup() as tasks:
+        async with connected(settings, settings.id) as bus, asyncio.TaskGroup() as tasks:
+            address, loop_watch = f"{settings.host}:{port}", LoopWatch()
+            coordinator = Coordinator(
+                settings, bus, folder, token, address=address, loop_watch=loop_watch
+            )
             watching = tasks.create_task(loop_watch.keep())
-            await coordinator.run(_listening(server, bound))
+            await coordinator.run(_listening(_server(settings, coordinator.api), bound))
             watching.cancel()
     finally:
-        if bus is not None:
-            await bus.close()
         if bound is not None:
             bound.close()
         folder.release()

@@ -1,12 +1,10 @@
 """The learner process: registers, waits for a run, works for it, waits for the next."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_learner.edges.computing import Computing, OnThisMachine
@@ -16,33 +14,26 @@ from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
 from diloco_shared.config import RunSpec
 from diloco_shared.disk_room import DiskRoom
+from diloco_shared.edges import serving
 from diloco_shared.edges.bus import Bus, BusError
-from diloco_shared.edges.crash_points import arm
-from diloco_shared.edges.deletion import remove_deleted
-from diloco_shared.edges.disk_watch import watch_disk
-from diloco_shared.edges.faults import Abilities, FaultAgent
-from diloco_shared.edges.health import Health, HealthServer
-from diloco_shared.edges.loop_watch import LoopWatch
-from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.metrics import disk_metric, traffic_metrics
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.faults import Abilities
+from diloco_shared.edges.membership import DataFolder
+from diloco_shared.edges.serving import Worker
 from diloco_shared.edges.standing import shown
-from diloco_shared.protocol import subjects
+from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol.fencing import over
-from diloco_shared.protocol.records import Event, RunRecord
-from diloco_shared.protocol.wire import decode, encode
 
 log = structlog.get_logger()
 
-# Between two attempts at a server that does not answer, in seconds.
-RETRY_S = 0.3
 # Between two attempts at a run that this process is unfit for, in seconds: a missing folder may be
 # mounted meanwhile, and nobody needs to read more often that it is not.
 UNFIT_RETRY_S = 30.0
 
 
-class Learner:
-    """One process under one id."""
+class Learner(Worker[Settings]):
+    """Works for one run at a time."""
+
+    role, kept = "learner", CHECKPOINTS
 
     def __init__(
         self,
@@ -52,23 +43,12 @@ class Learner:
         folder: DataFolder,
         computing: Computing | None = None,
     ) -> None:
+        super().__init__(settings, control, data, folder)
         self.computing = computing or OnThisMachine()
-        self.settings = settings
-        self.control = control
-        self.data = data
-        self.folder = folder
-        self.membership = Membership(control, settings.id, "learner", folder.lock)
-        self.faults = FaultAgent(
-            control,
-            settings.id,
-            enabled=settings.chaos,
-            abilities=Abilities(slow=self._slow, nan=self._nan),
-        )
         self.work: Work | None = None
-        self.ready = False
-        self.loop_watch = LoopWatch()
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
+
+    def abilities(self) -> Abilities:
+        return Abilities(slow=self._slow, nan=self._nan)
 
     def _slow(self, factor: float) -> None:
         if self.work is not None:
@@ -78,31 +58,17 @@ class Learner:
         if self.work is not None:
             self.work.injected.poison = True
 
-    def _room(self) -> DiskRoom | None:
+    def room(self) -> DiskRoom | None:
         return None if self.work is None else self.work.room
 
-    async def _tell(self, kind: str, text: str) -> None:
+    async def tell(self, kind: str, text: str) -> None:
         if self.work is not None and self.work.built:
             await self.work.up.tell(kind, text, {"place": self.settings.id})
 
-    def health(self) -> Health:
-        """Alive while this answers; ready once registered and the bus is there."""
-        detail: dict[str, Any] = {
-            "id": self.settings.id,
-            "bus": "connected" if self.control.connected else "away",
-            **self.loop_watch.detail(),
-        }
-        if self.work is not None:
-            detail |= self.work.health()
-        if self.membership.record.full:
-            detail |= {"full": self.membership.record.full}
-        return Health(True, self.ready and self.control.connected, detail)
+    def detail(self) -> dict[str, Any]:
+        return {} if self.work is None else self.work.health()
 
-    def collect(self) -> Iterator[Metric]:
-        """Prometheus metrics, read when asked for."""
-        yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
-        yield from self.loop_watch.metrics()
-        yield disk_metric(self.membership.record)
+    def metrics(self) -> Iterator[Metric]:
         work = self.work
         progress = work.last_progress if work is not None else None
         if work is None or progress is None:
@@ -122,22 +88,13 @@ class Learner:
             "diloco_wait_seconds", "Time not spent on computation", value=progress.wait_s
         )
 
-    async def run(self) -> None:
-        """Until cancelled, or until the train loop fails."""
-        await self._buckets()
-        await self.membership.register()
-        self.ready = True
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.membership.keep())
-            tasks.create_task(self.faults.serve())
-            tasks.create_task(remove_deleted(self.control, self.folder.path / CHECKPOINTS))
-            tasks.create_task(watch_disk(self.membership, self._room, self._tell))
-            working: asyncio.Task[None] | None = None
-            async for run in self.membership.assignments():
-                if working is not None and not working.done():
-                    await self._end(working, run)
-                if run:
-                    working = tasks.create_task(self._work_for(run))
+    async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
+        working: asyncio.Task[None] | None = None
+        async for run in self.membership.assignments():
+            if working is not None and not working.done():
+                await self._end(working, run)
+            if run:
+                working = tasks.create_task(self._work_for(run))
 
     async def _end(self, working: asyncio.Task[None], next_run: str) -> None:
         """The assignment is taken back: leave once all work is merged, unless the run itself ends.
@@ -173,20 +130,9 @@ class Learner:
         await asyncio.wait({working}, timeout=WITHDRAW_S)
         return working.done()
 
-    async def _buckets(self) -> None:
-        while True:
-            try:
-                for bucket in subjects.BUCKETS:
-                    await self.control.ensure_bucket(bucket)
-                return
-            except BusError as error:
-                log.warning("buckets not there yet", error=str(error))
-                await asyncio.sleep(RETRY_S)
-
     async def _work_for(self, run: str) -> None:
-        spec = await self._spec(run)
+        spec = await self.spec_of(run)
         if spec is None:
-            log.error("assigned to a run that does not exist", run=run, id=self.membership.run_id)
             return
         self.faults.run = run
         self.membership.update(run=run, state="working")
@@ -222,7 +168,7 @@ class Learner:
             self.control,
             self.data,
             self.faults,
-            self.settings.checkpoints or str(self.settings.data / "checkpoints"),
+            self.settings.checkpoint_root,
             self.computing,
         )
         self.work.fit = lambda: self.membership.update(state="working", reason="")
@@ -240,60 +186,9 @@ class Learner:
         me = self.settings.id
         text = f"{me} cannot work for {run}: {why}; it tries again every {UNFIT_RETRY_S:.0f} s"
         log.error("unfit", run=run, reason=why)
-        event = Event(
-            run=run,
-            kind="unfit",
-            source=me,
-            text=text[:500],
-            data={"learner": me},
-            at=time.time(),
-        )
-        try:
-            await self.control.append(subjects.event(run, event.kind), encode(event))
-        except BusError as error:
-            log.warning("event not written", error=str(error))
-
-    async def _spec(self, run: str) -> RunSpec | None:
-        run_id = self.membership.run_id
-        while True:
-            try:
-                entry = await self.control.kv_get(subjects.RUNS, run)
-            except BusError as error:
-                log.warning("run not readable yet", run=run, error=str(error))
-                await asyncio.sleep(RETRY_S)
-                continue
-            if entry is None or entry.value is None:
-                return None
-            spec = RunSpec.model_validate(decode(entry.value, RunRecord).spec)
-            return spec if spec.id == run_id else None
+        await tell(self.control, event_now(run, "unfit", me, text, {"learner": me}))
 
 
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
-    folder = DataFolder.claim(settings.data, "learner", settings.id)
-    settings = settings.model_copy(update={"id": folder.member})
-    arm(settings.crash_at, settings.id, folder.path)
-    token = settings.nats_token or None
-    control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
-    data = await NatsBus.connect(
-        settings.nats_url,
-        name=f"{settings.id}-data",
-        token=token,
-        connections=settings.connections,
-        uplink_bytes_per_s=settings.uplink_bytes_per_s,
-        downlink_bytes_per_s=settings.downlink_bytes_per_s,
-    )
-    learner = Learner(settings, control, data, folder)
-    health = HealthServer(learner.health, learner.registry)
-    watching = asyncio.create_task(learner.loop_watch.keep())
-    try:
-        port = await health.start(settings.health_host, settings.health_port)
-        learner.membership.update(address=f"{settings.health_host}:{port}")
-        await learner.run()
-    finally:
-        watching.cancel()
-        await health.close()
-        await learner.membership.leave()
-        await control.close()
-        await data.close()
-        folder.release()
+    await serving.serve(settings, Learner)

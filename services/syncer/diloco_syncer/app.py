@@ -6,29 +6,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from diloco_shared.config import RunSpec
 from diloco_shared.disk_room import DiskRoom
+from diloco_shared.edges import serving
 from diloco_shared.edges.bus import Bus
-from diloco_shared.edges.crash_points import arm
-from diloco_shared.edges.deletion import remove_deleted
-from diloco_shared.edges.disk_watch import watch_disk
-from diloco_shared.edges.faults import FaultAgent
-from diloco_shared.edges.health import Health, HealthServer
-from diloco_shared.edges.loop_watch import LoopWatch
-from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.metrics import disk_metric, traffic_metrics
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.edges.membership import DataFolder
+from diloco_shared.edges.serving import Worker
 from diloco_shared.numerics.merge import warm
-from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import RunRecord
-from diloco_shared.protocol.wire import decode
 from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.lease import LeaseKeeper
-from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.edges.snapshots import SNAPSHOTS
 from diloco_syncer.history import TapeFault
 from diloco_syncer.machine import Machine
@@ -37,57 +25,38 @@ from diloco_syncer.settings import Settings
 log = structlog.get_logger()
 
 
-class Syncer:
-    """One process under one id."""
+class Syncer(Worker[Settings]):
+    """Works for one shard of one run at a time."""
+
+    role, kept = "syncer", SNAPSHOTS
 
     def __init__(self, settings: Settings, control: Bus, data: Bus, folder: DataFolder) -> None:
-        self.settings = settings
-        self.control = control
-        self.data = data
-        self.folder = folder
-        self.membership = Membership(control, settings.id, "syncer", folder.lock)
-        self.faults = FaultAgent(control, settings.id, enabled=settings.chaos)
+        super().__init__(settings, control, data, folder)
         self.candidate: Candidate | None = None
-        self.ready = False
-        self.loop_watch = LoopWatch()
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
 
     @property
     def leader(self) -> Leader | None:
         """While this process leads."""
         return None if self.candidate is None else self.candidate.leader
 
-    def _room(self) -> DiskRoom | None:
+    def room(self) -> DiskRoom | None:
         return None if self.candidate is None else self.candidate.snapshots.room
 
-    async def _tell(self, kind: str, text: str) -> None:
+    async def tell(self, kind: str, text: str) -> None:
         if self.candidate is not None:
             await self.candidate.tell(kind, text)
 
-    def health(self) -> Health:
-        """Alive while this answers; ready once registered and the bus is there."""
-        detail: dict[str, Any] = {
-            "id": self.settings.id,
-            "bus": "connected" if self.control.connected else "away",
-            "run": self.membership.record.run,
-        }
-        detail |= {"duty": self.membership.record.state} | self.loop_watch.detail()
-        leader = self.leader
+    def detail(self) -> dict[str, Any]:
+        record, leader = self.membership.record, self.leader
+        detail: dict[str, Any] = {"run": record.run, "duty": record.state}
         if leader is not None:
             state, reason = leader.machine.announcer.state(time.monotonic())
             detail |= {"state": state, "reason": reason, "term": leader.machine.history.term}
-        elif self.membership.record.reason:
-            detail |= {"reason": self.membership.record.reason}
-        if self.membership.record.full:
-            detail |= {"full": self.membership.record.full}
-        return Health(True, self.ready and self.control.connected, detail)
+        elif record.reason:
+            detail |= {"reason": record.reason}
+        return detail
 
-    def collect(self) -> Iterator[Metric]:
-        """Prometheus metrics, read off the machine when asked for."""
-        yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
-        yield from self.loop_watch.metrics()
-        yield disk_metric(self.membership.record)
+    def metrics(self) -> Iterator[Metric]:
         leader = self.leader
         if leader is None:
             return
@@ -103,26 +72,13 @@ class Syncer:
         yield from _watched(leader.machine)
         yield from _storage(leader)
 
-    async def run(self) -> None:
-        """Until cancelled."""
-        for bucket in subjects.BUCKETS:
-            await until_done(lambda b=bucket: self.control.ensure_bucket(b))  # type: ignore[misc]
-        await self.membership.register()
-        self.ready = True
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.membership.keep())
-            tasks.create_task(self.faults.serve())
-            tasks.create_task(remove_deleted(self.control, self.folder.path / SNAPSHOTS))
-            tasks.create_task(watch_disk(self.membership, self._room, self._tell))
-            # Before it can lead: compiling holds up no lease and no round.
-            await asyncio.to_thread(warm)
-            await self._serve(tasks)
-
-    async def _serve(self, tasks: asyncio.TaskGroup) -> None:
+    async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
         """Work for the assigned run; an assignment that ends or changes ends that.
 
         What only a fresh process can mend ends this one.
         """
+        # Before it can lead: compiling holds up no lease and no round.
+        await asyncio.to_thread(warm)
         work: asyncio.Task[None] | None = None
         try:
             async for run in self.membership.assignments():
@@ -140,12 +96,9 @@ class Syncer:
                 work.cancel()
 
     async def _work(self, run: str) -> None:
-        run_id, shard = self.membership.run_id, self.membership.shard
-        entry = await until_done(lambda: self.control.kv_get(subjects.RUNS, run))
-        value = None if entry is None else entry.value
-        spec = RunSpec.model_validate(decode(value, RunRecord).spec) if value else None
-        if spec is None or spec.id != run_id:
-            log.error("assigned to a run that does not exist", run=run, id=run_id)
+        shard = self.membership.shard
+        spec = await self.spec_of(run)
+        if spec is None:
             return
         me = self.membership.record
         lease_s = spec.membership.leader_lease_s
@@ -162,7 +115,7 @@ class Syncer:
             self.folder.path,
             show,
             payload_bytes_max=self.settings.payload_bytes_max,
-            checkpoint_root=self.settings.checkpoints or str(self.settings.data / "checkpoints"),
+            checkpoint_root=self.settings.checkpoint_root,
             shard=shard,
         )
         try:
@@ -216,30 +169,4 @@ def _storage(leader: Leader) -> Iterator[Metric]:
 
 async def serve(settings: Settings) -> None:
     """Connect and run until the process is told to stop."""
-    folder = DataFolder.claim(settings.data, "syncer", settings.id)
-    settings = settings.model_copy(update={"id": folder.member})
-    arm(settings.crash_at, settings.id, folder.path)
-    token = settings.nats_token or None
-    control = await NatsBus.connect(settings.nats_url, name=f"{settings.id}-control", token=token)
-    data = await NatsBus.connect(
-        settings.nats_url,
-        name=f"{settings.id}-data",
-        token=token,
-        connections=settings.connections,
-        uplink_bytes_per_s=settings.uplink_bytes_per_s,
-        downlink_bytes_per_s=settings.downlink_bytes_per_s,
-    )
-    syncer = Syncer(settings, control, data, folder)
-    health = HealthServer(syncer.health, syncer.registry)
-    watching = asyncio.create_task(syncer.loop_watch.keep())
-    try:
-        port = await health.start(settings.health_host, settings.health_port)
-        syncer.membership.update(address=f"{settings.health_host}:{port}")
-        await syncer.run()
-    finally:
-        watching.cancel()
-        await health.close()
-        await syncer.membership.leave()
-        await control.close()
-        await data.close()
-        folder.release()
+    await serving.serve(settings, Syncer)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import structlog
 
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.repeating import again_and_again
 from diloco_shared.protocol import subjects
 
 log = structlog.get_logger()
@@ -23,15 +24,14 @@ MARK_S = 90 * 86_400.0
 
 async def remove_deleted(bus: Bus, folder: Path) -> None:
     """For ever: what lies in `folder` under `RunSpec.folder` of a run that is deleted."""
-    while True:
-        try:
-            async with bus.kv_watch(subjects.DELETED) as entries:
-                async for entry in entries:
-                    if entry.value is not None:
-                        await asyncio.to_thread(remove, folder, entry.key)
-        except BusError as error:
-            log.debug("deletions: again later", error=str(error))
-        await asyncio.sleep(RETRY_S)
+
+    async def watch() -> None:
+        async with bus.kv_watch(subjects.DELETED) as entries:
+            async for entry in entries:
+                if entry.value is not None:
+                    await asyncio.to_thread(remove, folder, entry.key)
+
+    await again_and_again(watch, "marks of deleted runs", RETRY_S)
 
 
 def remove(folder: Path, run_id: str) -> None:

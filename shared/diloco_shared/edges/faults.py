@@ -12,13 +12,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
-from diloco_shared.edges.bus import Bus, BusError, Delivery
+from diloco_shared.edges.bus import Bus, Delivery
+from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Event, Fault, FaultReply
+from diloco_shared.protocol.records import Fault, FaultReply
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()
@@ -167,20 +167,12 @@ class FaultAgent:
 
     async def _tell(self, kind: str, fault: Fault) -> None:
         """Write the truth down; a fault whose record cannot be written is carried out anyway."""
-        at = time.time()
-        data: dict[str, Any] = {**fault.model_dump(), "step": self.step, "at": at}
-        event = Event(
-            run=self.run or fault.run or "cluster",
-            kind=kind,
-            source=self.target,
-            text=f"{fault.kind} on {self.target} ({fault.id})",
-            data=data,
-            at=at,
+        data = {**fault.model_dump(), "step": self.step, "at": time.time()}
+        run, text = (
+            self.run or fault.run or "cluster",
+            f"{fault.kind} on {self.target} ({fault.id})",
         )
-        try:
-            await self.bus.append(subjects.event(event.run, kind), encode(event), timeout_s=2.0)
-        except BusError as error:
-            log.warning("fault not recorded", id=fault.id, error=str(error))
+        await tell(self.bus, event_now(run, kind, self.target, text, data), timeout_s=2.0)
 
 
 def _kill_self() -> None:

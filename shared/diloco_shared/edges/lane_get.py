@@ -1,21 +1,18 @@
 """Receiving one payload over data lanes: what a thread does with its connection."""
 
-import json
 import time
 from collections import deque
 
 from diloco_shared.edges.bus import BusError, Progress, Traffic, Unavailable
 from diloco_shared.edges.lane_put import LOOK_S, Bytes, Connect
 from diloco_shared.edges.lane_socket import LaneBroken, LaneSocket
-from diloco_shared.edges.nats_api import NS_PER_S
+from diloco_shared.edges.nats_pulls import IDLE, SILENT_S, Delivered, delivered, pull, unserved
 from diloco_shared.protocol.chunks import Incoming
 from diloco_shared.protocol.nats_wire import Arrived, Message, publish_line
 from diloco_shared.protocol.pace import Pace
 
 # Chunks asked for and not here yet, per connection: 16 MiB, one second of 128 Mbit/s.
 WINDOW = 32
-# A pull is renewed by the server's expiry; heartbeats in between show that it lives.
-_EXPIRES_S, _HEARTBEAT_S = 30, 3
 
 
 class Receiving:
@@ -110,18 +107,18 @@ class Receiving:
         with self._lock:
             self._incoming.release(index)
 
-    def saw(self, delivery: int, seq: int, pending: int, good: bool) -> None:
-        """A message is dealt with; `pending` more come after it. Not `good`: it was damaged."""
+    def saw(self, message: Delivered, good: bool) -> None:
+        """A message is dealt with. Not `good`: it was damaged."""
         with self._lock:
-            self._seen[delivery] = seq if good else 0
+            self._seen[message.number] = message.seq if good else 0
             while self._seen_below in self._seen:
                 seen_seq = self._seen.pop(self._seen_below)
                 self._seen_below += 1
                 self._pinned = self._pinned or not seen_seq
                 if not self._pinned:
                     self._progress.next_seq = seen_seq + 1
-            if pending == 0:
-                self._total = delivery
+            if message.pending == 0:
+                self._total = message.number
 
 
 class _Receiver:
@@ -130,7 +127,7 @@ class _Receiver:
     def __init__(self, receiving: Receiving, lane: LaneSocket) -> None:
         self._receiving = receiving
         self._lane = lane
-        self._pace = Pace(WINDOW, 3 * _HEARTBEAT_S)
+        self._pace = Pace(WINDOW, SILENT_S)
         self._reply = f"{lane.inbox}.{time.monotonic_ns():x}"
         self._asked_at: deque[float] = deque()
         self._heard_at = time.monotonic()
@@ -139,7 +136,7 @@ class _Receiver:
         self._nothing_more = False
 
     def run(self) -> None:
-        """Until the pass is over, or this connection is no good (LaneBroken)."""
+        """Until the pass is over, or this connection is no good (Unavailable)."""
         self._lane.place_with(self._place)
         try:
             while not (self._receiving.over or self._nothing_more):
@@ -168,13 +165,8 @@ class _Receiver:
             return LOOK_S
         count, wait_s = self._receiving.ask(room)
         if count:
-            body = {
-                "batch": count,
-                "expires": _EXPIRES_S * NS_PER_S,
-                "idle_heartbeat": _HEARTBEAT_S * NS_PER_S,
-            }
-            subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._receiving.consumer}"
-            self._lane.send(publish_line(subject, self._reply, json.dumps(body).encode()))
+            subject, body = pull(self._receiving.consumer, count)
+            self._lane.send(publish_line(subject, self._reply, body))
             self._asked_at.extend([time.monotonic()] * count)
         return min(wait_s or LOOK_S, LOOK_S)
 
@@ -202,31 +194,21 @@ class _Receiver:
         if self._asked_at:
             self._pace.answered(time.monotonic() - self._asked_at.popleft())
             self._receiving.unasked(1)
-        # $JS.ACK.[domain.account.]stream.consumer.tries.stream_seq.delivery.time.pending[.x]
-        tokens = message.reply.split(".")
-        first = 5 if len(tokens) == 9 else 7
-        try:
-            seq, delivery, pending = (int(tokens[first + i]) for i in (0, 1, 3))
-        except (ValueError, IndexError):
-            raise LaneBroken(f"not a delivery: {message.reply}") from None
-        self._receiving.saw(delivery, seq, pending, good)
+        self._receiving.saw(delivered(message.reply), good)
 
     def _status(self, message: Message) -> None:
         if message.subject != self._reply:
             return
-        if message.status == 100:
+        if message.status == IDLE:
             # The server has been idle: what was still to come has been purged.
             self._nothing_more = True
             return
-        if message.status in (408, 409) and "Nats-Pending-Messages" in message.headers:
-            count = min(int(message.headers["Nats-Pending-Messages"]), len(self._asked_at))
-            for _ in range(count):
-                self._asked_at.pop()
-            self._receiving.unasked(count)
-            return
-        raise LaneBroken(f"the server ended the reading (status {message.status})")
+        count = min(unserved(message.status, message.headers), len(self._asked_at))
+        for _ in range(count):
+            self._asked_at.pop()
+        self._receiving.unasked(count)
 
     def _check_patience(self) -> None:
         silent_s = time.monotonic() - self._heard_at
-        if silent_s > 3 * _HEARTBEAT_S:
+        if silent_s > SILENT_S:
             raise LaneBroken(f"nothing heard for {silent_s:.1f} s")

@@ -1,16 +1,15 @@
 """Storing one payload over data lanes: what a thread does with its connection."""
 
-import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 from diloco_shared.edges.bus import BusError, Progress, Refused, StreamFull, Traffic, Unavailable
 from diloco_shared.edges.lane_socket import LaneBroken, LaneSocket
-from diloco_shared.edges.nats_api import failure
+from diloco_shared.edges.nats_api import stored_at
 from diloco_shared.protocol.chunks import Outgoing
 from diloco_shared.protocol.nats_wire import Arrived, publish_head
 from diloco_shared.protocol.pace import Pace
@@ -212,10 +211,7 @@ def _error(event: Arrived, index: int) -> BusError | None:
     if event.message.status == 503:
         return Unavailable("no stream takes the chunk, or there is no leader")
     try:
-        answer: dict[str, Any] = json.loads(bytes(event.payload))
-        if "error" in answer:
-            return failure(answer["error"], f"chunk {index}")
-        int(answer["seq"])
-    except (ValueError, KeyError, TypeError) as error:
-        return Refused(f"chunk {index}: not a stream's answer ({error!r})")
+        stored_at(event.payload, f"chunk {index}")
+    except BusError as error:
+        return error
     return None

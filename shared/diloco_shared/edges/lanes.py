@@ -14,14 +14,15 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
-from diloco_shared.edges.bus import BusError, Progress, Unavailable
+from diloco_shared.edges.bus import Progress, Unavailable
 from diloco_shared.edges.lane_get import Receiving
 from diloco_shared.edges.lane_put import Sending
 from diloco_shared.edges.lane_socket import Address, LaneSocket
-from diloco_shared.edges.nats_api import NS_PER_S, STREAM_NOT_FOUND, ApiRefused, api_call
+from diloco_shared.edges.nats_api import STREAM_NOT_FOUND, ApiRefused
 from diloco_shared.edges.nats_link import NatsLink
+from diloco_shared.edges.nats_pulls import forget_consumer, open_consumer
 from diloco_shared.protocol.budget import TokenBucket
 from diloco_shared.protocol.chunks import Incoming, Outgoing
 
@@ -36,8 +37,6 @@ TEND_S = 3.0
 IDLE_S = 600.0
 # What a thread takes to notice that it is stopped; one that is making a connection is not awaited.
 _STOP_S = 0.3
-# The server forgets the consumer of a receiver that vanished.
-_INACTIVE_S = 60
 
 
 class Budget:
@@ -110,8 +109,7 @@ class NatsLanes:
                 )
                 await self._run(receiving, min(self._connections, there), progress)
         finally:
-            with suppress(BusError):
-                await self._link.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"")
+            await forget_consumer(self._link, stream, name)
 
     async def _consumer(self, stream: str, subject: str, start_seq: int) -> tuple[str, int]:
         """A pull consumer in the server's memory: its name, and how many messages it will give.
@@ -119,28 +117,13 @@ class NatsLanes:
         Several connections may pull on it: each message goes to one of them.
         """
         name = "b" + secrets.token_hex(8)
-        config = {
-            "name": name,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": start_seq,
-            "ack_policy": "none",
-            "filter_subject": subject,
-            "inactive_threshold": _INACTIVE_S * NS_PER_S,
-            "mem_storage": True,
-            "num_replicas": 1,
-        }
         try:
-            answer = await api_call(
-                self._link,
-                f"CONSUMER.CREATE.{stream}.{name}",
-                {"stream_name": stream, "config": config},
-                what=f"reading {subject} from {stream}",
-            )
+            there = await open_consumer(self._link, stream, subject, name=name, start_seq=start_seq)
         except ApiRefused as error:
             if error.code == STREAM_NOT_FOUND:
                 raise Unavailable(str(error)) from None
             raise
-        return name, int(answer.get("num_pending", 0))
+        return name, there
 
     async def _run(self, job: Sending | Receiving, connections: int, progress: Progress) -> None:
         """Work on `job` with that many threads; when cancelled they end by themselves."""

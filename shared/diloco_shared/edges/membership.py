@@ -19,8 +19,10 @@ from typing import Any
 
 import structlog
 
-from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.edges.bus import Bus, Conflict
 from diloco_shared.edges.own_memory import anonymous_bytes
+from diloco_shared.edges.repeating import left_undone, until_done
+from diloco_shared.edges.stored_records import readable, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -130,43 +132,39 @@ class Membership:
         )
 
     async def register(self) -> None:
-        """Take the key; waits while another living process has it or the bus is away."""
-        told = ""
-        while True:
-            try:
-                if await self._take():
-                    return
-                reason = (
+        """Take the key; waits while another living process has it or the bus is away.
+
+        The coordinator makes the bucket when it starts.
+        """
+
+        async def take() -> None:
+            if not await self._take():
+                raise Conflict(
                     "another living process has this id: stop it, or give this one another "
                     "DILOCO_ID; hosts that share a data folder need a file system with flock "
                     "between them, or a folder each"
                 )
-            except BusError as error:  # the coordinator makes the bucket when it starts
-                reason = str(error)
-            if reason != told:
-                log.warning("cannot register yet, waiting", id=self.record.id, reason=reason)
-                told = reason
-            await asyncio.sleep(REFRESH_S / 3)
+
+        pauses = (REFRESH_S / 3, REFRESH_S / 3)
+        await until_done(take, f"registering {self.record.id}", pauses=pauses)
 
     async def _take(self) -> bool:
         self.update(memory_bytes=anonymous_bytes())
         key, value = self.record.id, encode(self.record)
         entry = await self.bus.kv_get(subjects.MEMBERS, key)
+        there = entry if entry is not None and entry.value is not None else None
+        if there is not None and not self._ours(there.value):
+            return False
         try:
-            if entry is None or entry.value is None:
-                await self.bus.kv_create(subjects.MEMBERS, key, value, ttl_s=TTL_S)
-                return True
-            if not self._ours(entry.value):
-                return False
-            await self.bus.kv_update(subjects.MEMBERS, key, value, entry.revision, ttl_s=TTL_S)
+            known = 0 if there is None else there.revision
+            await write_if(self.bus, subjects.MEMBERS, key, value, known, ttl_s=TTL_S)
         except Conflict:
             return False
         return True
 
-    def _ours(self, value: bytes) -> bool:
-        try:
-            there = decode(value, MemberRecord)
-        except WireError:
+    def _ours(self, value: bytes | None) -> bool:
+        there = readable(value, MemberRecord)
+        if there is None:
             return True  # nobody can be living under a record that nobody can read
         return there.boot == self.record.boot or there.lock == self.record.lock
 
@@ -181,13 +179,11 @@ class Membership:
 
     async def refresh(self) -> None:
         """Write the record now; logged, not raised, when the bus is away."""
-        try:
-            # One at a time: of two, one would find the key changed under it.
-            async with self.writing:
+        # One at a time: of two, one would find the key changed under it.
+        async with self.writing:
+            with left_undone("refreshing"):
                 if not await self._take():
                     log.error("another process took this id", id=self.record.id)
-        except BusError as error:
-            log.debug("not refreshed", error=str(error))
 
     def update(self, **fields: Any) -> None:
         """Change what the next refresh shows; at once what a person would look for."""
@@ -197,12 +193,10 @@ class Membership:
 
     async def leave(self) -> None:
         """Give the key back, if it is still ours."""
-        try:
+        with left_undone("leaving"):  # the key expires
             entry = await self.bus.kv_get(subjects.MEMBERS, self.record.id)
             if entry is not None and entry.value is not None and self._ours(entry.value):
                 await self.bus.kv_delete(subjects.MEMBERS, self.record.id)
-        except BusError as error:
-            log.debug("key not deleted, it will expire", error=str(error))
 
     async def assignments(self) -> AsyncIterator[str]:
         """The run this member works for, at first and at every change; "" for none.

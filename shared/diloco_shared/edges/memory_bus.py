@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from diloco_shared.edges.bus import (
     Delivery,
-    Entry,
     Handler,
     Lanes,
     Refused,
@@ -33,7 +32,7 @@ from diloco_shared.edges.stream_kv import StreamKv
 _T = TypeVar("_T")
 
 
-class MemoryBus:
+class MemoryBus(StreamKv):
     """One client. See `bus.Bus`."""
 
     def __init__(self, broker: MemoryBroker, name: str) -> None:
@@ -47,7 +46,6 @@ class MemoryBus:
         self._up.set()
         self._closed = False
         self._deliveries: set[Deliveries] = set()
-        self._kv = StreamKv(self)
 
     # --- connection ---------------------------------------------------------------------------
 
@@ -263,40 +261,6 @@ class MemoryBus:
 
     async def _api(self, subject: str, work: Callable[[], _T]) -> _T:
         return await self._call("api", subject, API_TIMEOUT_S, work)
-
-    # --- key-value ----------------------------------------------------------------------------
-
-    async def ensure_bucket(self, bucket: str) -> None:
-        await self._kv.ensure_bucket(bucket)
-
-    async def kv_get(self, bucket: str, key: str) -> Entry | None:
-        return await self._kv.get(bucket, key)
-
-    async def kv_create(
-        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
-    ) -> int:
-        return await self._kv.create(bucket, key, value, ttl_s=ttl_s)
-
-    async def kv_put(
-        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
-    ) -> int:
-        return await self._kv.put(bucket, key, value, ttl_s=ttl_s)
-
-    async def kv_update(
-        self, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
-    ) -> int:
-        return await self._kv.update(bucket, key, value, revision, ttl_s=ttl_s)
-
-    async def kv_delete(self, bucket: str, key: str) -> None:
-        await self._kv.delete(bucket, key)
-
-    async def kv_all(self, bucket: str) -> dict[str, Entry]:
-        return await self._kv.all(bucket)
-
-    def kv_watch(
-        self, bucket: str, key: str = ">"
-    ) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
-        return self._kv.watch(bucket, key)
 
 
 class _Reader:

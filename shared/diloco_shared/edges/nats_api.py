@@ -1,10 +1,12 @@
-"""JetStream's request API: one call, its error replies as our exceptions, its headers."""
+"""What JetStream answers: error replies as our exceptions, places in streams, headers."""
 
 import json
 from typing import Any
 
 from diloco_shared.edges.bus import BusError, Conflict, Refused, Stored, StreamFull, Unavailable
 from diloco_shared.edges.nats_link import NatsLink
+from diloco_shared.protocol.chunks import Buffer
+from diloco_shared.protocol.nats_wire import WireFault, parse_headers
 
 API_TIMEOUT_S = 5.0
 # What may be on its way to one reader: below nats-py's limit of 128 MB, enough for 16 chunks.
@@ -49,20 +51,35 @@ async def api_call(link: NatsLink, call: str, body: dict[str, Any], *, what: str
     reply = await link.request(
         f"$JS.API.{call}", json.dumps(body).encode(), timeout_s=API_TIMEOUT_S
     )
-    answer: dict[str, Any] = json.loads(reply.payload)
-    if "error" in answer:
+    return answer_of(reply.payload, what)
+
+
+def answer_of(payload: Buffer, what: str) -> dict[str, Any]:
+    """An answer; raises an error reply as `failure` says, and Refused for what is no answer."""
+    try:
+        answer: dict[str, Any] = json.loads(bytes(payload))
+        if "error" not in answer:
+            return answer
         raise failure(answer["error"], what)
-    return answer
+    except (ValueError, TypeError, AttributeError) as error:
+        raise Refused(f"{what}: not an answer of JetStream's ({error!r})") from None
 
 
-def parse_headers(block: bytes) -> dict[str, str]:
-    """Headers of `NATS/1.0\\r\\nName: value\\r\\n...`."""
-    headers = {}
-    for line in block.decode("utf-8", "replace").split("\r\n")[1:]:
-        name, colon, value = line.partition(":")
-        if colon:
-            headers[name.strip()] = value.strip()
-    return headers
+def stored_at(payload: Buffer, what: str) -> int:
+    """Where in its stream a message was stored, as the acknowledgement says; raises likewise."""
+    answer = answer_of(payload, what)
+    try:
+        return int(answer["seq"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise Refused(f"{what}: not a stream's answer ({error!r})") from None
+
+
+def headers_of(block: bytes) -> dict[str, str]:
+    """Those that a message was stored with; Refused for what are none."""
+    try:
+        return parse_headers(block) if block else {}
+    except WireFault as error:
+        raise Refused(f"headers of a stored message: {error}") from None
 
 
 def without_server_headers(message: Stored) -> Stored:

@@ -4,17 +4,12 @@ use one for control and one for data, so that a link full of chunks never delays
 
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 
 from diloco_shared.edges.bus import (
     Delivery,
-    Entry,
     Handler,
     Lanes,
-    StorageInfo,
-    Stored,
-    StreamInfo,
-    StreamSpec,
     Traffic,
     Unavailable,
 )
@@ -23,18 +18,15 @@ from diloco_shared.edges.lane_socket import Address
 from diloco_shared.edges.lanes import NatsLanes
 from diloco_shared.edges.nats_link import NatsLink, Raw
 from diloco_shared.edges.nats_streams import NatsStreams
-from diloco_shared.edges.stream_kv import StreamKv
 
 
-class NatsBus:
+class NatsBus(NatsStreams):
     """`bus.Bus` over one connection. Make one with `connect`; end it with `close`."""
 
     def __init__(self, link: NatsLink, lanes: NatsLanes) -> None:
-        self._link = link
+        super().__init__(link)
         self.lanes: Lanes | None = lanes
         self._lanes = lanes
-        self._streams = NatsStreams(link)
-        self._kv = StreamKv(self._streams)
         self.traffic: Traffic = link.traffic
 
     @classmethod
@@ -123,89 +115,6 @@ class NatsBus:
         ):
             await self._link.flush()
             yield
-
-    # --- streams ------------------------------------------------------------------------------
-
-    async def ensure_stream(self, spec: StreamSpec) -> None:
-        await self._streams.ensure_stream(spec)
-
-    async def delete_stream(self, name: str) -> None:
-        await self._streams.delete_stream(name)
-
-    async def append(
-        self,
-        subject: str,
-        payload: bytes,
-        *,
-        headers: dict[str, str] | None = None,
-        msg_id: str | None = None,
-        expect_last: int | None = None,
-        timeout_s: float = 5.0,
-    ) -> int:
-        return await self._streams.append(
-            subject,
-            payload,
-            headers=headers,
-            msg_id=msg_id,
-            expect_last=expect_last,
-            timeout_s=timeout_s,
-        )
-
-    def read(
-        self, stream: str, subject: str, *, start_seq: int = 1, batch: int = 64
-    ) -> AbstractAsyncContextManager[AsyncIterator[Stored]]:
-        return self._streams.read(stream, subject, start_seq=start_seq, batch=batch)
-
-    async def fetch(
-        self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
-    ) -> list[Stored]:
-        return await self._streams.fetch(stream, subject, start_seq=start_seq, limit=limit)
-
-    async def last(self, stream: str, subject: str) -> Stored | None:
-        return await self._streams.last(stream, subject)
-
-    async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
-        return await self._streams.purge(stream, subject, below_seq=below_seq)
-
-    async def stream_info(self, stream: str) -> StreamInfo:
-        return await self._streams.stream_info(stream)
-
-    async def storage(self) -> StorageInfo:
-        return await self._streams.storage()
-
-    # --- key-value ----------------------------------------------------------------------------
-
-    async def ensure_bucket(self, bucket: str) -> None:
-        await self._kv.ensure_bucket(bucket)
-
-    async def kv_get(self, bucket: str, key: str) -> Entry | None:
-        return await self._kv.get(bucket, key)
-
-    async def kv_create(
-        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
-    ) -> int:
-        return await self._kv.create(bucket, key, value, ttl_s=ttl_s)
-
-    async def kv_put(
-        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
-    ) -> int:
-        return await self._kv.put(bucket, key, value, ttl_s=ttl_s)
-
-    async def kv_update(
-        self, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
-    ) -> int:
-        return await self._kv.update(bucket, key, value, revision, ttl_s=ttl_s)
-
-    async def kv_delete(self, bucket: str, key: str) -> None:
-        await self._kv.delete(bucket, key)
-
-    async def kv_all(self, bucket: str) -> dict[str, Entry]:
-        return await self._kv.all(bucket)
-
-    def kv_watch(
-        self, bucket: str, key: str = ">"
-    ) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
-        return self._kv.watch(bucket, key)
 
 
 def _delivery(raw: Raw) -> Delivery:

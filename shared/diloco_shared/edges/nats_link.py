@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 
 from diloco_shared.edges.bus import Refused, Traffic, Unavailable
 from diloco_shared.edges.nats_client import RepairedClient
+from diloco_shared.protocol.nats_wire import status_of
 
 # The library flushes by force (and swallows cancellation there) above this; never reached,
 # because OUTBOUND_BYTES_MAX is checked first.
@@ -41,7 +42,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """One message as received. `status` is the inline status code, 0 when there is none."""
+    """One message as received."""
 
     subject: str
     payload: bytes
@@ -50,7 +51,7 @@ class Raw:
 
     @property
     def status(self) -> int:
-        return int(self.headers.get("Status", "0"))
+        return status_of(self.headers)
 
 
 class NatsLink:

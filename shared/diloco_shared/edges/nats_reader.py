@@ -1,7 +1,6 @@
 """Endless reading of a JetStream stream that resumes by itself."""
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
@@ -10,12 +9,20 @@ import structlog
 
 from diloco_shared.edges.bus import BusError, Stored, Unavailable
 from diloco_shared.edges.nats_api import (
-    NS_PER_S,
     READ_BYTES_MAX,
     api_call,
     without_server_headers,
 )
 from diloco_shared.edges.nats_link import NatsLink, Raw
+from diloco_shared.edges.nats_pulls import (
+    IDLE,
+    SILENT_S,
+    delivered,
+    forget_consumer,
+    open_consumer,
+    pull,
+    unserved,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -55,11 +62,6 @@ class Reader:
     way to `batch` messages and READ_BYTES_MAX.
     """
 
-    # A pull is renewed by the server's expiry; heartbeats in between show that it lives.
-    EXPIRES_S = 30
-    HEARTBEAT_S = 3
-    # The server forgets the consumer of a reader that vanished.
-    INACTIVE_S = 60
     BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
 
     def __init__(
@@ -113,21 +115,12 @@ class Reader:
         )
         await self._look_back()
         self._consumer = "r" + self._reply.rsplit(".", 1)[-1]
-        config = {
-            "name": self._consumer,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self._next_seq,
-            "ack_policy": "none",
-            "filter_subject": self._subject,
-            "inactive_threshold": self.INACTIVE_S * NS_PER_S,
-            "mem_storage": True,
-            "num_replicas": 1,
-        }
-        await api_call(
+        await open_consumer(
             self._link,
-            f"CONSUMER.CREATE.{self._stream}.{self._consumer}",
-            {"stream_name": self._stream, "config": config},
-            what=f"read {self._subject} from {self._stream}",
+            self._stream,
+            self._subject,
+            name=self._consumer,
+            start_seq=self._next_seq,
         )
 
     async def _look_back(self) -> None:
@@ -145,41 +138,28 @@ class Reader:
         """The next message, or None for a status that needs no more than another turn."""
         if self._asked <= self._batch // 2:
             await self._pull(self._batch - self._asked)
-        raw = await self._inbox.get(3 * self.HEARTBEAT_S)
+        raw = await self._inbox.get(SILENT_S)
         if raw is None:
             raise Unavailable("connection or heartbeat lost")
         self._failures = 0
-        match raw.status:
-            case 0:
-                return self._accept(raw)
-            case 100:
-                return None
-            case 408 | 409 if "Nats-Pending-Messages" in raw.headers:
-                self._asked -= int(raw.headers["Nats-Pending-Messages"])
-                return None
-            case _:
-                raise Unavailable(f"the server ended the reading (status {raw.status})")
+        if not raw.status:
+            return self._accept(raw)
+        if raw.status != IDLE:
+            self._asked -= unserved(raw.status, raw.headers)
+        return None
 
     async def _pull(self, count: int) -> None:
-        body = {
-            "batch": count,
-            "max_bytes": READ_BYTES_MAX,
-            "expires": self.EXPIRES_S * NS_PER_S,
-            "idle_heartbeat": self.HEARTBEAT_S * NS_PER_S,
-        }
-        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._consumer}"
-        await self._link.publish(subject, json.dumps(body).encode(), reply=self._reply)
+        consumer = f"{self._stream}.{self._consumer}"
+        subject, body = pull(consumer, count, max_bytes=READ_BYTES_MAX)
+        await self._link.publish(subject, body, reply=self._reply)
         self._asked += count
 
     def _accept(self, raw: Raw) -> Stored:
-        # $JS.ACK.[domain.account.]stream.consumer.tries.stream_seq.consumer_seq.time.pending[.x]
-        tokens = raw.reply.split(".")
-        first = 5 if len(tokens) == 9 else 7
-        seq, delivered = int(tokens[first]), int(tokens[first + 1])
+        seq, number, _ = delivered(raw.reply)
         self._asked -= 1
-        if delivered != self._delivered + 1 or seq < self._next_seq:
-            raise Unavailable(f"delivery {delivered} came after {self._delivered}")
-        self._delivered = delivered
+        if number != self._delivered + 1 or seq < self._next_seq:
+            raise Unavailable(f"delivery {number} came after {self._delivered}")
+        self._delivered = number
         self._next_seq = seq + 1
         return Stored(raw.subject, raw.payload, raw.headers, seq)
 
@@ -199,7 +179,4 @@ class Reader:
         if stack is None:
             return
         await stack.aclose()
-        with suppress(BusError):
-            await self._link.publish(
-                f"$JS.API.CONSUMER.DELETE.{self._stream}.{self._consumer}", b""
-            )
+        await forget_consumer(self._link, self._stream, self._consumer)

@@ -30,12 +30,13 @@ from diloco_shared.edges.nats_api import (
     STREAM_NOT_FOUND,
     ApiRefused,
     api_call,
-    failure,
-    parse_headers,
+    headers_of,
+    stored_at,
     without_server_headers,
 )
 from diloco_shared.edges.nats_link import NatsLink, Raw
 from diloco_shared.edges.nats_reader import Inbox, Reader
+from diloco_shared.edges.stream_kv import StreamKv
 
 # A repeat under the same message id is dropped within this time; receivers are idempotent anyway.
 DUPLICATE_WINDOW_S = 120
@@ -45,8 +46,8 @@ _FETCH_BATCH = 256
 _FETCH_TRIES = 3
 
 
-class NatsStreams:
-    """Stream calls on one connection. See `bus.Bus` for what each promises."""
+class NatsStreams(StreamKv):
+    """Stream and bucket calls on one connection. See `bus.Bus` for what each promises."""
 
     def __init__(self, link: NatsLink) -> None:
         self._link = link
@@ -152,13 +153,7 @@ class NatsStreams:
         reply = await self._link.request(
             subject, payload, timeout_s=timeout_s, headers=head or None
         )
-        try:
-            answer = json.loads(reply.payload)
-            if "error" in answer:
-                raise failure(answer["error"], f"append on {subject}")
-            return int(answer["seq"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise Refused(f"append on {subject}: not a stream's answer ({error!r})") from None
+        return stored_at(reply.payload, f"append on {subject}")
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         raw = await self.last_raw(stream, subject)
@@ -178,7 +173,7 @@ class NatsStreams:
                 return None
             raise
         message = answer["message"]
-        headers = parse_headers(base64.b64decode(message.get("hdrs", "")))
+        headers = headers_of(base64.b64decode(message.get("hdrs", "")))
         payload = base64.b64decode(message.get("data", ""))
         return Stored(message["subject"], payload, headers, message["seq"])
 

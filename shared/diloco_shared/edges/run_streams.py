@@ -1,9 +1,12 @@
-"""The four streams of a run: made with the limits of its budget, and raised when it grows."""
+"""What runs have on the bus: the buckets of all, and the four streams and the record of each."""
 
 from collections.abc import Mapping
 
+from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, Refused, StreamSpec
+from diloco_shared.edges.stored_records import record_at
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import RunRecord
 
 
 async def ensure_run_streams(bus: Bus, run: str, limits: Mapping[str, int]) -> None:
@@ -19,6 +22,22 @@ async def ensure_run_streams(bus: Bus, run: str, limits: Mapping[str, int]) -> N
             # What the tape acknowledged must be on disk; the rest can be made again.
             synced = name == subjects.tape_stream(run)
             await bus.ensure_stream(StreamSpec(name, (captured[name],), limit, synced=synced))
+
+
+async def ensure_buckets(bus: Bus) -> None:
+    """Those that every service uses are there; whoever comes first makes them."""
+    for bucket in subjects.BUCKETS:
+        await bus.ensure_bucket(bucket)
+
+
+async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec | None:
+    """What a run was submitted with; None when it is deleted, or another one has its name.
+
+    Raises BusError; WireError and ValidationError for a record that this version cannot read.
+    """
+    found = await record_at(bus, subjects.RUNS, run, RunRecord)
+    spec = RunSpec.model_validate(found.record.spec) if found else None
+    return spec if spec is not None and spec.id == run_id else None
 
 
 async def _limit(bus: Bus, name: str) -> float:

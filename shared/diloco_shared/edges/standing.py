@@ -8,10 +8,11 @@ import time
 import structlog
 
 from diloco_shared.edges.bus import Bus, Conflict
+from diloco_shared.edges.stored_records import readable, readable_at, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.fencing import keeps, over
 from diloco_shared.protocol.records import RunRecord, RunStatus
-from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.protocol.wire import encode
 
 log = structlog.get_logger()
 
@@ -22,14 +23,9 @@ SILENT_S = 30.0
 
 async def shown(control: Bus, run: str, run_id: str, shard: int = 0) -> RunStatus | None:
     """What is shown of a run, or one of its shards, now; None: nothing. Raises BusError."""
-    entry = await control.kv_get(subjects.STATUS, subjects.status_key(run, shard))
-    if entry is None or entry.value is None:
-        return None
-    try:
-        status = decode(entry.value, RunStatus)
-    except WireError:
-        return None
-    return status if status.run_id in ("", run_id) else None
+    key = subjects.status_key(run, shard)
+    status = await readable_at(control, subjects.STATUS, key, RunStatus)
+    return status if status is not None and status.run_id in ("", run_id) else None
 
 
 class Standing:
@@ -51,10 +47,8 @@ class Standing:
         self.revision, self.there, self.foreign = 0, None, False
         if entry is not None and entry.value is not None:
             self.revision = entry.revision
-            try:
-                found = decode(entry.value, RunStatus)
-            except WireError:
-                found = None  # nobody decides upon what nobody can read: it may be replaced
+            # Nobody decides upon what nobody can read: it may be replaced.
+            found = readable(entry.value, RunStatus)
             self.foreign = found is not None and found.run_id not in ("", self.run_id)
             self.there = None if self.foreign else found
         self._saw()
@@ -95,20 +89,12 @@ class Standing:
         return why
 
     async def _exists(self) -> bool:
-        entry = await self.control.kv_get(subjects.RUNS, self.run)
-        if entry is None or entry.value is None:
-            return False
-        try:
-            return bool(decode(entry.value, RunRecord).spec.get("id", "") == self.run_id)
-        except WireError:
-            return False
+        record = await readable_at(self.control, subjects.RUNS, self.run, RunRecord)
+        return record is not None and bool(record.spec.get("id", "") == self.run_id)
 
     async def _set(self, status: RunStatus) -> None:
         value, revision = encode(status), self.revision
         self.revision = None  # until it is known what became of it
-        if revision:
-            new = await self.control.kv_update(subjects.STATUS, self.key, value, revision)
-        else:
-            new = await self.control.kv_create(subjects.STATUS, self.key, value)
+        new = await write_if(self.control, subjects.STATUS, self.key, value, revision or 0)
         self.revision, self.there, self.foreign = new, status, False
         self._saw()

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import structlog
 
-from diloco_shared.edges.bus import BusError, Conflict, Entry, Stored, StreamInfo
+from diloco_shared.edges.bus import Conflict, Entry, Stored, StreamInfo
+from diloco_shared.edges.repeating import again_and_again
 
 # Deletion markers stay this long: watchers read them at once, and polls do not need them.
 MARKER_S = 60
@@ -57,14 +58,11 @@ def ttl_header(ttl_s: float | None) -> dict[str, str]:
     return {} if ttl_s is None else {"Nats-TTL": f"{max(1, math.ceil(ttl_s))}s"}
 
 
-class StreamKv:
-    """Bucket calls on one client's streams. See `bus.Bus` for what each promises."""
-
-    def __init__(self, streams: RawStreams) -> None:
-        self._streams = streams
+class StreamKv(RawStreams):
+    """A client's bucket calls, on its own streams. See `bus.Bus` for what each promises."""
 
     async def ensure_bucket(self, bucket: str) -> None:
-        await self._streams.ensure(
+        await self.ensure(
             {
                 "name": _stream(bucket),
                 "subjects": [_subject(bucket, ">")],
@@ -86,51 +84,53 @@ class StreamKv:
             }
         )
 
-    async def get(self, bucket: str, key: str) -> Entry | None:
-        message = await self._streams.last_raw(_stream(bucket), _subject(bucket, key))
+    async def kv_get(self, bucket: str, key: str) -> Entry | None:
+        message = await self.last_raw(_stream(bucket), _subject(bucket, key))
         return None if message is None or _is_marker(message) else _entry(bucket, message)
 
-    async def create(
+    async def kv_create(
         self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
     ) -> int:
         expected = 0
         for _ in range(_CREATE_TRIES):
             try:
-                return await self._write(bucket, key, value, ttl_s, expected)
+                return await self._kv_write(bucket, key, value, ttl_s, expected)
             except Conflict:
-                found = await self._streams.last_raw(_stream(bucket), _subject(bucket, key))
+                found = await self.last_raw(_stream(bucket), _subject(bucket, key))
                 if found is not None and not _is_marker(found):
                     raise
                 expected = 0 if found is None else found.seq
         raise Conflict(f"key {key} of bucket {bucket} is being created and deleted by others")
 
-    async def put(self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None) -> int:
-        return await self._write(bucket, key, value, ttl_s, None)
+    async def kv_put(
+        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
+    ) -> int:
+        return await self._kv_write(bucket, key, value, ttl_s, None)
 
-    async def update(
+    async def kv_update(
         self, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
     ) -> int:
-        return await self._write(bucket, key, value, ttl_s, revision)
+        return await self._kv_write(bucket, key, value, ttl_s, revision)
 
-    async def delete(self, bucket: str, key: str) -> None:
+    async def kv_delete(self, bucket: str, key: str) -> None:
         headers = {"KV-Operation": "DEL", **ttl_header(MARKER_S)}
-        await self._streams.append(_subject(bucket, key), b"", headers=headers)
+        await self.append(_subject(bucket, key), b"", headers=headers)
 
-    async def all(self, bucket: str, key: str = ">") -> dict[str, Entry]:
-        found = await self._streams.fetch_raw(_stream(bucket), _subject(bucket, key))
+    async def kv_all(self, bucket: str, key: str = ">") -> dict[str, Entry]:
+        found = await self.fetch_raw(_stream(bucket), _subject(bucket, key))
         entries = [_entry(bucket, message) for message in found]
         return {entry.key: entry for entry in entries if entry.value is not None}
 
-    async def _write(
+    async def _kv_write(
         self, bucket: str, key: str, value: bytes, ttl_s: float | None, expected: int | None
     ) -> int:
-        return await self._streams.append(
+        return await self.append(
             _subject(bucket, key), value, headers=ttl_header(ttl_s), expect_last=expected
         )
 
     @asynccontextmanager
-    async def watch(self, bucket: str, key: str = ">") -> AsyncIterator[AsyncIterator[Entry]]:
-        watch = Watch(self, self._streams, bucket, key)
+    async def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[AsyncIterator[Entry]]:
+        watch = Watch(self, bucket, key)
         pump = asyncio.create_task(watch.pump(), name=f"watch {bucket} {key}")
         try:
             yield watch
@@ -147,9 +147,8 @@ class Watch:
     first by the stream's sizes alone, then, if those changed, by all keys.
     """
 
-    def __init__(self, kv: StreamKv, streams: RawStreams, bucket: str, key: str) -> None:
-        self._kv = kv
-        self._streams = streams
+    def __init__(self, bus: StreamKv, bucket: str, key: str) -> None:
+        self._bus = bus
         self._bucket = bucket
         self._key = key
         self._seen: dict[str, Entry] = {}
@@ -184,7 +183,7 @@ class Watch:
         """
         poller = asyncio.create_task(self._poll_for_ever(), name=f"poll {self._bucket}")
         try:
-            async with self._streams.read_raw(
+            async with self._bus.read_raw(
                 _stream(self._bucket), _subject(self._bucket, self._key), start_seq=1
             ) as messages:
                 async for message in messages:
@@ -217,18 +216,14 @@ class Watch:
         self._seen[entry.key] = Entry(entry.key, value, entry.revision)
 
     async def _poll_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                await self._poll()
-            except BusError as error:
-                _log.debug("poll failed", bucket=self._bucket, error=str(error))
+        await asyncio.sleep(POLL_S)  # the reader begins with what is there
+        await again_and_again(self._poll, f"poll of {self._bucket}", POLL_S)
 
     async def _poll(self) -> None:
-        sizes = await self._streams.stream_info(_stream(self._bucket))
+        sizes = await self._bus.stream_info(_stream(self._bucket))
         if sizes == self._sizes:
             return
-        found = await self._kv.all(self._bucket, self._key)
+        found = await self._bus.kv_all(self._bucket, self._key)
         for entry in sorted(found.values(), key=lambda entry: entry.revision):
             await self._room.wait()
             self._offer(entry)
@@ -236,7 +231,7 @@ class Watch:
             # Written after the poll looked: the reader brings it.
             if gone.revision > sizes.last_seq:
                 continue
-            now = await self._kv.get(self._bucket, gone.key)
+            now = await self._bus.kv_get(self._bucket, gone.key)
             if now is None and self._seen.get(gone.key) == gone:
                 await self._room.wait()
                 self._offer(Entry(gone.key, None, gone.revision + 1))

@@ -6,7 +6,7 @@ buffer. Pure: whoever owns the socket fills the places.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,7 @@ class Message:
 
     @property
     def status(self) -> int:
-        """The inline status code, 0 when there is none."""
-        return int(self.headers.get("Status", "0"))
+        return status_of(self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +237,11 @@ def _control(verb: bytes, rest: bytes) -> Event | None:
                 raise WireFault(f"malformed INFO: {rest[:80]!r}")
             return Info(body)
     raise WireFault(f"unknown control line {verb[:20]!r}")
+
+
+def status_of(headers: Mapping[str, str]) -> int:
+    """The inline status code of a message, 0 when there is none."""
+    return int(headers.get("Status", "0"))
 
 
 def parse_headers(block: bytes) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Writes the assignments that members and runs call for, again and again."""
 
-import asyncio
 import time
 
 import structlog
@@ -10,7 +9,8 @@ from diloco_coordinator.edges.registry import Registry
 from diloco_coordinator.membership import FORGET_S, MemberNote
 from diloco_coordinator.scheduler import MemberView, RunView, needed, schedule
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import BusError, Conflict
+from diloco_shared.edges.bus import Conflict
+from diloco_shared.edges.repeating import again_and_again
 
 log = structlog.get_logger()
 
@@ -20,12 +20,7 @@ SCHEDULE_S = 0.3
 
 async def keep_assigned(registry: Registry) -> None:
     """For ever."""
-    while True:
-        try:
-            await assign(registry)
-        except BusError as error:
-            log.warning("assignments not written", error=str(error))
-        await asyncio.sleep(SCHEDULE_S)
+    await again_and_again(lambda: assign(registry), "assignments", SCHEDULE_S)
 
 
 async def assign(registry: Registry) -> None:

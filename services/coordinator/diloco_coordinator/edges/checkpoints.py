@@ -18,12 +18,13 @@ from diloco_coordinator.views import jsonable
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, Conflict
 from diloco_shared.edges.checkpoints import CheckpointError, Checkpoints
+from diloco_shared.edges.stored_records import record_at, write_if
 from diloco_shared.ids import Id
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import CheckpointManifest, reference
 from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
 from diloco_shared.protocol.run_states import OVER
-from diloco_shared.protocol.wire import decode, encode
+from diloco_shared.protocol.wire import encode
 
 T = TypeVar("T")
 
@@ -240,16 +241,12 @@ async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:
 
 async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
     place = (subjects.INCARNATIONS, f"{run}.{learner}")
-    entry = await bus.kv_get(*place)
-    there = None if entry is None or entry.value is None else entry.value
-    if there is not None and decode(there, Incarnation).incarnation >= number:
+    found = await record_at(bus, *place, Incarnation)
+    if found and found.record.incarnation >= number:
         return True
     record = Incarnation(learner=learner, incarnation=number, boot="", at=time.time())
     try:
-        if entry is None or there is None:
-            await bus.kv_create(*place, encode(record))
-        else:
-            await bus.kv_update(*place, encode(record), entry.revision)
+        await write_if(bus, *place, encode(record), found.revision if found else 0)
     except Conflict:
         return False
     return True

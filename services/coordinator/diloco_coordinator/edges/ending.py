@@ -1,13 +1,12 @@
 """Ends the runs that nobody else can end: stopped ones without a leader, ended ones unsettled."""
 
-import asyncio
 import time
 
 import structlog
 
 from diloco_coordinator.edges.registry import Registry
 from diloco_coordinator.standings import forced, run_id_of, shards_of
-from diloco_shared.edges.bus import BusError
+from diloco_shared.edges.repeating import again_and_again
 from diloco_shared.edges.standing import Standing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
@@ -20,12 +19,7 @@ LOOK_S = 0.5
 
 async def keep_ending(registry: Registry) -> None:
     """For ever."""
-    while True:
-        try:
-            await end_overdue(registry)
-        except BusError as error:
-            log.warning("end not written", error=str(error))
-        await asyncio.sleep(LOOK_S)
+    await again_and_again(lambda: end_overdue(registry), "ends of runs", LOOK_S)
 
 
 async def end_overdue(registry: Registry) -> None:

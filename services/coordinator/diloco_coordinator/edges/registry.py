@@ -6,7 +6,6 @@ Nothing lives here alone: a coordinator that dies, or a second one, loses nothin
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -18,9 +17,13 @@ from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.history import Histories
 from diloco_coordinator.membership import MemberNote, Roll
 from diloco_coordinator.standings import Standings, run_id_of, shards_of
-from diloco_shared.edges.bus import Bus, BusError, Conflict, Entry, StreamSpec
+from diloco_shared.edges.bus import Bus, Conflict, Entry, StreamSpec
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.deletion import MARK_S
+from diloco_shared.edges.repeating import PROMPT, again_and_again, until_done
+from diloco_shared.edges.run_streams import ensure_buckets
+from diloco_shared.edges.stored_records import write_if
+from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Message
 from diloco_shared.protocol.records import (
@@ -53,6 +56,7 @@ MIRRORED = (
 # Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
 EVENTS_MAX = 20_000
 EVENTS_BYTES_MAX = 64 << 20
+# Before what was interrupted is read on, in seconds.
 RETRY_S = 0.5
 
 
@@ -91,25 +95,21 @@ class Registry:
 
     async def prepare(self) -> None:
         """Buckets, events and all that was known are here afterwards; waits for the bus."""
-        while not self.ready:
-            try:
-                for bucket in (*subjects.BUCKETS, NOTES, TOKENS, REPEATS):
-                    await self.bus.ensure_bucket(bucket)
-                await self.bus.ensure_stream(
-                    StreamSpec(
-                        subjects.EVENTS_STREAM,
-                        (subjects.EVENTS_FILTER,),
-                        EVENTS_BYTES_MAX,
-                        drop_oldest=True,
-                    )
-                )
-                await self._load()
-                self.ready = True
-            except BusError as error:
-                log.warning("bus not ready", error=str(error))
-                await asyncio.sleep(RETRY_S)
+        await until_done(self._load, "the bus", pauses=PROMPT)
+        self.ready = True
 
     async def _load(self) -> None:
+        await ensure_buckets(self.bus)
+        for bucket in (NOTES, TOKENS, REPEATS):
+            await self.bus.ensure_bucket(bucket)
+        await self.bus.ensure_stream(
+            StreamSpec(
+                subjects.EVENTS_STREAM,
+                (subjects.EVENTS_FILTER,),
+                EVENTS_BYTES_MAX,
+                drop_oldest=True,
+            )
+        )
         for bucket in MIRRORED:
             for entry in (await self.bus.kv_all(bucket)).values():
                 await self._take(bucket, entry)
@@ -134,7 +134,7 @@ class Registry:
                     await self._take(bucket, entry)
                     await self._notify()
 
-        await _for_ever(f"watch of {bucket}", mirror)
+        await again_and_again(mirror, f"watch of {bucket}", RETRY_S)
 
     async def read_events(self) -> None:
         """Mirror the event stream, for ever."""
@@ -147,7 +147,7 @@ class Registry:
                     self._event(stored.seq, stored.payload)
                     await self._notify()
 
-        await _for_ever("reading of events", mirror)
+        await again_and_again(mirror, "reading of events", RETRY_S)
 
     async def hear_beats(self, subject: str) -> None:
         """What leaders say of runs whose status they cannot write, for ever."""
@@ -164,7 +164,7 @@ class Registry:
                         self.standings.put_together(beat.run, self.runs.get(beat.run))
                         await self._notify()
 
-        await _for_ever("hearing of beats", hear)
+        await again_and_again(hear, "hearing of beats", RETRY_S)
 
     async def _notify(self) -> None:
         async with self.changed:
@@ -275,12 +275,17 @@ class Registry:
         try:
             revision = await self.bus.kv_update(*place, encode(record), self.revisions[place])
         except Conflict:
-            there = await self.bus.kv_get(*place)
-            if there is not None:
-                await self._take(subjects.RUNS, there)
+            await self._look_again(*place)
             raise
         self.runs[record.name] = record
         self.revisions[place] = revision
+
+    async def _look_again(self, bucket: str, key: str) -> bool:
+        """Mirror a key that somebody else wrote; whether there is one."""
+        there = await self.bus.kv_get(bucket, key)
+        if there is not None:
+            await self._take(bucket, there)
+        return there is not None
 
     async def delete_run(self, run: str) -> None:
         """Remove a run and everything that is kept of it; may be repeated.
@@ -317,16 +322,10 @@ class Registry:
         run_id = run_id_of(self.runs[run]) if run else ""
         assignment = Assignment(member=member, run=run, run_id=run_id, shard=shard, at=time.time())
         try:
-            if place in self.revisions:
-                known = self.revisions[place]
-                revision = await self.bus.kv_update(*place, encode(assignment), known)
-            else:
-                revision = await self.bus.kv_create(*place, encode(assignment))
+            known = self.revisions.get(place, 0)
+            revision = await write_if(self.bus, *place, encode(assignment), known)
         except Conflict:
-            there = await self.bus.kv_get(*place)
-            if there is not None:
-                await self._take(subjects.ASSIGNMENTS, there)
-            else:
+            if not await self._look_again(*place):
                 self.revisions.pop(place, None)
             raise
         self.assignments[member] = assignment
@@ -340,10 +339,7 @@ class Registry:
             known = self.revisions.get(place, 0)
             value = note.model_dump_json().encode()
             try:
-                if known:
-                    self.revisions[place] = await self.bus.kv_update(*place, value, known)
-                else:
-                    self.revisions[place] = await self.bus.kv_create(*place, value)
+                self.revisions[place] = await write_if(self.bus, *place, value, known)
                 break
             except Conflict:
                 entry = await self.bus.kv_get(*place)
@@ -385,28 +381,8 @@ class Registry:
         self.tokens.pop(name, None)
 
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
-        """Write to the event log; events are shown, never acted on, so failure is only logged."""
-        event = Event(
-            run=run or "cluster",
-            kind=kind,
-            source="coordinator",
-            text=text[:500],
-            data=data,
-            at=time.time(),
-        )
-        try:
-            await self.bus.append(subjects.event(event.run, kind), encode(event))
-        except BusError as error:
-            log.warning("event not written", kind=kind, run=run, error=str(error))
-
-
-async def _for_ever(what: str, mirror: Callable[[], Awaitable[None]]) -> None:
-    while True:
-        try:
-            await mirror()
-        except BusError as error:
-            log.warning("interrupted", what=what, error=str(error))
-        await asyncio.sleep(RETRY_S)
+        """Write to the event log."""
+        await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
 
 
 def _put(there: dict[str, M], key: str, value: bytes | None, kind: type[M]) -> None:

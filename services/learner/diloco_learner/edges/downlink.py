@@ -30,6 +30,7 @@ from diloco_shared.edges.blobs import (
 )
 from diloco_shared.edges.bus import Bus, BusError, Stored, Unavailable
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.edges.repeating import PROMPT, left_undone, until_done
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.pages import joined
@@ -52,8 +53,6 @@ log = structlog.get_logger()
 # Looks at whether a publication being fetched was replaced by a keyframe, in seconds: a learner
 # that catches up meets many of those.
 LOOK_S = 0.3
-# Between two attempts at a server that does not answer, in seconds.
-RETRY_S = 0.3
 # Before what was not whole is fetched again, in seconds: it was waited for a minute or more.
 AGAIN_S = 5.0
 # Publications that were not whole and are fetched again: two of each of some dozen fragments.
@@ -233,21 +232,22 @@ class Downlink:
 
     async def _chunks(self, manifest: PublicationManifest) -> memoryview | None:
         """The payload; None once a keyframe has replaced the publication, or it is no good."""
-        subject, incoming = manifest.blob.subject, None
-        while True:
-            try:
-                incoming = incoming or receiving(self.data, manifest.blob)
-                return await self._unless_replaced(manifest.blob, incoming)
-            except BlobIncomplete as error:
-                # What builds on it waits; what follows and does not is not held up.
-                self._refuse_manifest(subject, "incomplete", str(error))
-                self.incomplete[manifest.epoch, manifest.fragment, manifest.version] = manifest
-                while len(self.incomplete) > INCOMPLETE_MAX:
-                    del self.incomplete[min(self.incomplete)]
-                return None
-            except BusError as error:
-                log.debug("publication not fetched yet", subject=subject, error=str(error))
-            await asyncio.sleep(RETRY_S)
+        blob = manifest.blob
+        try:
+            incoming = receiving(self.data, blob)
+            return await until_done(
+                lambda: self._unless_replaced(blob, incoming),
+                blob.subject,
+                pauses=PROMPT,
+                fatal=BlobIncomplete,
+            )
+        except BlobIncomplete as error:
+            # What builds on it waits; what follows and does not is not held up.
+            self._refuse_manifest(blob.subject, "incomplete", str(error))
+            self.incomplete[manifest.epoch, manifest.fragment, manifest.version] = manifest
+            while len(self.incomplete) > INCOMPLETE_MAX:
+                del self.incomplete[min(self.incomplete)]
+            return None
 
     async def _fetch_again(self) -> None:
         """What was not whole, for ever: a keyframe may be the last one for a long time."""
@@ -329,13 +329,12 @@ class Downlink:
 
         try:
             incoming = receiving(self.data, blob)
-            while True:
-                try:
-                    fetched = await get_blob(self.data, stream, blob, into=incoming, moved=moved)
-                    break
-                except Unavailable as error:
-                    log.debug("inner state not fetched yet", donor=donor, error=str(error))
-                    await asyncio.sleep(RETRY_S)
+            fetched = await until_done(
+                lambda: get_blob(self.data, stream, blob, into=incoming, moved=moved),
+                blob.subject,
+                pauses=PROMPT,
+                trouble=Unavailable,
+            )
             passing("receiving")
             await asyncio.to_thread(self.check_state, fetched)
         except (ValueError, BusError) as error:
@@ -348,12 +347,10 @@ class Downlink:
     async def forget_state(self) -> None:
         """The inner state is in use: remove what was sent to this learner."""
         self.states = {}
-        try:
+        with left_undone("purge of inner state"):
             await self.data.purge(
                 subjects.state_stream(self.run), f"state.{self.run}.*.{self.learner}.>"
             )
-        except BusError as error:
-            log.debug("state not purged", error=str(error))
 
 
 def _same(initial: Callable[[int], Values], m: PublicationManifest) -> memoryview | None:

@@ -29,6 +29,7 @@ from diloco_learner.train import Anchored, Values
 from diloco_learner.trainer import Trainer
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.bus import Progress as Stored
+from diloco_shared.edges.repeating import left_undone
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Headed
@@ -128,12 +129,10 @@ class Recoverer:
     async def _perform(self, effect: RecoveryEffect) -> None:
         match effect:
             case SendJoin():
-                try:
+                with left_undone("join"):
                     await self.control.publish(
                         subjects.join(self.recovery.spec.name), encode(effect.join)
                     )
-                except BusError as error:
-                    log.debug("join not sent, it is repeated", error=str(error))
             case SendInit():
                 if self.init is None or self.init.done():
                     self.init = self.tasks.create_task(self._send_init())

@@ -16,10 +16,12 @@ from diloco_learner.edges.batches import Batches
 from diloco_learner.leases import Where, choose, given_back, order, place, taken
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.edges.repeating import again_and_again, left_undone
+from diloco_shared.edges.stored_records import Found, M, record_at, records_in, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import Place, ShardLease
-from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
 
@@ -65,20 +67,28 @@ class Leases:
 
     async def supply(self) -> None:
         """Lease and give back, for ever."""
-        while True:
+
+        async def look() -> None:
             try:
                 await self.look(time.monotonic())
-            except (BusError, WireError) as error:
-                log.warning("data leases: again later", error=str(error))
-            if self.batches.ready:
-                self.supplied.set()
-            # At 1, 2, 4, … times: tiny shards would fill the log.
-            if self.batches.repeats >= max(2 * self.repeats, 1):
-                self.repeats = self.batches.repeats
-                shard = self.batches.cursor.shard if self.batches.cursor else -1
-                text = f"{self.learner} reads data shard {shard} again: no other was leased in time"
-                await self.tell("shard-repeated", text, {"shard": shard, "times": self.repeats})
-            await asyncio.sleep(LOOK_S)
+            except trouble:
+                await self._supplied()
+                raise
+            await self._supplied()
+
+        trouble = (BusError, WireError)
+        await again_and_again(look, "leases of data", LOOK_S, trouble=trouble)
+
+    async def _supplied(self) -> None:
+        """What a look, and the training meanwhile, have come to."""
+        if self.batches.ready:
+            self.supplied.set()
+        # At 1, 2, 4, … times: tiny shards would fill the log.
+        if self.batches.repeats >= max(2 * self.repeats, 1):
+            self.repeats = self.batches.repeats
+            shard = self.batches.cursor.shard if self.batches.cursor else -1
+            text = f"{self.learner} reads data shard {shard} again: no other was leased in time"
+            await self.tell("shard-repeated", text, {"shard": shard, "times": self.repeats})
 
     async def look(self, now: float) -> None:
         """Give back what is done with, make sure of what is held, lease what is wanted."""
@@ -101,22 +111,20 @@ class Leases:
 
     async def _leases(self) -> tuple[dict[int, ShardLease], dict[int, int]]:
         """All leases of the run, and their revisions."""
-        leases: dict[int, ShardLease] = {}
-        revisions: dict[int, int] = {}
-        for key, entry in (await self.bus.kv_all(subjects.SHARDS)).items():
-            run, _, number = key.rpartition(".")
-            if run == self.run and entry.value is not None:
-                leases[int(number)] = decode(entry.value, ShardLease)
-                revisions[int(number)] = entry.revision
-        return leases, revisions
+        all_of_them = await self._all(subjects.SHARDS, ShardLease)
+        there = {int(key.rpartition(".")[2]): found for key, found in all_of_them.items()}
+        leases = {shard: found.record for shard, found in there.items()}
+        return leases, {shard: found.revision for shard, found in there.items()}
+
+    async def _all(self, bucket: str, kind: type[M]) -> dict[str, Found[M]]:
+        """The run's; WireError for one that nobody can read: it may be somebody's."""
+        return await records_in(self.bus, bucket, kind, under=f"{self.run}.", strict=True)
 
     async def _merged(self) -> dict[int, Where]:
         """How far each shard is merged."""
         found: dict[int, Where] = {}
-        for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
-            if key.startswith(f"{self.run}.") and entry.value is not None:
-                p = decode(entry.value, Place)
-                found[p.shard] = max(found.get(p.shard, (0, 0)), (p.passes, p.sequences))
+        for p, _ in (await self._all(subjects.PLACES, Place)).values():
+            found[p.shard] = max(found.get(p.shard, (0, 0)), (p.passes, p.sequences))
         return found
 
     async def _acquire(self) -> None:
@@ -139,10 +147,8 @@ class Leases:
         lease = taken(shard, self.learner, self.incarnation, where)
         key, value = f"{self.run}.{shard}", encode(lease)
         try:
-            if shard in revisions:
-                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revisions[shard])
-            else:
-                revision = await self.bus.kv_create(subjects.SHARDS, key, value)
+            known = revisions.get(shard, 0)
+            revision = await write_if(self.bus, subjects.SHARDS, key, value, known)
         except Conflict:
             return  # somebody else was first; the next look sees it
         self.held[shard] = (lease, revision)
@@ -208,19 +214,15 @@ class Leases:
 
     async def _own_revision(self, key: str) -> int:
         """Revision of a lease that this incarnation holds, else Conflict."""
-        entry = await self.bus.kv_get(subjects.SHARDS, key)
-        if entry is not None and entry.value is not None:
-            lease = decode(entry.value, ShardLease)
-            if (lease.holder, lease.incarnation) == self._me:
-                return entry.revision
+        found = await record_at(self.bus, subjects.SHARDS, key, ShardLease)
+        if found and (found.record.holder, found.record.incarnation) == self._me:
+            return found.revision
         raise Conflict(f"{key} is held by another")
 
     async def release(self) -> None:
         """Leave every shard to others, who go on behind what is merged of it."""
         async with self.writing:
             for shard, (lease, _) in list(self.held.items()):
-                try:
+                with left_undone("release of a lease"):  # it will be taken over
                     await self._write(lease.model_copy(update={"holder": "", "incarnation": -1}))
-                except BusError as error:
-                    log.debug("lease not released, it will be taken over", error=str(error))
                 self.held.pop(shard, None)

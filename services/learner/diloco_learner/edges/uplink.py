@@ -31,6 +31,8 @@ from diloco_shared.edges.blobs import announcement_subject, manifest_subject, pu
 from diloco_shared.edges.bus import Bus, BusError, StreamFull, Unavailable
 from diloco_shared.edges.bus import Progress as Stored
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.edges.repeating import PROMPT, until_done
+from diloco_shared.edges.telling import event_now
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import (
@@ -42,7 +44,6 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
 )
 from diloco_shared.protocol.patience import silence_s
-from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
@@ -53,8 +54,6 @@ STATE_SILENCE_S = 2 * silence_s()
 MANIFEST_S = 60.0
 # An event is worth this many seconds of trying: a restart of the server takes less.
 EVENT_S = 15.0
-# Between two attempts, in seconds.
-RETRY_S = 0.3
 
 
 class Uplink:
@@ -126,9 +125,7 @@ class Uplink:
     async def tell(self, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log; an event that cannot be written is only logged."""
         log.info(kind, text=text)
-        event = Event(
-            run=self.run, kind=kind, source=self.learner, text=text[:500], data=data, at=time.time()
-        )
+        event = event_now(self.run, kind, self.learner, text, data)
         try:
             await self._append(
                 self.control, subjects.event(self.run, kind), event, EVENT_S, uuid.uuid4().hex
@@ -151,17 +148,13 @@ class Uplink:
     ) -> None:
         """Store `message` once; tries again for at most `seconds`, then raises the last trouble."""
         payload, until = encode(message), time.monotonic() + seconds
-        while True:
-            left_s = until - time.monotonic()
-            try:
-                await bus.append(
-                    subject, payload, msg_id=msg_id, timeout_s=min(max(left_s, 0.1), 5.0)
-                )
-                return
-            except (Unavailable, StreamFull):
-                if left_s <= RETRY_S:
-                    raise
-            await asyncio.sleep(RETRY_S)
+
+        async def append() -> None:
+            timeout_s = min(max(until - time.monotonic(), 0.1), 5.0)
+            await bus.append(subject, payload, msg_id=msg_id, timeout_s=timeout_s)
+
+        trouble = (Unavailable, StreamFull)
+        await until_done(append, subject, pauses=PROMPT, trouble=trouble, until=until)
 
     async def initial(
         self, layout: tuple[TensorSpec, ...], p: int, payload: Payload, stored: Stored

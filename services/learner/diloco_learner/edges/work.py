@@ -29,13 +29,12 @@ from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges.bus import Bus, BusError, Traffic
 from diloco_shared.edges.faults import FaultAgent
+from diloco_shared.edges.repeating import PROMPT, until_done
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Progress, SocketBytes
 
 log = structlog.get_logger()
 
-# Between two attempts at a server that does not answer, in seconds.
-RETRY_S = 0.3
 # Between two looks at what the train thread hands out, in seconds: half a nano step.
 HAND_S = 0.005
 # In a learner's data folder: one folder per run.
@@ -217,14 +216,12 @@ class Work:
 
     async def _streams(self) -> None:
         """Wait until the syncer has created the run's streams."""
-        while True:
-            try:
-                for stream in subjects.run_streams(self.spec.name):
-                    await self.data.stream_info(stream)
-                return
-            except BusError as error:
-                log.debug("streams not there yet", error=str(error))
-                await asyncio.sleep(RETRY_S)
+
+        async def look() -> None:
+            for stream in subjects.run_streams(self.spec.name):
+                await self.data.stream_info(stream)
+
+        await until_done(look, "streams of the run", pauses=PROMPT)
 
     def _build(self) -> None:
         """Everything that computes: off the event loop, since compiling takes seconds."""

@@ -17,16 +17,14 @@ from diloco_shared.edges.tape_archive import archives_of, read_tape
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
-    ContributionManifest,
-    InitManifest,
-    TapeInit,
     TapeRebirth,
     TapeRecord,
     TapeRestore,
     TapeRound,
     TapeSnapshot,
 )
-from diloco_shared.protocol.wire import WireError, decode
+from diloco_shared.protocol.wire import WireError
+from diloco_syncer.edges.follow import blob_of
 from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.history import History, TapeFault
@@ -231,15 +229,11 @@ def _sound(store: FragmentStore, meta: dict[str, Any]) -> FragmentStore:
 
 async def _contribution(run: str, data: Bus, record: TapeRecord, subject: str) -> tuple[bytes, str]:
     """(payload, what is wrong): from UP, compared with the digests of manifest and tape."""
-    kind: type[InitManifest] | type[ContributionManifest] = (
-        InitManifest if isinstance(record, TapeInit) else ContributionManifest
-    )
     stream = subjects.up_stream(run)
-    stored = await data.last(stream, subject + ".m")
-    if stored is None:
-        return b"", f"{subject} is not in {stream} (of a live run, perhaps since a moment ago)"
     try:
-        blob = decode(stored.payload, kind).blob
+        blob = await blob_of(data, stream, record, subject)
+        if blob is None:
+            return b"", f"{subject} is not in {stream} (of a live run, perhaps since a moment ago)"
         patience_s = BLOB_S + blob.bytes / BLOB_BYTES_PER_S
         payload = await get_blob(data, stream, blob, timeout_s=patience_s)
     except (WireError, BlobIncomplete) as error:

@@ -1,7 +1,6 @@
 """One syncer's part in one run: stands by, leads when the lease is its own, stands by again."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,17 +11,16 @@ from diloco_shared.budget import assumed, limits
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.edges.repeating import until_done
 from diloco_shared.edges.run_streams import ensure_run_streams
 from diloco_shared.edges.tape_archive import archives_of
+from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Event as EventRecord
-from diloco_shared.protocol.wire import encode
 from diloco_syncer.edges.finding import Finder
 from diloco_syncer.edges.follow import Follower, Purged, Recovered
 from diloco_syncer.edges.handover import SnapshotSender
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.lease import LeaseKeeper
-from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.edges.showing import over_elsewhere, shown_over
 from diloco_syncer.edges.snapshots import SnapshotStore, folder_of
 from diloco_syncer.edges.stuck import RETRY_S, Stuck
@@ -70,7 +68,9 @@ class Candidate:
     async def run(self) -> str:
         """Until the run is over; the lease is given back on every way out."""
         needed = limits(assumed(self.spec))
-        await until_done(lambda: ensure_run_streams(self.control, self.spec.name, needed))
+        await until_done(
+            lambda: ensure_run_streams(self.control, self.spec.name, needed), "streams of the run"
+        )
         try:
             # Together: should the lease's keeper die, this process may not go on without it.
             async with asyncio.TaskGroup() as tasks:
@@ -94,7 +94,7 @@ class Candidate:
         sender = SnapshotSender(
             spec, self.shard, self.me, self.control, self.data, self.snapshots, where
         )
-        await until_done(sender.send)
+        await until_done(sender.send, "wishes for snapshots")
 
     # --- leading -------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Candidate:
         while True:
             follower = self._follower()
             try:
-                await until_done(follower.load)
+                await until_done(follower.load, "the tape")
                 return await self._follow_on(follower, stuck)
             except (ValueError, OSError) as fault:
                 # The same snapshot and the same records would end here again; a repaired folder,
@@ -201,17 +201,7 @@ class Candidate:
         return own and await over_elsewhere(self.control, self.spec, self.shard)
 
     async def tell(self, kind: str, text: str) -> None:
-        """Write to the event log; shown, never acted on, so that a failure is only logged."""
+        """Write to the event log."""
         log.info(kind, text=text)
-        event = EventRecord(
-            run=self.spec.name,
-            kind=kind,
-            source=self.me,
-            text=text[:500],
-            data={"syncer": self.me},
-            at=time.time(),
-        )
-        try:
-            await self.control.append(subjects.event(event.run, kind), encode(event))
-        except BusError as error:
-            log.warning("event not written", kind=kind, error=str(error))
+        event = event_now(self.spec.name, kind, self.me, text, {"syncer": self.me})
+        await tell(self.control, event)

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.checkpoints import CheckpointError
+from diloco_shared.edges.repeating import until_done
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
 from diloco_shared.protocol.records import Restore, ShardLease
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.checkpoints import parts_s
-from diloco_syncer.edges.outbox import until_done
 from diloco_syncer.edges.parts import load, prune, seal, write_part, written_part
 from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
 from diloco_syncer.replay import State
@@ -133,7 +133,7 @@ class Checkpointer:
         there = {lease.shard: lease for lease in self.loaded[serial].manifest.leases}
         free = ShardLease(shard=0, holder="", incarnation=-1, sequences=0, passes=0)
         run = self.spec.name
-        read = await until_done(lambda: self.control.kv_all(subjects.SHARDS))
+        read = await until_done(lambda: self.control.kv_all(subjects.SHARDS), "leases of data")
         for n in range(self.spec.data.virtual_shards):
             if n not in there and f"{run}.{n}" not in read:
                 continue  # never read
@@ -142,7 +142,8 @@ class Checkpointer:
             await until_done(
                 lambda k=f"{run}.{n}", v=value: self.control.kv_put(  # type: ignore[misc]
                     subjects.SHARDS, k, v
-                )
+                ),
+                f"lease of data shard {n}",
             )
 
     def install(self, serial: int) -> FragmentStore:

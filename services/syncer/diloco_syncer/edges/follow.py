@@ -16,6 +16,7 @@ from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
+    Blob,
     ContributionManifest,
     InitManifest,
     TapeInit,
@@ -252,20 +253,25 @@ class Follower:
         return Recovered(h, self.store, published, notes, self.reborn, keyframes)
 
 
-async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, bytes]:
-    """The blobs that a record names, from UP; Purged when one is gone."""
+async def blob_of(data: Bus, stream: str, record: TapeRecord, subject: str) -> Blob | None:
+    """What the manifest names that a record speaks of; None once it is gone. Raises WireError."""
     kind: type[InitManifest] | type[ContributionManifest] = (
         InitManifest if isinstance(record, TapeInit) else ContributionManifest
     )
+    stored = await data.last(stream, subject + ".m")
+    return None if stored is None else decode(stored.payload, kind).blob
+
+
+async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, bytes]:
+    """The blobs that a record names, from UP; Purged when one is gone."""
     stream = subjects.up_stream(run)
     # Initial parameters become the store's arrays.
     take = fresh if isinstance(record, TapeInit) else None
     payloads: dict[str, bytes] = {}
     for subject in payloads_needed(record):
-        stored = await data.last(stream, subject + ".m")
-        if stored is None:
+        blob = await blob_of(data, stream, record, subject)
+        if blob is None:
             raise Purged(f"the tape needs {subject}, which is no longer in {stream}")
-        blob = decode(stored.payload, kind).blob
         try:
             payloads[subject] = await get_blob(data, stream, blob, take=take)
         except BlobIncomplete:

@@ -8,14 +8,14 @@ matches nothing: the server then says what it cannot write. JetStream's own limi
 is an error reply instead, and passes by itself.
 """
 
-import asyncio
 import time
 from collections.abc import Callable
 
 import structlog
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, BusError, Refused
+from diloco_shared.edges.bus import Bus, Refused
+from diloco_shared.edges.repeating import again_and_again
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_syncer.edges.outbox import Outbox
@@ -70,12 +70,7 @@ class Fullness:
 
     async def keep(self) -> None:
         """Look for ever."""
-        while True:
-            try:
-                await self.look(time.monotonic())
-            except BusError as error:
-                log.debug("fullness not seen", error=str(error))
-            await asyncio.sleep(LOOK_S)
+        await again_and_again(lambda: self.look(time.monotonic()), "what is full", LOOK_S)
 
     async def look(self, now: float) -> None:
         """Look once. Raises BusError."""

@@ -18,6 +18,7 @@ import structlog
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob, receiving
 from diloco_shared.edges.bus import Bus, BusError, Stored
+from diloco_shared.edges.repeating import PROMPT, again_and_again, left_undone, until_done
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
@@ -31,8 +32,6 @@ log = structlog.get_logger()
 
 # Between two looks at whether more has come, in seconds.
 LOOK_S = 1.0
-# Between two attempts at a bus that does not answer, or at memory that is full, in seconds.
-RETRY_S = 1.0
 # Sets of manifests remembered: those of some initializers that were passed over, newest last.
 SETS_MAX = 8
 # Values looked at together: what is found of them takes no memory of the fragment's size.
@@ -101,16 +100,18 @@ class InitialSets:
         passed over once it is silent for its lease.
         """
         seen = (0, 0)
-        while not self.begun():
-            try:
-                info = await self.data.stream_info(self.stream)
-            except BusError as error:
-                log.debug("the stream does not answer", error=str(error))
-            else:
-                if (there := (info.last_seq, self.chunks)) != seen:
-                    seen = there
-                    self.put(InitMoved())
-            await asyncio.sleep(LOOK_S)
+
+        async def look() -> bool:
+            nonlocal seen
+            if self.begun():
+                return True
+            info = await self.data.stream_info(self.stream)
+            if (there := (info.last_seq, self.chunks)) != seen:
+                seen = there
+                self.put(InitMoved())
+            return False
+
+        await again_and_again(look, "initial parameters", LOOK_S)
 
     def _manifest(self, stored: Stored) -> InitManifest | None:
         try:
@@ -203,29 +204,29 @@ class InitialSets:
         def moved(_: int) -> None:
             self.chunks += 1
 
-        while True:
+        async def fetch() -> memoryview:
+            nonlocal told
             try:
                 self.payloads.room_for(m.blob.bytes)
                 payload = await get_blob(self.data, self.stream, m.blob, into=incoming, moved=moved)
                 self.payloads.put(m.blob.subject, payload)
-                return payload
-            except BlobIncomplete:
-                raise
-            except BusError as error:
-                log.debug("initial parameters not fetched yet", error=str(error))
             except PayloadsFull as error:
                 if not told:
                     self.put(Malformed("no-room", m.learner, str(error)[:300]))
                 told = True
-            await asyncio.sleep(RETRY_S)
+                raise
+            return payload
+
+        trouble = (BusError, PayloadsFull)
+        return await until_done(
+            fetch, m.blob.subject, pauses=PROMPT, trouble=trouble, fatal=BlobIncomplete
+        )
 
     async def _purge(self, m: InitManifest) -> None:
         """What is not whole goes, manifest first: its sender looks whether that is there."""
         for subject in (m.blob.subject + ".m", m.blob.subject):
-            try:
+            with left_undone(f"purge of {subject}"):
                 await self.data.purge(self.stream, subject)
-            except BusError as error:
-                log.warning("initial parameters not purged", subject=subject, error=str(error))
 
     def _hand_on(self, whose: Whose, of: InitialSet) -> None:
         """The payloads are the machine's from now on: it drops them if it does not take them."""

@@ -14,6 +14,7 @@ from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.repeating import until_done
 from diloco_shared.edges.tape_archive import archives_of
 from diloco_shared.numerics.fragments import Piece
 from diloco_shared.protocol import subjects
@@ -27,7 +28,7 @@ from diloco_syncer.edges.handover import SnapshotSender
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.numbers import Numbers
-from diloco_syncer.edges.outbox import Outbox, until_done
+from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.payloads import Payloads
 from diloco_syncer.edges.places import Places
 from diloco_syncer.edges.purging import UpPurger
@@ -166,7 +167,7 @@ class Leader:
         for note in self.recovered.notes:
             self.outbox.tell(Tell("recovered", note))
         await self.showing.begin()
-        await until_done(self.places.write)
+        await until_done(self.places.write, "places in the data")
         recovered = self.recovered
         self._put(
             Led(
@@ -179,7 +180,7 @@ class Leader:
         )
         async with asyncio.TaskGroup() as tasks:
             self.tasks = tasks
-            self.inbox.up_seq = await until_done(self._up_info)
+            self.inbox.up_seq = await until_done(self._up_info, "the end of UP")
             start_seq = self.inbox.up_seq + 1
             background = [
                 tasks.create_task(work)

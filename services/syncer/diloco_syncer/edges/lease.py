@@ -10,6 +10,7 @@ from contextlib import suppress
 import structlog
 
 from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.edges.stored_records import write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import LeaderLease
 from diloco_shared.protocol.wire import WireError, decode, encode
@@ -147,12 +148,8 @@ class LeaseKeeper:
         holder = "" if request.give_back else lease.me
         value = encode(LeaderLease(holder=holder, boot=lease.boot, lock=lease.lock, at=time.time()))
         try:
-            if request.revision:
-                revision = await self.bus.kv_update(
-                    subjects.LEASES, self.key, value, request.revision, ttl_s=TTL_S
-                )
-            else:
-                revision = await self.bus.kv_create(subjects.LEASES, self.key, value, ttl_s=TTL_S)
+            place, known = (subjects.LEASES, self.key), request.revision
+            revision = await write_if(self.bus, *place, value, known, ttl_s=TTL_S)
         except Conflict:
             return Lost()
         return Written(revision, sent_at)

@@ -1,9 +1,6 @@
 """From effects to the bus: what must arrive is repeated until it does; the rest is sent once."""
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 import structlog
 
@@ -11,6 +8,8 @@ from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import Bus, BusError, Progress, Stored, StreamFull
 from diloco_shared.edges.crash_points import passing
+from diloco_shared.edges.repeating import left_undone, until_done
+from diloco_shared.edges.telling import event_now
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import (
@@ -36,27 +35,11 @@ from diloco_syncer.events import (
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
-
 # What every shard sees alike is told by the first alone.
 OF_LEARNERS = frozenset({"join", "learner-seen", "learner-alive", "learner-lost", "returned"})
 Control = SendPull | SendGrant | SendDonate | SendBeat
-# First and longest pause between attempts, in seconds.
-PAUSE_S, PAUSE_S_MAX = 0.2, 3.0
 # Events waiting for a server that is away; older ones are the ones worth losing.
 EVENTS_MAX = 1000
-
-
-async def until_done(what: Callable[[], Awaitable[T]]) -> T:
-    """Repeat until the bus takes it, pausing ever longer up to a limit."""
-    pause_s = PAUSE_S
-    while True:
-        try:
-            return await what()
-        except BusError as error:
-            log.warning("bus: again later", error=str(error), pause_s=pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, PAUSE_S_MAX)
 
 
 class Outbox:
@@ -97,11 +80,9 @@ class Outbox:
         await self._say(subjects.lapsed_beat(self.run), beat)
 
     async def _say(self, subject: str, message: Pull | Grant | Donate | Beat) -> None:
-        try:
+        with left_undone(subject):
             payload = encode(message.model_copy(update={"run_id": self.spec.id}))
             await self.control.publish(subject, payload)
-        except BusError as error:
-            log.debug("not sent", subject=subject, error=str(error))
 
     async def publish(
         self,
@@ -120,7 +101,7 @@ class Outbox:
         async def put(progress: Progress) -> None:
             # The chunks once: the server takes repeats of them for new ones after two minutes.
             blob = await until_done(
-                lambda: put_blob(self.data, subject, payload, progress=progress)
+                lambda: put_blob(self.data, subject, payload, progress=progress), subject
             )
             passing("publication")
             manifest = PublicationManifest(
@@ -143,12 +124,14 @@ class Outbox:
                 blob=blob,
             )
             sealed = encode(manifest)
-            seq = await until_done(lambda: self._seal(subject + ".m", sealed, progress))
+            seq = await until_done(lambda: self._seal(subject + ".m", sealed, progress), subject)
             while progress.silent:
                 # Chunks that were acknowledged may be lost: what is there is dropped as a repeat.
                 # To count them is no help: the server (2.15.1) counts those that it lost.
                 progress.silent, self.acknowledged.doubted = False, True
-                await until_done(lambda: put_blob(self.data, subject, payload, progress=progress))
+                await until_done(
+                    lambda: put_blob(self.data, subject, payload, progress=progress), subject
+                )
             self.acknowledged.took(seq, subject + ".m")
             passing("after-manifest")
 
@@ -182,7 +165,8 @@ class Outbox:
             filters = [f"up.{self.run}.*.*.{p}.>" for p in algorithm.owned(self.shard)]
         for subject in filters:
             await until_done(
-                lambda s=subject: self.data.purge(stream, s, below_seq=below_seq)  # type: ignore[misc]
+                lambda s=subject: self.data.purge(stream, s, below_seq=below_seq),  # type: ignore[misc]
+                f"purge of {subject}",
             )
 
     async def purge_down(self, effect: PurgeDown) -> None:
@@ -192,7 +176,10 @@ class Outbox:
         earlier leader was still sending may come later, and then stays until the next keyframe.
         """
         stream, p = subjects.dn_stream(self.run), effect.fragment
-        manifests = await until_done(lambda: self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
+        every = f"dn.{self.run}.*.{p}."
+        manifests = await until_done(
+            lambda: self.data.fetch(stream, every + "*.*.m"), f"manifests of {every}"
+        )
         older = [
             stored.seq
             for stored in manifests
@@ -203,27 +190,20 @@ class Outbox:
         if older:
             below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
             await until_done(
-                lambda: self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
+                lambda: self.data.purge(stream, every + ">", below_seq=below), f"purge of {every}"
             )
 
     async def _first_chunk(self, stream: str, manifest: Stored) -> int:
         """Where what a manifest names begins."""
         chunks = manifest.subject.removesuffix(".m")
-        found = await until_done(lambda: self.data.fetch(stream, chunks, limit=1))
+        found = await until_done(lambda: self.data.fetch(stream, chunks, limit=1), chunks)
         return found[0].seq if found else manifest.seq
 
     def tell(self, effect: Tell) -> None:
         """Queue an event for the log; the oldest goes when the queue is full."""
         if self.shard and effect.kind in OF_LEARNERS:
             return
-        record = EventRecord(
-            run=self.run,
-            kind=effect.kind,
-            source=self.source,
-            text=effect.text[:500],
-            data=effect.data,
-            at=time.time(),
-        )
+        record = event_now(self.run, effect.kind, self.source, effect.text, effect.data)
         log.info(effect.kind, text=effect.text)
         if self.events.full():
             self.events.get_nowait()
@@ -237,5 +217,6 @@ class Outbox:
 
     async def event(self, record: EventRecord) -> None:
         await until_done(
-            lambda: self.control.append(subjects.event(self.run, record.kind), encode(record))
+            lambda: self.control.append(subjects.event(self.run, record.kind), encode(record)),
+            "events",
         )

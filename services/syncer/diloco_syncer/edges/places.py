@@ -2,17 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
-
-import structlog
 
 from diloco_shared.edges.bus import Bus, BusError, Conflict
+from diloco_shared.edges.repeating import again_and_again
+from diloco_shared.edges.stored_records import readable, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
-from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.protocol.wire import encode
 from diloco_syncer.ledger import Ledger
-
-log = structlog.get_logger()
 
 # Between two writes, in seconds: a process that reads on where another died takes longer to start.
 PAUSE_S = 0.1
@@ -55,10 +52,7 @@ class Places:
     async def _put(self, shard: int, value: bytes) -> None:
         place, known = (subjects.PLACES, self._key(shard)), self.revisions.get(shard, 0)
         try:
-            if known:
-                self.revisions[shard] = await self.bus.kv_update(*place, value, known)
-            else:
-                self.revisions[shard] = await self.bus.kv_create(*place, value)
+            self.revisions[shard] = await write_if(self.bus, *place, value, known)
         except Conflict:
             # A successor; or an answer to our own write was lost: then this one leads still.
             self.known = False
@@ -69,27 +63,24 @@ class Places:
 
     async def _read(self) -> None:
         for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
-            if entry.value is None:
-                continue
             if key.startswith(f"{self.run}.") and key.endswith(f".{self.syncer}"):
                 self.revisions[int(key.split(".")[1])] = entry.revision
-            with suppress(WireError):  # then it is written anew
-                place = decode(entry.value, Place)
-                if key == self._key(place.shard):
-                    self.written[place.shard] = (place.passes, place.sequences)
+            place = readable(entry.value, Place)  # one that is not is written anew
+            if place is not None and key == self._key(place.shard):
+                self.written[place.shard] = (place.passes, place.sequences)
         self.known = True
 
     async def keep(self, leading: Callable[[], bool] = lambda: True) -> None:
         """For ever, whenever something has changed; nothing while another may lead."""
-        while True:
+
+        async def look() -> None:
             await self.changed.wait()
-            self.changed.clear()
-            await asyncio.sleep(PAUSE_S)
-            try:
-                if leading():
+            if leading():
+                self.changed.clear()
+                try:
                     await self.write()
-                else:
+                except BusError:
                     self.changed.set()
-            except BusError as error:
-                log.debug("places not written yet", error=str(error))
-                self.changed.set()
+                    raise
+
+        await again_and_again(look, "places in the data", PAUSE_S)

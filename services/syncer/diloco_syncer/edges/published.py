@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob
 from diloco_shared.edges.bus import Bus, Stored
+from diloco_shared.edges.stored_records import messages_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TapeRebirth
-from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.history import History
 from diloco_syncer.rebirth import Reborn, chains, decoded, reborn, reborn_store
 from diloco_syncer.store import FragmentStore, Shelf, Values
@@ -25,13 +25,7 @@ async def manifests_on(run: str, data: Bus, epoch: str = "*") -> list[Publicatio
 
 def publications(stored: Iterable[Stored]) -> list[PublicationManifest]:
     """The publications among what was read."""
-    found = []
-    for one in stored:
-        try:
-            found.append(decode(one.payload, PublicationManifest))
-        except WireError:
-            continue  # not ours to judge: it is simply not a publication
-    return found
+    return messages_of(stored, PublicationManifest)
 
 
 async def read_newest(

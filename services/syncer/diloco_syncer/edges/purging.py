@@ -5,10 +5,11 @@ import asyncio
 import structlog
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.repeating import again_and_again
+from diloco_shared.edges.stored_records import records_in
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
-from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.edges.outbox import Outbox
 
 log = structlog.get_logger()
@@ -48,41 +49,33 @@ class UpPurger:
         while True:
             await self.wanted.wait()
             self.wanted.clear()
-            while True:
-                if not await self._needed():
-                    break
-                await asyncio.sleep(LOOK_S)
+            await again_and_again(self._free_to_go, "standbys that need UP", LOOK_S)
             await self.outbox.purge_up(self.below)
 
-    async def _needed(self) -> bool:
-        """Whether a living standby has not executed what would go, and there is room to wait."""
-        try:
-            place = (self.run, self.outbox.shard)
-            behind = await standbys_behind(self.control, *place, self.me, self.covers)
-            if not behind:
-                return False
-            info = await self.data.stream_info(subjects.up_stream(self.run))
-        except BusError as error:
-            log.debug("purge waits", error=str(error))
+    async def _free_to_go(self) -> bool:
+        """Whether living standbys have executed what would go, or there is no room to wait."""
+        place = (self.run, self.outbox.shard)
+        behind = await standbys_behind(self.control, *place, self.me, self.covers)
+        if not behind:
             return True
+        info = await self.data.stream_info(subjects.up_stream(self.run))
         if info.bytes_max and info.bytes > FULL * info.bytes_max:
             standbys = [m.id for m in behind]
             log.warning("contributions go before these standbys used them", standbys=standbys)
-            return False
-        return True
+            return True
+        return False
 
 
 async def standbys_behind(
     control: Bus, run: str, shard: int, me: str, covers: int
 ) -> list[MemberRecord]:
     """Living standbys of the shard that have not executed tape record `covers`. Raises BusError."""
-    found = []
-    for entry in (await control.kv_all(subjects.MEMBERS)).values():
-        try:
-            m = decode(entry.value or b"", MemberRecord)
-        except WireError:
-            continue
-        ours = (m.role, m.run, m.shard) == ("syncer", run, shard) and m.id != me
-        if ours and m.state in FOLLOWING and m.tape_seq < covers:
-            found.append(m)
-    return found
+    others = await other_syncers(control, run, shard, me)
+    return [m for m in others if m.state in FOLLOWING and m.tape_seq < covers]
+
+
+async def other_syncers(control: Bus, run: str, shard: int, me: str) -> list[MemberRecord]:
+    """Living ones of the shard, whatever they are doing. Raises BusError."""
+    members = (await records_in(control, subjects.MEMBERS, MemberRecord)).values()
+    place = ("syncer", run, shard)
+    return [m for m, _ in members if (m.role, m.run, m.shard) == place and m.id != me]

@@ -1,19 +1,18 @@
 """Where the run stands, for people: on the bus a few times a second, and once more at the end."""
 
-import asyncio
 import time
-from contextlib import suppress
 
 import structlog
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, BusError
+from diloco_shared.edges.bus import Bus
+from diloco_shared.edges.repeating import again_and_again, until_done
 from diloco_shared.edges.standing import Standing, shown
 from diloco_shared.protocol.fencing import over
 from diloco_shared.protocol.records import RunStatus
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.lease import LeaseKeeper
-from diloco_syncer.edges.outbox import Outbox, until_done
+from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.storage import Storage
 from diloco_syncer.machine import Machine
 from diloco_syncer.status import size, status
@@ -36,11 +35,7 @@ async def over_elsewhere(control: Bus, spec: RunSpec, shard: int) -> bool:
 
 async def until_over(control: Bus, spec: RunSpec, shard: int) -> None:
     """Until every other shard shows that it is over."""
-    while True:
-        with suppress(BusError):
-            if await over_elsewhere(control, spec, shard):
-                return
-        await asyncio.sleep(END_LOOK_S)
+    await again_and_again(lambda: over_elsewhere(control, spec, shard), "other ends", END_LOOK_S)
 
 
 async def shown_over(control: Bus, spec: RunSpec, shard: int) -> bool:
@@ -68,20 +63,19 @@ class Showing:
 
     async def begin(self) -> None:
         """Traffic of earlier leaders, from the last status they wrote."""
-        earlier = await until_done(self.standing.read)
+        earlier = await until_done(self.standing.read, "status of earlier leaders")
         if earlier is not None:
             self.bytes_before = (earlier.bytes_up, earlier.bytes_down)
 
     async def keep(self) -> None:
         """For ever."""
-        while True:
+
+        async def look() -> None:
             # Whoever leads meanwhile shows where the run is: nothing older may replace that.
             if not self.lease.lapsed:
-                try:
-                    await self.show()
-                except BusError as error:
-                    log.debug("status not written", error=str(error))
-            await asyncio.sleep(STATUS_S)
+                await self.show()
+
+        await again_and_again(look, "status", STATUS_S)
 
     async def show(self) -> None:
         """Where the run is now, unless somebody knows better. Raises BusError."""
@@ -105,4 +99,4 @@ class Showing:
     async def last(self) -> None:
         """The run is over and left: nobody is needed any more, unless somebody knows better."""
         settled = self._status().model_copy(update={"settled": True})
-        self._note(await until_done(lambda: self.standing.write(settled)))
+        self._note(await until_done(lambda: self.standing.write(settled), "last status"))

@@ -13,6 +13,7 @@ from diloco_shared.budget import assumed, limits
 from diloco_shared.budget.terms import shown
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, StreamFull
+from diloco_shared.edges.repeating import left_undone
 from diloco_shared.edges.run_streams import ensure_run_streams
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import StreamUse
@@ -48,13 +49,10 @@ class Storage:
         await self._grow()
 
     async def _see(self, kind: str) -> None:
-        try:
+        with left_undone(f"look at {kind}"):
             info = await self.control.stream_info(subjects.run_stream(self.spec.name, kind))
-        except BusError as error:
-            log.debug("stream not seen", stream=kind, error=str(error))
-            return
-        self.last_seqs[kind] = info.last_seq
-        self.streams[kind] = StreamUse(bytes=info.bytes, limit=info.bytes_max)
+            self.last_seqs[kind] = info.last_seq
+            self.streams[kind] = StreamUse(bytes=info.bytes, limit=info.bytes_max)
 
     async def _grow(self) -> None:
         """Raise what is too small for the run as it is now."""

@@ -13,13 +13,14 @@ import structlog
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Unavailable
+from diloco_shared.edges.stored_records import readable_at
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import MemberRecord, RunRecord
-from diloco_shared.protocol.wire import WireError, decode
+from diloco_shared.protocol.records import RunRecord
 from diloco_syncer.edges.follow import Damaged, Follower, Purged
 from diloco_syncer.edges.handover import NoSnapshot, fetch_snapshot
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.published import Unpublished
+from diloco_syncer.edges.purging import other_syncers
 from diloco_syncer.history import History
 from diloco_syncer.rebirth import LastResort
 
@@ -186,25 +187,14 @@ class Stuck:
 
     async def _peers(self) -> Peers:
         kinds: dict[str, list[str]] = {"leading": [], "fit": [], "coming": [], "unfit": []}
-        for entry in (await self.control.kv_all(subjects.MEMBERS)).values():
-            try:
-                m = decode(entry.value or b"", MemberRecord)
-            except WireError:
-                continue
-            place = m.role, m.run, m.shard
-            if place != ("syncer", self.spec.name, self.shard) or m.id == self.me:
-                continue
+        for m in await other_syncers(self.control, self.spec.name, self.shard, self.me):
             kinds[KINDS.get(m.state, "coming")].append(m.id)
         return Peers(**{kind: tuple(sorted(ids)) for kind, ids in kinds.items()})
 
     async def _asked(self, seq: int) -> bool:
         """Whether the user wants it, having seen all that is on the tape; or wants a stop."""
-        entry = await self.control.kv_get(subjects.RUNS, self.spec.name)
-        if entry is None or entry.value is None:
-            return False
-        try:
-            record = decode(entry.value, RunRecord)
-        except WireError:
+        record = await readable_at(self.control, subjects.RUNS, self.spec.name, RunRecord)
+        if record is None:
             return False
         if record.desired == "stopped":
             return True

@@ -1,0 +1,72 @@
+"""Between what buckets and streams hold and messages: the one way to read and to write them."""
+
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+from diloco_shared.edges.bus import Bus, Stored
+from diloco_shared.protocol.messages import Message
+from diloco_shared.protocol.wire import WireError, decode
+
+M = TypeVar("M", bound=Message)
+
+
+class Found(NamedTuple, Generic[M]):
+    """A record of a bucket, and the revision that a compare-and-set of it expects."""
+
+    record: M
+    revision: int
+
+
+async def record_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> Found[M] | None:
+    """What is under a key; None where there is nothing.
+
+    Raises BusError, and WireError for one that nobody can read.
+    """
+    entry = await bus.kv_get(bucket, key)
+    if entry is None or entry.value is None:
+        return None
+    return Found(decode(entry.value, kind), entry.revision)
+
+
+async def readable_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> M | None:
+    """The record under a key; None where there is none that can be read. Raises BusError."""
+    entry = await bus.kv_get(bucket, key)
+    return None if entry is None else readable(entry.value, kind)
+
+
+async def records_in(
+    bus: Bus, bucket: str, kind: type[M], *, under: str = "", strict: bool = False
+) -> dict[str, Found[M]]:
+    """Every record whose key begins with `under`. Raises BusError.
+
+    One that nobody can read is left out; `strict`: it raises WireError.
+    """
+    read = decode if strict else readable
+    found = {k: e for k, e in (await bus.kv_all(bucket)).items() if k.startswith(under)}
+    return {
+        key: Found(record, entry.revision)
+        for key, entry in found.items()
+        if entry.value is not None and (record := read(entry.value, kind)) is not None
+    }
+
+
+async def write_if(
+    bus: Bus, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+) -> int:
+    """Write if the revision is still `revision` (0: no key), else Conflict; the new one."""
+    if revision:
+        return await bus.kv_update(bucket, key, value, revision, ttl_s=ttl_s)
+    return await bus.kv_create(bucket, key, value, ttl_s=ttl_s)
+
+
+def messages_of(stored: Iterable[Stored], kind: type[M]) -> list[M]:
+    """Those of a stream's messages that can be read as a `kind`."""
+    return [message for s in stored if (message := readable(s.payload, kind)) is not None]
+
+
+def readable(data: bytes | None, kind: type[M]) -> M | None:
+    """What these bytes say; None where they say nothing, or nothing that can be read."""
+    try:
+        return None if data is None else decode(data, kind)
+    except WireError:
+        return None
