@@ -13,8 +13,8 @@ from diloco_shared.edges.nats_server import NatsServer
 # A busy machine is no fault of what is tested.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
-# No test may hang: far above what any single one needs, below pytest's own limit.
-TEST_TIMEOUT_S = 120
+# No test may hang: above the patience of a single wait, which says more, and below pytest's limit.
+TEST_TIMEOUT_S = 180
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
+from waiting import until
 
 from diloco_learner.anchors import AnchorBook
 from diloco_learner.edges import downlink
@@ -122,14 +123,6 @@ def manifest(
         stamp=Stamp(round=version, steps=0, fraction=0.0, fraction_per_step=0.0),
         blob=blob,
     )
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0)
 
 
 async def test_version_0_is_not_fetched_by_who_makes_it_itself(rig: Rig) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from live.gate import connected, goes_through, until
+from live.gate import connected, goes_through
+from waiting import until
 
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges import blobs
