@@ -24,11 +24,12 @@ def wait_until(
 ) -> Any:
     """The first true value of `condition`; before, it may raise `NotYet` or one of `tolerated`."""
     deadline, trouble = monotonic() + patience_s, ""
+    expected: tuple[type[Exception], ...] = (NotYet, *tolerated)
     while True:
         try:
             if value := condition():
                 return value
-        except (NotYet, *tolerated) as error:
+        except expected as error:
             trouble = _told(error)
         if monotonic() >= deadline:
             raise AssertionError(_never(condition, what, patience_s, trouble))
@@ -45,12 +46,13 @@ async def until(
 ) -> Any:
     """Likewise in a coroutine, where the condition may be one itself."""
     deadline, trouble = monotonic() + patience_s, ""
+    expected: tuple[type[Exception], ...] = (NotYet, *tolerated)
     while True:
         try:
             value = condition()
             if value := (await value if inspect.isawaitable(value) else value):
                 return value
-        except (NotYet, *tolerated) as error:
+        except expected as error:
             trouble = _told(error)
         if monotonic() >= deadline:
             raise AssertionError(_never(condition, what, patience_s, trouble))

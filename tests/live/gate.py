@@ -137,8 +137,10 @@ class Gate:
 
 
 @asynccontextmanager
-async def connected(url: str, connections: int = 1) -> AsyncIterator[NatsBus]:
-    bus = await NatsBus.connect(url, name="test", connections=connections)
+async def connected(
+    url: str, connections: int = 1, token: str | None = None
+) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(url, name="test", connections=connections, token=token)
     try:
         yield bus
     finally:
