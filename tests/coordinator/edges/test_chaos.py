@@ -82,7 +82,6 @@ async def test_refusals_say_why(world: Any) -> None:
         assert unknown.json()["detail"].endswith("known: a, nats")
         cannot = await _answered(desk, {"kind": "nan", "target": "a"})
         assert cannot.status_code == 409
-        assert cannot.json()["detail"] == "a has no gradients to poison"
         other = await desk.ask("POST", "/v1/chaos", {"kind": "kill", "target": "a", "run": "x"})
         assert (other.status_code, other.json()["title"]) == (409, "Another run's target")
         wrong = {"kind": "burn", "target": "a", "factor": 0}

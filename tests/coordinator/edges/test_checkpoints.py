@@ -184,7 +184,6 @@ async def test_a_run_that_cannot_begin_with_it_is_refused(world: Any, kept: Any)
         assert "another layout" in faults["model.overrides"]
         nothing = await desk.ask("POST", "/v1/checkpoints/submit?checkpoint=x", other)
         assert nothing.status_code == 404
-        assert "names no checkpoint" in nothing.json()["detail"]
 
 
 async def test_a_place_that_nobody_can_reach_is_refused(world: Any) -> None:

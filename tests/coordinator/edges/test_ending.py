@@ -43,7 +43,7 @@ async def test_a_stop_without_a_leader_is_carried_out_and_holds_nobody(
         await world.dies("syncer-1")
         await desk.ask("POST", "/v1/runs/demo/stop")
         view = await until(lambda: _state(desk, "stopped"))
-        assert view["reason"] == "stopped by the coordinator: no syncer leads it"
+        assert view["status"]["forced"]
         await until(lambda: "learner-1" not in desk.registry.assigned)
         assert desk.registry.assigned == {"syncer-1": "demo"}, "it may end the run properly"
         answer = await desk.ask("DELETE", "/v1/runs/demo")
@@ -121,7 +121,7 @@ async def test_who_never_leaves_a_deleted_run_is_not_waited_for_for_ever(
         await world.says(status(state="stopped", run_id=run_id))
         await until(lambda: desk.registry.over("demo"))
         answer = await desk.ask("DELETE", "/v1/runs/demo")
-        assert answer.status_code == 409 and "learner-1 still work for" in answer.text
+        assert answer.status_code == 409 and "learner-1" in answer.text
         now = time.monotonic() + 31.0
         monkeypatch.setattr("diloco_coordinator.edges.runs.time.monotonic", lambda: now)
         assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204

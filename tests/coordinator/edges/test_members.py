@@ -22,7 +22,7 @@ async def test_an_unknown_learner_is_answered_with_the_known_ones(world: Any) ->
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/drain")):
             answer = await desk.ask(method, f"/v1/members/c{path}")
             assert answer.status_code == 404
-            assert answer.json()["detail"] == "there is no member 'c'; known: a, b"
+            assert answer.json()["detail"].endswith("known: a, b")
 
 
 async def test_a_member_shows_its_process_and_what_its_syncer_sees(

@@ -90,7 +90,7 @@ async def test_an_unknown_run_is_answered_with_the_known_ones(world: Any) -> Non
         for method, path in (("GET", ""), ("POST", "/pause"), ("DELETE", ""), ("GET", "/rounds")):
             answer = await desk.ask(method, f"/v1/runs/other{path}")
             assert answer.status_code == 404
-            assert answer.json()["detail"] == "there is no run 'other'; known: demo"
+            assert answer.json()["detail"].endswith("known: demo")
 
 
 async def test_pause_resume_stop_and_no_way_back(world: Any) -> None:
@@ -289,7 +289,7 @@ async def test_a_run_is_not_deleted_under_somebody_who_works_for_it(
         await until(lambda: desk.registry.over("demo") and desk.registry.working("demo"))
         answer = await desk.ask("DELETE", "/v1/runs/demo")
         assert answer.status_code == 409
-        assert "learner-1 still work" in answer.json()["detail"]
+        assert "learner-1" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("subject", [subjects.beat("demo"), subjects.lapsed_beat("demo")])
