@@ -19,6 +19,8 @@ from diloco_shared.edges.nats_bus import NatsBus
 
 # What a question ends with while those who would answer it are away.
 AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError)
+# `keeping` of a run whose tape nobody executes again from its beginning.
+SELDOM = {"snapshot_every_rounds": 12, "checkpoint_every_steps": 200}
 
 
 class Stack:
@@ -191,7 +193,3 @@ def spec(**more: Any) -> dict[str, Any]:
         "budget": {"steps": 100_000},
         **more,
     }
-
-
-# What a run keeps whose tape nobody executes again from its beginning.
-SELDOM = {"snapshot_every_rounds": 12, "checkpoint_every_steps": 200}

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from live.gate import connected
 from live.processes import Services, services
 from waiting import wait_until
 
 from diloco_client import ApiError, Client
-from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
@@ -38,10 +38,9 @@ def member(name: str, role: str) -> MemberRecord:
 
 
 async def _join(url: str, *members: MemberRecord) -> None:
-    bus = await NatsBus.connect(url, name="world")
-    for each in members:
-        await bus.kv_put(subjects.MEMBERS, each.id, encode(each))
-    await bus.close()
+    async with connected(url) as bus:
+        for each in members:
+            await bus.kv_put(subjects.MEMBERS, each.id, encode(each))
 
 
 def test_a_killed_coordinator_comes_back_with_everything(
