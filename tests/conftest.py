@@ -27,8 +27,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
-# No test may hang: far above what any single one needs, below pytest's own limit.
-TEST_TIMEOUT_S = 120
+# No test may hang: above the patience of a single wait, which says more, and below pytest's limit.
+TEST_TIMEOUT_S = 180
 
 
 @pytest.hookimpl(tryfirst=True)

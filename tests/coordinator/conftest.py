@@ -1,8 +1,7 @@
 """A coordinator on a memory bus, and the cluster around it as its buckets tell."""
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -162,15 +161,6 @@ class Desk:
         answer = await self.ask("GET", path)
         assert answer.status_code == 200, answer.text
         return answer.json()
-
-    async def until(self, holds: Callable[[], Any] | Callable[[], Awaitable[Any]]) -> Any:
-        """Until it holds; the limit of all coroutine tests is the patience."""
-        while True:
-            value = holds()
-            value = await value if asyncio.iscoroutine(value) else value
-            if value:
-                return value
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

@@ -55,7 +55,6 @@ def test_nothing_older_replaces_what_is_newer(status: Make) -> None:
 def test_a_forced_end_gives_way_to_a_leader_that_has_settled_it(status: Make) -> None:
     there = forced(record("stopped"), 0, status(), "no syncer leads it", 5.0)
     assert (there.state, there.settled, there.forced) == ("stopped", True, True)
-    assert there.reason == "stopped by the coordinator: no syncer leads it"
     assert keeps(there, status(state="running", term=5)) == "the run is settled"
     assert keeps(there, status(state="stopped", settled=False, term=5)) == "the run is settled"
     assert keeps(there, status(state="stopped", settled=True, term=5)) == ""

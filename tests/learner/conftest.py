@@ -1,7 +1,6 @@
 """A tiny run of real text and a real (very small) model, and a syncer that follows a script."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from learner.rig import Rig, rigs
+from waiting import NotYet, until
 
 from diloco_learner.trainer import Program
 from diloco_shared.config import RunSpec, config_hash
@@ -275,19 +275,19 @@ class ScriptedSyncer:
 
     # --- what a test sees ----------------------------------------------------------------------
 
-    async def until(self, learner: str, condition: Callable[[Progress], bool]) -> Progress:
+    async def reported(self, learner: str, condition: Callable[[Progress], bool]) -> Progress:
         """The first report from now on, or the newest, that meets `condition`."""
-        seen = max(len(self.progress.get(learner, ())) - 1, 0)
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            reports = self.progress.get(learner, [])
+        reports = self.progress.setdefault(learner, [])
+        seen = max(len(reports) - 1, 0)
+
+        def met() -> Progress:
             for p in reports[seen:]:
                 if condition(p):
                     return p
-            seen = len(reports)
-            await asyncio.sleep(0.005)
-        last = self.progress.get(learner, [None])[-1]
-        raise AssertionError(f"{learner} never got there; its last report: {last}")
+            raise NotYet(f"last: {reports[-1:]}")
+
+        found: Progress = await until(met, f"such a report of {learner}")
+        return found
 
     async def events(self, kind: str) -> list[Event]:
         stored = await self.bus.fetch(subjects.EVENTS_STREAM, subjects.event(self.run, kind))

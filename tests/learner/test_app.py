@@ -1,13 +1,14 @@
 """A whole learner process but for the process: on the in-memory bus, against a scripted syncer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from diloco_learner.app import Learner
 from diloco_learner.moments import pack, views
@@ -90,13 +91,6 @@ async def learner(
         folder.release()
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while True:
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-
-
 def stepping(p: Any) -> bool:
     return p.state == "stepping" and p.step > 0
 
@@ -108,7 +102,7 @@ async def test_a_learner_bootstraps_trains_is_merged_pauses_and_finishes(
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
         await syncer.bootstrap("a")
-        first = await syncer.until("a", stepping)
+        first = await syncer.reported("a", stepping)
         assert first.incarnation == 0 and min(first.adopted) == 0
 
         manifests = await syncer.merge(1, ("a",))
@@ -117,21 +111,21 @@ async def test_a_learner_bootstraps_trains_is_merged_pauses_and_finishes(
         assert m.step_from == 0 < m.step_to
         # Two sequences of eight tokens a step, exactly (I5).
         assert m.tokens_to == 16 * m.step_to
-        adopted = await syncer.until("a", lambda p: p.adopted[1] == 1)
+        adopted = await syncer.reported("a", lambda p: p.adopted[1] == 1)
         assert adopted.adopted_at[1] >= m.step_to and adopted.adopted_at[0] == 0
         assert adopted.c_steps[1] < adopted.c_steps[0]
 
         syncer.state = "paused"
-        held = await syncer.until("a", lambda p: p.state == "paused")
-        beats = [await syncer.until("a", lambda p: p.state == "paused") for _ in range(3)]
+        held = await syncer.reported("a", lambda p: p.state == "paused")
+        beats = [await syncer.reported("a", lambda p: p.state == "paused") for _ in range(3)]
         assert {p.step for p in beats} == {held.step}
 
         syncer.state = "running"
-        await syncer.until("a", lambda p: p.step > held.step)
+        await syncer.reported("a", lambda p: p.step > held.step)
 
         await syncer.merge(0, ("a",))
         syncer.state, syncer.fields = "finished", {"evaluator": "a"}
-        last = await syncer.until("a", lambda p: p.state == "finished")
+        last = await syncer.reported("a", lambda p: p.state == "finished")
         assert last.adopted == tuple(syncer.versions)
         await until(lambda: app.membership.record.state == "idle")
         evaluations = await syncer.events("evaluation")
@@ -156,15 +150,15 @@ async def test_a_newcomer_recovers_from_a_donor_and_parameters_come_from_anchors
         await syncer.assign(name, "r")
     async with syncer.serving(), learner(broker, tmp_path, "a"):
         await syncer.bootstrap("a")
-        await syncer.until("a", stepping)
+        await syncer.reported("a", stepping)
         await syncer.merge(2, ("a",))
-        donor = await syncer.until("a", lambda p: p.adopted[2] == 1)
+        donor = await syncer.reported("a", lambda p: p.adopted[2] == 1)
 
         syncer.donor = "a"
         async with learner(broker, tmp_path, "b") as (newcomer, _):
             join = await _joined(syncer, "b")
             await syncer.donate(donor, join)
-            p = await syncer.until("b", stepping)
+            p = await syncer.reported("b", stepping)
             assert p.adopted == (0, 0, 1)
             recovered = (await syncer.events("recovered"))[-1]
             assert (recovered.source, recovered.data["source"]) == ("b", "donor")
@@ -192,13 +186,13 @@ async def test_a_learner_whose_assignment_is_taken_back_delivers_what_it_has_don
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
         await syncer.bootstrap("a")
-        await syncer.until("a", stepping)
+        await syncer.reported("a", stepping)
         await syncer.assign("a", "")
-        held = await syncer.until("a", lambda p: p.state == "draining")
+        held = await syncer.reported("a", lambda p: p.state == "draining")
         for p in range(3):
             manifest = (await syncer.merge(p, ("a",)))["a"]
             assert (manifest.step_to, manifest.tokens_to) == (held.step, held.tokens)
-        last = await syncer.until("a", lambda p: p.state == "finished")
+        last = await syncer.reported("a", lambda p: p.state == "finished")
         assert last.step == held.step and last.c_tokens == (0, 0, 0)
         await until(lambda: app.membership.record.state == "idle")
         leave = (await syncer.events("leave"))[-1]
@@ -217,7 +211,7 @@ async def test_a_learner_that_nobody_told_of_the_end_leaves_with_its_assignment(
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
         await syncer.bootstrap("a")
-        await syncer.until("a", stepping)
+        await syncer.reported("a", stepping)
         status = RunStatus.model_construct(
             **{**dict.fromkeys(RunStatus.model_fields, 0), **ENDED, "run_id": syncer.spec.id}
         )
@@ -236,9 +230,9 @@ async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leav
     async with syncer.serving():
         async with learner(broker, tmp_path, "a"):
             await syncer.bootstrap("a")
-            await syncer.until("a", stepping)
+            await syncer.reported("a", stepping)
         async with learner(broker, tmp_path, "a") as (app, _):
-            await syncer.until("a", lambda p: p.incarnation == 1 and p.step > 0)
+            await syncer.reported("a", lambda p: p.incarnation == 1 and p.step > 0)
             entry = await syncer.bus.kv_get(subjects.INCARNATIONS, "r.a")
             assert decode(entry.value, Incarnation).incarnation == 1
             # A process that has taken the id meanwhile: this one must not act any more (I10).
@@ -258,17 +252,17 @@ async def test_without_a_donor_the_moments_of_the_own_checkpoint_are_taken(
     async with syncer.serving():
         async with learner(broker, tmp_path, "a"):
             await syncer.bootstrap("a")
-            await syncer.until("a", stepping)
+            await syncer.reported("a", stepping)
             await syncer.assign("a", "")
-            await syncer.until("a", lambda p: p.state == "draining")
+            await syncer.reported("a", lambda p: p.state == "draining")
             for p in range(3):
                 await syncer.merge(p, ("a",))
-            await syncer.until("a", lambda p: p.state == "finished")
+            await syncer.reported("a", lambda p: p.state == "finished")
             folder = tmp_path / "a" / "checkpoints"
             await until(lambda: any(folder.glob("r/*.safetensors")))
         await syncer.assign("a", "r")
         async with learner(broker, tmp_path, "a"):
-            await syncer.until("a", lambda p: p.incarnation == 1 and p.step > 0)
+            await syncer.reported("a", lambda p: p.incarnation == 1 and p.step > 0)
             (recovered,) = await syncer.events("recovered")
             assert recovered.data["source"] == "checkpoint"
             assert await syncer.events("checkpoint-skipped") == []
@@ -283,7 +277,7 @@ async def test_a_donor_whose_state_is_no_good_is_named_and_another_asked(
         await syncer.assign(name, "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (donor, _):
         await syncer.bootstrap("a")
-        progress = await syncer.until("a", stepping)
+        progress = await syncer.reported("a", stepping)
         assert donor.work is not None and donor.work.train_loop is not None
         trainer = donor.work.trainer
         healthy = trainer.inner_state
@@ -293,7 +287,7 @@ async def test_a_donor_whose_state_is_no_good_is_named_and_another_asked(
         syncer.donor = "a"
         async with learner(broker, tmp_path, "b"):
             await syncer.donate(progress, await _joined(syncer, "b"))
-            await syncer.until("b", stepping)
+            await syncer.reported("b", stepping)
             (failed,) = await syncer.events("donor-failed")
             assert "not finite" in failed.text and failed.data["donor"] == "a"
             assert syncer.joins[-1].failed_donors == ("a",)
@@ -309,9 +303,9 @@ async def test_a_stopped_process_says_so_and_gives_its_shards_back(
     async with syncer.serving():
         async with learner(broker, tmp_path, "a") as (_, task):
             await syncer.bootstrap("a")
-            await syncer.until("a", stepping)
+            await syncer.reported("a", stepping)
             task.cancel()
-            await syncer.until("a", lambda p: p.state == "finished")
+            await syncer.reported("a", lambda p: p.state == "finished")
             with pytest.raises(asyncio.CancelledError):
                 await task
         leases = (await syncer.bus.kv_all(subjects.SHARDS)).values()
@@ -327,7 +321,7 @@ async def test_training_goes_on_while_the_bus_is_away(
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
         await syncer.bootstrap("a")
-        before = await syncer.until("a", stepping)
+        before = await syncer.reported("a", stepping)
         assert app.work is not None and app.work.train_loop is not None
         buses = [app.control, app.data]
         for bus in buses:
@@ -338,7 +332,7 @@ async def test_training_goes_on_while_the_bus_is_away(
         for bus in buses:
             assert isinstance(bus, MemoryBus)
             bus.reconnect()
-        await syncer.until("a", lambda p: p.step >= before.step + 200)
+        await syncer.reported("a", lambda p: p.step >= before.step + 200)
         assert (await syncer.merge(0, ("a",)))["a"].step_to >= before.step + 200
 
 
@@ -349,7 +343,7 @@ async def test_steps_that_are_all_skipped_are_told_and_end_the_process(
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, task):
         await syncer.bootstrap("a")
-        await syncer.until("a", stepping)
+        await syncer.reported("a", stepping)
         assert app.work is not None and app.work.train_loop is not None
         trainer = app.work.train_loop.trainer
         step = trainer.step
@@ -370,10 +364,10 @@ async def test_a_poisoned_step_is_skipped_counted_and_told(
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
         await syncer.bootstrap("a")
-        await syncer.until("a", stepping)
+        await syncer.reported("a", stepping)
         app._nan()
-        told = await syncer.until("a", lambda p: p.steps_skipped > 0)
-        after = await syncer.until("a", lambda p: p.step > told.step + 5)
+        told = await syncer.reported("a", lambda p: p.steps_skipped > 0)
+        after = await syncer.reported("a", lambda p: p.step > told.step + 5)
         assert after.steps_skipped == 1 and np.isfinite(after.loss)
         assert len(await syncer.events("step-skipped")) == 1
         assert app.health().detail["steps_skipped"] == 1
@@ -386,11 +380,10 @@ def sick(leaf: Any) -> Any:
 
 
 async def _joined(syncer: Any, name: str) -> Any:
-    while True:
-        for join in syncer.joins:
-            if join.learner == name:
-                return join
-        await asyncio.sleep(0.005)
+    return await until(
+        lambda: next((join for join in syncer.joins if join.learner == name), None),
+        f"a join of {name}",
+    )
 
 
 async def test_what_a_learner_is_unfit_for_is_told_and_tried_again(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
+from waiting import until
 
 from diloco_learner.anchors import AnchorBook
 from diloco_learner.edges import downlink
@@ -124,14 +125,6 @@ def manifest(
     )
 
 
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0)
-
-
 async def test_version_0_is_not_fetched_by_who_makes_it_itself(rig: Rig) -> None:
     """I4: only if its digest is that of what was published."""
     await rig.syncer.prepare()
@@ -238,15 +231,15 @@ async def test_a_bad_publication_holds_up_nothing_else(rig: Rig) -> None:
         assert rig.down.book.refused["digest"] == 1
 
 
-# What is changed about a publication of fragment 0, what it is counted as, and what is said.
-MANIFESTS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "of another run": ({"run": "other"}, "run", "of run other"),
-    "of another term": ({"term": 2}, "term", "a manifest for dn.r.0.0.0.2"),
-    "of another version": ({"version": 4}, "place", "a manifest for dn.r.0.0.4.1"),
-    "of another configuration": ({"config_hash": "0" * 32}, "configuration", "deleted run"),
-    "of another layout": ({"values": SIZE + 1}, "size", "5 values, the layout has 4"),
-    "of another codec": ({"codec": "bf16"}, "size", "bytes for 4 values, not 16"),
-    "of an unknown codec": ({"codec": "zip"}, "codec", "unknown codec 'zip'"),
+# What is changed about a publication of fragment 0, and what it is counted as.
+MANIFESTS: dict[str, tuple[dict[str, Any], str]] = {
+    "of another run": ({"run": "other"}, "run"),
+    "of another term": ({"term": 2}, "term"),
+    "of another version": ({"version": 4}, "place"),
+    "of another configuration": ({"config_hash": "0" * 32}, "configuration"),
+    "of another layout": ({"values": SIZE + 1}, "size"),
+    "of another codec": ({"codec": "bf16"}, "size"),
+    "of an unknown codec": ({"codec": "zip"}, "codec"),
 }
 
 
@@ -255,7 +248,7 @@ async def test_a_manifest_that_is_not_right_is_refused_before_its_chunks(
     rig: Rig, kind: str
 ) -> None:
     """I11: counted by reason, and the next one is taken."""
-    changed, counted, reason = MANIFESTS[kind]
+    changed, counted = MANIFESTS[kind]
     await rig.syncer.prepare()
     subject = subjects.publication("r", 0, 0, 0, 1)
     blob = await put_blob(rig.syncer.bus, subject, codec.encode("fp32", values(1)))
@@ -266,7 +259,7 @@ async def test_a_manifest_that_is_not_right_is_refused_before_its_chunks(
         async with rig.running(rig.down.publications()):
             assert seen(await rig.next()) == (1, 0, 2.0)
     assert rig.bus.traffic.refused == {("manifest", counted): 1}
-    assert [reason in entry["reason"] for entry in logs if entry["event"] == "refused"] == [True]
+    assert [entry["event"] for entry in logs].count("refused") == 1
 
 
 async def test_chunks_beside_the_good_ones_are_counted_by_reason(rig: Rig) -> None:

@@ -54,7 +54,7 @@ async def test_before_the_first_step_it_says_that_it_is_coming(
 ) -> None:
     async with syncer.serving():
         beating = asyncio.create_task(reports.heartbeats())
-        first = await syncer.until("a", lambda p: True)
+        first = await syncer.reported("a", lambda p: True)
         assert (first.state, first.incarnation, first.adopted) == ("joining", 2, (-1, -1, -1))
         assert first.sockets == SocketBytes(data_up=9)
         beating.cancel()
@@ -67,13 +67,13 @@ async def test_the_newest_report_is_sent_once_and_then_repeated(
         sending = asyncio.create_task(reports.newest(0.0))
         box.progress(progress(7))
         box.progress(progress(8))
-        await syncer.until("a", lambda p: p.step == 8)
+        await syncer.reported("a", lambda p: p.step == 8)
         assert [p.step for p in syncer.progress["a"]] == [8]
         # Faults armed for a step come due by it.
         assert faults.step == 8
         beating = asyncio.create_task(reports.heartbeats())
         while len(syncer.progress["a"]) < 3:
-            await syncer.until("a", lambda p: p.step == 8)
+            await syncer.reported("a", lambda p: p.step == 8)
             await asyncio.sleep(0)
         assert {p.step for p in syncer.progress["a"]} == {8}
         for task in (sending, beating):

@@ -1,12 +1,13 @@
 """Data shard leases on the bus: compare-and-set, cursors, lost answers, rivals."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_learner.data.corpus import load
 from diloco_learner.data.shards import Cut
@@ -70,14 +71,6 @@ class Fleet:
         found = (await self.bus.kv_all(subjects.SHARDS)).values()
         all_ = [decode(e.value, ShardLease) for e in found if e.value is not None]
         return {lease.shard: lease for lease in all_}
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.005)
 
 
 @pytest.fixture

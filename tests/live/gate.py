@@ -1,10 +1,12 @@
 """A port that leads to a server and can be shut, silently or not, in the middle of a transfer."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
+
+from waiting import until
 
 from diloco_shared.edges.blobs import get_blob, put_blob
 from diloco_shared.edges.bus import Bus
@@ -15,12 +17,6 @@ from diloco_shared.edges.nats_server import NatsServer
 ACCEPTING_TURNS = 8
 # Read at once; what a shut gate holds is one block each way of every connection.
 _BLOCK = 64 * 1024
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Look again every few milliseconds; the test's own time limit ends it."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.005)
 
 
 class Gate:
@@ -141,8 +137,10 @@ class Gate:
 
 
 @asynccontextmanager
-async def connected(url: str, connections: int = 1) -> AsyncIterator[NatsBus]:
-    bus = await NatsBus.connect(url, name="test", connections=connections)
+async def connected(
+    url: str, connections: int = 1, token: str | None = None
+) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(url, name="test", connections=connections, token=token)
     try:
         yield bus
     finally:

@@ -1,86 +1,89 @@
-"""`diloco up` under a test's control: its processes, its rounds, its tape."""
+"""`diloco up` under a test's control: its processes, its run, its tape."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
+from live.gate import connected
+from live.processes import ENDING_S, PATIENCE_S, Process, diloco, family, tails
+from waiting import wait_until
 
 from diloco_client import ApiError, Client, Unreachable
 from diloco_shared.edges.crash_points import done_in
+from diloco_shared.edges.nats_bus import NatsBus
 
-# Starting jax in several processes on two busy cores takes its time.
-PATIENCE_S = 180.0
-
-
-def until(condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S) -> Any:
-    """The first true value; a coordinator that does not answer meanwhile is waited for."""
-    deadline, trouble = time.monotonic() + patience_s, ""
-    while time.monotonic() < deadline:
-        try:
-            if value := condition():
-                return value
-        except (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError) as error:
-            trouble = f" ({type(error).__name__}: {error})"
-        time.sleep(0.1)  # between two looks at what happens by itself
-    pytest.fail(f"never came: {what}{trouble}")
+# What a question ends with while those who would answer it are away.
+AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError)
+# `keeping` of a run whose tape nobody executes again from its beginning.
+SELDOM = {"snapshot_every_rounds": 12, "checkpoint_every_steps": 200}
 
 
-class Up:
+class Stack:
     """One `diloco up` in `folder`, and the run `r` on it."""
 
     def __init__(self, folder: Path, *options: str, crash_at: str = "") -> None:
         self.folder = folder
         self.options = options
-        self.environment = {**os.environ, "DILOCO_CRASH_AT": crash_at}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.crash_at = crash_at
+        self.opened = ExitStack()
+        self.process: Process
         self.client: Client
 
     def start(self) -> None:
         """Start it, and wait until its coordinator answers."""
-        command = [sys.executable, "-m", "diloco_cli", "up", "--data", str(self.folder)]
-        self.process = subprocess.Popen(
-            [*command, "--port", "0", *self.options],
-            env=self.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
-        pid = self.process.pid
-        endpoint = until(lambda: (e := self.endpoint())["pid"] == pid and e, "the endpoint")
-        token = until(lambda: Path(endpoint["token_file"]).read_text().strip(), "the token")
-        self.client = Client(endpoint["url"], token)
-        until(self.client.ready, "the coordinator")
+        arguments = ("up", "--data", str(self.folder), "--port", "0", *self.options)
+        log = self.folder.with_suffix(".log")
+        self.process = Process(log, "diloco_cli", *arguments, DILOCO_CRASH_AT=self.crash_at)
+        self.opened.callback(self.process.stop)
+        pid = self.process.popen.pid
+        url = self.wait_until(lambda: (e := self.endpoint())["pid"] == pid and e["url"], "its URL")
+        token = self.wait_until(self.token, "the token")
+        self.client = self.opened.enter_context(Client(url, token))
+        self.wait_until(self.client.ready, "the coordinator")
 
     def endpoint(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / "endpoint.json").read_text())
         return found
 
-    def stop(self) -> None:
-        if self.process is None:
-            return
-        self.client.close()
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(40)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+    def token(self) -> str:
+        """The API's."""
+        return Path(self.endpoint()["token_file"]).read_text().strip()
+
+    def nats_token(self) -> str:
+        return (self.folder / "nats-token").read_text().strip()
+
+    def bus(self) -> AbstractAsyncContextManager[NatsBus]:
+        """A connection to its message server."""
+        return connected(f"nats://{self.endpoint()['nats']}", token=self.nats_token())
+
+    def wait_until(
+        self, condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S
+    ) -> Any:
+        """The first true value; whoever does not answer meanwhile is waited for."""
+        return wait_until(condition, what, patience_s=patience_s, every_s=0.1, tolerated=AWAY)
+
+    def diloco(self, *arguments: str, status: int = 0) -> Any:
+        """What a command prints as JSON."""
+        return json.loads(self.run(*arguments, "--json", status=status))
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        """What a command prints."""
+        done = diloco(*arguments, "--data", str(self.folder))
+        assert done.returncode == status, done.stderr + done.stdout[-2000:]
+        return done.stdout
+
+    def logs(self) -> str:
+        return tails([self.folder.with_suffix(".log"), *sorted(self.folder.glob("logs/*.log"))])
 
     # --- processes -----------------------------------------------------------------------------
 
     def family(self) -> list[psutil.Process]:
-        """Supervisor, services, message server."""
-        assert self.process is not None
-        supervisor = psutil.Process(self.process.pid)
-        return [supervisor, *supervisor.children(recursive=True)]
+        return family(self.process.popen.pid)
 
     def nats(self) -> psutil.Process:
         """The message server; LookupError while there is none."""
@@ -95,6 +98,21 @@ class Up:
     def pid(self, member: str) -> int:
         return int(self.client.member(member)["pid"])
 
+    def send(self, number: signal.Signals, *members: str) -> None:
+        for member in members:
+            os.kill(self.pid(member), number)
+
+    def kill_everybody(self) -> None:
+        """The supervisor is stopped first, so that it starts nobody again; the server dies last."""
+        supervisor, *children = self.family()
+        server = self.nats()
+        supervisor.suspend()
+        for process in (*(c for c in children if c.pid != server.pid), server, supervisor):
+            process.kill()
+        _, alive = psutil.wait_procs(children, timeout=ENDING_S)
+        assert not alive
+        self.process.ended()
+
     def crashed(self) -> set[str]:
         """Crash points that were carried out, as `member/point:passage`."""
         members = [p for p in self.folder.iterdir() if p.is_dir()]
@@ -105,23 +123,25 @@ class Up:
     def rounds(self) -> list[dict[str, Any]]:
         return list(self.client.rounds("r"))
 
-    def committed(self) -> int:
-        return sum(r["outcome"] == "committed" for r in self.rounds())
+    def committed(self) -> list[dict[str, Any]]:
+        return [r for r in self.rounds() if r["outcome"] == "committed"]
 
     def goes_on(self, what: str, more: int = 6) -> None:
         """So many rounds are committed that were not there before."""
-        before = until(self.rounds, "rounds")
-        last = before[-1]["round"]
-
-        def later() -> bool:
-            new = [r for r in self.rounds() if r["round"] > last]
-            return sum(r["outcome"] == "committed" for r in new) >= more
-
-        until(later, f"rounds after {what}")
+        last = self.wait_until(self.rounds, "rounds")[-1]["round"]
+        self.wait_until(
+            lambda: sum(r["round"] > last for r in self.committed()) >= more,
+            f"rounds after {what}",
+        )
 
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = self.client.run("r")["status"]
         return status
+
+    def learner(self, name: str) -> dict[str, Any]:
+        """What the run's status shows of it; nothing as long as it shows nothing."""
+        shown: dict[str, Any] = (self.status() or {"learners": {}})["learners"].get(name, {})
+        return shown
 
     def syncers(self) -> dict[str, str]:
         return {s["id"]: s["state"] for s in self.client.run("r")["syncers"]}
@@ -129,50 +149,32 @@ class Up:
     def leader(self) -> str:
         return next((name for name, state in self.syncers().items() if state == "leading"), "")
 
+    def standby(self) -> str:
+        return next((name for name, state in self.syncers().items() if state == "standby"), "")
+
     def told(self, kind: str) -> list[dict[str, Any]]:
         return [e for e in self.client.events("r") if e["kind"] == kind]
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        return [e["data"] for e in self.told("evaluation")]
 
     def end(self) -> None:
         """Stop the run, and wait until everybody has left it."""
         self.client.stop("r")
-        until(lambda: self.client.run("r")["state"] == "stopped", "the end")
-
-    def diloco(self, *arguments: str, status: int = 0) -> Any:
-        """What a command prints as JSON."""
-        return json.loads(self.run(*arguments, "--json", status=status))
-
-    def run(self, *arguments: str, status: int = 0) -> str:
-        """What a command prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "diloco_cli", *arguments, "--data", str(self.folder)],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == status, done.stderr + done.stdout[-2000:]
-        return done.stdout
-
-    def logs(self) -> str:
-        """Tails of all logs: what a failure is explained by."""
-        return "\n".join(
-            f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}"
-            for path in sorted((self.folder / "logs").glob("*.log"))
-        )
+        self.wait_until(lambda: self.client.run("r")["state"] == "stopped", "the end")
 
 
 @contextmanager
-def up(folder: Path, *options: str, crash_at: str = "") -> Iterator[Up]:
+def up(folder: Path, *options: str, crash_at: str = "") -> Iterator[Stack]:
     """Running, and stopped afterwards; a failure shows the logs."""
-    stack = Up(folder, *options, crash_at=crash_at)
-    try:
-        stack.start()
-        yield stack
-    except BaseException:
-        print(stack.logs())
-        raise
-    finally:
-        stack.stop()
+    stack = Stack(folder, *options, crash_at=crash_at)
+    with stack.opened:
+        try:
+            stack.start()
+            yield stack
+        except BaseException:
+            print(stack.logs())
+            raise
 
 
 def spec(**more: Any) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """What must hold of a run's tape and publications whatever died meanwhile."""
 
-import asyncio
 import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from live.stack import Stack
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.nats_bus import NatsBus
@@ -34,10 +34,16 @@ def check_tape(rounds: list[dict[str, Any]], fragments: int = 6) -> None:
     assert len(merged) == len(set(merged))
 
 
-async def connect(folder: Path, address: str) -> NatsBus:
-    """To the message server of the `diloco up` in `folder`."""
-    token = await asyncio.to_thread((folder / "nats-token").read_text)
-    return await NatsBus.connect(f"nats://{address}", name="test", token=token.strip())
+def balanced(status: dict[str, Any]) -> bool:
+    """I5, per fragment, as the API shows it."""
+    by_fragment = status["tokens_by_fragment"]
+    return all(sum(of.values()) == status["tokens_processed"] for of in by_fragment)
+
+
+async def executed_again(stack: Stack) -> int:
+    """Merges of the run's tape, all of which come to the same in an execution that nobody kills."""
+    async with stack.bus() as bus:
+        return await check_against_an_unfailed_execution(bus, stack.folder)
 
 
 async def check_against_an_unfailed_execution(bus: NatsBus, folder: Path) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from live.stack import Up, spec, until, up
+from live.stack import Stack, spec, up
 from live.tape_checks import check_tape
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
@@ -26,11 +26,11 @@ def asked(addresses: dict[str, str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def stalled(stack: Up) -> bool:
+def stalled(stack: Stack) -> bool:
     return bool(stack.nats().status() == psutil.STATUS_STOPPED)
 
 
-def lives(stack: Up) -> dict[str, int]:
+def lives(stack: Stack) -> dict[str, int]:
     """Process id of every member: a restart would show."""
     return {name: stack.pid(name) for name in (*LEARNERS, "syncer-1", "syncer-2")}
 
@@ -38,14 +38,16 @@ def lives(stack: Up) -> dict[str, int]:
 def test_steps_go_on_through_a_stall_and_nobody_is_evicted_or_replaced(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--learners", "2", "--syncers", "2", "--chaos") as stack:
         stack.client.create_run(spec())
-        until(lambda: stack.committed() > 12, "the first rounds")
-        until(lambda: set(stack.syncers().values()) == {"leading", "standby"}, "both syncers")
+        stack.wait_until(lambda: len(stack.committed()) > 12, "the first rounds")
+        stack.wait_until(
+            lambda: set(stack.syncers().values()) == {"leading", "standby"}, "both syncers"
+        )
         leader, term, processes = stack.leader(), stack.status()["term"], lives(stack)
         addresses = {name: stack.client.member(name)["address"] for name in LEARNERS}
         alive = len(stack.told("learner-alive"))
 
         stack.client.chaos("hang", "nats", duration_s=STALL_S)
-        until(lambda: stalled(stack), "the stall")
+        stack.wait_until(lambda: stalled(stack), "the stall")
         begin, latest = asked(addresses), asked(addresses)
         while stalled(stack):
             latest = asked(addresses)

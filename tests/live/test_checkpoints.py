@@ -4,15 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live.stack import Up, spec, until, up
-from live.test_everybody_killed import kill_everybody
+from live.stack import Stack, spec, up
 
 from diloco_client import ApiError
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
-def restored(stack: Up, run: str) -> dict[str, Any]:
+def restored(stack: Stack, run: str) -> dict[str, Any]:
     """The newest restore record of the run's tape."""
     found: dict[str, Any] = [
         r for r in stack.diloco("tape", "show", run) if r["kind"] == "restore"
@@ -20,7 +19,7 @@ def restored(stack: Up, run: str) -> dict[str, Any]:
     return found
 
 
-def loss_at(stack: Up, run: str, steps: int, *, after: int) -> float:
+def loss_at(stack: Stack, run: str, steps: int, *, after: int) -> float:
     """Validation loss of the published parameters at that step, told after an event; else 0."""
     told = [e["data"] for e in stack.client.events(run, after) if e["kind"] == "evaluation"]
     return next((float(e["val_loss"]) for e in told if e["steps"] == steps), 0.0)
@@ -29,22 +28,22 @@ def loss_at(stack: Up, run: str, steps: int, *, after: int) -> float:
 def test_a_run_goes_on_from_its_checkpoint_after_everybody_died(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--learners", "2", "--syncers", "2") as stack:
         stack.client.create_run(spec())
-        until(lambda: stack.committed() > 12, "the first rounds")
+        stack.wait_until(lambda: len(stack.committed()) > 12, "the first rounds")
         kept = stack.diloco("checkpoint", "create", "r")
         assert (kept["learners"], kept["missing"]) == (["learner-1", "learner-2"], {})
         steps = kept["stamp"]["steps"]
         stack.goes_on("the checkpoint", more=12)
-        kill_everybody(stack)
+        stack.kill_everybody()
 
         stack.start()
-        until(lambda: stack.status()["term"] > 1, "another term")
+        stack.wait_until(lambda: stack.status()["term"] > 1, "another term")
         losses = []
         for epoch in (1, 2):  # twice: the same parameters have the same loss
             seen = max(e["seq"] for e in stack.client.events("r"))
             stack.diloco("checkpoint", "restore", "r", "1")
             status = stack.status()
             assert (status["epoch"], status["stamp"]["steps"] - steps < 100) == (epoch, True)
-            loss = until(
+            loss = stack.wait_until(
                 lambda s=seen: loss_at(stack, "r", steps, after=s),  # type: ignore[misc]
                 "its loss",
             )
@@ -63,7 +62,10 @@ def test_a_run_goes_on_from_its_checkpoint_after_everybody_died(tmp_path: Path) 
 
         # Another run, by the same members: the same anchors bit for bit, the same loss.
         stack.diloco("checkpoint", "restore", "r", "1", "--as", "again")
-        assert until(lambda: loss_at(stack, "again", steps, after=0), "its loss") == losses[0]
+        assert (
+            stack.wait_until(lambda: loss_at(stack, "again", steps, after=0), "its loss")
+            == losses[0]
+        )
         assert restored(stack, "again")["anchor_digests"] == record["anchor_digests"]
         again = stack.client.run("again")["status"]
         assert again["rounds_committed"] >= kept["stamp"]["round"] - again["rounds_skipped"]
@@ -77,7 +79,7 @@ def test_two_runs_do_not_mix_and_a_deleted_one_leaves_nothing_behind(tmp_path: P
         stack.client.create_run(spec(membership=alone))
         stack.client.create_run({**spec(membership=alone), "name": "s"})
         for run in ("r", "s"):
-            until(lambda r=run: rounds_of(stack, r) > 12, f"rounds of {run}")  # type: ignore[misc]
+            stack.wait_until(lambda r=run: rounds_of(stack, r) > 12, f"rounds of {run}")  # type: ignore[misc]
         merged = {
             run: {v["learner"] for r in stack.client.rounds(run) for v in r["verdicts"]}
             for run in ("r", "s")
@@ -88,13 +90,13 @@ def test_two_runs_do_not_mix_and_a_deleted_one_leaves_nothing_behind(tmp_path: P
         first = stack.client.run("r")["spec"]["id"]
         assert kept_of(stack, first)
         stack.end()
-        until(lambda: stack.status()["settled"], "everybody to have left")
+        stack.wait_until(lambda: stack.status()["settled"], "everybody to have left")
         stack.client.delete_run("r")
-        until(lambda: not kept_of(stack, first), "its files to go")
+        stack.wait_until(lambda: not kept_of(stack, first), "its files to go")
 
         # Under its old name it is another run, and finds nothing of the first.
         stack.client.create_run(spec(membership=alone))
-        until(lambda: rounds_of(stack, "r") > 12, "rounds of the second r")
+        stack.wait_until(lambda: rounds_of(stack, "r") > 12, "rounds of the second r")
         rounds = stack.client.rounds("r")
         assert rounds[0]["round"] == 0 and {v["incarnation"] for v in rounds[0]["verdicts"]} == {0}
         assert not stack.told("standby-unfit") and not stack.told("lead-failed")
@@ -103,11 +105,11 @@ def test_two_runs_do_not_mix_and_a_deleted_one_leaves_nothing_behind(tmp_path: P
         assert stack.diloco("tape", "verify", "r")["faults"] == []
 
 
-def rounds_of(stack: Up, run: str) -> int:
+def rounds_of(stack: Stack, run: str) -> int:
     return len(stack.client.rounds(run))
 
 
-def kept_of(stack: Up, run_id: str) -> list[str]:
+def kept_of(stack: Stack, run_id: str) -> list[str]:
     """Folders that processes keep of a run."""
     return [
         str(p)

@@ -3,42 +3,21 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from live.processes import command, diloco, family
+from waiting import wait_until
 
 from diloco_cli.faults import CONFLICT, INVALID, NO_CLUSTER, REFUSED, UNKNOWN
 
 pytestmark = pytest.mark.live
-
-PATIENCE_S = 60.0
-
-
-def diloco(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "diloco_cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    pytest.fail(f"never came: {what}")
 
 
 @pytest.fixture
@@ -56,21 +35,8 @@ def up(data: Path, *more: str, learners: int = 0) -> int:
     return int(json.loads((data / "endpoint.json").read_text())["pid"])
 
 
-def family(pid: int) -> list[psutil.Process]:
-    supervisor = psutil.Process(pid)
-    return [supervisor, *supervisor.children(recursive=True)]
-
-
 def living(processes: list[psutil.Process]) -> list[str]:
-    """Those that run: a zombie waits only for its parent."""
-    found = []
-    for process in processes:
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(" ".join(process.cmdline()))
-        except psutil.NoSuchProcess:
-            continue
-    return found
+    return [line for process in processes if (line := command(process))]
 
 
 def members(data: Path) -> dict[str, dict[str, Any]]:
@@ -84,7 +50,7 @@ def test_a_cluster_answers_until_it_is_stopped_and_nothing_is_left(
     here = ("--data", str(data))
     processes = family(up(data))
     assert len(processes) >= 4, "supervisor, nats-server, coordinator, syncer"
-    until(lambda: {"supervisor", "coordinator", "syncer-1"} <= members(data).keys(), "members")
+    wait_until(lambda: {"supervisor", "coordinator", "syncer-1"} <= members(data).keys(), "members")
 
     # A second instance: refused with the process that holds the folder.
     second = diloco("up", "--port=0", *here)
@@ -111,7 +77,7 @@ def test_a_cluster_answers_until_it_is_stopped_and_nothing_is_left(
     assert diloco("submit", str(file), *here).returncode == 0
     assert diloco("submit", str(file), *here).returncode == CONFLICT
     assert diloco("submit", str(file), "--if-absent", *here).returncode == 0
-    until(lambda: "0 of 1 learners free" in diloco("status", "r", *here).stdout, "its reason")
+    wait_until(lambda: "0 of 1 learners free" in diloco("status", "r", *here).stdout, "its reason")
     assert "known: r" in diloco("status", "nobody", *here).stderr
 
     # Chaos is off; a wrong token is refused.
@@ -134,17 +100,9 @@ def test_a_cluster_answers_until_it_is_stopped_and_nothing_is_left(
     assert "run r: queued" in diloco("status", *here).stdout
 
 
-def command(process: psutil.Process) -> str:
-    """Its command line; "" once it is dead."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
 def test_whoever_dies_is_started_again(data: Path) -> None:
     up(data, "--chaos")
-    until(lambda: {"coordinator", "syncer-1"} <= members(data).keys(), "members")
+    wait_until(lambda: {"coordinator", "syncer-1"} <= members(data).keys(), "members")
     old = members(data)
 
     def again(name: str) -> bool:
@@ -153,7 +111,7 @@ def test_whoever_dies_is_started_again(data: Path) -> None:
 
     for name in ("syncer-1", "coordinator"):
         assert diloco("chaos", "kill", name, "--data", str(data)).returncode == 0
-        until(partial(again, name), f"another {name}")
+        wait_until(partial(again, name), f"another {name}")
 
     def nats() -> set[int]:
         supervisor = family(json.loads((data / "endpoint.json").read_text())["pid"])
@@ -162,8 +120,8 @@ def test_whoever_dies_is_started_again(data: Path) -> None:
     before = nats()
     assert len(before) == 1
     assert diloco("chaos", "kill", "nats", "--data", str(data)).returncode == 0
-    until(lambda: (now := nats()) and not now & before, "another nats-server")
-    until(lambda: diloco("runs", "--data", str(data)).returncode == 0, "the API")
+    wait_until(lambda: (now := nats()) and not now & before, "another nats-server")
+    wait_until(lambda: diloco("runs", "--data", str(data)).returncode == 0, "the API")
     told = diloco("faults", "--json", "--data", str(data))
     kinds = {f["target"]: "applied_at" in f for f in json.loads(told.stdout)}
     assert kinds == {"syncer-1": True, "coordinator": True, "nats": True}
@@ -173,7 +131,7 @@ def test_whoever_dies_is_started_again(data: Path) -> None:
 def test_a_supervisor_that_is_killed_takes_everything_with_it(data: Path) -> None:
     processes = family(up(data))
     os.kill(processes[0].pid, signal.SIGKILL)
-    until(lambda: living(processes) == [], "the end of its children")
+    wait_until(lambda: living(processes) == [], "the end of its children")
     # The stale announcement is no cluster, and the folder is free for the next.
     assert diloco("down", "--data", str(data)).returncode == NO_CLUSTER
     up(data)
@@ -187,5 +145,5 @@ def test_a_second_interrupt_makes_the_end_quicker_and_no_less_clean(data: Path) 
     for _ in range(2):
         os.kill(processes[0].pid, signal.SIGINT)
         time.sleep(0.2)
-    until(lambda: living(processes) == [], "the end of everything")
+    wait_until(lambda: living(processes) == [], "the end of everything")
     assert not (data / "endpoint.json").exists()

@@ -1,18 +1,16 @@
 """A real coordinator on a real nats-server: killed, started again, nothing lost."""
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from live.gate import connected
+from live.processes import Services, services
+from waiting import wait_until
 
 from diloco_client import ApiError, Client
-from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
@@ -20,35 +18,18 @@ from diloco_shared.protocol.wire import encode
 
 pytestmark = pytest.mark.live
 
-PATIENCE_S = 60.0
 
-
-class Coordinator:
-    """`diloco-coordinator` in a folder of its own, on a free port."""
-
-    def __init__(self, data: Path, nats: str) -> None:
-        self.data, self.nats = data, nats
-
-    def start(self) -> Client:
-        url = self.data / "coordinator" / "url"
-        url.unlink(missing_ok=True)
-        chosen = {"DILOCO_NATS_URL": self.nats, "DILOCO_DATA": str(self.data), "DILOCO_PORT": "0"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "diloco_coordinator"], env={**os.environ, **chosen}
-        )
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            if url.exists() and (text := url.read_text().strip()):
-                client = Client(text, (self.data / "admin-token").read_text().strip())
-                if client.ready():
-                    return client
-                client.close()
-            time.sleep(0.1)
-        pytest.fail("the coordinator never came")
-
-    def kill(self) -> None:
-        os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+@contextmanager
+def coordinator(running: Services) -> Iterator[Client]:
+    """One life of a `diloco-coordinator` on a free port, which ends by a kill."""
+    url = running.data / "coordinator" / "url"
+    url.unlink(missing_ok=True)
+    process = running.start("diloco_coordinator", "coordinator", DILOCO_PORT="0")
+    address = wait_until(lambda: url.exists() and url.read_text().strip(), "its URL")
+    with Client(address, (running.data / "admin-token").read_text().strip()) as client:
+        wait_until(client.ready, "the coordinator")
+        yield client
+    process.kill()
 
 
 def member(name: str, role: str) -> MemberRecord:
@@ -56,41 +37,29 @@ def member(name: str, role: str) -> MemberRecord:
     return MemberRecord.model_validate({**shown, "started_at": 1.0})
 
 
-def until(holds: Any) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if value := holds():
-            return value
-        time.sleep(0.1)
-    pytest.fail("never held")
-
-
 async def _join(url: str, *members: MemberRecord) -> None:
-    bus = await NatsBus.connect(url, name="world")
-    for each in members:
-        await bus.kv_put(subjects.MEMBERS, each.id, encode(each))
-    await bus.close()
+    async with connected(url) as bus:
+        for each in members:
+            await bus.kv_put(subjects.MEMBERS, each.id, encode(each))
 
 
 def test_a_killed_coordinator_comes_back_with_everything(
     nats_server: NatsServer, tmp_path: Path
 ) -> None:
-    coordinator = Coordinator(tmp_path / "data", nats_server.url)
-    try:
-        with coordinator.start() as client:
+    with services(tmp_path, nats_server.url) as running:
+        with coordinator(running) as client:
             client.create_run({"name": "demo", "budget": {"steps": 8}})
             asyncio.run(_join(nats_server.url, member("a", "learner"), member("s", "syncer")))
-            until(lambda: client.run("demo")["members"] == ["a", "s"])
+            wait_until(lambda: client.run("demo")["members"] == ["a", "s"])
             client.drain("a")
-            until(lambda: client.run("demo")["members"] == ["s"])
+            wait_until(lambda: client.run("demo")["members"] == ["s"])
             client.pause("demo")
             changed = client.set_quorum("demo", 2)
             assert client.rounds("demo") == []
             token = client.make_token("eve", "viewer")
             before = client.run("demo")
             events = client.events("demo")
-        coordinator.kill()
-        with coordinator.start() as client:
+        with coordinator(running) as client:
             after = client.run("demo")
             assert after["revision"] == before["revision"] == changed["revision"]
             assert (after["desired"], after["quorum"]) == ("paused", 2)
@@ -98,7 +67,7 @@ def test_a_killed_coordinator_comes_back_with_everything(
             assert client.events("demo")[: len(events)] == events
             assert client.member("a")["draining"]
             client.undrain("a")
-            until(lambda: client.run("demo")["members"] == ["a", "s"])
+            wait_until(lambda: client.run("demo")["members"] == ["a", "s"])
             with pytest.raises(ApiError) as caught:
                 client.set_quorum("demo", 1, revision=1)
             assert caught.value.status == 412
@@ -108,5 +77,3 @@ def test_a_killed_coordinator_comes_back_with_everything(
                 assert first["name"] == "demo"
                 told = viewer.stream_events("demo")
                 assert next(iter(told))["kind"] == events[0]["kind"]
-    finally:
-        coordinator.kill()

@@ -4,13 +4,12 @@ One stack goes through all of it. A supervisor restarts what dies; every point k
 """
 
 import asyncio
-import os
 import signal
 from pathlib import Path
 
 import pytest
-from live.stack import Up, spec, until, up
-from live.tape_checks import check_against_an_unfailed_execution, check_tape, connect
+from live.stack import Stack, spec, up
+from live.tape_checks import check_tape, executed_again
 
 from diloco_client import Unreachable
 from diloco_shared.edges.crash_points import POINTS
@@ -51,7 +50,7 @@ def test_no_point_is_left_out() -> None:
     assert points(set(DEATHS)) == set(POINTS)
 
 
-def die_everywhere(stack: Up) -> None:
+def die_everywhere(stack: Stack) -> None:
     """Until every point has killed; when nothing dies by itself, somebody is killed."""
     seen: set[str] = set()
     while missing := points(set(DEATHS)) - points(seen):
@@ -63,35 +62,32 @@ def die_everywhere(stack: Up) -> None:
             return set(stack.syncers().values()) == {"leading", "standby"}
 
         what = f"a death at {', '.join(sorted(missing))}"
-        until(lambda died=died: died() or in_place(), f"two syncers, or {what}")
-        begin = until(stack.rounds, "rounds")[-1]["round"]
+        stack.wait_until(lambda died=died: died() or in_place(), f"two syncers, or {what}")
+        begin = stack.wait_until(stack.rounds, "rounds")[-1]["round"]
 
         def quiet(begin: int = begin) -> bool:
             return bool(stack.rounds()[-1]["round"] > begin + QUIET_ROUNDS)
 
-        until(lambda died=died, quiet=quiet: died() or quiet(), f"{QUIET_ROUNDS} rounds, or {what}")
+        stack.wait_until(
+            lambda died=died, quiet=quiet: died() or quiet(), f"{QUIET_ROUNDS} rounds, or {what}"
+        )
         if not died():
             # The standby's points are due when it leads; a newcomer brings the learners'.
-            victims = [until(stack.leader, "a leader")]
+            victims = [stack.wait_until(stack.leader, "a leader")]
             if missing & {"donation", "receiving"}:
                 victims.append("learner-1")
-            for victim in victims:
-                os.kill(stack.pid(victim), signal.SIGKILL)
+            stack.send(signal.SIGKILL, *victims)
             stack.goes_on(f"the death of {', '.join(victims)}", more=1)
         seen = stack.crashed()
-        check_tape(until(stack.rounds, "rounds"))
+        check_tape(stack.wait_until(stack.rounds, "rounds"))
 
 
-async def kill_server_at(stack: Up, subject: str) -> None:
+async def kill_server_at(stack: Stack, subject: str) -> None:
     """The moment such a message passes it."""
-    bus = await connect(stack.folder, stack.endpoint()["nats"])
-    try:
-        async with bus.subscribe(subject, limit=16) as deliveries:
-            async for _ in deliveries:
-                stack.nats().kill()
-                break
-    finally:
-        await bus.close()
+    async with stack.bus() as bus, bus.subscribe(subject, limit=16) as deliveries:
+        async for _ in deliveries:
+            stack.nats().kill()
+            break
 
 
 def test_death_at_any_point_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
@@ -100,8 +96,10 @@ def test_death_at_any_point_loses_nothing_and_repeats_nothing(tmp_path: Path) ->
         # Whoever submits hears nothing of a coordinator that dies over it, and asks again.
         with pytest.raises(Unreachable):
             stack.client.create_run(spec(), idempotency_key="once")
-        until(stack.client.ready, "another coordinator")
-        assert until(lambda: stack.client.create_run(spec(), idempotency_key="once"), "the run")
+        stack.wait_until(stack.client.ready, "another coordinator")
+        assert stack.wait_until(
+            lambda: stack.client.create_run(spec(), idempotency_key="once"), "the run"
+        )
         assert len(stack.client.runs()) == 1
 
         die_everywhere(stack)
@@ -116,12 +114,4 @@ def test_death_at_any_point_loses_nothing_and_repeats_nothing(tmp_path: Path) ->
         check_tape(rounds)
         verified = stack.diloco("tape", "verify", "r")
         assert (verified["faults"], verified["records"] > len(rounds)) == ([], True)
-
-        async def executed() -> int:
-            bus = await connect(stack.folder, stack.endpoint()["nats"])
-            try:
-                return await check_against_an_unfailed_execution(bus, stack.folder)
-            finally:
-                await bus.close()
-
-        assert asyncio.run(executed()) == stack.committed()
+        assert asyncio.run(executed_again(stack)) == len(stack.committed())

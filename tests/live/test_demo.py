@@ -1,11 +1,10 @@
 """`diloco demo` as a user runs it: real text, a real kill, a real return."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from live.processes import diloco
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 
@@ -15,13 +14,7 @@ LIMIT_S = 800
 
 def test_the_demo_keeps_its_promises_and_says_so(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    done = subprocess.run(
-        [sys.executable, "-m", "diloco_cli", "demo", "--data", str(data), "--limit", str(LIMIT_S)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S + 60,
-        check=False,
-    )
+    done = diloco("demo", "--data", str(data), "--limit", str(LIMIT_S), patience_s=LIMIT_S + 60)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     figures = json.loads((data / "demo" / "report.json").read_text())
     assert figures["kept"] is True

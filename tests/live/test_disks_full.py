@@ -4,13 +4,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 from live.small_disk import MIB, fill, small_disk
-from live.stack import Up, spec, until, up
-from live.tape_checks import check_tape
+from live.stack import Stack, spec, up
+from live.tape_checks import balanced, check_tape
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
@@ -22,7 +21,7 @@ MEMBERS = ("learner-1", "syncer-1", "syncer-2")
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Up]:
+def stack(tmp_path: Path) -> Iterator[Stack]:
     """Two learners and two syncers; those of MEMBERS have a small disk each, and so has the hub."""
     with ExitStack() as opened:
         opened.enter_context(small_disk(tmp_path / "data" / "nats", HUB_DISK))
@@ -31,16 +30,16 @@ def stack(tmp_path: Path) -> Iterator[Up]:
         yield opened.enter_context(up(tmp_path / "data", "--learners", "2", "--syncers", "2"))
 
 
-def kept(stack: Up, member: str) -> set[str]:
+def kept(stack: Stack, member: str) -> set[str]:
     """Names of the complete snapshots or checkpoints of a member."""
     files = (stack.folder / member).glob("*/*/*")
     return {f.name for f in files if f.name.startswith("snapshot-") or f.suffix == ".safetensors"}
 
 
-def metrics(stack: Up, member: str) -> list[str]:
+def metrics(stack: Stack, member: str) -> list[str]:
     """What the coordinator's metrics and the member's own say of its disk."""
     urls = (stack.endpoint()["url"], f"http://{stack.client.member(member)['address']}")
-    token = Path(stack.endpoint()["token_file"]).read_text().strip()
+    token = stack.token()
     wanted = f'diloco_disk_full{{member="{member}",run="r"}} '
     found = []
     for url in urls:
@@ -49,7 +48,7 @@ def metrics(stack: Up, member: str) -> list[str]:
     return found
 
 
-def named(stack: Up, member: str) -> bool:
+def named(stack: Stack, member: str) -> bool:
     """In the member list, the run's state line and the metrics."""
     folder, shown = str(stack.folder / member), stack.client.member(member)["full"]
     line = f"the disk of {member} is full: "
@@ -57,19 +56,14 @@ def named(stack: Up, member: str) -> bool:
     return folder in shown and "free disk space there" in shown and line in reason
 
 
-def balanced(status: dict[str, Any]) -> bool:
-    of_P = status["tokens_by_fragment"]
-    return all(sum(of.values()) == status["tokens_processed"] for of in of_P)
-
-
-def test_nobody_waits_for_a_member_whose_disk_is_full(stack: Up) -> None:
+def test_nobody_waits_for_a_member_whose_disk_is_full(stack: Stack) -> None:
     stack.client.create_run(spec())
-    until(lambda: all(kept(stack, m) for m in MEMBERS), "something on each disk")
-    leader = until(stack.leader, "a leader")
+    stack.wait_until(lambda: all(kept(stack, m) for m in MEMBERS), "something on each disk")
+    leader = stack.wait_until(stack.leader, "a leader")
     standby = next(m for m in MEMBERS[1:] if m != leader)
     for member in ("learner-1", leader, standby):
         filler = fill(stack.folder / member)
-        until(lambda m=member: named(stack, m), f"the full disk of {member}")
+        stack.wait_until(lambda m=member: named(stack, m), f"the full disk of {member}")
         assert metrics(stack, member) == ["1.0", "1.0"]
         before = kept(stack, member)
         # More than two intervals of what it keeps.
@@ -79,9 +73,11 @@ def test_nobody_waits_for_a_member_whose_disk_is_full(stack: Up) -> None:
         assert kept(stack, member) == before, "none was written, and none was lost"
         assert named(stack, member), "it says so all the while"
         filler.unlink()
-        until(lambda m=member: not stack.client.member(m)["full"], f"room for {member}")
-        until(lambda m=member, b=before: kept(stack, m) - b, f"what {member} keeps")
-        until(lambda: "full" not in stack.client.run("r")["reason"], "a reason without it")
+        stack.wait_until(lambda m=member: not stack.client.member(m)["full"], f"room for {member}")
+        stack.wait_until(lambda m=member, b=before: kept(stack, m) - b, f"what {member} keeps")
+        stack.wait_until(
+            lambda: "full" not in stack.client.run("r")["reason"], "a reason without it"
+        )
         assert metrics(stack, member) == ["0.0", "0.0"]
     by_kind = {k: [e["source"] for e in stack.told(k)] for k in ("full", "room-again")}
     assert by_kind == {k: ["learner-1", leader, standby] for k in by_kind}
@@ -92,18 +88,20 @@ def test_nobody_waits_for_a_member_whose_disk_is_full(stack: Up) -> None:
     assert stack.diloco("tape", "verify", "r")["faults"] == []
 
 
-def test_a_hub_out_of_disk_is_named_although_no_status_can_be_written(stack: Up) -> None:
+def test_a_hub_out_of_disk_is_named_although_no_status_can_be_written(stack: Stack) -> None:
     stack.client.create_run(spec())
-    until(lambda: stack.committed() > 12, "rounds")
+    stack.wait_until(lambda: len(stack.committed()) > 12, "rounds")
     before = stack.status()
     filler = fill(stack.folder / "nats")
-    until(lambda: stack.client.run("r")["state"] == "full", "the state")
+    stack.wait_until(lambda: stack.client.run("r")["state"] == "full", "the state")
     assert "the hub's disk is full" in stack.client.run("r")["reason"]
     time.sleep(6)  # longer than its leader's lease, which nobody can renew on that disk
     fill(stack.folder / "nats")
     assert stack.client.run("r")["state"] == "full"
     filler.unlink()
-    until(lambda: stack.client.run("r")["state"] == "running", "the state once there is room")
+    stack.wait_until(
+        lambda: stack.client.run("r")["state"] == "running", "the state once there is room"
+    )
     stack.goes_on("room on the hub")
     assert stack.status()["rounds_committed"] > before["rounds_committed"]
     stack.end()

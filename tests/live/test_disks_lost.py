@@ -1,10 +1,7 @@
 """Every syncer is gone with its disk, and others come under new names: the run goes on (I5)."""
 
 import asyncio
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-from live.stack import Up, spec, until, up
-from live.tape_checks import check_tape, connect
+from live.processes import services
+from live.stack import Stack, spec, up
+from live.tape_checks import balanced, check_tape
 
 from diloco_shared.protocol import subjects
 
@@ -26,13 +24,13 @@ KEEPING = {
 }
 
 
-def syncers_of(stack: Up) -> dict[str, int]:
+def syncers_of(stack: Stack) -> dict[str, int]:
     members = [m for m in stack.client.members() if m["role"] == "syncer" and m["alive"]]
     return {m["id"]: int(m["pid"]) for m in members}
 
 
 @contextmanager
-def lost(stack: Up) -> Iterator[None]:
+def lost(stack: Stack) -> Iterator[None]:
     """Their processes and all that they kept; the supervisor stands still and starts none."""
     supervisor = stack.family()[0]
     processes = {name: psutil.Process(pid) for name, pid in syncers_of(stack).items()}
@@ -42,7 +40,7 @@ def lost(stack: Up) -> Iterator[None]:
             process.kill()
         # Nobody takes note of their end while the supervisor stands still.
         dead = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-        until(lambda: all(p.status() in dead for p in processes.values()), "their end")
+        stack.wait_until(lambda: all(p.status() in dead for p in processes.values()), "their end")
         for name in processes:
             shutil.rmtree(stack.folder / name)
         yield
@@ -51,33 +49,15 @@ def lost(stack: Up) -> Iterator[None]:
 
 
 @contextmanager
-def started(stack: Up, names: list[str]) -> Iterator[None]:
+def started(stack: Stack, names: list[str]) -> Iterator[None]:
     """Syncers of these names, each with a data root of its own."""
-    token = (stack.folder / "nats-token").read_text().strip()
-    running = []
-    for name in names:
-        environment = {
-            **os.environ,
-            "DILOCO_ID": name,
-            "DILOCO_NATS_URL": f"nats://{stack.endpoint()['nats']}",
-            "DILOCO_NATS_TOKEN": token,
-            "DILOCO_DATA": str(stack.folder.parent / f"machine-of-{name}"),
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "diloco_syncer"]
-        with (stack.folder / "logs" / f"{name}.log").open("wb") as log:
-            running.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
-    try:
+    address, token = f"nats://{stack.endpoint()['nats']}", stack.nats_token()
+    with services(stack.folder.parent, address, DILOCO_NATS_TOKEN=token) as others:
+        for name in names:
+            machine = stack.folder.parent / f"machine-of-{name}"
+            others.start("diloco_syncer", name, DILOCO_DATA=str(machine))
         yield
-    finally:
-        for process in running:
-            process.terminate()
-        for process in running:
-            process.wait(60)
-
-
-def evaluations(stack: Up) -> list[dict[str, Any]]:
-    return [e["data"] for e in stack.told("evaluation")]
+        assert [process.stop() for process in others.all] == [0] * len(names)
 
 
 def standing(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -93,21 +73,13 @@ def standing(rounds: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{**r, "outcome": "skipped"} if r["round"] in undone else r for r in rounds]
 
 
-async def purged(stack: Up) -> bool:
+async def purged(stack: Stack) -> bool:
     """UP has lost contributions that a snapshot covers: nobody can execute the tape from its start.
 
     They stay for as long as a living standby has not executed them.
     """
-    bus = await connect(stack.folder, stack.endpoint()["nats"])
-    try:
+    async with stack.bus() as bus:
         return (await bus.stream_info(subjects.up_stream("r"))).first_seq > 1
-    finally:
-        await bus.close()
-
-
-def balanced(status: dict[str, Any]) -> bool:
-    by_fragment = status["tokens_by_fragment"]
-    return all(sum(of.values()) == status["tokens_processed"] for of in by_fragment)
 
 
 def test_all_syncers_are_replaced_on_empty_disks_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -115,12 +87,11 @@ def test_all_syncers_are_replaced_on_empty_disks_and_the_run_goes_on(tmp_path: P
     body = spec(evaluation=often, keeping=KEEPING, membership={"learners_min": 1})
     with up(tmp_path / "data", "--learners", "1", "--syncers", "2") as stack:
         stack.client.create_run(body)
-        until(lambda: len(evaluations(stack)) >= 4, "evaluations")
-        until(lambda: asyncio.run(purged(stack)), "rounds that a snapshot covers")
-        losses, before = evaluations(stack), stack.status()
+        stack.wait_until(lambda: len(stack.evaluations()) >= 4, "evaluations")
+        stack.wait_until(lambda: asyncio.run(purged(stack)), "rounds that a snapshot covers")
+        losses, before = stack.evaluations(), stack.status()
         with lost(stack), started(stack, ["fresh-1", "fresh-2"]):
-            (told,) = until(lambda: stack.told("rebirth"), "a new epoch")
-            assert "outer momentum from zero" in told["text"]
+            assert len(stack.wait_until(lambda: stack.told("rebirth"), "a new epoch")) == 1
             stack.goes_on("the loss of every disk", more=12)
             after = stack.status()
             assert after["epoch"] == before["epoch"] + 1
@@ -128,14 +99,14 @@ def test_all_syncers_are_replaced_on_empty_disks_and_the_run_goes_on(tmp_path: P
             assert after["rounds_committed"] > before["rounds_committed"], "its history is kept"
             assert balanced(after)
             again = losses[-1]["steps"]
-            later = until(
-                lambda: next((e for e in evaluations(stack) if e["steps"] > again), None),
+            later = stack.wait_until(
+                lambda: next((e for e in stack.evaluations() if e["steps"] > again), None),
                 "an evaluation afterwards",
             )
             worst = max(e["val_loss"] for e in losses[-3:])
             assert later["val_loss"] <= worst * 1.05, "the loss did not jump"
             # The other one has the state by now, and would lead.
-            until(lambda: "standby" in stack.syncers().values(), "a standby")
+            stack.wait_until(lambda: "standby" in stack.syncers().values(), "a standby")
             stack.end()
             check_tape(standing(stack.rounds()))
             assert balanced(stack.status())

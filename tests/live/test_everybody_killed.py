@@ -1,58 +1,29 @@
 """A power cut in small: everything is killed at once and started again on the same data folder."""
 
 import asyncio
-import signal
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-from live.stack import Up, spec, until, up
-from live.tape_checks import (
-    check_against_an_unfailed_execution,
-    check_tape,
-    connect,
-    published,
-)
+from live.stack import Stack, spec, up
+from live.tape_checks import check_tape, executed_again, published
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 
 
-def kill_everybody(stack: Up) -> None:
-    """The supervisor is stopped first, so that it starts nobody again; the server dies last."""
-    supervisor, *children = stack.family()
-    server = stack.nats()
-    supervisor.suspend()
-    for process in (*(c for c in children if c.pid != server.pid), server, supervisor):
-        process.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs(children, timeout=60)
-    assert not alive
-    assert stack.process is not None
-    stack.process.wait()
-    stack.client.close()
-
-
-async def anchors(stack: Up) -> dict[tuple[int, int], str]:
+async def anchors(stack: Stack) -> dict[tuple[int, int], str]:
     """(fragment, version) -> digest of what is published."""
-    bus = await connect(stack.folder, stack.endpoint()["nats"])
-    try:
+    async with stack.bus() as bus:
         return await published(bus)
-    finally:
-        await bus.close()
-
-
-def evaluations(stack: Up) -> list[dict[str, Any]]:
-    return [e["data"] for e in stack.told("evaluation")]
 
 
 def test_everybody_is_killed_and_the_run_goes_on_from_its_last_round(tmp_path: Path) -> None:
     often = {"evaluation": {"every_steps": 48, "sequences": 64}}
     with up(tmp_path / "data", "--learners", "2", "--syncers", "2") as stack:
         stack.client.create_run(spec(**often))
-        until(lambda: len(evaluations(stack)) >= 6, "evaluations")
+        stack.wait_until(lambda: len(stack.evaluations()) >= 6, "evaluations")
         before, anchors_before = stack.rounds(), asyncio.run(anchors(stack))
-        losses_before = evaluations(stack)
-        kill_everybody(stack)
+        losses_before = stack.evaluations()
+        stack.kill_everybody()
 
         stack.start()
         stack.goes_on("everybody's death", more=12)
@@ -66,8 +37,8 @@ def test_everybody_is_killed_and_the_run_goes_on_from_its_last_round(tmp_path: P
         both = anchors_before.keys() & anchors_after.keys()
         assert all(anchors_before[key] == anchors_after[key] for key in both)
         last, again = losses_before[-1], losses_before[-1]["steps"]
-        later = until(
-            lambda: next((e for e in evaluations(stack) if e["steps"] > again), None),
+        later = stack.wait_until(
+            lambda: next((e for e in stack.evaluations() if e["steps"] > again), None),
             "an evaluation afterwards",
         )
         assert all(a >= b for a, b in zip(later["versions"], last["versions"], strict=True))
@@ -76,12 +47,4 @@ def test_everybody_is_killed_and_the_run_goes_on_from_its_last_round(tmp_path: P
 
         stack.end()
         check_tape(stack.rounds())
-
-        async def executed() -> int:
-            bus = await connect(stack.folder, stack.endpoint()["nats"])
-            try:
-                return await check_against_an_unfailed_execution(bus, stack.folder)
-            finally:
-                await bus.close()
-
-        assert asyncio.run(executed()) == stack.committed()
+        assert asyncio.run(executed_again(stack)) == len(stack.committed())

@@ -1,10 +1,7 @@
 """Real learner processes, a real syncer and a real nats-server; one learner really dies."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -12,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live.processes import PATIENCE_S, Services, services
+from waiting import NotYet, until
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import StreamSpec
@@ -23,9 +22,6 @@ from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, decode_tape, encode
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
-
-# Another test on the same two cores may make each step of this one take several times as long.
-PATIENCE_S = 120.0
 
 
 def spec(corpus: Path) -> RunSpec:
@@ -52,49 +48,14 @@ def write_corpus(folder: Path) -> Path:
     return folder
 
 
-class Process:
-    """A service as its supervisor starts it."""
-
-    def __init__(self, module: str, name: str, url: str, data: Path) -> None:
-        self.log = data / f"{name}.log"
-        with self.log.open("ab") as out:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", module],
-                env={
-                    **os.environ,
-                    "DILOCO_ID": name,
-                    "DILOCO_NATS_URL": url,
-                    "DILOCO_DATA": str(data),
-                    "DILOCO_THREADS": "1",
-                    "OMP_NUM_THREADS": "1",
-                },
-                stdout=out,
-                stderr=out,
-            )
-
-    async def ended(self) -> int:
-        return await asyncio.to_thread(self.popen.wait, 60)
-
-    def end(self) -> None:
-        if self.popen.poll() is None:
-            self.popen.kill()
-        self.popen.wait()
-
-
 class Run:
     """What a coordinator would do, and what a test wants to see."""
 
-    def __init__(self, bus: NatsBus, url: str, data: Path) -> None:
+    def __init__(self, bus: NatsBus, running: Services) -> None:
         self.bus = bus
-        self.url = url
-        self.data = data
-        self.processes: list[Process] = []
+        self.running = running
+        self.start = running.start
         self.reports: list[Progress] = []
-
-    def start(self, module: str, name: str) -> Process:
-        process = Process(module, name, self.url, self.data)
-        self.processes.append(process)
-        return process
 
     async def assign(self, member: str, run: str) -> None:
         value = encode(Assignment(member=member, run=run, at=time.time()))
@@ -108,7 +69,7 @@ class Run:
         )
         record = RunRecord(
             name="r",
-            spec=spec(write_corpus(self.data / "corpus")).model_dump(mode="json"),
+            spec=spec(write_corpus(self.running.data / "corpus")).model_dump(mode="json"),
             desired="running",
             quorum=1,
             created_at=time.time(),
@@ -120,19 +81,19 @@ class Run:
             async for d in deliveries:
                 self.reports.append(decode(d.payload, Progress))
 
-    async def until(self, condition: Callable[[Progress], bool]) -> Progress:
+    async def reported(self, condition: Callable[[Progress], bool]) -> Progress:
         """The first report from now on that meets `condition`."""
-        seen, deadline = len(self.reports), time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        seen = len(self.reports)
+
+        def met() -> Progress:
+            self.running.check()
             for p in self.reports[seen:]:
                 if condition(p):
                     return p
-            seen = len(self.reports)
-            for process in self.processes:
-                assert process.popen.poll() in (None, -signal.SIGKILL), process.log.read_text()
-            await asyncio.sleep(0.01)
-        logs = {p.log.name: p.log.read_text(errors="replace")[-4000:] for p in self.processes}
-        raise AssertionError("\n".join(f"== {name}\n{text}" for name, text in logs.items()))
+            raise NotYet(f"last: {self.reports[-1:]}")
+
+        found: Progress = await until(met, "such a report", patience_s=PATIENCE_S)
+        return found
 
     async def merged(self, learner: str, incarnation: int) -> TapeRound:
         """The first committed round with a contribution of this life."""
@@ -156,11 +117,10 @@ async def a_run(server: NatsServer, data: Path) -> AsyncIterator[Run]:
     async with AsyncExitStack() as stack:
         bus = await NatsBus.connect(server.url, name="test")
         stack.push_async_callback(bus.close)
-        run = Run(bus, server.url, data)
+        run = Run(bus, stack.enter_context(services(data, server.url)))
         await run.prepare()
         listening = asyncio.create_task(run.listen())
         stack.callback(listening.cancel)
-        stack.callback(lambda: [p.end() for p in run.processes])
         yield run
 
 
@@ -173,14 +133,13 @@ async def test_a_killed_learner_recovers_from_a_donor_and_is_merged_again(
         run.start("diloco_syncer", "s")
         survivor = run.start("diloco_learner", "l-1")
         victim = run.start("diloco_learner", "l-2")
-        await run.until(lambda p: p.learner == "l-2" and p.step >= 30)
+        await run.reported(lambda p: p.learner == "l-2" and p.step >= 30)
         before = await run.merged("l-2", 0)
 
-        victim.popen.kill()
-        assert await victim.ended() == -signal.SIGKILL
+        assert victim.kill() == -signal.SIGKILL
         again = run.start("diloco_learner", "l-2")
         # The survivor never stops (I8), and the victim is back under the next number (I10).
-        first = await run.until(lambda p: p.learner == "l-2" and p.step > 0)
+        first = await run.reported(lambda p: p.learner == "l-2" and p.step > 0)
         assert first.incarnation == 1
         after = await run.merged("l-2", 1)
         assert after.round > before.round
@@ -190,15 +149,11 @@ async def test_a_killed_learner_recovers_from_a_donor_and_is_merged_again(
         assert {p.incarnation for p in run.reports if p.learner == "l-1"} == {0}
         assert steps == sorted(steps)
 
-        again.popen.terminate()
-        assert await again.ended() == 0
-        run.processes.remove(again)
-        assert (await run.until(lambda p: p.learner == "l-1")).state == "stepping"
+        assert await asyncio.to_thread(again.stop) == 0
+        assert (await run.reported(lambda p: p.learner == "l-1")).state == "stepping"
         last = [p for p in run.reports if p.learner == "l-2"][-1]
         assert last.state == "finished"
-        survivor.popen.terminate()
-        assert await survivor.ended() == 0
-        run.processes.remove(survivor)
+        assert await asyncio.to_thread(survivor.stop) == 0
 
 
 async def test_a_second_process_on_the_same_folder_is_told_who_has_it(
@@ -207,15 +162,16 @@ async def test_a_second_process_on_the_same_folder_is_told_who_has_it(
     async with a_run(nats_server, tmp_path) as run:
         first = run.start("diloco_learner", "l-1")
         await _registered(run)
-        second = Process("diloco_learner", "l-1", run.url, tmp_path)
-        assert await second.ended() == 2
+        second = run.start("diloco_learner", "l-1")
+        assert await asyncio.to_thread(second.ended) == 2
         assert f"process {first.popen.pid}" in second.log.read_text()
 
 
-async def test_a_learner_without_a_server_says_so_and_ends(tmp_path: Path) -> None:
-    process = Process("diloco_learner", "l-1", "nats://127.0.0.1:9", tmp_path)
-    assert await process.ended() == 1
-    assert "nats://127.0.0.1:9" in process.log.read_text()
+def test_a_learner_without_a_server_says_so_and_ends(tmp_path: Path) -> None:
+    with services(tmp_path, "nats://127.0.0.1:9") as running:
+        process = running.start("diloco_learner", "l-1")
+        assert process.ended() == 1
+        assert "nats://127.0.0.1:9" in process.log.read_text()
 
 
 async def _registered(run: Run) -> Any:

@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 
 import pytest
+from live.gate import connected
+from waiting import until
 
 from diloco_shared.edges import nats_link
 from diloco_shared.edges.blobs import get_blob, put_blob
@@ -18,21 +19,6 @@ pytestmark = pytest.mark.live
 SPEC = StreamSpec("S", ("s.>",), 256 << 20)
 
 
-@asynccontextmanager
-async def connected(server: NatsServer) -> AsyncIterator[NatsBus]:
-    bus = await NatsBus.connect(server.url, name="test")
-    try:
-        yield bus
-    finally:
-        await bus.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Look again every few milliseconds; the test's own time limit ends it."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)
-
-
 async def restart(server: NatsServer) -> None:
     await server.kill()
     await server.start()
@@ -40,7 +26,7 @@ async def restart(server: NatsServer) -> None:
 
 async def test_a_blob_under_way_survives_a_kill(nats_server: NatsServer) -> None:
     payload = random.Random(1).randbytes(24 << 20)
-    async with connected(nats_server) as bus:
+    async with connected(nats_server.url) as bus:
         await bus.ensure_stream(SPEC)
         putting = asyncio.create_task(
             put_blob(bus, "s.blob", payload, chunk_bytes=64 * 1024, chunk_timeout_s=1.0)
@@ -56,7 +42,7 @@ async def test_a_blob_under_way_survives_a_kill(nats_server: NatsServer) -> None
 
 async def test_a_blob_under_way_survives_a_stopped_server(nats_server: NatsServer) -> None:
     payload = random.Random(2).randbytes(24 << 20)
-    async with connected(nats_server) as bus:
+    async with connected(nats_server.url) as bus:
         await bus.ensure_stream(SPEC)
         putting = asyncio.create_task(
             put_blob(bus, "s.blob", payload, chunk_bytes=64 * 1024, chunk_timeout_s=1.0)
@@ -76,7 +62,7 @@ async def test_a_server_that_reads_no_more_is_noticed_and_left(
 ) -> None:
     monkeypatch.setattr(nats_link, "_PING_S", 0.3)
     payload = random.Random(3).randbytes(40 << 20)
-    async with connected(nats_server) as bus:
+    async with connected(nats_server.url) as bus:
         await bus.ensure_stream(SPEC)
         putting = asyncio.create_task(put_blob(bus, "s.blob", payload, chunk_timeout_s=0.5))
         await until(lambda: bus.traffic.messages_out > 30)
@@ -94,7 +80,7 @@ async def test_a_server_that_reads_no_more_is_noticed_and_left(
 async def test_a_reader_goes_on_after_restarts_without_loss_or_repeat(
     nats_server: NatsServer,
 ) -> None:
-    async with connected(nats_server) as bus, connected(nats_server) as other:
+    async with connected(nats_server.url) as bus, connected(nats_server.url) as other:
         await bus.ensure_stream(SPEC)
         seen: list[int] = []
 
@@ -126,7 +112,7 @@ async def append_surely(bus: NatsBus, subject: str, payload: bytes) -> None:
 async def test_the_consumer_of_a_reader_is_replaced_when_the_server_forgets_it(
     nats_server: NatsServer,
 ) -> None:
-    async with connected(nats_server) as bus:
+    async with connected(nats_server.url) as bus:
         await bus.ensure_stream(SPEC)
         async with bus.read("S", "s.a") as messages:
             await bus.append("s.a", b"1")
@@ -146,7 +132,7 @@ async def as_task(messages: AsyncIterator[Stored]) -> Stored:
 
 
 async def test_a_watch_tells_changes_after_a_restart(nats_server: NatsServer) -> None:
-    async with connected(nats_server) as bus, connected(nats_server) as other:
+    async with connected(nats_server.url) as bus, connected(nats_server.url) as other:
         await bus.ensure_bucket("b")
         await other.kv_put("b", "x", b"1")
         async with bus.kv_watch("b") as changes:
@@ -159,7 +145,7 @@ async def test_a_watch_tells_changes_after_a_restart(nats_server: NatsServer) ->
 
 
 async def test_a_key_lives_as_long_as_it_is_renewed(nats_server: NatsServer) -> None:
-    async with connected(nats_server) as bus, connected(nats_server) as other:
+    async with connected(nats_server.url) as bus, connected(nats_server.url) as other:
         await bus.ensure_bucket("b")
         async with other.kv_watch("b") as changes:
             revision = await bus.kv_create("b", "k", b"0", ttl_s=2)
@@ -180,7 +166,7 @@ async def test_a_key_lives_as_long_as_it_is_renewed(nats_server: NatsServer) -> 
 async def test_a_key_that_expires_while_the_server_is_down_is_told(
     nats_server: NatsServer,
 ) -> None:
-    async with connected(nats_server) as bus:
+    async with connected(nats_server.url) as bus:
         await bus.ensure_bucket("b")
         async with bus.kv_watch("b") as changes:
             await bus.kv_create("b", "x", b"1", ttl_s=1)
@@ -197,8 +183,8 @@ async def test_requests_are_answered_after_a_restart(nats_server: NatsServer) ->
         return request.payload
 
     async with (
-        connected(nats_server) as bus,
-        connected(nats_server) as other,
+        connected(nats_server.url) as bus,
+        connected(nats_server.url) as other,
         bus.serve("echo", echo),
         bus.subscribe("news") as news,
     ):
@@ -210,7 +196,7 @@ async def test_requests_are_answered_after_a_restart(nats_server: NatsServer) ->
 
 
 async def test_an_error_from_the_server_leads_to_a_reconnect(nats_server: NatsServer) -> None:
-    async with connected(nats_server) as bus:
+    async with connected(nats_server.url) as bus:
         await bus.ensure_stream(SPEC)
         # What nats-py does when the server sends -ERR; by itself it would close for good.
         await bus._link._client._process_err("'maximum connections exceeded'")
@@ -226,8 +212,8 @@ async def test_requests_on_a_lost_connection_fail_at_once(nats_server: NatsServe
         return b""
 
     async with (
-        connected(nats_server) as bus,
-        connected(nats_server) as other,
+        connected(nats_server.url) as bus,
+        connected(nats_server.url) as other,
         other.serve("never", never),
     ):
         asking = asyncio.create_task(bus.request("never", b"", timeout_s=100))
@@ -238,7 +224,7 @@ async def test_requests_on_a_lost_connection_fail_at_once(nats_server: NatsServe
 
 
 async def test_a_cancelled_put_stops_at_once(nats_server: NatsServer) -> None:
-    async with connected(nats_server) as bus:
+    async with connected(nats_server.url) as bus:
         await bus.ensure_stream(SPEC)
         putting = asyncio.create_task(put_blob(bus, "s.blob", bytes(80 << 20)))
         await until(lambda: bus.traffic.messages_out > 30)
@@ -253,7 +239,7 @@ async def test_a_cancelled_put_stops_at_once(nats_server: NatsServer) -> None:
 
 
 async def test_concurrent_creators_on_two_connections_agree(nats_server: NatsServer) -> None:
-    async with connected(nats_server) as bus, connected(nats_server) as other:
+    async with connected(nats_server.url) as bus, connected(nats_server.url) as other:
         await bus.ensure_bucket("b")
         for key in map(str, range(20)):
             outcomes = await asyncio.gather(

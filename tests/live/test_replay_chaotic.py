@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live.stack import Up, spec, until, up
-from live.tape_checks import check_tape, connect
+from live.stack import Stack, spec, up
+from live.tape_checks import check_tape
 
 from diloco_cli.tape_file import FORMATS, check
 from diloco_shared.edges.nats_server import NatsServer
@@ -30,18 +30,18 @@ FAULTS: tuple[tuple[int, str, str, dict[str, Any]], ...] = (
 ROUNDS = 48
 
 
-def inflict(stack: Up, round_: int, kind: str, target: str, settings: dict[str, Any]) -> None:
+def inflict(stack: Stack, round_: int, kind: str, target: str, settings: dict[str, Any]) -> None:
     """On the leader, where a syncer is meant; tried again while somebody is away."""
-    until(lambda: stack.rounds()[-1]["round"] >= round_, f"round {round_}")
+    stack.wait_until(lambda: stack.rounds()[-1]["round"] >= round_, f"round {round_}")
 
     def accepted() -> bool:
         member = stack.leader() if target == "syncer" else target
         return bool(stack.client.chaos(kind, member, **settings))
 
-    until(accepted, f"{kind} on {target}")
+    stack.wait_until(accepted, f"{kind} on {target}")
 
 
-def flips_in_exports(stack: Up, folder: Path) -> None:
+def flips_in_exports(stack: Stack, folder: Path) -> None:
     """Any byte of an exported tape, in both formats; the pure test tries every kind of change."""
     rng = random.Random(1)
     for form in FORMATS:
@@ -55,13 +55,10 @@ def flips_in_exports(stack: Up, folder: Path) -> None:
             assert check(bytes(changed), form)[1].startswith("row ")
 
 
-async def stored(stack: Up, stream: str, subject: str) -> bytes:
-    bus = await connect(stack.folder, stack.endpoint()["nats"])
-    try:
+async def stored(stack: Stack, stream: str, subject: str) -> bytes:
+    async with stack.bus() as bus:
         (first, *_) = await bus.fetch(stream, subject)
         return bytes(first.payload)
-    finally:
-        await bus.close()
 
 
 def flip(folder: Path, payload: bytes, place: int) -> None:
@@ -82,14 +79,14 @@ def test_a_chaotic_run_is_executed_again_and_a_flipped_byte_is_placed(tmp_path: 
         stack.client.create_run(spec())
         for fault in FAULTS:
             inflict(stack, *fault)
-        until(lambda: stack.rounds()[-1]["round"] >= ROUNDS, f"{ROUNDS} rounds")
+        stack.wait_until(lambda: stack.rounds()[-1]["round"] >= ROUNDS, f"{ROUNDS} rounds")
         stack.end()
         check_tape(stack.rounds())
         verified = stack.diloco("tape", "verify", "r")
         assert (verified["faults"], verified["covered"]) == ([], 0)
         replayed = stack.diloco("replay", "r")
         assert (replayed["fault"], replayed["began_at"]) == (None, 0)
-        assert replayed["rounds"] == stack.committed()
+        assert replayed["rounds"] == len(stack.committed())
         flips_in_exports(stack, tmp_path)
 
         committed = [r for r in stack.rounds() if r["outcome"] == "committed"]
@@ -98,7 +95,7 @@ def test_a_chaotic_run_is_executed_again_and_a_flipped_byte_is_placed(tmp_path: 
         record = asyncio.run(stored(stack, subjects.tape_stream("r"), "tape.r.0"))  # the first
     flip(stack.folder / "nats", chunk, len(chunk) // 2)
     flip(stack.folder / "nats", record, len(record) // 2)
-    token = (stack.folder / "nats-token").read_text().strip()
+    token = stack.nats_token()
     server = NatsServer(stack.folder / "nats", token=token)
     asyncio.run(server.start())
     try:

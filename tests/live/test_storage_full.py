@@ -11,6 +11,7 @@ import pytest
 from live.gate import connected
 from live.small_disk import MIB, small_disk
 from syncer.conftest import Driver, spec
+from waiting import until
 
 from diloco_shared.edges.blobs import get_blob
 from diloco_shared.edges.bus import Bus, StreamSpec
@@ -51,7 +52,6 @@ class Leading:
         self.outbox = Outbox(self.driver.spec, "s", bus, bus)
         self.tape = Tape(bus, RUN)
         self.kinds: list[str] = []
-        self.seen = asyncio.Event()
         self.fullness = Fullness(
             self.driver.spec,
             self.driver.machine,
@@ -64,19 +64,15 @@ class Leading:
         )
 
     def _put(self, event: Any) -> None:
-        self.seen.set()
         self.kinds += [e.kind for e in self.driver.give(event) if hasattr(e, "kind")]
 
     @property
     def state(self) -> tuple[str, str]:
         return self.driver.machine.announcer.state(self.driver.now)
 
-    async def until(self, state: str) -> str:
+    async def comes_to(self, state: str) -> str:
         """Its reason, once the run's state is `state`."""
-        async with asyncio.timeout(60):
-            while self.state[0] != state:
-                await self.seen.wait()
-                self.seen.clear()
+        await until(lambda: self.state[0] == state, f"the state {state}")
         return self.state[1]
 
     async def publish(self, version: int) -> None:
@@ -116,13 +112,13 @@ async def test_a_stream_one_chunk_too_small_is_named_and_goes_on(nats_server: Na
         await streams(bus, DN=len(PAYLOAD) - 1)
         async with leading(bus) as leader:
             publishing = asyncio.create_task(leader.publish(1))
-            reason = await leader.until("full")
+            reason = await leader.comes_to("full")
             assert reason.startswith("DN is full: ")
             assert "raise keeping.stream_bytes_max" in reason
             assert not publishing.done()
             await streams(bus, DN=2 * len(PAYLOAD))
             await publishing
-            await leader.until("running")
+            await leader.comes_to("running")
             assert [k for k in leader.kinds if k in ("full", "room-again")] == [
                 "full",
                 "room-again",
@@ -145,17 +141,19 @@ async def test_a_full_tape_is_archived_and_goes_on(nats_server: NatsServer, tmp_
                     await tape.append(TapeTerm(epoch=0, term=number, leader="s" * 400, at=0.0))
 
             appending = asyncio.create_task(append(300))
-            reason = await leader.until("full")
+            reason = await leader.comes_to("full")
             assert reason.startswith("TAPE is full: ")
             assert "no snapshot covers" in reason
             for _ in range(2):
                 await asyncio.to_thread(snapshots.save, tape.end, {}, {"x": np.zeros(1)})
-            async with asyncio.timeout(60):
-                while not appending.done():
-                    await asyncio.sleep(0.2)
-                    await asyncio.to_thread(snapshots.save, tape.end, {}, {"x": np.zeros(1)})
+
+            async def appended() -> bool:
+                await asyncio.to_thread(snapshots.save, tape.end, {}, {"x": np.zeros(1)})
+                return appending.done()
+
+            await until(appended, "room for every record", every_s=0.2)
             appending.result()
-            await leader.until("running")
+            await leader.comes_to("running")
         info = await bus.stream_info(f"TAPE-{RUN}")
         assert info.first_seq > 1
         assert info.last_seq == 300
@@ -180,7 +178,7 @@ async def test_a_hub_out_of_disk_is_named_and_goes_on(disk: Path) -> None:
         filler.write_bytes(bytes(122 * MIB))
         async with leading(bus) as leader:
             publishing = asyncio.create_task(leader.publish(1))
-            reason = await leader.until("full")
+            reason = await leader.comes_to("full")
             assert reason.startswith("the hub's disk is full")
             assert "no space left on device" in reason
             assert not publishing.done()
@@ -192,7 +190,7 @@ async def test_a_hub_out_of_disk_is_named_and_goes_on(disk: Path) -> None:
             assert not server.stuck()
             async with asyncio.timeout(60):
                 await publishing
-            await leader.until("running")
+            await leader.comes_to("running")
         assert await arrived(bus, 1)
         await bus.close()
     finally:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from live.gate import connected, goes_through, until
+from live.gate import connected, goes_through
+from waiting import until
 
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges import blobs
@@ -39,32 +40,32 @@ CHUNK = 64 * 1024
 PAYLOAD = random.Random(1).randbytes(24 * CHUNK + 5)
 OTHER = random.Random(2).randbytes(24 * CHUNK + 5)
 
-# What is done to chunk `i` before it is sent, and the reason it is refused with ("": ignored).
+# What is done to chunk `i` before it is sent, and the kind that it is refused as.
 Damage = Callable[[Outgoing, int], tuple[dict[str, str], bytes]]
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "truncated": (lambda o, i: (o.headers(i), bytes(o.data(i)[:-1])), "bytes instead of"),
-    "extended": (lambda o, i: (o.headers(i), bytes(o.data(i)) + b"x"), "bytes instead of"),
-    "empty": (lambda o, i: (o.headers(i), b""), "0 bytes instead of"),
-    "corrupt": (lambda o, i: (o.headers(i), flipped(o.data(i))), "wrong checksum"),
-    "another's place": (lambda o, i: (o.headers(i), bytes(o.data(i ^ 1))), "wrong checksum"),
+    "truncated": (lambda o, i: (o.headers(i), bytes(o.data(i)[:-1])), "size"),
+    "extended": (lambda o, i: (o.headers(i), bytes(o.data(i)) + b"x"), "size"),
+    "empty": (lambda o, i: (o.headers(i), b""), "size"),
+    "corrupt": (lambda o, i: (o.headers(i), flipped(o.data(i))), "check"),
+    "another's place": (lambda o, i: (o.headers(i), bytes(o.data(i ^ 1))), "check"),
     "beyond the end": (
         lambda o, i: (o.headers(i) | {HEADER_INDEX: str(o.blob.chunks)}, bytes(o.data(i))),
-        "of 25",
+        "index",
     ),
     "before the start": (
         lambda o, i: (o.headers(i) | {HEADER_INDEX: "-1"}, bytes(o.data(i))),
-        "of 25",
+        "index",
     ),
     "no number": (
         lambda o, i: (o.headers(i) | {HEADER_INDEX: "one"}, bytes(o.data(i))),
-        "malformed header",
+        "header",
     ),
     "no checksum": (
         lambda o, i: ({k: v for k, v in o.headers(i).items() if k != HEADER_CHECK}, b"x"),
-        "is missing",
+        "header",
     ),
-    "no headers": (lambda o, i: ({}, bytes(o.data(i))), "is missing"),
-    "another attempt": (lambda o, i: (o.headers(i) | {HEADER_DIGEST: "0" * 32}, b"x"), ""),
+    "no headers": (lambda o, i: ({}, bytes(o.data(i))), "header"),
+    "another attempt": (lambda o, i: (o.headers(i) | {HEADER_DIGEST: "0" * 32}, b"x"), "attempt"),
 }
 
 
@@ -87,25 +88,24 @@ async def refusals(bus: Bus, blob: Blob) -> Incoming:
 
 @pytest.mark.parametrize("kind", DAMAGES)
 async def test_a_damaged_chunk_beside_the_good_one(nats_server: NatsServer, kind: str) -> None:
-    damage, reason = DAMAGES[kind]
+    damage, counted = DAMAGES[kind]
     outgoing = cut("s.blob", PAYLOAD, chunk_bytes=CHUNK)
     async with connected(nats_server.url) as bus:
         await bus.ensure_stream(SPEC)
-        # Alone it is nothing, and the reason is told.
+        # Alone it is nothing, and the kind is counted.
         await send(bus, "s.blob", *damage(outgoing, 3))
-        with pytest.raises(BlobIncomplete, match=reason or "no good chunks"):
+        with pytest.raises(BlobIncomplete):
             await get_blob(bus, "S", outgoing.blob, timeout_s=0.4)
-        assert {what for what, _ in bus.traffic.refused} == {"chunk"}
+        assert bus.traffic.refused.keys() == {("chunk", counted)}
         # In front of the good ones, in the middle, and behind, it changes nothing.
         blob = await put_blob(bus, "s.blob", PAYLOAD, chunk_bytes=CHUNK)
         await send(bus, "s.blob", *damage(outgoing, 3))
         assert await get_blob(bus, "S", blob, timeout_s=20) == PAYLOAD
         seen = await refusals(bus, blob)
         # The bytes of a repeat are not looked at, so that only the first damage shows there.
-        twice = bool(reason) and "checksum" not in reason
-        faults = seen.refused.total() - seen.refused["attempt"] - seen.refused["repeat"]
-        assert (seen.complete, faults) == (True, bool(reason) + twice)
-        assert reason in seen.fault
+        times = 1 if counted == "check" else 2
+        del seen.refused["repeat"]
+        assert (seen.complete, seen.refused) == (True, {counted: times})
         await goes_through(bus, "S", "s.next", OTHER)
 
 
@@ -181,24 +181,23 @@ def manifest(blob: Blob, round_: int, **changed: object) -> ContributionManifest
     return ContributionManifest.model_validate(fields | changed)
 
 
-# What is changed, what it is counted as, and what is said.
-MANIFESTS: dict[str, tuple[dict[str, object], str, str]] = {
-    "of another run": ({"run": "other"}, "run", "of run other"),
-    "of another term": ({"term": 2}, "term", "a manifest for up.r.a.0.0.1.2"),
-    "of another learner": ({"learner": "b"}, "place", "a manifest for up.r.b"),
-    "of another size": ({"values": VALUES + 1}, "size", "bytes for 4097 values"),
-    "of another codec": ({"codec": "bf16"}, "size", "bytes for 4096 values"),
-    "of an unknown codec": ({"codec": "zip"}, "codec", "zip"),
+# What is changed, and what it is counted as.
+MANIFESTS: dict[str, tuple[dict[str, object], str]] = {
+    "of another run": ({"run": "other"}, "run"),
+    "of another term": ({"term": 2}, "term"),
+    "of another learner": ({"learner": "b"}, "place"),
+    "of another size": ({"values": VALUES + 1}, "size"),
+    "of another codec": ({"codec": "bf16"}, "size"),
+    "of an unknown codec": ({"codec": "zip"}, "codec"),
 }
 
 
 @pytest.mark.parametrize("kind", MANIFESTS)
 async def test_the_syncer_refuses_a_manifest(nats_server: NatsServer, kind: str) -> None:
-    changed, counted, reason = MANIFESTS[kind]
+    changed, counted = MANIFESTS[kind]
     events, refusals = await seen_by_syncer(nats_server, changed)
     assert refusals == {("manifest", counted): 1}
-    (refused,) = [event for event in events if isinstance(event, Malformed)]
-    assert reason in refused.reason
+    assert sum(isinstance(event, Malformed) for event in events) == 1
     (taken,) = [event for event in events if isinstance(event, ContributionSeen)]
     assert taken.manifest.round == 2
 
@@ -211,7 +210,6 @@ async def test_the_syncer_refuses_damaged_chunks_and_bytes_that_are_no_manifest(
     assert refusals[("manifest", "wire")] == 1 and refusals[("chunk", "check")] >= 1
     refused = [event for event in events if isinstance(event, Malformed)]
     assert sorted(event.source for event in refused) == ["a", "up.r.a.0.0.0.3.m"]
-    assert any("wrong checksum" in event.reason for event in refused)
     (taken,) = [event for event in events if isinstance(event, ContributionSeen)]
     assert taken.manifest.round == 2
 

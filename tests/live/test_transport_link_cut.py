@@ -5,7 +5,8 @@ import random
 
 import psutil
 import pytest
-from live.gate import Gate, connected, goes_through, until
+from live.gate import Gate, connected, goes_through
+from waiting import until
 
 from diloco_shared.edges.blobs import get_blob, put_blob
 from diloco_shared.edges.bus import StreamSpec, Unavailable

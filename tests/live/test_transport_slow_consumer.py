@@ -4,7 +4,8 @@ import asyncio
 
 import psutil
 import pytest
-from live.gate import Gate, connected, goes_through, until
+from live.gate import Gate, connected, goes_through
+from waiting import until
 
 from diloco_shared.edges.bus import Delivery, StreamSpec, Unavailable
 from diloco_shared.edges.deliveries import SERVE_LIMIT

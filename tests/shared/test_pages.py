@@ -4,23 +4,14 @@ import mmap
 import subprocess
 import sys
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from waiting import wait_until
 
 from diloco_shared.pages import LARGE_BYTES, Pages, joined, pages
-
-
-def until(there: Callable[[], bool]) -> None:
-    """What nothing refers to any more goes in a thread of its own."""
-    deadline = time.monotonic() + 60
-    while not there():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES, LARGE_BYTES + 1])
@@ -45,7 +36,7 @@ def test_an_array_keeps_its_memory_and_lets_it_go() -> None:
     array[:] = 3
     assert gone() is not None and array.sum() == 3 * LARGE_BYTES
     del array
-    until(lambda: gone() is None)
+    wait_until(lambda: gone() is None)
 
 
 def test_what_is_large_goes_in_a_thread(tmp_path: Path) -> None:
@@ -64,7 +55,7 @@ def test_what_is_large_goes_in_a_thread(tmp_path: Path) -> None:
     del mapped
     assert ended == [] and array[0] == 0.0
     del array
-    until(lambda: bool(ended))
+    wait_until(lambda: bool(ended))
     assert ended != [threading.get_ident()]
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 

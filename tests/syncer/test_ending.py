@@ -45,8 +45,8 @@ def test_a_round_that_waits_for_a_hung_learner_is_skipped(running: Any) -> None:
     running.wait(0.6)
     assert ended(running) and running.tape[-1].outcome == "stopped"
     (skipped,) = running.rounds
-    assert (skipped.outcome, skipped.reason) == ("skipped", "the run stops")
-    assert skipped.quorum_reason == "1 of 2 ready, 2 needed; b is suspect for 5.0 s"
+    assert (skipped.outcome, skipped.quorum) == ("skipped", 2)
+    assert "b is suspect" in skipped.quorum_reason
     assert skipped.quorum_s > 0 and skipped.sync_s == 0
     assert any(isinstance(e, Ended) for e in running.effects)
 
@@ -63,10 +63,7 @@ def test_a_pull_that_a_hung_learner_does_not_answer(
     driver.answer(pull, "a")
     driver.wait(STOP_S + 0.1)
     assert ended(driver)
-    first = driver.rounds[0]
-    assert first.outcome == outcome
-    if outcome == "skipped":
-        assert first.reason == "the run stops: 1 contributions of 2 needed"
+    assert driver.rounds[0].outcome == outcome
 
 
 def test_a_publication_that_no_stream_takes_is_not_waited_for(running: Any) -> None:

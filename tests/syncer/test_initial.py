@@ -1,12 +1,13 @@
 """Initial parameters on their way in: fetched as they come, kept, freed, and healed."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
+from waiting import until
 
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges import blobs
@@ -84,12 +85,6 @@ class Rig:
         return [e for e in self.events if isinstance(e, kind)]
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
     monkeypatch.setattr(initial, "LOOK_S", 0.01)
@@ -148,9 +143,11 @@ async def test_what_the_stream_does_not_hold_is_taken_off_and_the_rest_stays(rig
         payload = codec.encode("fp32", np.ones(4, np.float32))
         await rig.manifest("a", 2, cut(where, payload).blob)
         await until(lambda: rig.all(Malformed))
-        async with asyncio.timeout(60):
-            while await rig.bus.last(rig.stream, manifest_subject(where)):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+
+        async def forgotten() -> bool:
+            return not await rig.bus.last(rig.stream, manifest_subject(where))
+
+        await until(forgotten, "the end of the manifest")
         fetched = rig.data.traffic.bytes_in
         await rig.send("a", 2)
         await until(lambda: rig.all(InitSeen))

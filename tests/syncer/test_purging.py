@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import StreamSpec
@@ -42,12 +43,10 @@ async def left(bus: MemoryBus) -> int:
 
 
 async def emptied(bus: MemoryBus) -> None:
-    """Waits until nothing is left."""
-    async with asyncio.timeout(20):
-        while True:
-            if not await left(bus):
-                return
-            await asyncio.sleep(0)
+    async def empty() -> bool:
+        return not await left(bus)
+
+    await until(empty, "an empty stream")
 
 
 def purger(bus: MemoryBus, run: RunSpec) -> UpPurger:

@@ -116,7 +116,7 @@ async def test_without_any_disk_it_goes_on_from_what_is_published(tmp_path: Path
         record = await within(hub.comes(reborn))
         assert isinstance(record, TapeRebirth)
         again = await within(published(hub, record.epoch))
-        told = await within(hub.told("rebirth"))
+        await within(hub.told("rebirth"))
         await within(hub.comes(lambda r: isinstance(r, TapeSnapshot) and r.term == record.term))
         # Whichever of them did not begin it executes the record, or has its snapshot.
         other = {"s8", "s9"} - {record.leader}
@@ -125,7 +125,6 @@ async def test_without_any_disk_it_goes_on_from_what_is_published(tmp_path: Path
     assert {p: m.anchor_digest for p, m in again.items()} == {  # type: ignore[attr-defined]
         p: m.anchor_digest for p, m in first.items()
     }
-    assert "outer momentum from zero" in told.text  # type: ignore[attr-defined]
     assert len([r for r in await hub.tape() if reborn(r)]) == 1
     # A later leader executes it, or begins after it.
     async with hub.syncer("s8", "one"):

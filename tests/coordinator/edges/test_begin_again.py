@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from waiting import until
+
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeTerm
 from diloco_shared.protocol.records import RunRecord
@@ -25,7 +27,7 @@ async def begun(desk: Any, world: Any, status: Any, *syncers: tuple[str, str]) -
         run = await desk.get("/v1/runs/demo")
         return [s["state"] for s in run["syncers"]] == [state for _, state in syncers]
 
-    await desk.until(shown)
+    await until(shown)
 
 
 async def test_the_run_says_that_it_cannot_go_on_and_what_to_do(world: Any, status: Any) -> None:

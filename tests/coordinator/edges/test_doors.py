@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_coordinator.app import AddressTaken, listen
 from diloco_coordinator.edges.auth import REFUSALS_BURST, admin_token
@@ -154,8 +155,8 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
         await world.says(status())
         await world.tells("evaluation", val_loss=2.5, steps=8)
         registry = desk.registry
-        await desk.until(lambda: registry.statuses and len(registry.roll.living) == 2)
-        await desk.until(lambda: registry.events[-1][1].kind == "evaluation")
+        await until(lambda: registry.statuses and len(registry.roll.living) == 2)
+        await until(lambda: registry.events[-1][1].kind == "evaluation")
         lines = (await desk.http.get("/metrics")).text.splitlines()
         for line in (
             'diloco_members{role="learner"} 2.0',

@@ -4,6 +4,7 @@ import time
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_coordinator import standings
 from diloco_shared.edges.standing import Standing
@@ -27,7 +28,7 @@ async def begun(desk: Any, world: Any) -> str:
     await world.joins("syncer-1", role="syncer")
     await world.joins("learner-1")
     await desk.ask("POST", "/v1/runs", spec())
-    await desk.until(lambda: len(desk.registry.assigned) == 2)
+    await until(lambda: len(desk.registry.assigned) == 2)
     run_id: str = desk.registry.runs["demo"].spec["id"]
     return run_id
 
@@ -38,12 +39,12 @@ async def test_a_stop_without_a_leader_is_carried_out_and_holds_nobody(
     async with world.coordinator() as desk:
         run_id = await begun(desk, world)
         await world.says(status(run_id=run_id))
-        await desk.until(lambda: "demo" in desk.registry.statuses)
+        await until(lambda: "demo" in desk.registry.statuses)
         await world.dies("syncer-1")
         await desk.ask("POST", "/v1/runs/demo/stop")
-        view = await desk.until(lambda: _state(desk, "stopped"))
-        assert view["reason"] == "stopped by the coordinator: no syncer leads it"
-        await desk.until(lambda: "learner-1" not in desk.registry.assigned)
+        view = await until(lambda: _state(desk, "stopped"))
+        assert view["status"]["forced"]
+        await until(lambda: "learner-1" not in desk.registry.assigned)
         assert desk.registry.assigned == {"syncer-1": "demo"}, "it may end the run properly"
         answer = await desk.ask("DELETE", "/v1/runs/demo")
         assert answer.status_code == 204, answer.text
@@ -60,7 +61,7 @@ async def test_a_run_that_nobody_ever_led_is_stopped_too(world: Any) -> None:
         await begun(desk, world)
         await world.dies("syncer-1")
         await desk.ask("POST", "/v1/runs/demo/stop")
-        await desk.until(lambda: _state(desk, "stopped"))
+        await until(lambda: _state(desk, "stopped"))
 
 
 async def test_a_syncer_that_comes_back_settles_what_was_forced(world: Any, status: Any) -> None:
@@ -68,13 +69,13 @@ async def test_a_syncer_that_comes_back_settles_what_was_forced(world: Any, stat
         run_id = await begun(desk, world)
         await world.says(status(run_id=run_id))
         await desk.ask("POST", "/v1/runs/demo/stop")
-        await desk.until(lambda: desk.registry.forced("demo"))
+        await until(lambda: desk.registry.forced("demo"))
         leader = Standing(world.bus, "demo", run_id)
         assert await leader.write(status(run_id=run_id, term=2)) == "the run is settled"
         assert desk.registry.over("demo")
         proper = status(state="stopped", settled=True, run_id=run_id, term=2)
         assert await leader.write(proper) == ""
-        await desk.until(lambda: not desk.registry.forced("demo"))
+        await until(lambda: not desk.registry.forced("demo"))
         assert desk.registry.over("demo")
 
 
@@ -88,13 +89,13 @@ async def test_a_run_once_over_never_gets_members_again(world: Any, status: Any)
         await standby.read()
         end = status(state="finished", settled=True, run_id=run_id)
         assert await first.write(end) == ""
-        await desk.until(lambda: not desk.registry.assigned)
+        await until(lambda: not desk.registry.assigned)
         late = status(state="finished", settled=False, run_id=run_id)
         assert await standby.write(late) == "the run is settled"
         looked = desk.registry.revisions.copy()
         for _ in range(3):
             await desk.ask("POST", "/v1/runs", spec("next"))
-            await desk.until(lambda: set(desk.registry.assigned.values()) == {"next"})
+            await until(lambda: set(desk.registry.assigned.values()) == {"next"})
         assert desk.registry.over("demo") and looked
         assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
 
@@ -103,10 +104,10 @@ async def test_an_end_that_its_leader_did_not_settle_is_settled(world: Any, stat
     async with world.coordinator() as desk:
         run_id = await begun(desk, world)
         await world.says(status(state="finished", settled=False, run_id=run_id))
-        await desk.until(lambda: desk.registry.over("demo"))
+        await until(lambda: desk.registry.over("demo"))
         shown: RunStatus = desk.registry.statuses["demo"]
         assert (shown.state, shown.forced) == ("finished", False)
-        await desk.until(lambda: not desk.registry.assigned)
+        await until(lambda: not desk.registry.assigned)
 
 
 async def test_who_never_leaves_a_deleted_run_is_not_waited_for_for_ever(
@@ -116,11 +117,11 @@ async def test_who_never_leaves_a_deleted_run_is_not_waited_for_for_ever(
     async with world.coordinator() as desk:
         run_id = await begun(desk, world)
         await world.joins("learner-1", run="demo")
-        await desk.until(lambda: desk.registry.working("demo"))
+        await until(lambda: desk.registry.working("demo"))
         await world.says(status(state="stopped", run_id=run_id))
-        await desk.until(lambda: desk.registry.over("demo"))
+        await until(lambda: desk.registry.over("demo"))
         answer = await desk.ask("DELETE", "/v1/runs/demo")
-        assert answer.status_code == 409 and "learner-1 still work for" in answer.text
+        assert answer.status_code == 409 and "learner-1" in answer.text
         now = time.monotonic() + 31.0
         monkeypatch.setattr("diloco_coordinator.edges.runs.time.monotonic", lambda: now)
         assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
@@ -133,8 +134,8 @@ async def test_whatever_keeps_a_run_waiting_is_its_reason(world: Any, status: An
         await world.joins("learner-1", run="demo", state="unfit", reason=reason)
         waits = status(state="waiting", reason="0 of 1 learners have joined", run_id=run_id)
         await world.says(waits)
-        view = await desk.until(lambda: _state(desk, "waiting"))
-        view = await desk.until(lambda: _unfit(desk))
+        view = await until(lambda: _state(desk, "waiting"))
+        view = await until(lambda: _unfit(desk))
         assert view["reason"] == f"0 of 1 learners have joined; learner-1 cannot work: {reason}"
         member = await desk.get("/v1/members/learner-1")
         assert (member["state"], member["reason"]) == ("unfit", reason)
@@ -151,7 +152,7 @@ async def test_a_quorum_that_nobody_can_reach_names_its_consequence(
     async with world.coordinator() as desk:
         run_id = await begun(desk, world)
         await world.says(status(run_id=run_id))
-        await desk.until(lambda: "demo" in desk.registry.statuses)
+        await until(lambda: "demo" in desk.registry.statuses)
         answer = await desk.ask("PATCH", "/v1/runs/demo", {"quorum": 5})
         assert answer.json()["consequence"] == (
             "2 of 5 learners are there: no round opens until 3 more join, or 'diloco quorum demo 2'"
@@ -164,8 +165,8 @@ async def test_a_wish_to_drain_is_not_lost_to_another_coordinator(world: Any) ->
     """Each writes down what it sees of members: what a user asked the other one for stays."""
     async with world.coordinator() as one, world.coordinator() as two:
         await world.joins("learner-1")
-        await two.until(lambda: "learner-1" in two.registry.roll.notes)
-        await one.until(lambda: "learner-1" in one.registry.roll.notes)
+        await until(lambda: "learner-1" in two.registry.roll.notes)
+        await until(lambda: "learner-1" in one.registry.roll.notes)
         await one.ask("POST", "/v1/members/learner-1/drain")
         await two.registry._note(two.registry.roll.notes["learner-1"])
         entry = await world.bus.kv_get("notes", "learner-1")

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from waiting import until
+
 from diloco_shared.edges.bus import Entry
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment
@@ -16,11 +18,11 @@ SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 async def test_an_unknown_learner_is_answered_with_the_known_ones(world: Any) -> None:
     async with world.coordinator() as desk:
         await world.joins("a", "b")
-        await desk.until(lambda: len(desk.registry.roll.living) == 2)
+        await until(lambda: len(desk.registry.roll.living) == 2)
         for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/drain")):
             answer = await desk.ask(method, f"/v1/members/c{path}")
             assert answer.status_code == 404
-            assert answer.json()["detail"] == "there is no member 'c'; known: a, b"
+            assert answer.json()["detail"].endswith("known: a, b")
 
 
 async def test_a_member_shows_its_process_and_what_its_syncer_sees(
@@ -31,7 +33,7 @@ async def test_a_member_shows_its_process_and_what_its_syncer_sees(
         await world.joins("syncer-1", role="syncer")
         await world.joins("a")
         await world.says(status())
-        await desk.until(lambda: "a" in desk.registry.assigned and desk.registry.statuses)
+        await until(lambda: "a" in desk.registry.assigned and desk.registry.statuses)
         shown = await desk.get("/v1/members/a")
         assert (shown["assigned"], shown["alive"], shown["draining"]) == ("demo", True, False)
         assert shown["learner"]["step"] == 8
@@ -44,7 +46,7 @@ async def test_syncers_show_who_leads_and_how_far_behind_a_standby_is(world: Any
         await world.joins("a")
         await world.joins("syncer-1", role="syncer", state="leading", tape_seq=40)
         await world.joins("syncer-2", role="syncer", state="standby", tape_seq=37)
-        await desk.until(lambda: {"syncer-1", "syncer-2"} <= desk.registry.assigned.keys())
+        await until(lambda: {"syncer-1", "syncer-2"} <= desk.registry.assigned.keys())
         shown = await desk.get("/v1/members/syncer-2")
         assert (shown["state"], shown["lag_records"]) == ("standby", 3)
         run = await desk.get("/v1/runs/demo")
@@ -55,9 +57,9 @@ async def test_syncers_show_who_leads_and_how_far_behind_a_standby_is(world: Any
         # One that cannot lead says why, and a run that nobody can lead says it of all.
         await world.joins("syncer-1", role="syncer", state="ineligible", reason="record 41")
         await world.joins("syncer-2", role="syncer", state="ineligible", reason="record 38")
-        await desk.until(lambda: desk.registry.waiting.get("demo"))
+        await until(lambda: desk.registry.waiting.get("demo"))
         why = "syncer-1 cannot lead: record 41; syncer-2 cannot lead: record 38"
-        await desk.until(lambda: desk.registry.waiting["demo"] == why)
+        await until(lambda: desk.registry.waiting["demo"] == why)
 
 
 async def test_the_dead_stay_assigned_until_they_are_forgotten(world: Any) -> None:
@@ -65,10 +67,10 @@ async def test_the_dead_stay_assigned_until_they_are_forgotten(world: Any) -> No
         await desk.ask("POST", "/v1/runs", SPEC)
         await world.joins("syncer-1", role="syncer")
         await world.joins("a")
-        await desk.until(lambda: "a" in desk.registry.assigned)
+        await until(lambda: "a" in desk.registry.assigned)
         assert (await desk.ask("DELETE", "/v1/members/a")).status_code == 409
         await world.dies("a")
-        await desk.until(lambda: not desk.registry.roll.notes["a"].alive)
+        await until(lambda: not desk.registry.roll.notes["a"].alive)
         shown = await desk.get("/v1/members/a")
         assert (shown["alive"], shown["assigned"]) == (False, "demo")
         assert shown["gone_since"] > 0
@@ -82,13 +84,13 @@ async def test_a_drained_member_loses_its_work_and_gets_none(world: Any) -> None
         await desk.ask("POST", "/v1/runs", SPEC)
         await world.joins("syncer-1", role="syncer")
         await world.joins("a", "b")
-        await desk.until(lambda: len(desk.registry.assigned) == 3)
+        await until(lambda: len(desk.registry.assigned) == 3)
         assert (await desk.ask("POST", "/v1/members/a/drain")).json()["draining"]
-        await desk.until(lambda: "a" not in desk.registry.assigned)
+        await until(lambda: "a" not in desk.registry.assigned)
         entry: Entry = await world.bus.kv_get(subjects.ASSIGNMENTS, "a")
         assert entry.value is not None and decode(entry.value, Assignment).run == ""
         assert not (await desk.ask("DELETE", "/v1/members/a/drain")).json()["draining"]
-        await desk.until(lambda: "a" in desk.registry.assigned)
+        await until(lambda: "a" in desk.registry.assigned)
         kinds = [e["kind"] for e in (await desk.get("/v1/events"))["events"]]
         assert "member-drained" in kinds and "released" in kinds
 
@@ -96,7 +98,7 @@ async def test_a_drained_member_loses_its_work_and_gets_none(world: Any) -> None
 async def test_who_works_for_no_run_cannot_be_drained(world: Any) -> None:
     async with world.coordinator() as desk:
         await world.joins("sup", role="supervisor")
-        await desk.until(lambda: desk.registry.roll.living)
+        await until(lambda: desk.registry.roll.living)
         answer = await desk.ask("POST", "/v1/members/sup/drain")
         assert (answer.status_code, answer.json()["detail"]) == (
             409,
@@ -110,21 +112,21 @@ async def test_a_restart_loses_nothing(world: Any, status: Callable[..., Any]) -
         await desk.ask("POST", "/v1/runs", SPEC)
         await world.joins("syncer-1", role="syncer")
         await world.joins("a", "b", "c")
-        await desk.until(lambda: len(desk.registry.assigned) == 4)
+        await until(lambda: len(desk.registry.assigned) == 4)
         await desk.ask("POST", "/v1/members/c/drain")
-        await desk.until(lambda: "c" not in desk.registry.assigned)
+        await until(lambda: "c" not in desk.registry.assigned)
         await world.dies("a")
-        await desk.until(lambda: not desk.registry.roll.notes["a"].alive)
+        await until(lambda: not desk.registry.roll.notes["a"].alive)
         made = await desk.ask("POST", "/v1/tokens", {"name": "eve", "role": "viewer"})
         await world.tells("evaluation", val_loss=2.0, steps=24)
-        await desk.until(lambda: desk.registry.events[-1][1].kind == "evaluation")
+        await until(lambda: desk.registry.events[-1][1].kind == "evaluation")
         before = [await desk.get(p) for p in ("/v1/runs", "/v1/members", "/v1/events")]
     # The syncer dies while nobody looks.
     await world.dies("syncer-1")
     await world.joins("syncer-2", role="syncer")
     async with world.coordinator() as desk:
         # Its role is not forgotten: the second one stands by, and does not replace it.
-        await desk.until(lambda: desk.registry.assigned.get("syncer-2") == "demo")
+        await until(lambda: desk.registry.assigned.get("syncer-2") == "demo")
         runs, members, events = [
             await desk.get(p) for p in ("/v1/runs", "/v1/members", "/v1/events")
         ]
@@ -144,19 +146,19 @@ async def test_two_coordinators_agree_on_who_works(world: Any) -> None:
         await one.ask("POST", "/v1/runs", SPEC)
         await world.joins("syncer-1", role="syncer")
         await world.joins("a", "b")
-        await one.until(lambda: len(one.registry.assigned) == 3)
-        await two.until(lambda: two.registry.assigned == one.registry.assigned)
+        await until(lambda: len(one.registry.assigned) == 3)
+        await until(lambda: two.registry.assigned == one.registry.assigned)
         await one.ask("POST", "/v1/members/a/drain")
-        await two.until(lambda: two.registry.roll.notes["a"].draining)
-        await two.until(lambda: "a" not in two.registry.assigned)
-        await one.until(lambda: "a" not in one.registry.assigned)
+        await until(lambda: two.registry.roll.notes["a"].draining)
+        await until(lambda: "a" not in two.registry.assigned)
+        await until(lambda: "a" not in one.registry.assigned)
 
 
 async def test_events_come_by_cursor_and_by_run(world: Any) -> None:
     async with world.coordinator() as desk:
         for n in range(5):
             await world.tells("join", run="demo" if n % 2 else "other", n=n)
-        await desk.until(lambda: len(desk.registry.events) == 5)
+        await until(lambda: len(desk.registry.events) == 5)
         page = await desk.get("/v1/events?limit=2")
         assert [e["data"]["n"] for e in page["events"]] == [0, 1]
         rest = await desk.get(f"/v1/events?after={page['next']}")
@@ -171,7 +173,7 @@ async def test_events_are_streamed_from_a_cursor_on(world: Any) -> None:
     async with world.coordinator() as desk:
         await world.tells("join", n=0)
         await world.tells("join", n=1)
-        await desk.until(lambda: len(desk.registry.events) == 2)
+        await until(lambda: len(desk.registry.events) == 2)
         first = desk.registry.events[0][0]
         chunks = desk.streams.events(first, "").body_iterator
         assert await anext(chunks) == ": open\n\n"

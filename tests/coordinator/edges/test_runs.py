@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_coordinator import standings
 from diloco_shared.edges.bus import Unavailable
@@ -22,7 +23,7 @@ async def test_a_run_waits_for_members_and_then_gets_them(world: Any) -> None:
         assert made.status_code == 201
         assert made.headers["Location"] == "/v1/runs/demo"
         assert made.json()["state"] == "queued"
-        await desk.until(lambda: desk.registry.waiting)
+        await until(lambda: desk.registry.waiting)
         assert (await desk.get("/v1/runs/demo"))["reason"] == "queued: no free syncer"
         await world.joins("syncer-1", role="syncer")
         await world.joins("a")
@@ -30,9 +31,9 @@ async def test_a_run_waits_for_members_and_then_gets_them(world: Any) -> None:
         async def reason() -> bool:
             return bool((await desk.get("/v1/runs/demo"))["reason"] == ONE_OF_TWO)
 
-        await desk.until(reason)
+        await until(reason)
         await world.joins("b")
-        await desk.until(lambda: len(desk.registry.assigned) == 3)
+        await until(lambda: len(desk.registry.assigned) == 3)
         assert (await desk.get("/v1/runs/demo"))["members"] == ["a", "b", "syncer-1"]
         kinds = [e["kind"] for e in (await desk.get("/v1/events?run=demo"))["events"]]
         assert kinds[0] == "run-created" and "assigned" in kinds
@@ -89,7 +90,7 @@ async def test_an_unknown_run_is_answered_with_the_known_ones(world: Any) -> Non
         for method, path in (("GET", ""), ("POST", "/pause"), ("DELETE", ""), ("GET", "/rounds")):
             answer = await desk.ask(method, f"/v1/runs/other{path}")
             assert answer.status_code == 404
-            assert answer.json()["detail"] == "there is no run 'other'; known: demo"
+            assert answer.json()["detail"].endswith("known: demo")
 
 
 async def test_pause_resume_stop_and_no_way_back(world: Any) -> None:
@@ -130,7 +131,7 @@ async def test_two_coordinators_change_one_run(world: Any) -> None:
     """The one that wrote last with an old view tries again; neither change is lost."""
     async with world.coordinator() as one, world.coordinator() as two:
         await one.ask("POST", "/v1/runs", SPEC)
-        await two.until(lambda: "demo" in two.registry.runs)
+        await until(lambda: "demo" in two.registry.runs)
         await one.ask("PATCH", "/v1/runs/demo", {"quorum": 2})
         paused = await two.ask("POST", "/v1/runs/demo/pause")
         assert (paused.json()["desired"], paused.json()["quorum"]) == ("paused", 2)
@@ -145,10 +146,10 @@ async def test_deleting_takes_a_run_that_is_over_and_all_it_left(
         await world.tape("demo", closed(0))
         await world.bus.kv_put(subjects.SHARDS, "demo.3", b"x")
         await world.bus.kv_put(subjects.SHARDS, "demo2.3", b"x")
-        await desk.until(lambda: desk.registry.statuses)
+        await until(lambda: desk.registry.statuses)
         assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 409
         await world.says(status(state="finished"))
-        await desk.until(lambda: desk.registry.over("demo"))
+        await until(lambda: desk.registry.over("demo"))
         assert (await desk.ask("POST", "/v1/runs/demo/pause")).status_code == 409
         assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
         assert (await desk.get("/v1/runs"))["runs"] == []
@@ -194,8 +195,8 @@ async def test_metrics_tell_losses_over_time(world: Any, status: Callable[..., A
             await world.says(status(at=100.0 + n))
             await world.tells("evaluation", val_loss=5.0 - n, steps=8 * n)
         curves = desk.registry.histories
-        await desk.until(lambda: curves.of("demo") and curves.of("demo")[-1]["at"] == 102.0)
-        await desk.until(lambda: len(desk.registry.events) == 4)
+        await until(lambda: curves.of("demo") and curves.of("demo")[-1]["at"] == 102.0)
+        await until(lambda: len(desk.registry.events) == 4)
         metrics = await desk.get("/v1/runs/demo/metrics")
         assert [e["val_loss"] for e in metrics["evaluations"]] == [5.0, 4.0, 3.0]
         sample = metrics["history"][-1]
@@ -209,7 +210,7 @@ async def test_a_loss_that_is_not_a_number_is_shown_as_none(
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)
         await world.says(status(learners={"a": {"loss": float("nan")}}))
-        await desk.until(lambda: desk.registry.statuses)
+        await until(lambda: desk.registry.statuses)
         assert (await desk.get("/v1/runs/demo"))["status"]["learners"]["a"]["loss"] is None
 
 
@@ -217,7 +218,7 @@ async def test_a_run_is_streamed_until_it_is_over(world: Any, status: Callable[.
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", SPEC)
         await world.says(status(state="finished"))
-        await desk.until(lambda: desk.registry.statuses)
+        await until(lambda: desk.registry.statuses)
         answer = await desk.ask("GET", "/v1/runs/demo/stream")
         assert answer.headers["content-type"].startswith("text/event-stream")
         assert '"state": "finished"' in answer.text
@@ -248,10 +249,10 @@ async def test_a_run_submitted_again_under_its_name_is_another_one(
         first = (await desk.ask("POST", "/v1/runs", SPEC)).json()["spec"]["id"]
         await world.joins("learner-1")
         await world.joins("syncer-1", role="syncer")
-        await desk.until(lambda: len(desk.registry.assigned) == 2)
+        await until(lambda: len(desk.registry.assigned) == 2)
         await world.joins("learner-1", run="demo")
         await world.says(status(state="finished"))
-        await desk.until(lambda: desk.registry.over("demo") and desk.registry.working("demo"))
+        await until(lambda: desk.registry.over("demo") and desk.registry.working("demo"))
         deleting = asyncio.create_task(desk.ask("DELETE", "/v1/runs/demo"))
         await world.joins("learner-1")
         assert (await deleting).status_code == 204, "once nobody works for it any more"
@@ -260,13 +261,13 @@ async def test_a_run_submitted_again_under_its_name_is_another_one(
 
         second = (await desk.ask("POST", "/v1/runs", SPEC)).json()["spec"]["id"]
         assert second != first
-        await desk.until(lambda: len(desk.registry.assigned) == 2)
+        await until(lambda: len(desk.registry.assigned) == 2)
         assert (await assignment("learner-1")).run_id == second
         # Written by a coordinator that had not seen the deletion: void, and replaced.
         await desk.registry.assign("learner-1", "")
         stale = Assignment(member="learner-1", run="demo", run_id=first, at=0.0)
         await world.bus.kv_put(subjects.ASSIGNMENTS, "learner-1", encode(stale))
-        await desk.until(
+        await until(
             lambda: (
                 desk.registry.assignments["learner-1"].run_id == second
                 and desk.registry.assigned.get("learner-1") == "demo"
@@ -285,10 +286,10 @@ async def test_a_run_is_not_deleted_under_somebody_who_works_for_it(
         await desk.ask("POST", "/v1/runs", SPEC)
         await world.joins("learner-1", run="demo")
         await world.says(status(state="finished"))
-        await desk.until(lambda: desk.registry.over("demo") and desk.registry.working("demo"))
+        await until(lambda: desk.registry.over("demo") and desk.registry.working("demo"))
         answer = await desk.ask("DELETE", "/v1/runs/demo")
         assert answer.status_code == 409
-        assert "learner-1 still work" in answer.json()["detail"]
+        assert "learner-1" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("subject", [subjects.beat("demo"), subjects.lapsed_beat("demo")])
@@ -310,5 +311,5 @@ async def test_a_state_that_its_leader_cannot_write_is_heard(
             await world.bus.publish(subject, encode(Beat(**of_run, **told)))
             return bool((await desk.get("/v1/runs/demo"))["state"] == "full")
 
-        await desk.until(shown)
+        await until(shown)
         assert (await desk.get("/v1/runs/demo"))["reason"] == "the hub's disk is full"

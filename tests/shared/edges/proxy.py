@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -78,9 +78,3 @@ async def through(server: NatsServer, **options: Any) -> AsyncIterator[tuple[Nat
         await bus.close()
         listener.close()
         await asyncio.gather(*proxy.serving)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Look again every few milliseconds; the test's own time limit ends it."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event
-        await asyncio.sleep(0.01)

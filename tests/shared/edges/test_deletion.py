@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+from waiting import until
+
 from diloco_shared.edges.deletion import remove_deleted
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
@@ -24,15 +26,10 @@ async def test_folders_go_also_of_a_run_that_was_deleted_while_the_process_was_d
     def names() -> set[str]:
         return {path.name for path in tmp_path.iterdir()}
 
-    async def left(*these: str) -> None:
-        while names() != set(these):  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0)
-
     mark = encode(Deleted(run="r", at=0.0))
     await bus.kv_put(subjects.DELETED, "aa", mark)
     removing = asyncio.create_task(remove_deleted(MemoryBus(broker, "process"), tmp_path))
-    async with asyncio.timeout(30):
-        await left("r.bb", "s.cc")
-        await bus.kv_put(subjects.DELETED, "cc", mark)
-        await left("r.bb")
+    await until(lambda: names() == {"r.bb", "s.cc"})
+    await bus.kv_put(subjects.DELETED, "cc", mark)
+    await until(lambda: names() == {"r.bb"})
     removing.cancel()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_shared.edges.bus import StreamSpec
 from diloco_shared.edges.faults import ARMED_MAX, Abilities, FaultAgent
@@ -27,11 +28,9 @@ class Victim:
 
     def __init__(self) -> None:
         self.done: list[str] = []
-        self.changed = asyncio.Event()
 
     def note(self, what: str) -> None:
         self.done.append(what)
-        self.changed.set()
 
     def abilities(self) -> Abilities:
         return Abilities(
@@ -40,12 +39,6 @@ class Victim:
             kill=lambda: self.note("kill"),
             hang=lambda seconds: self.note(f"hang {seconds:g}"),
         )
-
-    async def until(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.done) < count:
-                self.changed.clear()
-                await self.changed.wait()
 
 
 @asynccontextmanager
@@ -151,7 +144,7 @@ async def test_the_truth_is_written_before_the_kill() -> None:
     agent.abilities = Abilities(kill=kill)
     async with serving(agent) as bus:
         assert (await ask(bus)).accepted
-        await victim.until(1)
+        await until(lambda: victim.done)
         assert order == [subjects.event("r", "fault-applied"), "kill"]
         (event,) = await told(bus)
         assert event.data["id"] == "f-1"
@@ -170,7 +163,7 @@ async def test_a_fault_for_a_step_waits_for_that_step_and_comes_once() -> None:
         agent.stepped(4)
         assert agent.armed and not agent.tasks
         agent.stepped(6)  # steps are reported coalesced: 5 itself may never be seen
-        await victim.until(1)
+        await until(lambda: victim.done)
         agent.stepped(7)
         assert victim.done == ["kill"]
         assert not agent.armed
@@ -182,7 +175,7 @@ async def test_a_step_already_taken_is_due_at_once() -> None:
     agent.stepped(9)
     async with serving(agent) as bus:
         assert (await ask(bus, at_step=5, kind="nan")).accepted
-        await victim.until(1)
+        await until(lambda: victim.done)
         assert victim.done == ["nan"]
 
 
@@ -191,7 +184,7 @@ async def test_slowness_ends_and_its_end_is_told() -> None:
     agent = new_agent(victim)
     async with serving(agent) as bus:
         assert (await ask(bus, kind="slow", duration_s=0.01, factor=3.0)).accepted
-        await victim.until(2)
+        await until(lambda: len(victim.done) >= 2)
         assert victim.done == ["slow 3", "slow 1"]
         await asyncio.gather(*agent.tasks)
         assert [e.kind for e in await told(bus)] == ["fault-applied", "fault-healed"]
@@ -214,7 +207,7 @@ async def test_a_bus_that_is_away_does_not_save_the_victim() -> None:
     async with serving(agent) as bus:
         await bus.delete_stream(subjects.EVENTS_STREAM)
         assert (await ask(bus)).accepted
-        await victim.until(1)
+        await until(lambda: victim.done)
         assert victim.done == ["kill"]
 
 

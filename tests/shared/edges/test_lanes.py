@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from shared.edges.proxy import PAYLOAD, SPEC, through, until
+from shared.edges.proxy import PAYLOAD, SPEC, through
+from waiting import until
 
 from diloco_shared.edges.blobs import BlobIncomplete, GaveUp, get_blob, put_blob
 from diloco_shared.edges.bus import Refused, Unavailable

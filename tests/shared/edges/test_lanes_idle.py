@@ -4,7 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from shared.edges.proxy import PAYLOAD, through, until
+from shared.edges.proxy import PAYLOAD, through
+from waiting import until
 
 from diloco_shared.edges import lanes
 from diloco_shared.edges.blobs import get_blob, put_blob

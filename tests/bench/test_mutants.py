@@ -1,25 +1,10 @@
 """The mutations of `make mutants` fit the code as it is, and are put in place as they say."""
 
-import importlib.util
+import importlib
 import sys
-from pathlib import Path
-from types import ModuleType
 
+import mutants
 import pytest
-
-ROOT = Path(__file__).parent.parent
-
-
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "bench" / "mutants.py")
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = made  # dataclasses look there
-    spec.loader.exec_module(made)
-    return made
-
-
-mutants = module()
 
 
 def test_every_mutation_fits_the_code_and_compiles() -> None:
@@ -29,7 +14,7 @@ def test_every_mutation_fits_the_code_and_compiles() -> None:
         assert m.old != m.new and m.why
         assert not m.file.startswith(("tests/", "simulator/", "bench/")), m.name
         compile(m.source(), m.file, "exec")
-        assert not m.test or (ROOT / m.test).is_file(), f"{m.name}: no {m.test}"
+        assert not m.test or (mutants.ROOT / m.test).is_file(), f"{m.name}: no {m.test}"
 
 
 def test_one_that_no_longer_fits_is_named() -> None:

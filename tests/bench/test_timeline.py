@@ -1,22 +1,7 @@
 """Figures of a race from the times of steps (bench/racing/timeline.py)."""
 
-import importlib.util
-from pathlib import Path
-from types import ModuleType
-
 import pytest
-
-
-def module() -> ModuleType:
-    path = Path(__file__).parent.parent / "bench" / "racing" / "timeline.py"
-    spec = importlib.util.spec_from_file_location("peers_timeline", path)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
-timeline = module()
+from racing import timeline
 
 
 def ticks(begin: float, end: float, step: float = 0.25) -> list[float]:
