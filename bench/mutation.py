@@ -78,12 +78,10 @@ def tests(drawn: Sequence[Fault]) -> list[str]:
 def counted(verdicts: Iterable[Verdict]) -> dict[str, Any]:
     """How many there were, and who noticed them."""
     by = Counter(v.by or "survived" for v in verdicts)
-    number = by.total()
-    killed = number - by["survived"]
     return {
-        "mutants": number,
+        "mutants": by.total(),
         **{column: by[column] for column in COLUMNS},
-        "share": round(killed / number, 3) if number else 1.0,
+        "share": share(by.total(), by["survived"]),
     }
 
 
@@ -92,19 +90,36 @@ def row(name: str, figures: dict[str, Any]) -> str:
     return f"{name:<62}{columns}{figures['share']:>8.0%}"
 
 
-def result(verdicts: Sequence[Verdict], args: argparse.Namespace, seconds: float) -> dict[str, Any]:
-    modules = dict.fromkeys(v.fault.file for v in verdicts)
+def result(
+    verdicts: Sequence[Verdict], args: argparse.Namespace, seconds: float, before: dict[str, Any]
+) -> dict[str, Any]:
+    """`before`: what an earlier run said of other modules."""
+    drawn = {name: getattr(args, name) for name in ("seed", "sample", "worlds", "budget")}
+    seen = dict.fromkeys(v.fault.file for v in verdicts)
+    modules = {m: counted(v for v in verdicts if v.fault.file == m) for m in seen}
+    survivors = [v.told() for v in verdicts if not v.by]
+    if before and all(before[name] == value for name, value in drawn.items()):
+        modules = {**before["modules"], **modules}
+        survivors = [s for s in before["survivors"] if s["file"] not in seen] + survivors
+        seconds += before["seconds"]
     return {
-        "figures": counted(verdicts),
+        "figures": summed(modules.values()),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "seed": args.seed,
-        "sample": args.sample,
-        "worlds": args.worlds,
-        "slow": args.slow,
+        **drawn,
         "seconds": round(seconds, 1),
-        "modules": {m: counted(v for v in verdicts if v.fault.file == m) for m in modules},
-        "survivors": [v.told() for v in verdicts if not v.by],
+        "modules": dict(sorted(modules.items())),
+        "survivors": sorted(survivors, key=lambda s: (s["file"], s["line"], s["column"])),
     }
+
+
+def summed(rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    counts = list(rows)
+    total = {column: sum(row[column] for row in counts) for column in ("mutants", *COLUMNS)}
+    return {**total, "share": share(total["mutants"], total["survived"])}
+
+
+def share(number: int, survived: int) -> float:
+    return round((number - survived) / number, 3) if number else 1.0
 
 
 def prepared() -> None:
@@ -129,8 +144,9 @@ def judge(drawn: Sequence[Fault], touching: Touching, args: argparse.Namespace) 
     """Module by module, with a line for each and for each survivor, written as they come."""
     began = time.monotonic()
     found: list[Verdict] = []
+    before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     for file in dict.fromkeys(fault.file for fault in drawn):
-        tasks = [(fault, touching.of(fault, args.slow)) for fault in drawn if fault.file == file]
+        tasks = [(fault, touching.of(fault, args.budget)) for fault in drawn if fault.file == file]
         of_file = verdicts(tasks, args.worlds if is_machine(file) else 0)
         found += of_file
         for verdict in of_file:
@@ -138,7 +154,7 @@ def judge(drawn: Sequence[Fault], touching: Touching, args: argparse.Namespace) 
                 print(shown(verdict))
         print(row(file, counted(of_file)), flush=True)
         if args.json:
-            so_far = result(found, args, time.monotonic() - began)
+            so_far = result(found, args, time.monotonic() - began, before)
             args.json.write_text(json.dumps(so_far, indent=2) + "\n", encoding="utf-8")
     return found
 
@@ -159,9 +175,9 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=12, help="faults of each module; 0 for all")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
     parser.add_argument("--worlds", type=int, default=20, help="played for what tests do not see")
-    parser.add_argument("--slow", type=float, default=5, help="skip tests of more seconds")
+    parser.add_argument("--budget", type=float, default=20, help="seconds of tests for each fault")
     parser.add_argument("--tests", nargs="*", default=[], help="files of tests, instead of all")
-    parser.add_argument("--json", type=Path, help="write the table and the survivors there")
+    parser.add_argument("--json", type=Path, help="write it there, beside other modules")
     args = parser.parse_args()
     if not (drawn := chosen(args)):
         sys.exit("there is no such module, or no such fault")

@@ -6,6 +6,7 @@ again when one of them is another, and only then.
 
 import ast
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -69,15 +70,17 @@ class Touching:
         self.tests.sort(key=lambda test: (test.seconds, test.id))
         return failed
 
-    def of(self, fault: Fault, slow_s: float = math.inf) -> list[Test]:
-        """Those that can notice it, the fastest first, without those that take too long."""
-        quick = [t for t in self.tests if t.seconds <= slow_s]
+    def of(self, fault: Fault, budget_s: float = math.inf) -> list[Test]:
+        """Those that can notice it: the fastest ones that take no longer together."""
         if fault.scope:
             span = range(fault.first, fault.last + 1)
-            return [t for t in quick if not t.lines.get(fault.file, _NONE).isdisjoint(span)]
-        # What a module sets when it is imported is seen by who imports it, too.
-        files = {fault.file, *importers(self.root, self.sources, fault.module)}
-        return [t for t in quick if not files.isdisjoint(t.lines)]
+            found = [t for t in self.tests if not t.lines.get(fault.file, _NONE).isdisjoint(span)]
+        else:
+            # What a module sets when it is imported is seen by who imports it, too.
+            files = {fault.file, *importers(self.root, self.sources, fault.module)}
+            found = [t for t in self.tests if not files.isdisjoint(t.lines)]
+        sums = itertools.accumulate(t.seconds for t in found)
+        return [t for t, until in zip(found, sums, strict=True) if until <= budget_s]
 
     def _place(self, file: str) -> Path:
         return self.kept / (file.replace("/", "-") + ".json")

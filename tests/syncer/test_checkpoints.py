@@ -122,6 +122,15 @@ def test_what_cannot_be_written_fails_and_says_why(running: Any) -> None:
     assert marks(running)[-1] == (2, "begun")
 
 
+def test_the_next_checkpoint_waits_for_the_end_of_the_first(running: Any) -> None:
+    running.give(wanted(checkpoint=1))
+    running.give(wanted(checkpoint=2))
+    running.wait(1.0)
+    assert marks(running) == [(1, "begun")]
+    running.give(Sealed(1))
+    assert marks(running) == [(1, "begun"), (1, "complete"), (2, "begun")]
+
+
 def test_a_new_leader_ends_what_the_old_one_began(running: Any) -> None:
     running.give(wanted(checkpoint=1))
     before = running.machine
