@@ -26,6 +26,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).with_suffix(".toml")
 # Worlds played before a mutant counts as one that worlds do not see: a rare fault needs dozens.
@@ -35,6 +37,8 @@ WORLD_S_MAX = 30
 # Slow imports that every mutant needs and few change; done once, before forking.
 LIBRARIES = ("jax", "msgpack", "numba", "numpy", "optax", "pydantic", "safetensors.numpy")
 SHARED = "diloco_shared"
+# Who computes for less of the time than this waits for something: on a busy machine, too.
+IDLE = 0.01
 
 
 def dotted(file: str) -> str:
@@ -220,8 +224,8 @@ def forked(target: Any, *args: Any) -> Any:
     return watched(None, target, *args)[0]
 
 
-def watched(wait_s: float | None, target: Any, *args: Any) -> tuple[Any, int]:
-    """Likewise, with its exit code; one that has sent nothing after `wait_s` is killed."""
+def watched(idle_s: float | None, target: Any, *args: Any) -> tuple[Any, int]:
+    """Likewise, with its exit code; one that computes nothing for `idle_s` is killed."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*args, theirs))
@@ -229,17 +233,29 @@ def watched(wait_s: float | None, target: Any, *args: Any) -> tuple[Any, int]:
         warnings.simplefilter("ignore")  # jax warns of forking; it has done nothing yet
         process.start()
     theirs.close()
-    answer = None
+    answer, computed, since = None, 0.0, time.monotonic()
     try:
-        if ours.poll(wait_s):
-            answer = ours.recv()
-        else:
-            process.kill()
+        while idle_s is not None and not ours.poll(1.0):
+            if (used := _computed(process.pid)) >= computed + IDLE * idle_s:
+                computed, since = used, time.monotonic()
+            elif time.monotonic() > since + idle_s:
+                process.kill()
+                break
+        answer = ours.recv()
     except EOFError:
         pass  # it died
     process.join()
     assert process.exitcode is not None
     return answer, process.exitcode
+
+
+def _computed(pid: int | None) -> float:
+    """Seconds of processor time that a process has taken; none if it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def outcome(mutant: Mutant, seeds: int) -> Outcome:

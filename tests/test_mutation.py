@@ -13,6 +13,7 @@ FILE = "src/diloco_tiny/clamp.py"
 CODE = '''\
 """Keep a value within bounds, and count those that were not."""
 
+import time
 from dataclasses import dataclass
 
 import structlog
@@ -42,6 +43,8 @@ class Clamp:
 def spin(steps: int, done: int = 0) -> int:
     while done < steps:
         done += 1
+    while done > steps:
+        time.sleep(1)
     return done
 
 
@@ -86,7 +89,7 @@ from mutating.nursery import verdicts
 from mutating.touching import Touching
 
 root = Path(sys.argv[1])
-judging.BASE_S = 4.0
+judging.BASE_S = 2.0
 touching = Touching(root, ["src/diloco_tiny"], root / "kept")
 assert touching.measure(["tests/test_clamp.py"]) == []
 assert [t.id.partition("::")[2] for t in touching.tests if "skipped" in t.id] == []

@@ -19,10 +19,10 @@ from mutating.touching import Test, quiet_arguments
 
 # Processor time besides that of the tests themselves: imports, collecting, what is compiled.
 BASE_S = 30.0
-# How much longer than without the fault; the machine is busy with other things too.
+# How much longer than without the fault.
 TIMES = 4.0
-# Somebody who waits takes no processor time: seconds of waiting for each of computing.
-WAITING = 8.0
+# Who waits for what never comes takes no processor time; no test waits for so long.
+IDLE_S = 20.0
 WORLDS_S = 1.0
 # (by, what, worlds played): as in Verdict.
 Found = tuple[str, str, int]
@@ -78,10 +78,6 @@ def limit_s(tests: Sequence[Test], worlds: int) -> float:
     return BASE_S + TIMES * (sum(t.seconds for t in tests) + WORLDS_S * worlds)
 
 
-def waiting_s(limit: float) -> float:
-    return limit * WAITING
-
-
 def ended(code: int) -> Found:
     """One whose process said nothing: by its limit, by us, or by what the fault did to it."""
     return "limit", f"exit code {code}", 0
@@ -91,7 +87,7 @@ def judged(fault: Fault, tests: Sequence[Test], worlds: int) -> Found:
     """In a process of its own, which imports everything anew."""
     limit = limit_s(tests, worlds)
     ids = [t.id for t in tests]
-    answer, code = mutants.watched(waiting_s(limit), look, fault, ids, worlds, int(limit))
+    answer, code = mutants.watched(IDLE_S, look, fault, ids, worlds, int(limit))
     return answer or ended(code)
 
 

@@ -19,6 +19,7 @@ import mutants
 
 from mutating.faults import Fault
 from mutating.judging import (
+    IDLE_S,
     Chosen,
     Found,
     Verdict,
@@ -27,7 +28,6 @@ from mutating.judging import (
     limit_s,
     restrict,
     sound,
-    waiting_s,
     worlds_or_nobody,
 )
 from mutating.touching import Test, quiet_arguments
@@ -51,7 +51,7 @@ class Nursery(Chosen):
             limit = limit_s(tests, self.worlds)
             chosen = [items[t.id] for t in tests if t.id in items]
             arguments = (fault, chosen, self.worlds, int(limit), self)
-            answer, code = mutants.watched(waiting_s(limit), _look, *arguments)
+            answer, code = mutants.watched(IDLE_S, _look, *arguments)
             if answer != "elsewhere":
                 self.found[fault.id] = answer or ended(code)
         return True

@@ -25,8 +25,8 @@ from mutating.faults import Fault
 MARKS = "not live and not whole"
 # One process measures them together, which spares it the imports.
 TOGETHER = 12
-# A file of tests that takes longer is left out, with a word.
-MEASURED_S_MAX = 900
+# Files of tests that wait for longer are left out, with a word.
+IDLE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Touching:
         for n in range(0, len(stale), TOGETHER):
             some = stale[n : n + TOGETHER]
             print(f"measuring {len(some)} files of tests, {some[0]} first", file=sys.stderr)
-            answer, _ = mutants.watched(MEASURED_S_MAX, measured, self.root, some, self.sources)
+            answer, _ = mutants.watched(IDLE_S, measured, self.root, some, self.sources)
             for file in some:
                 if answer is None or file not in answer:
                     failed.append(file)

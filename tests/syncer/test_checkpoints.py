@@ -208,6 +208,7 @@ def test_a_restore_takes_everything_back_under_a_new_epoch(running: Any) -> None
     assert of(seen, Snapshot), "the next leader need not go back again"
     assert (h.epoch, h.versions, h.next_round) == (1, [1, 1], 2)
     assert (h.tokens_useful, h.stamp.steps) == (useful, stamp.steps)
+    assert not h.ledger.lives, "whoever trained is over; what was under way is counted"
     assert (h.stamp, h.term, h.checkpoint) == (stamp, 1, 1)
     beat = of(seen, SendBeat)[-1].beat
     assert (beat.restored.epoch, beat.restored.source) == (1, WISH.source)
