@@ -34,6 +34,7 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.machine import Machine
+from diloco_syncer.restoring import Restoring
 
 
 def wanted(checkpoint: int = 0, restore: Restore | None = None) -> Wanted:
@@ -398,3 +399,20 @@ def test_a_restore_waits_for_the_epoch_that_is_on_its_way(running: Any) -> None:
     assert of(running.give(wanted(restore=WISH)), Load) == []
     running.tape.append(append.record)
     assert of(running.give(Appended(len(running.tape), 1000.0)), Load) == [Load(WISH)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "told", "due"),
+    [(1, 3, False), (2, 2, False), (2, 3, True)],
+)
+def test_what_is_over_goes_back_only_after_other_shards_have(
+    driver_of: Any, shards: int, told: int, due: bool
+) -> None:
+    """It had ended in epoch 2; learners tell of the one that they are in."""
+    history = History(driver_of(shards=shards).spec)
+    restoring = Restoring(history)
+    restoring.wanted = WISH
+    assert restoring.due
+    history.epoch, history.outcome, history.ended_in = 2, "finished", 2
+    restoring.heard = (told, 1)
+    assert restoring.due is due
