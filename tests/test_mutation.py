@@ -13,7 +13,6 @@ FILE = "src/diloco_tiny/clamp.py"
 CODE = '''\
 """Keep a value within bounds, and count those that were not."""
 
-import time
 from dataclasses import dataclass
 
 import structlog
@@ -43,8 +42,6 @@ class Clamp:
 def spin(steps: int, done: int = 0) -> int:
     while done < steps:
         done += 1
-    while done > steps:
-        time.sleep(1)
     return done
 
 
@@ -53,6 +50,8 @@ def never(given: bool) -> None:
         raise ValueError(f"{1 + 1}")
 '''
 TESTS = """\
+from pathlib import Path
+
 import pytest
 
 from diloco_tiny.clamp import Clamp, spin
@@ -71,6 +70,13 @@ def test_counts():
 
 def test_spins():
     assert spin(2) == 2
+
+
+def test_that_passes_once_only():
+    # Whatever the fault: it must not count.
+    first = not Path("ran").exists()
+    Path("ran").touch()
+    assert spin(1) == 1 and first
 
 
 @pytest.mark.skipif(True, reason="never")
@@ -242,12 +248,13 @@ def test_a_fault_is_noticed_by_the_tests_that_run_its_line_or_by_nobody(tiny: Pa
         "2 tests | self.bound -> 0",
         "1 tests | min -> max",
         "1 tests | min(value, self.bound) -> 0",
-        "1 tests | 0 -> 1",
-        "1 tests | done < steps -> done <= steps",
-        "1 limit | done += 1 -> pass",
-        "1 limit | done += 1 -> done -= 1",
-        "1 nobody | 1 -> 2",
-        "1 tests | done -> 0",
+        # One that starts higher ends alike: nobody can tell.
+        "2 nobody | 0 -> 1",
+        "2 tests | done < steps -> done <= steps",
+        "2 limit | done += 1 -> pass",
+        "2 limit | done += 1 -> done -= 1",
+        "2 nobody | 1 -> 2",
+        "2 tests | done -> 0",
         # No test comes here at all.
         "0 nobody | not given -> (given)",
         "0 nobody | raise ValueError(f'{1 + 1}') -> pass",

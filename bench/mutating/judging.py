@@ -10,6 +10,7 @@ import signal
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import mutants
@@ -84,11 +85,17 @@ def ended(code: int) -> Found:
 
 
 def judged(fault: Fault, tests: Sequence[Test], worlds: int) -> Found:
-    """In a process of its own, which imports everything anew."""
-    limit = limit_s(tests, worlds)
-    ids = [t.id for t in tests]
-    answer, code = mutants.watched(IDLE_S, look, fault, ids, worlds, int(limit))
-    return answer or ended(code)
+    """In a process of its own, which imports everything anew. Who fails anyway has no say."""
+    limit, ids = int(limit_s(tests, worlds)), [t.id for t in tests]
+    while True:
+        answer, code = mutants.watched(IDLE_S, look, fault.root, fault, ids, worlds, limit)
+        by, what, _ = found = answer or ended(code)
+        if by != "tests" or what not in ids:
+            return found
+        anyway, _ = mutants.watched(IDLE_S, look, fault.root, None, [what], 0, limit)
+        if anyway == ("", "", 0):
+            return found
+        ids.remove(what)
 
 
 def sound(found: Found) -> Found:
@@ -99,11 +106,14 @@ def sound(found: Found) -> Found:
     return found
 
 
-def look(fault: Fault, ids: Sequence[str], worlds: int, limit: int, answers: Any) -> None:
-    """Import the product with the fault, run the tests, play the worlds."""
-    mutants.quietly(fault.root)
+def look(
+    root: Path, fault: Fault | None, ids: Sequence[str], worlds: int, limit: int, answers: Any
+) -> None:
+    """Import the product with the fault, or without, run the tests, play the worlds."""
+    mutants.quietly(root)
     restrict(limit)
-    mutants.put(fault)
+    if fault is not None:
+        mutants.put(fault)
     if ids and (failed := failing(ids)):
         answers.send(("tests", failed, 0))
     else:

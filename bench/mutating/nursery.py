@@ -43,18 +43,38 @@ class Nursery(Chosen):
         super().__init__(list(dict.fromkeys(t.id for _, tests in tasks for t in tests)))
         self.tasks = tasks
         self.worlds = worlds
+        self.items: dict[str, Any] = {}
+        self.sound: dict[str, bool] = {}
         self.found: dict[str, Found] = {}
 
     def pytest_runtestloop(self, session: Any) -> bool:
-        items = {item.nodeid: item for item in session.items}
+        self.items = {item.nodeid: item for item in session.items}
         for fault, tests in self.tasks:
-            limit = limit_s(tests, self.worlds)
-            chosen = [items[t.id] for t in tests if t.id in items]
-            arguments = (fault, chosen, self.worlds, int(limit), self)
-            answer, code = mutants.watched(IDLE_S, _look, *arguments)
-            if answer != "elsewhere":
-                self.found[fault.id] = answer or ended(code)
+            if (found := self._judged(fault, tests)) is not None:
+                self.found[fault.id] = found
         return True
+
+    def _judged(self, fault: Fault, tests: Sequence[Test]) -> Found | None:
+        """None: it must be imported with its module. Who fails without the fault has no say."""
+        while True:
+            items = [self.items[t.id] for t in tests if t.id in self.items]
+            limit = int(limit_s(tests, self.worlds))
+            arguments = (fault, items, self.worlds, limit, self)
+            answer, code = mutants.watched(IDLE_S, _look, *arguments)
+            if answer == "elsewhere":
+                return None
+            by, what, _ = found = answer or ended(code)
+            if by != "tests" or what not in self.items or self._sound(what):
+                return found
+            del self.items[what]
+
+    def _sound(self, name: str) -> bool:
+        """Whether this test passes as it is, in a fork like those of the faults."""
+        if name not in self.sound:
+            items = [self.items[name]]
+            answer, _ = mutants.watched(IDLE_S, _look, None, items, 0, int(limit_s([], 0)), self)
+            self.sound[name] = answer == ("", "", 0)
+        return self.sound[name]
 
 
 def raised(tasks: Sequence[Task], worlds: int, answers: Any) -> None:
@@ -82,10 +102,11 @@ def verdicts(tasks: Sequence[Task], worlds: int) -> list[Verdict]:
 
 
 def _look(
-    fault: Fault, items: Sequence[Any], worlds: int, limit: int, chosen: Chosen, answers: Any
+    fault: Fault | None, items: Sequence[Any], worlds: int, limit: int, chosen: Chosen, answers: Any
 ) -> None:
     restrict(limit)
-    answers.send(_found(items, worlds, chosen) if patched(fault) else "elsewhere")
+    there = fault is None or patched(fault)
+    answers.send(_found(items, worlds, chosen) if there else "elsewhere")
     # Fixtures need not be torn down, nor threads waited for that a fault has left waiting.
     os._exit(0)
 

@@ -299,6 +299,15 @@ def test_what_history_began_with_is_not_removed(running: Any) -> None:
     assert set(seal.needed) == {WISH.source}
 
 
+def test_what_the_user_wants_to_go_back_to_is_not_removed_meanwhile(running: Any) -> None:
+    running.give(wanted(checkpoint=1))
+    running.give(wanted(checkpoint=1, restore=WISH))
+    running.give(Kept(1))
+    running.step("a", 0, checkpoint=1)
+    (seal,) = of(running.step("b", 0, checkpoint=1), Seal)
+    assert seal == Seal(1, {"a": 0, "b": 0}, {}, (WISH.source,))
+
+
 def test_what_a_tape_goes_back_to_stays_until_a_snapshot_covers_it(running: Any) -> None:
     """Or a syncer that begins at the snapshot before could not execute the tape."""
     merged(running)
