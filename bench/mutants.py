@@ -24,7 +24,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(__file__).with_suffix(".toml")
@@ -35,6 +37,15 @@ WORLD_S_MAX = 30
 # Slow imports that every mutant needs and few change; done once, before forking.
 LIBRARIES = ("jax", "msgpack", "numba", "numpy", "optax", "pydantic", "safetensors.numpy")
 SHARED = "diloco_shared"
+# Who computes for less of the time than this waits for something: on a busy machine, too.
+IDLE = 0.01
+
+
+def dotted(file: str) -> str:
+    """What a file of the product is imported as."""
+    parts = Path(file).with_suffix("").parts
+    first = next(n for n, part in enumerate(parts) if part.startswith("diloco_"))
+    return ".".join(parts[first:]).removesuffix(".__init__")
 
 
 @dataclass(frozen=True)
@@ -51,9 +62,7 @@ class Mutant:
 
     @property
     def module(self) -> str:
-        parts = Path(self.file).with_suffix("").parts
-        first = next(n for n, part in enumerate(parts) if part.startswith("diloco_"))
-        return ".".join(parts[first:])
+        return dotted(self.file)
 
     def source(self) -> str:
         """The file with the fault; ValueError if the old text is not there exactly once."""
@@ -101,10 +110,19 @@ class Loader(importlib.machinery.SourceFileLoader):
         return compile(self.source, self.path, "exec")
 
 
+class Faulty(Protocol):
+    """A module with a fault in it, however it was made."""
+
+    @property
+    def module(self) -> str: ...
+
+    def source(self) -> str: ...
+
+
 class Finder(importlib.abc.MetaPathFinder):
     """Puts the fault in place when its module is imported."""
 
-    def __init__(self, mutant: Mutant) -> None:
+    def __init__(self, mutant: Faulty) -> None:
         self.mutant = mutant
 
     def find_spec(
@@ -118,15 +136,15 @@ class Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def breaks(mutant: Mutant, seed: int) -> str:
-    """What one world of this mutant breaks, in short; "" for nothing."""
+def breaks(seed: int, world: dict[str, Any]) -> str:
+    """What one world breaks, with these options of its own, in short; "" for nothing."""
     from diloco_simulator.options import Options
     from diloco_simulator.scenario import play
 
     warmed()
     signal.signal(signal.SIGPROF, _stuck)
     signal.setitimer(signal.ITIMER_PROF, WORLD_S_MAX)
-    verdict = play(seed, Options.drawn(seed).changed(**mutant.world))
+    verdict = play(seed, Options.drawn(seed).changed(**world))
     signal.setitimer(signal.ITIMER_PROF, 0)
     return verdict.violations[0] if verdict.violations else ""
 
@@ -142,12 +160,12 @@ def _stuck(signum: int, frame: object) -> None:
     raise TimeoutError("a world goes round in circles")
 
 
-def seen_by_worlds(mutant: Mutant, seeds: int) -> tuple[str, int]:
+def seen_by_worlds(seeds: int, world: dict[str, Any]) -> tuple[str, int]:
     """(what broke or "", worlds played)."""
     gc.disable()
     for seed in range(seeds):
         try:
-            broken = breaks(mutant, seed)
+            broken = breaks(seed, world)
         except Exception as error:  # a checker fell over what the product did
             broken = f"crash: {error!r}"
         if broken:
@@ -166,12 +184,9 @@ def seen_by_test(test: str) -> str:
 
 def look(mutant: Mutant, seeds: int, answers: Any) -> None:
     """In a process of its own: import the product with the fault, and watch it."""
-    began = _quietly()
-    if mutant.module.startswith(SHARED):
-        for name in [n for n in sys.modules if n.startswith(SHARED)]:
-            del sys.modules[name]
-    sys.meta_path.insert(0, Finder(mutant))
-    what, played = seen_by_worlds(mutant, seeds)
+    began = quietly(ROOT)
+    put(mutant)
+    what, played = seen_by_worlds(seeds, mutant.world)
     by = "worlds" if what else ""
     if not what and mutant.test:
         what = seen_by_test(mutant.test)
@@ -180,16 +195,24 @@ def look(mutant: Mutant, seeds: int, answers: Any) -> None:
     answers.send(Outcome(mutant.name, mutant.file, mutant.why, by, what[:200], played, seconds))
 
 
-def control(mutant: Mutant, seed: int, answers: Any) -> None:
-    """Likewise, without the fault: the same world must be sound."""
-    _quietly()
-    answers.send(breaks(mutant, seed))
+def control(seed: int, world: dict[str, Any], answers: Any) -> None:
+    """Likewise, without a fault: the same world must be sound."""
+    quietly(ROOT)
+    answers.send(breaks(seed, world))
 
 
-def _quietly() -> float:
+def put(mutant: Faulty) -> None:
+    """What is imported from now on has the fault."""
+    if mutant.module.startswith(SHARED):
+        for name in [n for n in sys.modules if n.startswith(SHARED)]:
+            del sys.modules[name]
+    sys.meta_path.insert(0, Finder(mutant))
+
+
+def quietly(root: Path) -> float:
     """Where the tests are, without output; the time now."""
-    os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT / "tests"))
+    os.chdir(root)
+    sys.path.insert(0, str(root / "tests"))
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
@@ -198,6 +221,11 @@ def _quietly() -> float:
 
 def forked(target: Any, *args: Any) -> Any:
     """What `target` sends from a process of its own; None if it dies over it."""
+    return watched(None, target, *args)[0]
+
+
+def watched(idle_s: float | None, target: Any, *args: Any) -> tuple[Any, int]:
+    """Likewise, with its exit code; one that computes nothing for `idle_s` is killed."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=target, args=(*args, theirs))
@@ -205,12 +233,29 @@ def forked(target: Any, *args: Any) -> Any:
         warnings.simplefilter("ignore")  # jax warns of forking; it has done nothing yet
         process.start()
     theirs.close()
+    answer, computed, since = None, 0.0, time.monotonic()
     try:
+        while idle_s is not None and not ours.poll(1.0):
+            if (used := _computed(process.pid)) >= computed + IDLE * idle_s:
+                computed, since = used, time.monotonic()
+            elif time.monotonic() > since + idle_s:
+                process.kill()
+                break
         answer = ours.recv()
     except EOFError:
-        answer = None
+        pass  # it died
     process.join()
-    return answer
+    assert process.exitcode is not None
+    return answer, process.exitcode
+
+
+def _computed(pid: int | None) -> float:
+    """Seconds of processor time that a process has taken; none if it is gone."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def outcome(mutant: Mutant, seeds: int) -> Outcome:
@@ -218,7 +263,7 @@ def outcome(mutant: Mutant, seeds: int) -> Outcome:
     found: Outcome | None = forked(look, mutant, seeds)
     if found is None:
         return Outcome(mutant.name, mutant.file, mutant.why, "", "the process died", 0, 0.0)
-    if found.by == "worlds" and (sound := forked(control, mutant, found.seeds - 1)) != "":
+    if found.by == "worlds" and (sound := forked(control, found.seeds - 1, mutant.world)) != "":
         why = "the process died" if sound is None else sound
         return replace(found, by="", what=f"breaks without the fault too: {why}")
     return found

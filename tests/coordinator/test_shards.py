@@ -21,6 +21,10 @@ def test_one_shard_is_the_run(status: Any) -> None:
 def test_a_run_is_the_sum_of_its_shards_and_as_far_as_the_slowest(status: Any) -> None:
     none, some = TokenCounts(), TokenCounts(merged=7)
     first = status(
+        epoch=2,
+        at=50.0,
+        bytes_up=5,
+        bytes_down=7,
         versions=(3, -1),
         stamp=stamp(24),
         parameters=300,
@@ -34,6 +38,10 @@ def test_a_run_is_the_sum_of_its_shards_and_as_far_as_the_slowest(status: Any) -
     )
     second = status(
         shard=1,
+        epoch=1,
+        at=40.0,
+        bytes_up=6,
+        bytes_down=8,
         versions=(-1, 2),
         stamp=stamp(16),
         parameters=100,
@@ -49,6 +57,8 @@ def test_a_run_is_the_sum_of_its_shards_and_as_far_as_the_slowest(status: Any) -
     assert whole is not None
     assert (whole.versions, whole.stamp.steps, whole.parameters) == ((3, 2), 16, 400)
     assert (whole.rounds_committed, whole.alive) == (2, ("a", "b"))
+    assert (whole.epoch, whole.at) == (2, 50.0), "the newest that any shard tells of"
+    assert (whole.bytes_up, whole.bytes_down) == (11, 15)
     assert whole.refused == {"late": 3, "stale": 1}
     assert whole.tokens_by_fragment == (some, TokenCounts(merged=5))
     assert whole.tokens == TokenCounts(merged=700, overwritten=75, lost=2, in_flight=231)

@@ -102,8 +102,12 @@ def test_faults_are_told_from_plan_to_healing() -> None:
         event(2, "fault-applied"),
         event(3, "fault-healed"),
         event(4, "join"),
+        (5, Event(run="r", kind="fault-applied", source="a", text="", data={}, at=5.0)),
     ]
     (fault,) = fault_views(events)
+    # What is no fault, or has no name, is none of its moments.
+    told = {key for key in fault if key.endswith("_at")}
+    assert told == {"planned_at", "applied_at", "healed_at"}
     assert (fault["planned_at"], fault["applied_at"], fault["healed_at"]) == (1.0, 2.0, 3.0)
     assert (fault["kind"], fault["target"], fault["when"]) == ("hang", "a", "at step 3 (now 1)")
 

@@ -34,6 +34,7 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.history import History, TapeFault
 from diloco_syncer.machine import Machine
+from diloco_syncer.restoring import Restoring
 
 
 def wanted(checkpoint: int = 0, restore: Restore | None = None) -> Wanted:
@@ -122,6 +123,15 @@ def test_what_cannot_be_written_fails_and_says_why(running: Any) -> None:
     assert marks(running)[-1] == (2, "begun")
 
 
+def test_the_next_checkpoint_waits_for_the_end_of_the_first(running: Any) -> None:
+    running.give(wanted(checkpoint=1))
+    running.give(wanted(checkpoint=2))
+    running.wait(1.0)
+    assert marks(running) == [(1, "begun")]
+    running.give(Sealed(1))
+    assert marks(running) == [(1, "begun"), (1, "complete"), (2, "begun")]
+
+
 def test_a_new_leader_ends_what_the_old_one_began(running: Any) -> None:
     running.give(wanted(checkpoint=1))
     before = running.machine
@@ -199,6 +209,7 @@ def test_a_restore_takes_everything_back_under_a_new_epoch(running: Any) -> None
     assert of(seen, Snapshot), "the next leader need not go back again"
     assert (h.epoch, h.versions, h.next_round) == (1, [1, 1], 2)
     assert (h.tokens_useful, h.stamp.steps) == (useful, stamp.steps)
+    assert not h.ledger.lives, "whoever trained is over; what was under way is counted"
     assert (h.stamp, h.term, h.checkpoint) == (stamp, 1, 1)
     beat = of(seen, SendBeat)[-1].beat
     assert (beat.restored.epoch, beat.restored.source) == (1, WISH.source)
@@ -286,6 +297,15 @@ def test_what_history_began_with_is_not_removed(running: Any) -> None:
     running.give(wanted(checkpoint=2))
     (seal,) = of(running.give(Kept(2)), Seal)
     assert set(seal.needed) == {WISH.source}
+
+
+def test_what_the_user_wants_to_go_back_to_is_not_removed_meanwhile(running: Any) -> None:
+    running.give(wanted(checkpoint=1))
+    running.give(wanted(checkpoint=1, restore=WISH))
+    running.give(Kept(1))
+    running.step("a", 0, checkpoint=1)
+    (seal,) = of(running.step("b", 0, checkpoint=1), Seal)
+    assert seal == Seal(1, {"a": 0, "b": 0}, {}, (WISH.source,))
 
 
 def test_what_a_tape_goes_back_to_stays_until_a_snapshot_covers_it(running: Any) -> None:
@@ -388,3 +408,20 @@ def test_a_restore_waits_for_the_epoch_that_is_on_its_way(running: Any) -> None:
     assert of(running.give(wanted(restore=WISH)), Load) == []
     running.tape.append(append.record)
     assert of(running.give(Appended(len(running.tape), 1000.0)), Load) == [Load(WISH)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "told", "due"),
+    [(1, 3, False), (2, 2, False), (2, 3, True)],
+)
+def test_what_is_over_goes_back_only_after_other_shards_have(
+    driver_of: Any, shards: int, told: int, due: bool
+) -> None:
+    """It had ended in epoch 2; learners tell of the one that they are in."""
+    history = History(driver_of(shards=shards).spec)
+    restoring = Restoring(history)
+    restoring.wanted = WISH
+    assert restoring.due
+    history.epoch, history.outcome, history.ended_in = 2, "finished", 2
+    restoring.heard = (told, 1)
+    assert restoring.due is due

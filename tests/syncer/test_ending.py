@@ -111,6 +111,27 @@ def test_a_restore_that_never_comes_is_not_waited_for(running: Any) -> None:
     assert ended(running)
 
 
+def test_history_that_goes_on_where_it_had_ended_has_an_end_of_its_own(running: Any) -> None:
+    running.give(STOP)
+    running.wait(STOP_S + 0.1)
+    ending, rounds = running.machine.ending, running.machine.rounds
+    assert ended(running) and ending.told and ending.due and rounds.stopped
+    ending.restored()
+    assert not (ending.told or ending.due or rounds.stopped)
+
+
+def test_while_learners_train_a_stop_waits_for_its_time_even_between_rounds(running: Any) -> None:
+    for learner in "ab":
+        running.step(learner, 1)
+    running.give(STOP)
+    running.wait(STOP_S - 0.5)
+    for learner in "ab":
+        running.step(learner, 1)
+    assert not ended(running)
+    running.wait(0.6)
+    assert ended(running)
+
+
 def test_a_paused_run_stops(running: Any) -> None:
     running.give(Wanted(paused=True, stopping=False, quorum=2))
     running.step("a", 8, state="paused")

@@ -52,6 +52,8 @@ def test_a_sound_contribution_passes() -> None:
     assert judge(manifest(base=9), EXPECTED, finite=True, norm=0.0) is None
     # Fewer tokens than declared: a learner may take smaller batches.
     assert judge(manifest(tokens_to=321), EXPECTED, finite=True, norm=1.0) is None
+    # A single step is enough.
+    assert judge(manifest(step_to=6, tokens_to=384), EXPECTED, finite=True, norm=1.0) is None
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,16 @@ def test_what_the_records_say_is_what_is_known() -> None:
     assert list(h.norms.norms[1]) == [1.5, 0.25]
 
 
+def test_who_was_merged_longer_ago_than_a_cycle_does_not_take_part() -> None:
+    """Rounds that merged nobody count as well: H is 8."""
+    nobody = {"outcome": "skipped", "version": 1, "verdicts": (), "anchor_digest": ""}
+    first = (term(1), init(), round_(0, verdicts=(verdict("a", 0),)))
+    second = round_(1, verdicts=(verdict("b", 1),))
+    skipped = [round_(n, **nobody) for n in range(2, 9)]
+    assert of(*first, second, *skipped[:-1]).participating == ("a", "b")
+    assert of(*first, second, *skipped).participating == ("b",)
+
+
 def test_the_two_newest_rounds_that_merged_a_learner_are_known() -> None:
     """For whoever missed the publication of the earlier one; another incarnation gave neither."""
     records = (term(1), init(), *(round_(n) for n in range(5)))

@@ -11,6 +11,14 @@ def test_the_first_pull_of_the_next_round_is_the_limit() -> None:
     assert horizon.below(4, up_seq=33) == 21
 
 
+def test_of_several_later_rounds_the_one_pulled_first_is_the_limit() -> None:
+    horizon = Horizon()
+    for n, up_seq in ((5, 20), (6, 25), (7, 25)):
+        horizon.pulled(n, up_seq)
+    assert horizon.below(4, up_seq=33) == 21
+    assert horizon.below(5, up_seq=33) == 26
+
+
 def test_a_round_skipped_without_a_pull_does_not_open_the_way_for_later_ones() -> None:
     horizon = Horizon()
     horizon.pulled(6, 20)  # round 5 had nobody to ask

@@ -254,6 +254,16 @@ def test_the_budget_ends_the_run_after_one_last_round_of_every_fragment(running:
     assert running.machine.announcer.state(running.now)[0] == "finished"
 
 
+def test_every_outer_step_knows_how_much_of_the_budget_was_used(running: Any) -> None:
+    """The momentum's schedule follows it, and whoever executes the tape again must know it."""
+    finish(running)
+    staged = [s.fraction for s in of(running.effects, Stage)]
+    before = [0.0, *(r.stamp.fraction for r in running.rounds)][: len(staged)]
+    assert staged == pytest.approx(before)
+    assert [r.outer_fraction for r in running.rounds] == staged
+    assert staged[1] > 0 and staged[-1] == 1.0
+
+
 def test_rounds_are_never_closer_than_h_over_p_steps(running: Any) -> None:
     finish(running)
     paced = running.rounds[:20]

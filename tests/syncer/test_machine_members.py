@@ -15,6 +15,7 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_shared.protocol.wire import encode
+from diloco_syncer import admission as admission_module
 from diloco_syncer import roster as roster_module
 from diloco_syncer.events import (
     BusBack,
@@ -74,6 +75,39 @@ def test_a_newcomer_gets_a_healthy_donor_which_is_asked_until_it_trains(running:
     assert of(running.wait(2.1), SendDonate)
     running.step("c", 1)
     assert not of(running.wait(2.1), SendDonate)
+
+
+def test_a_join_that_comes_twice_gets_the_first_grant_again_and_takes_no_second_donor(
+    running: Any,
+) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    first = of(running.join("c"), SendGrant)[0].grant
+    assert first.donor in ("a", "b")
+    again = running.join("c")
+    assert [e.grant for e in of(again, SendGrant)] == [first]
+    assert not of(again, SendDonate) and not of(again, Tell)
+
+
+def test_no_more_grants_are_remembered_than_their_limit_the_oldest_goes_i12(
+    running: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(admission_module, "GRANTS_MAX", 2)
+    for name in ("c", "d", "e"):
+        running.join(name)
+    assert list(running.machine.admission.grants) == ["d-0", "e-0"]
+
+
+@pytest.mark.parametrize(("shards", "accepted"), [(1, False), (2, True)])
+def test_nobody_is_let_into_a_run_that_is_over_but_for_other_shards(
+    driver_of: Any, shards: int, accepted: bool
+) -> None:
+    driver = driver_of(shards=shards)
+    driver.start("a", "b")
+    driver.machine.history.outcome = "stopped"
+    grant = of(driver.join("c"), SendGrant)[0].grant
+    assert grant.accepted is accepted
+    assert accepted or "the run is over (stopped)" in grant.reason
 
 
 def test_a_donor_that_failed_is_not_named_again_and_none_is_said_so(running: Any) -> None:

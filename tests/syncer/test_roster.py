@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.protocol.messages import LearnerState, Progress
-from diloco_syncer.roster import Member, Roster
+from diloco_syncer.roster import REFUSED_MAX, Member, Roster
 
 LEASE_S = 5.0
 STATES: tuple[LearnerState, ...] = ("recovering", "stepping", "paused", "draining", "finished")
@@ -65,3 +65,13 @@ def test_what_is_remembered_is_what_a_fresh_look_finds(
 
 def in_epoch(member: Member, epoch: int) -> bool:
     return member.progress is not None and member.progress.epoch == epoch
+
+
+def test_no_more_refused_lives_are_remembered_than_their_limit_i12() -> None:
+    """The newest stay: those are still to be told."""
+    roster = Roster(LEASE_S)
+    for n in range(REFUSED_MAX + 2):
+        roster.join(f"m{n}", 1, "n", 0.0)
+        assert "superseded by 1" in roster.over(f"m{n}", 0, float(n))
+    assert len(roster.refused) == REFUSED_MAX
+    assert next(iter(roster.refused)) == "m2"
