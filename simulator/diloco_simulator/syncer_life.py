@@ -45,6 +45,7 @@ from diloco_syncer.events import (
     Suspended,
     Tell,
     TimePassed,
+    Unload,
     Unstage,
 )
 from diloco_syncer.history import History
@@ -259,6 +260,8 @@ class SyncerLife(Process):
                 self.checkpointer.seal(effect)
             case Load():
                 self.checkpointer.load(effect.restore)
+            case Unload():
+                self.checkpointer.loaded.pop(effect.serial, None)
             case InstallLoaded():
                 self.store, self.horizon = self.checkpointer.install(effect.serial), Horizon()
                 self.staged.clear()

@@ -62,6 +62,11 @@ class Recovered:
     reborn: Reborn | None = None  # the state is what was published
     keyframes: tuple[int, ...] = ()  # newest version of each that is there whole; -1 none
 
+    def take_store(self) -> FragmentStore | None:
+        """The store, once: whoever has it may replace it, and then it shall be gone."""
+        store, self.store = self.store, None
+        return store
+
 
 class Follower:
     """One process's copy of the run's state. After an exception only a new one is sound."""
