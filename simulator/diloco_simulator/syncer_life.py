@@ -250,7 +250,7 @@ class SyncerLife(Process):
                 self.store = build_store(self.machine.history, effect.subjects, payloads)
             case Publish():
                 self._publish(effect)
-            case Drop() | Unstage():
+            case Drop() | Unstage() | Unload():
                 self._forget(effect)
             case Snapshot():
                 self._snapshot(effect)
@@ -260,8 +260,6 @@ class SyncerLife(Process):
                 self.checkpointer.seal(effect)
             case Load():
                 self.checkpointer.load(effect.restore)
-            case Unload():
-                self.checkpointer.loaded.pop(effect.serial, None)
             case InstallLoaded():
                 self.store, self.horizon = self.checkpointer.install(effect.serial), Horizon()
                 self.staged.clear()
@@ -283,11 +281,14 @@ class SyncerLife(Process):
             fragment = self.store.fragments[p]
             self.checks.numbers.installed(p, fragment.master, fragment.outer)
 
-    def _forget(self, effect: Drop | Unstage) -> None:
-        if isinstance(effect, Drop):
-            self.payloads.pop(effect.key, None)
-        else:
-            self.staged.pop((effect.epoch, effect.round), None)
+    def _forget(self, effect: Drop | Unstage | Unload) -> None:
+        match effect:
+            case Drop():
+                self.payloads.pop(effect.key, None)
+            case Unstage():
+                self.staged.pop((effect.epoch, effect.round), None)
+            case Unload():
+                self.checkpointer.loaded.pop(effect.serial, None)
 
     def _send(self, learner: str, message: Any) -> None:
         """As the edge does: nothing is said while another may lead."""
