@@ -173,16 +173,19 @@ class Outbox:
         progress.room()
         return seq
 
-    async def purge_up(self, below_seq: int) -> None:
+    async def purge_up(self, below: Callable[[], int]) -> None:
         """Remove everything older from UP. One purge by sequence: one per subject would hold up
-        the stream for seconds. A shard among others removes what is of its own fragments."""
+        the stream for seconds. A shard among others removes what is of its own fragments.
+
+        `below` is asked before each attempt: what it says may be lowered while the server is away.
+        """
         stream, algorithm = subjects.up_stream(self.run), self.spec.algorithm
         filters = [f"up.{self.run}.>"]
         if algorithm.shards > 1:
             filters = [f"up.{self.run}.*.*.{p}.>" for p in algorithm.owned(self.shard)]
         for subject in filters:
             await until_done(
-                lambda s=subject: self.data.purge(stream, s, below_seq=below_seq)  # type: ignore[misc]
+                lambda s=subject: self.data.purge(stream, s, below_seq=below())  # type: ignore[misc]
             )
 
     async def purge_down(self, effect: PurgeDown) -> None:

@@ -52,7 +52,7 @@ class UpPurger:
                 if not await self._needed():
                     break
                 await asyncio.sleep(LOOK_S)
-            await self.outbox.purge_up(self.below)
+            await self.outbox.purge_up(lambda: self.below)
 
     async def _needed(self) -> bool:
         """Whether a living standby has not executed what would go, and there is room to wait."""
