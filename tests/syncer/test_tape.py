@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.bus import Refused, Stored, StreamFull, StreamSpec
 from diloco_shared.edges.memory_bus import MemoryBroker, MemoryBus
 from diloco_shared.edges.tape_archive import TapeArchive, read_tape
 from diloco_shared.protocol import subjects
@@ -142,6 +144,62 @@ async def test_where_the_oldest_snapshot_frees_nothing_the_newest_sound_one_does
     assert [s.seq for s in await bus.fetch(tape.stream, tape.subject)] == [6, 7]
     assert "no snapshot" in await archiver.make_room()
     assert len(await tape.read()) == 7
+
+
+class Refusing(MemoryBus):
+    """Says no to a call as often as it is told to."""
+
+    def __init__(self, broker: MemoryBroker, **times: int) -> None:
+        super().__init__(broker, "a")
+        self.times = times
+
+    def _refuse(self, call: str) -> None:
+        self.times[call] = self.times.get(call, 0) - 1
+        if self.times[call] >= 0:
+            raise Refused(f"{call}: not now")
+
+    async def append(self, subject: str, payload: bytes, **more: Any) -> int:
+        self._refuse("append")
+        return await super().append(subject, payload, **more)
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        self._refuse("last")
+        return await super().last(stream, subject)
+
+
+async def test_what_is_refused_is_asked_for_again_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends no leader: the next one would be refused likewise."""
+    bus = Refusing(MemoryBroker(), append=3, last=2)
+    await stream(bus)
+    tape, seen = Tape(bus, "r"), list[str]()
+
+    async def pause(_: float) -> None:
+        seen.append(tape.progress.trouble)
+
+    monkeypatch.setattr(tape_module, "asyncio", SimpleNamespace(sleep=pause))
+    assert await tape.append(term(1, "a")) == 1
+    assert seen == ["append: not now"] * 3 and not tape.progress.trouble
+
+
+async def test_a_refusal_while_room_is_made_is_the_reason_that_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = MemoryBus(MemoryBroker(), "a")
+    await bus.ensure_stream(StreamSpec(subjects.tape_stream("r"), ("tape.r.>",), 100))
+    tape, seen = Tape(bus, "r"), list[str]()
+
+    async def make_room() -> str:
+        raise [Refused("no space"), StreamFull("no room for a segment")][len(seen)]
+
+    async def pause(_: float) -> None:
+        seen.append(tape.progress.full.partition("; ")[2])
+        if len(seen) == 2:
+            await bus.ensure_stream(StreamSpec(tape.stream, ("tape.r.>",), 1 << 20))
+
+    tape.make_room = make_room
+    monkeypatch.setattr(tape_module, "asyncio", SimpleNamespace(sleep=pause))
+    assert await tape.append(term(1, "a" * 200)) == 1
+    assert seen == ["no space", "no room for a segment"]
 
 
 async def test_a_full_tape_waits_for_room_and_keeps_its_sequence(tmp_path: Path) -> None:

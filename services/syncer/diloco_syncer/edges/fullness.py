@@ -100,7 +100,8 @@ class Fullness:
     def _tape(self) -> str:
         full = self.tape.progress.full
         if not full:
-            return ""
+            refused = self.tape.progress.trouble
+            return f"TAPE takes no record: {refused}" if refused else ""
         _, _, why_not = full.partition("; ")
         named = self._named("TAPE", full, "a record", 0)
         return f"{named} ({why_not})" if why_not else named

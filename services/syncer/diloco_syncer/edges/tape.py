@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from diloco_shared.edges.bus import Bus, Conflict, Progress, StreamFull, Unavailable
+from diloco_shared.edges.bus import Bus, BusError, Conflict, Progress, Refused, StreamFull
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.tape_archive import TapeArchive, read_tape
 from diloco_shared.edges.vault import VaultError
@@ -86,8 +86,8 @@ class Tape:
         """Append where this process believes the end is; the commit point of a round.
 
         An unknown outcome is settled by reading the tail. Raises Deposed when somebody else's
-        record is there. Waits as long as the server is away, or the stream is full: nothing can be
-        decided without it.
+        record is there. Waits as long as the server is away, the stream is full or takes nothing:
+        nothing can be decided without it.
         """
         payload = encode(record)
         passing("before-append")
@@ -96,6 +96,7 @@ class Tape:
             self.end = await self._append(payload)
         finally:
             self.appending_since = 0.0
+            self.progress.trouble = ""
         passing("after-append")
         self.progress.room()
         return self.end
@@ -109,23 +110,26 @@ class Tape:
                 self.progress.no_room(f"{error}; {why_not}" if why_not else str(error))
                 if why_not:
                     await asyncio.sleep(FULL_RETRY_S)
-            except (Conflict, Unavailable) as error:
+            except BusError as error:
                 settled = await self._settle(payload, isinstance(error, Conflict))
                 if settled:
                     return settled
+                if isinstance(error, Refused):
+                    self.progress.trouble = str(error)
+                    log.warning("the tape takes no record", error=str(error))
                 await asyncio.sleep(RETRY_S)
 
     async def _archived(self) -> str:
         try:
             return await self.make_room()
-        except Unavailable as error:
+        except BusError as error:
             return str(error)
 
     async def _settle(self, payload: bytes, conflict: bool) -> int:
         """Sequence of our record if it is the tail, 0 if it is not there; Deposed otherwise."""
         try:
             tail = await self.bus.last(self.stream, self.subject)
-        except Unavailable:
+        except BusError:
             return 0
         if tail is None or tail.seq == self.end:
             # A conflict with nothing new there: our own earlier attempt may still be on its way.
