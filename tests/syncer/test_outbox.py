@@ -164,6 +164,20 @@ async def test_what_the_server_lost_of_dn_is_found() -> None:
     assert [e.seen for e in told if isinstance(e, Rewound)] == [(1, -1)]
 
 
+async def test_what_else_lies_on_dn_ends_no_leader() -> None:
+    """It stays there: the next leader would meet it too."""
+    bus, d = await hub(), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    look, told = looking(bus, out, d)
+    await bus.append("dn.t.0.0.x.y.m", b"anything")
+    await bus.append("dn.t.0.x.0.0.m", b"anything")
+    await publish(out, d, 0, 1)
+    await publish(out, d, 1, 1)
+    await look.look(0.0)
+    assert out.acknowledged.newest is not None and not out.acknowledged.doubted
+    assert not [e for e in told if isinstance(e, Rewound)]
+
+
 async def test_chunks_that_were_lost_after_they_were_acknowledged_go_again() -> None:
     bus, d = await hub(), driver()
     out = Outbox(d.spec, "s", bus, bus)

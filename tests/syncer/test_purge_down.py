@@ -38,6 +38,7 @@ class Down:
 async def test_all_before_a_keyframe_goes() -> None:
     down = Down()
     await down.prepare()
+    await down.manifest("dn.t.0.0.x.y")  # anybody may write there
     for version in (0, 1):
         await down.manifest(await down.chunks(version, 1))
     keyframe = await down.chunks(2, 1)

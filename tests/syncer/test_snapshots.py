@@ -400,3 +400,12 @@ def test_what_is_written_is_let_go(store: SnapshotStore) -> None:
     store.save(1, {}, Written(held))
     assert alive[2] == ["1.master", "1.previous"], "fragment 0 is written and gone"
     assert same(store.load(1)[1], held)
+
+
+def test_a_folder_under_another_name_is_no_snapshot(store: SnapshotStore) -> None:
+    """What somebody set aside is neither read nor counted, and stays."""
+    aside = store.folder / "snapshot-000000000001.old"
+    aside.mkdir(parents=True)
+    for covers in (3, 5, 7):
+        store.save(covers, {}, {"0.x": np.zeros(1)})
+    assert store.covers() == [5, 7] and aside.is_dir()

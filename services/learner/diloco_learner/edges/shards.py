@@ -105,7 +105,7 @@ class Leases:
         revisions: dict[int, int] = {}
         for key, entry in (await self.bus.kv_all(subjects.SHARDS)).items():
             run, _, number = key.rpartition(".")
-            if run == self.run and entry.value is not None:
+            if run == self.run and number.isdecimal() and entry.value is not None:
                 leases[int(number)] = decode(entry.value, ShardLease)
                 revisions[int(number)] = entry.revision
         return leases, revisions

@@ -19,7 +19,7 @@ from diloco_shared.edges.bus import Bus, BusError, Refused
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_syncer.edges.outbox import Outbox
-from diloco_syncer.edges.published import publications
+from diloco_syncer.edges.published import parsed, publications
 from diloco_syncer.edges.storage import Storage
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.events import Event, Full, Rewound, StreamSeen
@@ -212,7 +212,7 @@ class Fullness:
         stored = await self.control.fetch(
             subjects.dn_stream(self.spec.name), f"dn.{self.spec.name}.{h.epoch}.*.*.*.m"
         )
-        mine = [s for s in stored if subjects.parse_publication(s.subject).fragment in h.owned]
+        mine = [s for parts, s in parsed(stored) if parts.fragment in h.owned]
         known.found(max(((s.seq, s.subject) for s in mine), default=None))
         if published != self.machine.published or h is not self.machine.history:
             known.doubted = True  # something went on meanwhile: the next look tells

@@ -24,6 +24,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.records import Event as EventRecord
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.acknowledged import Acknowledged
+from diloco_syncer.edges.published import parsed
 from diloco_syncer.events import (
     Publish,
     PurgeDown,
@@ -195,14 +196,11 @@ class Outbox:
         earlier leader was still sending may come later, and then stays until the next keyframe.
         """
         stream, p = subjects.dn_stream(self.run), effect.fragment
-        manifests = await until_done(lambda: self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
-        older = [
-            stored.seq
-            for stored in manifests
-            if (parts := subjects.parse_publication(stored.subject))
-            and (parts.epoch, parts.version) < (effect.epoch, effect.below_version)
-        ]
-        kept = [stored for stored in manifests if stored.seq not in older]
+        found = await until_done(lambda: self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
+        until = (effect.epoch, effect.below_version)
+        manifests = parsed(found)
+        older = [m.seq for parts, m in manifests if (parts.epoch, parts.version) < until]
+        kept = [m for parts, m in manifests if (parts.epoch, parts.version) >= until]
         if older:
             below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
             await until_done(

@@ -69,8 +69,10 @@ class Places:
         for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
             if entry.value is None:
                 continue
-            if key.startswith(f"{self.run}.") and key.endswith(f".{self.syncer}"):
-                self.revisions[int(key.split(".")[1])] = entry.revision
+            run, _, place_of = key.partition(".")
+            shard, _, syncer = place_of.partition(".")
+            if (run, syncer) == (self.run, str(self.syncer)) and shard.isdecimal():
+                self.revisions[int(shard)] = entry.revision
             with suppress(WireError):  # then it is written anew
                 place = decode(entry.value, Place)
                 if key == self._key(place.shard):

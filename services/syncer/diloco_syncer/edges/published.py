@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob
 from diloco_shared.edges.bus import Bus, Stored
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TapeRebirth
+from diloco_shared.protocol.subjects import PublicationSubject
 from diloco_shared.protocol.wire import WireError, decode
 from diloco_syncer.history import History
 from diloco_syncer.rebirth import Reborn, chains, decoded, reborn, reborn_store
@@ -31,6 +33,15 @@ def publications(stored: Iterable[Stored]) -> list[PublicationManifest]:
             found.append(decode(one.payload, PublicationManifest))
         except WireError:
             continue  # not ours to judge: it is simply not a publication
+    return found
+
+
+def parsed(stored: Iterable[Stored]) -> list[tuple[PublicationSubject, Stored]]:
+    """What lies on subjects of publications, with their parts; whatever else DN holds is left."""
+    found = []
+    for one in stored:
+        with suppress(ValueError):
+            found.append((subjects.parse_publication(one.subject), one))
     return found
 
 

@@ -46,6 +46,7 @@ RECEIVED = ".received"
 STRETCH = 1 << 20
 
 Array = NDArray[Any]
+_FOLDER = re.compile(r"snapshot-[0-9]{12,}")  # not one that somebody set aside under another name
 _NAME = re.compile(r"[0-9a-z-]+\.[0-9a-f]{32}\.arrays")
 
 
@@ -323,7 +324,7 @@ class SnapshotStore:
     def _all(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return sorted(p for p in self.folder.iterdir() if p.name.startswith("snapshot-"))
+        return sorted(p for p in self.folder.iterdir() if _FOLDER.fullmatch(p.name))
 
 
 def table_of(meta: bytes) -> list[Listed]:
