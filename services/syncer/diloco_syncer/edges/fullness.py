@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import structlog
 
+from diloco_shared.budget.terms import shown
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Refused
 from diloco_shared.protocol import subjects
@@ -37,7 +38,6 @@ FULL_S = 2.0
 STALLED_S = 0.5
 # Between two lines in the log about what is still full.
 SAY_S = 60.0
-_GB = 1e9
 
 
 class Fullness:
@@ -121,8 +121,8 @@ class Fullness:
                 "max_file_store of the message server, or free disk on the hub"
             )
         use = self.storage.streams.get(kind)
-        held = f"{_gb(use.bytes)} of {_gb(use.limit)} GB used" if use else "all of it used"
-        need = f", {what} needs {_gb(needed)} GB" if needed else ""
+        held = f"{shown(use.bytes)} of {shown(use.limit)} used" if use else "all of it used"
+        need = f", {what} needs {shown(needed)}" if needed else ""
         return (
             f"{kind} is full: {held}{need}: raise keeping.stream_bytes_max, or the stream's limit"
         )
@@ -221,7 +221,3 @@ class Fullness:
         if lost is not None:
             log.warning("DN lost what it had acknowledged", published=published, found=lost)
             self.put(lost)
-
-
-def _gb(count: int) -> str:
-    return f"{count / _GB:.1f}" if count >= _GB / 10 else f"{count / _GB:.5f}"
