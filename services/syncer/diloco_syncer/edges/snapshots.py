@@ -109,7 +109,8 @@ class SnapshotStore:
         self.shelf: Shelf = shelf or FileShelf(folder)  # for stores whose snapshots these are
         without = "rounds go on; until one is written a restart has more of the tape to execute"
         self.room = DiskRoom(folder, "a snapshot", without)
-        self.pinned = -1
+        # By who hands it over, so that none takes away what another needs.
+        self.pinned: dict[str, int] = {}
         self.bytes_written = 0  # of arrays, ever
         self._newest: dict[str, _Written] = {}  # by fragment
 
@@ -179,8 +180,9 @@ class SnapshotStore:
         shutil.rmtree(final, ignore_errors=True)
         aside.rename(final)
         _sync(self.folder)
+        pinned = {self._path(covers) for covers in list(self.pinned.values())}
         for old in self._all()[: -self.keep]:
-            if old != self._path(self.pinned):
+            if old not in pinned:
                 shutil.rmtree(old, ignore_errors=True)
         return final
 
