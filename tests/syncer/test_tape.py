@@ -89,6 +89,61 @@ async def test_what_is_archived_is_read_where_it_lies_and_nothing_is_lost(tmp_pa
         await Tape(bus, "r", 0, archive).read()
 
 
+@pytest.mark.parametrize("after", [0, 2, 3])
+@pytest.mark.parametrize("archived", [0, 2])
+async def test_a_gap_is_told_wherever_it_is(tmp_path: Path, after: int, archived: int) -> None:
+    """Records 1 to 4 left the stream, and the archive has the first ones of them at most."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r", 0, TapeArchive(str(tmp_path), "r.1"))
+    assert tape.archive is not None
+    for number in range(1, 8):
+        await tape.append(term(number, "a"))
+    if archived:
+        tape.archive.write((await bus.fetch(tape.stream, tape.subject))[:archived])
+    await bus.purge(tape.stream, tape.subject, below_seq=5)
+    with pytest.raises(Purged, match=f"record {max(after, archived) + 1} of the tape"):
+        await tape.read(after=after)
+    assert [seq for seq, _ in await tape.read(after=4)] == [5, 6, 7]
+
+
+async def test_a_record_that_the_server_gives_no_more_is_a_gap() -> None:
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    await tape.append(term(1, "a"))
+    await bus.append("tape.r.stray", b"no record of anybody's")
+    for number in (2, 3):
+        await tape.append(term(number, "a"))
+    assert [seq for seq, _ in await tape.read()] == [1, 3, 4]
+    bus.broker._streams[tape.stream].remove(3)
+    with pytest.raises(Purged, match="record 3 of the tape was archived or is damaged"):
+        await tape.read(after=1)
+
+
+async def test_of_several_shards_what_others_recorded_is_no_gap(tmp_path: Path) -> None:
+    bus, root = MemoryBus(MemoryBroker(), "a"), str(tmp_path)
+    await stream(bus)
+    ours, theirs = (Tape(bus, "r", s, TapeArchive(root, "r", s), shards=2) for s in (0, 1))
+    for number in range(1, 6):
+        for tape in (theirs, ours):  # odd ones are theirs
+            await tape.append(term(number, "a"))
+    assert ours.archive is not None and theirs.archive is not None
+    stored = await bus.fetch(ours.stream, ours.subject)
+    removed = [ours.archive.write(stored[n : n + 1]) for n in (0, 1)]
+    await bus.purge(ours.stream, ours.subject, below_seq=5)
+    assert [seq for seq, _ in await ours.read()] == [2, 4, 6, 8, 10]
+    theirs.archive.write((await bus.fetch(theirs.stream, theirs.subject))[:3])
+    await bus.purge(theirs.stream, theirs.subject, below_seq=6)
+    assert [seq for seq, _ in await ours.read()] == [2, 4, 6, 8, 10]
+    assert [seq for seq, _ in await theirs.read(after=4)] == [5, 7, 9]
+    for segment in reversed(removed):
+        ours.archive.vault.write(segment.key, None)
+        with pytest.raises(Purged, match=f"record {segment.first} of the tape"):
+            await ours.read(after=segment.first - 1)
+    assert [seq for seq, _ in await ours.read(after=4)] == [6, 8, 10]
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 async def test_a_shard_is_archived_up_to_its_oldest_snapshot_and_others_stay(
     tmp_path: Path, shard: int, monkeypatch: pytest.MonkeyPatch

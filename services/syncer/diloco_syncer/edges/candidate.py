@@ -166,7 +166,8 @@ class Candidate:
 
     def _follower(self) -> Follower:
         archive = archives_of(self.spec, self.checkpoint_root)[self.shard]
-        tape = Tape(self.control, self.spec.name, self.shard, archive)
+        shards = self.spec.algorithm.shards
+        tape = Tape(self.control, self.spec.name, self.shard, archive, shards=shards)
         return Follower(self.spec, self.data, tape, self.finder)
 
     async def _follow(self, follower: Follower) -> Recovered:

@@ -189,8 +189,8 @@ class Follower:
 
     async def whole_again(self) -> bool:
         """Whether what was damaged can be read after all: a stalled server looks alike."""
-        ((_, record),) = await self.tape.read(after=self.history.seq, limit=1)
         try:
+            ((_, record),) = await self.tape.read(after=self.history.seq, limit=1)
             await payloads_of(self.spec.name, self.data, record)
         except (BlobIncomplete, Purged):
             return False
