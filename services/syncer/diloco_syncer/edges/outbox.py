@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -46,6 +47,8 @@ Control = SendPull | SendGrant | SendDonate | SendBeat
 PAUSE_S, PAUSE_S_MAX = 0.2, 3.0
 # Events waiting for a server that is away; older ones are the ones worth losing.
 EVENTS_MAX = 1000
+# Passes over what dead servers had acknowledged of a publication, at most.
+LIVES_MAX = 8
 
 
 async def until_done(what: Callable[[], Awaitable[T]]) -> T:
@@ -119,7 +122,7 @@ class Outbox:
         subject = subjects.publication(self.run, e.epoch, e.fragment, e.version, e.term)
 
         async def put(progress: Progress) -> None:
-            # The chunks once: the server takes repeats of them for new ones after two minutes.
+            # By themselves: no chunk is sent again because the manifest has to be.
             blob = await until_done(
                 lambda: put_blob(self.data, subject, payload, progress=progress)
             )
@@ -145,11 +148,8 @@ class Outbox:
             )
             sealed = encode(manifest)
             seq = await until_done(lambda: self._seal(subject + ".m", sealed, progress))
-            while progress.silent:
-                # Chunks that were acknowledged may be lost: what is there is dropped as a repeat.
-                # To count them is no help: the server (2.15.1) counts those that it lost.
-                progress.silent, self.acknowledged.doubted = False, True
-                await until_done(lambda: put_blob(self.data, subject, payload, progress=progress))
+            progress.life = self.data.life
+            await self._put_doubtful(subject, payload, progress)
             self.acknowledged.took(seq, subject + ".m")
             passing("after-manifest")
 
@@ -161,6 +161,20 @@ class Outbox:
                 del self.sending[subject]
         self.bytes_out += len(payload) * readers
 
+    async def _put_doubtful(self, subject: str, payload: Payload, progress: Progress) -> None:
+        """Put again the chunks that an earlier life of the server acknowledged: they may be lost.
+
+        Those that are there are dropped as repeats, for two minutes. To count what is there is no
+        help: the server (2.15.1) counts what it lost. A link that breaks loses nothing.
+        """
+        for _ in range(LIVES_MAX):
+            if not (doubtful := progress.doubtful()):
+                return
+            self.acknowledged.doubted = True
+            put = partial(put_blob, self.data, subject, payload, progress=progress, only=doubtful)
+            await until_done(put)
+        log.warning("the server was started over and over", subject=subject)
+
     async def _seal(self, subject: str, manifest: bytes, progress: Progress) -> int:
         try:
             seq = await self.data.append(subject, manifest, msg_id=subject)
@@ -168,8 +182,6 @@ class Outbox:
             progress.trouble = str(error)
             if isinstance(error, StreamFull):
                 progress.no_room(str(error))
-            else:
-                progress.silent = True
             raise
         progress.room()
         return seq
