@@ -207,22 +207,23 @@ class Outbox:
         Ordinarily the keyframe's chunks were sent after that manifest had been stored. One that an
         earlier leader was still sending may come later, and then stays until the next keyframe.
         """
+        # All of it anew at each attempt: a server that was away may have lost its newest.
+        await until_done(lambda: self._purge_down(effect))
+
+    async def _purge_down(self, effect: PurgeDown) -> None:
         stream, p = subjects.dn_stream(self.run), effect.fragment
-        found = await until_done(lambda: self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
+        manifests = parsed(await self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
         until = (effect.epoch, effect.below_version)
-        manifests = parsed(found)
         older = [m.seq for parts, m in manifests if (parts.epoch, parts.version) < until]
         kept = [m for parts, m in manifests if (parts.epoch, parts.version) >= until]
         if older:
             below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
-            await until_done(
-                lambda: self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
-            )
+            await self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
 
     async def _first_chunk(self, stream: str, manifest: Stored) -> int:
         """Where what a manifest names begins."""
         chunks = manifest.subject.removesuffix(".m")
-        found = await until_done(lambda: self.data.fetch(stream, chunks, limit=1))
+        found = await self.data.fetch(stream, chunks, limit=1)
         return found[0].seq if found else manifest.seq
 
     def tell(self, effect: Tell) -> None:
