@@ -16,13 +16,14 @@ from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.edges import checkpointing
+from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.edges.checkpointing import Checkpointer
 from diloco_syncer.edges.finding import Found
 from diloco_syncer.edges.follow import Damaged, Follower, Purged, Recovered
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.edges.stuck import Stuck
-from diloco_syncer.edges.tape import Tape
+from diloco_syncer.edges.tape import Deposed, Tape
 from diloco_syncer.events import Event, InstallLoaded, Loaded
 from diloco_syncer.history import History
 from diloco_syncer.replay import State
@@ -133,6 +134,35 @@ async def test_a_leader_that_goes_back_lets_go_of_what_it_began_with(tmp_path: P
     held.clear()
     gc.collect()
     assert before() is None
+
+
+async def test_a_leader_that_is_deposed_keeps_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever frames the exception that ended it still holds."""
+    bus, ended = MemoryBus(MemoryBroker(), "s"), list[Leader]()
+    keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=lambda why: None)
+
+    async def run(self: Leader) -> str:
+        ended.append(self)
+        raise BaseExceptionGroup("", [Deposed("another leads")])
+
+    monkeypatch.setattr(Leader, "run", run)
+    standby = Candidate(
+        SPEC,
+        keeper,
+        bus,
+        bus,
+        tmp_path,
+        lambda *_: None,
+        payload_bytes_max=None,
+        checkpoint_root=str(tmp_path),
+    )
+    gone = weakref.ref(began := store())
+    place = Tape(bus, "r"), Recovered(history(), began, (0, 0), [])
+    del began
+    assert await standby._lead(place) == ""
+    assert len(ended) == 1 and gone() is None
 
 
 async def test_what_was_loaded_in_vain_is_forgotten(

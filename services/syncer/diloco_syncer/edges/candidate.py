@@ -122,6 +122,8 @@ class Candidate:
         except* Deposed as group:
             deposed = group
         finally:
+            # What ended it keeps its frames for a while; a standby loads a store of its own next.
+            self.leader.numbers.store = None
             self.leader = None
         while isinstance(deposed, BaseExceptionGroup):
             deposed = deposed.exceptions[0]
