@@ -45,6 +45,7 @@ from diloco_syncer.events import (
     Suspended,
     Tell,
     TimePassed,
+    Unload,
     Unstage,
 )
 from diloco_syncer.history import History
@@ -249,7 +250,7 @@ class SyncerLife(Process):
                 self.store = build_store(self.machine.history, effect.subjects, payloads)
             case Publish():
                 self._publish(effect)
-            case Drop() | Unstage():
+            case Drop() | Unstage() | Unload():
                 self._forget(effect)
             case Snapshot():
                 self._snapshot(effect)
@@ -280,11 +281,14 @@ class SyncerLife(Process):
             fragment = self.store.fragments[p]
             self.checks.numbers.installed(p, fragment.master, fragment.outer)
 
-    def _forget(self, effect: Drop | Unstage) -> None:
-        if isinstance(effect, Drop):
-            self.payloads.pop(effect.key, None)
-        else:
-            self.staged.pop((effect.epoch, effect.round), None)
+    def _forget(self, effect: Drop | Unstage | Unload) -> None:
+        match effect:
+            case Drop():
+                self.payloads.pop(effect.key, None)
+            case Unstage():
+                self.staged.pop((effect.epoch, effect.round), None)
+            case Unload():
+                self.checkpointer.loaded.pop(effect.serial, None)
 
     def _send(self, learner: str, message: Any) -> None:
         """As the edge does: nothing is said while another may lead."""

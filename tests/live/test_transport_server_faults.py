@@ -8,7 +8,7 @@ import pytest
 from live.gate import Gate, connected, goes_through
 
 from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.bus import Progress, StreamSpec
 from diloco_shared.edges.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
@@ -27,11 +27,20 @@ async def test_killed_in_the_middle_of_a_put_and_of_a_get(
     payload = random.Random(1).randbytes(24 * MIB)
     async with Gate(nats_server) as gate, connected(gate.url, connections) as bus:
         await bus.ensure_stream(SPEC)
-        putting = asyncio.create_task(put_blob(bus, "s.blob", payload, chunk_timeout_s=1.0))
+        progress = Progress()
+        putting = asyncio.create_task(
+            put_blob(bus, "s.blob", payload, chunk_timeout_s=1.0, progress=progress)
+        )
         await gate.shut_after(up=8 * MIB)
         await killed(nats_server, gate)
         blob = await putting
         assert (await bus.stream_info("S")).messages == blob.chunks == 48
+        # What it took before may be lost: put again it is a repeat, or is there at last.
+        assert len(set(progress.took.values())) == 2 and progress.life == bus.life
+        assert 0 < len(progress.doubtful()) < blob.chunks
+        await put_blob(bus, "s.blob", payload, progress=progress, only=progress.doubtful())
+        assert progress.stored == blob.chunks and not progress.doubtful()
+        assert (await bus.stream_info("S")).messages == blob.chunks
 
         getting = asyncio.create_task(get_blob(bus, "S", blob, timeout_s=60))
         await gate.shut_after(down=8 * MIB)

@@ -1,5 +1,6 @@
 """`tape verify` and `replay`: what is whole says so (I9), and what is not is named."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,20 @@ async def test_a_contribution_that_is_gone_too_early_is_named(recording: Recordi
     await bus.purge(subjects.up_stream("t"), "up.t.b.0.1.3.1.m")
     (fault,) = (await verify(SPEC, bus, tape, "")).faults
     assert (fault.seq, fault.subject) == (6, "up.t.b.0.1.3.1")
+
+
+async def test_a_snapshot_of_a_record_that_was_lost_is_no_place_to_begin(
+    recording: Recording, tmp_path: Path
+) -> None:
+    """Another record stands there now: what follows it would differ, and nobody is at fault."""
+    keep_snapshot(tmp_path / "lost", 2)
+    keep_snapshot(tmp_path / "kept", 3)
+    lost = next((tmp_path / "lost").glob("*/meta.json"))
+    body = json.loads(lost.read_text("utf-8"))
+    body["meta"]["history"]["tail"][1] += 0.5  # made at another time
+    lost.write_text(json.dumps(body), "utf-8")
+    tape = numbered(recording)
+    bus = await bus_with(recording)
+    await bus.purge(subjects.up_stream("t"), "up.t.a.init.>")
+    found = await replay(bus, tape, tmp_path / "lost", tmp_path / "kept")
+    assert (found.began_at, found.fault) == (5, None)

@@ -30,6 +30,7 @@ from diloco_syncer.events import (
     SnapshotDone,
     Staged,
     Tell,
+    Unload,
     Wanted,
 )
 from diloco_syncer.history import History, TapeFault
@@ -352,6 +353,7 @@ def test_what_does_not_fit_is_told_and_the_run_goes_on(running: Any) -> None:
     layout = [{**t, "shape": [9]} if t["name"] == "a" else t for t in meta["layout"]]
     seen = running.give(loaded({**meta, "layout": layout}))
     assert of(seen, Tell)[0].kind == "restore-failed"
+    assert of(seen, Unload) == [Unload(1)], "it is as large as the run's own"
     merged(running)
     assert running.machine.history.epoch == 0
     running.give(wanted(checkpoint=1, restore=Restore(serial=2, source="t/000001")))
@@ -359,6 +361,16 @@ def test_what_does_not_fit_is_told_and_the_run_goes_on(running: Any) -> None:
     again = Restore(serial=2, source="t/000001")
     seen = running.give(loaded({**meta, **fragments}, restore=again))
     assert "set algorithm.fragments = 3" in of(seen, Tell)[0].text
+
+
+def test_what_the_user_wants_no_longer_is_not_kept(running: Any) -> None:
+    merged(running)
+    meta = kept(running)
+    running.give(wanted(restore=WISH))
+    running.give(wanted(restore=None))
+    assert running.give(loaded(meta)) == [Unload(1)]
+    running.give(wanted(restore=WISH))
+    assert of(running.give(loaded(meta)), Unload) == []
 
 
 def test_a_record_that_speaks_of_another_state_is_refused(running: Any) -> None:

@@ -170,6 +170,52 @@ async def test_one_standby_at_a_time_until_it_falls_silent(
         assert await two.fetch("other") == 5
 
 
+async def test_two_that_ask_at_once_are_served_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Two(tmp_path)
+    two.theirs.save(5, {}, arrays(1))
+    third = SnapshotStore(tmp_path / "other")
+    others = [
+        fetch_snapshot("r", 0, name, two.control, two.data, store, after=0)
+        for name, store in (("standby", two.ours), ("other", third))
+    ]
+    async with two.sending():
+        found = await asyncio.gather(*others, return_exceptions=True)
+    (refused,) = [f for f in found if not isinstance(f, int)]
+    assert isinstance(refused, NoSnapshot) and "is sending a snapshot to" in str(refused)
+    assert sorted(two.ours.covers() + third.covers()) == [5]
+
+
+async def test_who_is_refused_keeps_nobody_waiting(tmp_path: Path) -> None:
+    two = Two(tmp_path)
+    two.theirs.save(5, {}, arrays(1))
+    async with two.sending():
+        with pytest.raises(NoSnapshot, match="after record 5"):
+            await two.fetch(after=5)
+        assert await two.fetch("other") == 5
+
+
+async def test_of_two_that_hand_over_neither_takes_the_other_s_away(tmp_path: Path) -> None:
+    """A leader answers wishes to the leader, and those to it by name."""
+    two = Two(tmp_path)
+    two.theirs.save(5, {}, arrays(1))
+    where = subjects.snapshot_wish_to("r", 0, "leader")
+    by_name = SnapshotSender(two.spec, 0, "leader", two.control, two.data, two.theirs, where=where)
+    async with two.sending():
+        giving = asyncio.create_task(by_name.send())
+        await asyncio.sleep(0)
+        await two.fetch()
+        await fetch_snapshot(
+            "r", 0, "b", two.control, two.data, SnapshotStore(tmp_path / "b"), after=0, of="leader"
+        )
+        giving.cancel()
+        await asyncio.gather(giving, return_exceptions=True)
+        for covers in (6, 7, 8):
+            two.theirs.save(covers, {}, arrays(covers))
+        assert two.theirs.covers() == [5, 7, 8]
+
+
 async def test_what_does_not_fit_is_refused_with_the_figures(tmp_path: Path) -> None:
     two = Two(tmp_path, 1 << 20)
     huge = {"0.master": np.zeros(1 << 19, np.float32)}

@@ -155,6 +155,15 @@ async def test_what_the_stream_does_not_hold_is_taken_off_and_the_rest_stays(rig
         assert rig.data.traffic.bytes_in - fetched < 2 * 1024, "only that one was fetched"
 
 
+async def test_what_is_damaged_is_held_no_longer(rig: Rig) -> None:
+    """Whole, and yet no fragment in fp32."""
+    async with rig.working():
+        where = rig.where("a", 0)
+        await rig.manifest("a", 0, await put_blob(rig.bus, where, b"seven b"))
+        await until(lambda: rig.all(Malformed))
+        assert rig.held() == [] and rig.payloads.bytes == 0
+
+
 async def test_as_long_as_bytes_come_the_machine_is_told(rig: Rig) -> None:
     async with rig.working():
         for n in range(3):

@@ -1,17 +1,20 @@
 """Publications go out a few at a time, in order, and whole (I12)."""
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 from syncer.conftest import Driver, spec
 
-from diloco_shared.edges.bus import Refused, StreamSpec
+from diloco_shared.edges import blobs
+from diloco_shared.edges.bus import Progress, Refused, StreamSpec
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import CHUNK_BYTES, HEADER_INDEX
 from diloco_shared.protocol.messages import Beat
 from diloco_shared.protocol.wire import decode
-from diloco_syncer.edges import fullness
+from diloco_syncer.edges import fullness, outbox
 from diloco_syncer.edges.fullness import Fullness
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.storage import Storage
@@ -34,10 +37,12 @@ def driver() -> Driver:
     return found
 
 
-async def publish(out: Outbox, d: Driver, fragment: int, version: int) -> None:
+async def publish(
+    out: Outbox, d: Driver, fragment: int, version: int, payload: bytes = PAYLOAD
+) -> None:
     h = d.machine.history
     effect = Publish(-1, fragment, h.epoch, h.term, version, -1, (), {}, h.stamp, 0)
-    await out.publish(effect, PAYLOAD, "fp32", 8, "0" * 32, (), 1)
+    await out.publish(effect, payload, "fp32", 8, "0" * 32, (), 1)
 
 
 class Still(Storage):
@@ -163,6 +168,20 @@ async def test_what_the_server_lost_of_dn_is_found() -> None:
     assert [e.seen for e in told if isinstance(e, Rewound)] == [(1, -1)]
 
 
+async def test_what_else_lies_on_dn_ends_no_leader() -> None:
+    """It stays there: the next leader would meet it too."""
+    bus, d = await hub(), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    look, told = looking(bus, out, d)
+    await bus.append("dn.t.0.0.x.y.m", b"anything")
+    await bus.append("dn.t.0.x.0.0.m", b"anything")
+    await publish(out, d, 0, 1)
+    await publish(out, d, 1, 1)
+    await look.look(0.0)
+    assert out.acknowledged.newest is not None and not out.acknowledged.doubted
+    assert not [e for e in told if isinstance(e, Rewound)]
+
+
 async def test_chunks_that_were_lost_after_they_were_acknowledged_go_again() -> None:
     bus, d = await hub(), driver()
     out = Outbox(d.spec, "s", bus, bus)
@@ -176,6 +195,7 @@ async def test_chunks_that_were_lost_after_they_were_acknowledged_go_again() -> 
             seen += 1
             if seen == 1:
                 # The server dies and forgets: the chunk, its id, and this request.
+                broker.life += 1
                 broker.purge(stream, subject, None)
                 broker._streams[stream].ids.clear()
                 return "lose_request"
@@ -185,3 +205,64 @@ async def test_chunks_that_were_lost_after_they_were_acknowledged_go_again() -> 
     await publish(out, d, 0, 1)
     assert len(await bus.fetch(stream, subject)) == 1
     assert len(await bus.fetch(stream, f"{subject}.m")) == 1
+
+
+async def test_a_link_that_breaks_repeats_no_chunk_that_was_acknowledged(monkeypatch: Any) -> None:
+    """Were a pass without a break needed, a large publication would never be over."""
+    monkeypatch.setattr(blobs, "BACKOFF_S", (0.001,))
+    bus, d = await hub(1 << 24), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    subject, asked = subjects.publication("t", 0, 0, 1, 1), Counter[str]()
+
+    def fault(client: str, operation: str, where: str) -> Any:
+        asked[where] += operation == "append"
+        return "lose_answer" if operation == "append" and asked[where] % 3 == 1 else "deliver"
+
+    bus.broker.fault = fault
+    out.acknowledged.doubted = False
+    chunks = 6
+    await publish(out, d, 0, 1, bytes(chunks * CHUNK_BYTES))
+    assert asked[subject] < 2 * chunks and asked[f"{subject}.m"] == 2
+    assert len(await bus.fetch(subjects.dn_stream("t"), subject)) == chunks
+    assert not out.acknowledged.doubted
+
+
+async def test_of_a_server_that_died_only_what_it_had_taken_before_goes_again() -> None:
+    bus, d = await hub(1 << 25), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    subject, stream = subjects.publication("t", 0, 0, 1, 1), subjects.dn_stream("t")
+    asked = 0
+
+    def fault(client: str, operation: str, where: str) -> Any:
+        nonlocal asked
+        if operation == "append" and where == subject:
+            asked += 1
+            if asked == 5:
+                assert bus.broker.lose(stream, 2) == 2
+        return "deliver"
+
+    bus.broker.fault = fault
+    out.acknowledged.doubted = False
+    chunks = 20
+    await publish(out, d, 0, 1, bytes(range(256)) * (chunks * CHUNK_BYTES // 256))
+    stored = await bus.fetch(stream, subject)
+    assert {int(s.headers[HEADER_INDEX]) for s in stored} == set(range(chunks))
+    assert len(stored) == chunks, "what was there is a repeat"
+    assert chunks < asked < 2 * chunks and out.acknowledged.doubted
+
+
+async def test_a_server_that_dies_all_the_time_is_let_be(monkeypatch: Any) -> None:
+    bus, d = await hub(), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    subject, asked = subjects.publication("t", 0, 0, 1, 1), 0
+
+    def stored(stream: str, message: Any) -> None:
+        nonlocal asked
+        asked += message.subject == subject
+        bus.broker._streams[stream].ids.clear()
+        bus.broker.life += 1
+
+    bus.broker.on_store = stored
+    monkeypatch.setattr(Progress, "doubtful", lambda _: [0])
+    await publish(out, d, 0, 1)
+    assert asked == 1 + outbox.LIVES_MAX

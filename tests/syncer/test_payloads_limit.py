@@ -1,11 +1,18 @@
 """How much a syncer may hold at once follows from the run."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
 from diloco_shared.config import RunSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.encoded import bytes_of
+from diloco_shared.protocol.messages import Blob
+from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.payloads import Payloads, PayloadsFull
 
 
@@ -39,3 +46,15 @@ def test_a_limit_that_grows_lets_more_in() -> None:
     limit[0] = 9
     held.put("b", b"12345")
     assert held.bytes == 9
+
+
+async def test_what_finds_no_room_is_told_as_that() -> None:
+    """It is no fault of the learner's."""
+    payloads, events = Payloads(lambda: 10), list[Any]()
+    run: Any = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+    bus = MemoryBus(MemoryBroker(), "s")
+    inbox = Inbox(run, bus, bus, payloads, events.append, lambda _: True)
+    blob = Blob(subject="up.r.a.0.0.0.1", bytes=20, chunk_bytes=20, chunks=1, digest="0" * 32)
+    manifest: Any = SimpleNamespace(blob=blob, learner="a")
+    await inbox._fetch(manifest)
+    assert [(e.kind, e.source) for e in events] == [("no-room", "a")]

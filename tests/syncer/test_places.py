@@ -58,3 +58,15 @@ async def test_shards_of_the_syncer_do_not_overwrite_each_other() -> None:
         await Places(bus, "r", lambda ledger=ledger: ledger, syncer).write()  # type: ignore[misc]
     await Places(bus, "r", lambda: first, 0).write()
     assert await told(bus) == {"r.3.0": (0, 7), "r.3.1": (0, 5), "r.4.1": (0, 1)}
+
+
+async def test_keys_that_are_no_places_are_left_alone() -> None:
+    bus = MemoryBus(MemoryBroker(), "s")
+    await bus.ensure_bucket(subjects.PLACES)
+    for key in ("r.x.0", "r.0", "r", "r..0"):
+        await bus.kv_put(subjects.PLACES, key, b"anything")
+    ledger = Ledger.empty(1, shards=8)
+    ledger.places |= {3: (0, 7)}
+    places = Places(bus, "r", lambda: ledger)
+    await places.write()
+    assert places.written == {3: (0, 7)}

@@ -1,13 +1,17 @@
 """What a keyframe replaces on DN goes; nothing of the keyframe itself does, whoever is late."""
 
+from typing import Any
+
 import numpy as np
+import pytest
 from syncer.test_rebirth import init_spec
 
 from diloco_shared.edges.blobs import put_blob
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.bus import StreamSpec, Unavailable
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
+from diloco_syncer.edges import outbox
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.events import PurgeDown
 
@@ -38,6 +42,7 @@ class Down:
 async def test_all_before_a_keyframe_goes() -> None:
     down = Down()
     await down.prepare()
+    await down.manifest("dn.t.0.0.x.y")  # anybody may write there
     for version in (0, 1):
         await down.manifest(await down.chunks(version, 1))
     keyframe = await down.chunks(2, 1)
@@ -56,3 +61,30 @@ async def test_a_late_manifest_of_an_earlier_leader_takes_no_keyframe_with_it() 
     await down.outbox.purge_down(PurgeDown(0, 0, 2))
     assert {keyframe, keyframe + ".m"} <= await down.there()
     assert late not in await down.there(), "what came before the keyframe is gone"
+
+
+async def test_what_goes_is_looked_for_again_after_a_server_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It lost its newest, and other publications stand at their sequences."""
+    down = Down()
+    await down.prepare()
+    await down.manifest(await down.chunks(0, 1))
+    old = await down.chunks(1, 1)
+    await down.manifest(old)
+    real, away, kept = down.bus.purge, True, ""
+
+    async def purge(stream: str, subject: str, **more: Any) -> int:
+        nonlocal away, kept
+        if away:
+            away = False
+            down.bus.broker.lose(stream, 2)
+            kept = await down.chunks(2, 2)
+            await down.manifest(kept)
+            raise Unavailable("away")
+        return await real(stream, subject, **more)
+
+    monkeypatch.setattr(down.bus, "purge", purge)
+    monkeypatch.setattr(outbox, "PAUSE_S", 0.001)
+    await down.outbox.purge_down(PurgeDown(0, 0, 2))
+    assert await down.there() == {kept, kept + ".m"}

@@ -7,13 +7,13 @@ import pytest
 from waiting import until
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.bus import StreamSpec, Unavailable
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
 from diloco_shared.protocol.wire import encode
-from diloco_syncer.edges import purging
+from diloco_syncer.edges import outbox, purging
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.purging import UpPurger
 
@@ -93,6 +93,36 @@ async def test_a_standby_that_follows_is_waited_for(
     assert await left(bus) == 1
     await show(bus, "s2", state, COVERS)
     await emptied(bus)
+    work.cancel()
+
+
+async def test_a_rewind_lowers_what_a_purge_that_is_under_way_removes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server was away, and has lost its newest: others stand there when it is back."""
+    bus = await bus_with()
+    away = True
+
+    async def purge(stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        if away:
+            raise Unavailable("away")
+        return await MemoryBus.purge(bus, stream, subject, below_seq=below_seq)
+
+    monkeypatch.setattr(bus, "purge", purge)
+    monkeypatch.setattr(outbox, "PAUSE_S", 0.001)
+    found = purger(bus, spec())
+    found.want(COVERS, 3)
+    work = asyncio.create_task(found.work())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert found.wanted.is_set() is False, "it is at it"
+    found.rewound(1)
+    await bus.append("up.r.later", b"of a round of now")
+    away = False
+    async with asyncio.timeout(20):
+        while await left(bus) == 2:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+    assert [s.subject for s in await bus.fetch(subjects.up_stream("r"), "up.r.>")] == ["up.r.later"]
     work.cancel()
 
 

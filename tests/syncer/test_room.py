@@ -23,7 +23,7 @@ from diloco_syncer.events import (
 from diloco_syncer.room import CROWDED
 
 GIB = 1 << 30
-FULL_DN = "DN is full: 2.1 of 2.1 GB used, a keyframe needs 0.3 GB: raise keeping.stream_bytes_max"
+FULL_DN = "DN is full: 2.1 GB of 2.1 GB used, a keyframe needs 300 MB: raise the limit"
 
 
 def of(effects: list[Any], kind: type) -> list[Any]:

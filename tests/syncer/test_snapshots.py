@@ -282,13 +282,16 @@ def test_a_snapshot_of_before_is_read_and_followed_by_ours(store: SnapshotStore)
 
 def test_one_that_is_being_handed_over_stays(store: SnapshotStore) -> None:
     store.save(1, {}, fragments(p0=1))
-    store.pinned = 1
+    store.pinned |= {"leader": 1, "s1": 1}
     for covers in (2, 3, 4):
         store.save(covers, {}, fragments(p0=covers))
     assert store.covers() == [1, 3, 4]
-    store.pinned = -1
+    store.pinned.pop("leader")
     store.save(5, {}, fragments(p0=5))
-    assert store.covers() == [4, 5]
+    assert store.covers() == [1, 4, 5], "another still hands it over"
+    store.pinned.pop("s1")
+    store.save(6, {}, fragments(p0=6))
+    assert store.covers() == [5, 6]
 
 
 # --- received from another -----------------------------------------------------------------------
@@ -400,3 +403,12 @@ def test_what_is_written_is_let_go(store: SnapshotStore) -> None:
     store.save(1, {}, Written(held))
     assert alive[2] == ["1.master", "1.previous"], "fragment 0 is written and gone"
     assert same(store.load(1)[1], held)
+
+
+def test_a_folder_under_another_name_is_no_snapshot(store: SnapshotStore) -> None:
+    """What somebody set aside is neither read nor counted, and stays."""
+    aside = store.folder / "snapshot-000000000001.old"
+    aside.mkdir(parents=True)
+    for covers in (3, 5, 7):
+        store.save(covers, {}, {"0.x": np.zeros(1)})
+    assert store.covers() == [5, 7] and aside.is_dir()

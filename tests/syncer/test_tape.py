@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.bus import Refused, Stored, StreamFull, StreamSpec
 from diloco_shared.edges.memory_bus import MemoryBroker, MemoryBus
 from diloco_shared.edges.tape_archive import TapeArchive, read_tape
 from diloco_shared.protocol import subjects
@@ -87,6 +89,61 @@ async def test_what_is_archived_is_read_where_it_lies_and_nothing_is_lost(tmp_pa
         await Tape(bus, "r", 0, archive).read()
 
 
+@pytest.mark.parametrize("after", [0, 2, 3])
+@pytest.mark.parametrize("archived", [0, 2])
+async def test_a_gap_is_told_wherever_it_is(tmp_path: Path, after: int, archived: int) -> None:
+    """Records 1 to 4 left the stream, and the archive has the first ones of them at most."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r", 0, TapeArchive(str(tmp_path), "r.1"))
+    assert tape.archive is not None
+    for number in range(1, 8):
+        await tape.append(term(number, "a"))
+    if archived:
+        tape.archive.write((await bus.fetch(tape.stream, tape.subject))[:archived])
+    await bus.purge(tape.stream, tape.subject, below_seq=5)
+    with pytest.raises(Purged, match=f"record {max(after, archived) + 1} of the tape"):
+        await tape.read(after=after)
+    assert [seq for seq, _ in await tape.read(after=4)] == [5, 6, 7]
+
+
+async def test_a_record_that_the_server_gives_no_more_is_a_gap() -> None:
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape = Tape(bus, "r")
+    await tape.append(term(1, "a"))
+    await bus.append("tape.r.stray", b"no record of anybody's")
+    for number in (2, 3):
+        await tape.append(term(number, "a"))
+    assert [seq for seq, _ in await tape.read()] == [1, 3, 4]
+    bus.broker._streams[tape.stream].remove(3)
+    with pytest.raises(Purged, match="record 3 of the tape was archived or is damaged"):
+        await tape.read(after=1)
+
+
+async def test_of_several_shards_what_others_recorded_is_no_gap(tmp_path: Path) -> None:
+    bus, root = MemoryBus(MemoryBroker(), "a"), str(tmp_path)
+    await stream(bus)
+    ours, theirs = (Tape(bus, "r", s, TapeArchive(root, "r", s), shards=2) for s in (0, 1))
+    for number in range(1, 6):
+        for tape in (theirs, ours):  # odd ones are theirs
+            await tape.append(term(number, "a"))
+    assert ours.archive is not None and theirs.archive is not None
+    stored = await bus.fetch(ours.stream, ours.subject)
+    removed = [ours.archive.write(stored[n : n + 1]) for n in (0, 1)]
+    await bus.purge(ours.stream, ours.subject, below_seq=5)
+    assert [seq for seq, _ in await ours.read()] == [2, 4, 6, 8, 10]
+    theirs.archive.write((await bus.fetch(theirs.stream, theirs.subject))[:3])
+    await bus.purge(theirs.stream, theirs.subject, below_seq=6)
+    assert [seq for seq, _ in await ours.read()] == [2, 4, 6, 8, 10]
+    assert [seq for seq, _ in await theirs.read(after=4)] == [5, 7, 9]
+    for segment in reversed(removed):
+        ours.archive.vault.write(segment.key, None)
+        with pytest.raises(Purged, match=f"record {segment.first} of the tape"):
+            await ours.read(after=segment.first - 1)
+    assert [seq for seq, _ in await ours.read(after=4)] == [6, 8, 10]
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 async def test_a_shard_is_archived_up_to_its_oldest_snapshot_and_others_stay(
     tmp_path: Path, shard: int, monkeypatch: pytest.MonkeyPatch
@@ -142,6 +199,62 @@ async def test_where_the_oldest_snapshot_frees_nothing_the_newest_sound_one_does
     assert [s.seq for s in await bus.fetch(tape.stream, tape.subject)] == [6, 7]
     assert "no snapshot" in await archiver.make_room()
     assert len(await tape.read()) == 7
+
+
+class Refusing(MemoryBus):
+    """Says no to a call as often as it is told to."""
+
+    def __init__(self, broker: MemoryBroker, **times: int) -> None:
+        super().__init__(broker, "a")
+        self.times = times
+
+    def _refuse(self, call: str) -> None:
+        self.times[call] = self.times.get(call, 0) - 1
+        if self.times[call] >= 0:
+            raise Refused(f"{call}: not now")
+
+    async def append(self, subject: str, payload: bytes, **more: Any) -> int:
+        self._refuse("append")
+        return await super().append(subject, payload, **more)
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        self._refuse("last")
+        return await super().last(stream, subject)
+
+
+async def test_what_is_refused_is_asked_for_again_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends no leader: the next one would be refused likewise."""
+    bus = Refusing(MemoryBroker(), append=3, last=2)
+    await stream(bus)
+    tape, seen = Tape(bus, "r"), list[str]()
+
+    async def pause(_: float) -> None:
+        seen.append(tape.progress.trouble)
+
+    monkeypatch.setattr(tape_module, "asyncio", SimpleNamespace(sleep=pause))
+    assert await tape.append(term(1, "a")) == 1
+    assert seen == ["append: not now"] * 3 and not tape.progress.trouble
+
+
+async def test_a_refusal_while_room_is_made_is_the_reason_that_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus = MemoryBus(MemoryBroker(), "a")
+    await bus.ensure_stream(StreamSpec(subjects.tape_stream("r"), ("tape.r.>",), 100))
+    tape, seen = Tape(bus, "r"), list[str]()
+
+    async def make_room() -> str:
+        raise [Refused("no space"), StreamFull("no room for a segment")][len(seen)]
+
+    async def pause(_: float) -> None:
+        seen.append(tape.progress.full.partition("; ")[2])
+        if len(seen) == 2:
+            await bus.ensure_stream(StreamSpec(tape.stream, ("tape.r.>",), 1 << 20))
+
+    tape.make_room = make_room
+    monkeypatch.setattr(tape_module, "asyncio", SimpleNamespace(sleep=pause))
+    assert await tape.append(term(1, "a" * 200)) == 1
+    assert seen == ["no space", "no room for a segment"]
 
 
 async def test_a_full_tape_waits_for_room_and_keeps_its_sequence(tmp_path: Path) -> None:

@@ -18,21 +18,20 @@ from collections.abc import Collection
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
-from diloco_shared.protocol.patience import transfer_s
+from diloco_shared.protocol.patience import inner_state_s
 from diloco_shared.protocol.records import CheckpointState, Restore
 from diloco_syncer.events import Capture, Effect, Kept, Seal, Sealed, Tell
 from diloco_syncer.history import History
 from diloco_syncer.roster import Roster
 
-# Learners that have not delivered after this many seconds are left out, beside those that two
-# moments per parameter take on the slowest link worth using.
+# Learners that have not delivered after this many seconds are left out, beside those that an inner
+# state takes.
 PARTS_S = 600.0
-BYTES_PER_PARAMETER = 8
 
 
 def parts_s(parameters: int) -> float:
     """Seconds that the parts of a checkpoint are waited for, of a model of that many parameters."""
-    return PARTS_S + transfer_s(BYTES_PER_PARAMETER * parameters)
+    return PARTS_S + inner_state_s(parameters)
 
 
 class Checkpoints:

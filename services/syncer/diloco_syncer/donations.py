@@ -5,16 +5,15 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from diloco_shared.protocol.messages import Donate
-from diloco_shared.protocol.patience import transfer_s
+from diloco_shared.protocol.patience import inner_state_s
 from diloco_syncer.history import History
 from diloco_syncer.roster import Member, Roster
 
 # A donor that missed the request is asked again after this many seconds.
 REPEAT_S = 1.0
-# A newcomer that lives and does not train is waited for: for this many seconds, and those that two
-# moments per parameter take on the slowest link worth using.
+# A newcomer that lives and does not train is waited for: for this many seconds, and those that an
+# inner state takes.
 LIMIT_S = 120.0
-BYTES_PER_PARAMETER = 8
 
 
 @dataclass(slots=True)
@@ -33,7 +32,7 @@ class Donations:
     under_way: dict[str, Donation] = field(default_factory=dict)
 
     def ask(self, donate: Donate, parameters: int, now: float) -> None:
-        until = now + LIMIT_S + transfer_s(BYTES_PER_PARAMETER * parameters)
+        until = now + LIMIT_S + inner_state_s(parameters)
         self.under_way[donate.newcomer] = Donation(donate, until, now)
 
     def due(self, roster: Roster, now: float) -> list[Donate]:

@@ -381,6 +381,13 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Unload:
+    """What was loaded for the wish of this serial, if anything was, will not be installed."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
 class InstallLoaded:
     """The restore is committed: the state that was loaded for it is in force."""
 
@@ -435,6 +442,7 @@ Effect = (
     | Capture
     | Seal
     | Load
+    | Unload
     | InstallLoaded
     | PurgeUp
     | PurgeDown

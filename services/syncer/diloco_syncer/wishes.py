@@ -17,7 +17,15 @@ from diloco_shared.protocol.messages import (
     TapeSnapshot,
 )
 from diloco_syncer.checkpoints import Checkpoints
-from diloco_syncer.events import Effect, Kept, Loaded, Sealed, SnapshotDone, Wanted
+from diloco_syncer.events import (
+    Effect,
+    Kept,
+    Loaded,
+    Sealed,
+    SnapshotDone,
+    Unload,
+    Wanted,
+)
 from diloco_syncer.history import History
 from diloco_syncer.restoring import Restoring
 from diloco_syncer.roster import Roster
@@ -61,7 +69,8 @@ class Wishes:
                 found = self.restoring.loaded(event, now, wall)
                 if isinstance(found, TapeRestore):
                     self.loaded = event.history
-                return [found] if found else []
+                    return [found]
+                return [Unload(event.restore.serial), *([found] if found else [])]
         return []
 
     def progress(self, progress: Progress) -> None:

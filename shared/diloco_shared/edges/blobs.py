@@ -24,7 +24,7 @@ more than one blob at a time.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from diloco_shared.edges.buffers import Buffers
@@ -96,6 +96,7 @@ async def put_blob(
     chunk_timeout_s: float = 5.0,
     progress: Progress | None = None,
     announce: Callable[[Blob], Awaitable[None]] | None = None,
+    only: Sequence[int] | None = None,
 ) -> Blob:
     """Store the chunks of `payload` on `subject`; return the Blob for the manifest.
 
@@ -110,19 +111,23 @@ async def put_blob(
 
     `progress` is filled in meanwhile: how far it is, and whether the stream is full. `announce` is
     awaited before the first chunk, with the Blob:
-    for whoever begins to fetch while it is being sent.
+    for whoever begins to fetch while it is being sent. `only`: no other chunks are sent, since the
+    server has them.
     """
     size = chunk_bytes or CHUNK_BYTES
     outgoing = await _off_loop(len(payload), lambda: cut(subject, payload, chunk_bytes=size))
     blob = outgoing.blob
     progress = Progress() if progress is None else progress
-    progress.stored = 0
+    chunks = range(blob.chunks) if only is None else only
+    progress.stored = blob.chunks - len(chunks)
     if announce is not None:
         await announce(blob)
     if bus.lanes is not None:
-        sending = bus.lanes.send(outgoing, progress, window=window, chunk_timeout_s=chunk_timeout_s)
+        sending = bus.lanes.send(
+            outgoing, chunks, progress, window=window, chunk_timeout_s=chunk_timeout_s
+        )
     else:
-        sending = _append(bus, outgoing, progress, Pace(window, chunk_timeout_s))
+        sending = _append(bus, outgoing, chunks, progress, Pace(window, chunk_timeout_s))
     try:
         async with asyncio.timeout(deadline_s):
             await _while_moving(sending, lambda: progress.stored, progress, patience_s)
@@ -163,12 +168,14 @@ async def _while_moving(
             await asyncio.wait({task})
 
 
-async def _append(bus: Bus, outgoing: Outgoing, progress: Progress, pace: Pace) -> None:
-    """Store every chunk by `bus.append`."""
-    sending = _Sending(bus, outgoing, progress, pace)
+async def _append(
+    bus: Bus, outgoing: Outgoing, chunks: Sequence[int], progress: Progress, pace: Pace
+) -> None:
+    """Store chunks by `bus.append`."""
+    sending = _Sending(bus, outgoing, chunks, progress, pace)
     try:
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(pace.window_max, outgoing.blob.chunks)):
+            for _ in range(min(pace.window_max, len(chunks))):
                 group.create_task(sending.send_chunks())
     except ExceptionGroup as group_error:
         # Every sender that fails, fails for the same reason: the first speaks for all.
@@ -178,12 +185,14 @@ async def _append(bus: Bus, outgoing: Outgoing, progress: Progress, pace: Pace) 
 class _Sending:
     """One blob on its way: several `send_chunks` share its indices and its pace."""
 
-    def __init__(self, bus: Bus, outgoing: Outgoing, progress: Progress, pace: Pace) -> None:
+    def __init__(
+        self, bus: Bus, outgoing: Outgoing, chunks: Sequence[int], progress: Progress, pace: Pace
+    ) -> None:
         self._progress = progress
         self._bus = bus
         self._outgoing = outgoing
         self._pace = pace
-        self._indices = iter(range(outgoing.blob.chunks))
+        self._indices = iter(chunks)
         self._flying = 0
         self._landed = asyncio.Event()
 
@@ -193,8 +202,6 @@ class _Sending:
             while not await self._send(index):
                 await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
                 tries += 1
-            self._progress.stored += 1
-            self._progress.room()
 
     async def _send(self, index: int) -> bool:
         """Send one chunk when the window has room for it; whether it was stored."""
@@ -203,7 +210,8 @@ class _Sending:
             await self._landed.wait()
         timeout_s = self._pace.timeout_s
         self._flying += 1
-        began = time.monotonic()
+        # As of now: it may be another one that answers, then this is sent once more for nothing.
+        began, life = time.monotonic(), self._bus.life
         try:
             await self._bus.append(
                 self._outgoing.blob.subject,
@@ -216,14 +224,13 @@ class _Sending:
             self._progress.trouble = str(error)
             if isinstance(error, StreamFull):
                 self._progress.no_room(str(error))
-            else:
-                self._progress.silent = True
             # Only silence says something about the link; a refusal came quickly.
             if (now := time.monotonic()) - began >= timeout_s:
                 self._pace.timed_out(began, now)
             return False
         else:
             self._pace.answered(time.monotonic() - began)
+            self._progress.chunk(index, life)
             return True
         finally:
             self._flying -= 1

@@ -7,7 +7,7 @@ Implementations: `nats_bus.NatsBus`, `memory_bus.MemoryBus`.
 
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -155,9 +155,10 @@ class Progress:
     stored: int = 0  # chunks
     trouble: str = ""  # the last one
     full: str = ""  # what was refused since the last chunk that was stored: there is no room
-    # Something stayed unanswered: a server that was killed, or is out of disk, may have lost what
-    # it acknowledged before.
-    silent: bool = False
+    # Chunk -> the life of the server that acknowledged it, and the one that did so last: what an
+    # earlier one acknowledged may be lost, if it was killed or had no disk left.
+    took: dict[int, str] = field(default_factory=dict)
+    life: str = ""
     next_seq: int = 1  # everything of the payload below this stream sequence was seen
     queued: bool = False  # other payloads are before it
 
@@ -169,14 +170,30 @@ class Progress:
         """Something was stored."""
         self.full = ""
 
+    def chunk(self, index: int, life: str) -> None:
+        """The server, in this life, acknowledged a chunk."""
+        self.stored += 1
+        self.took[index], self.life = life, life
+        self.room()
+
+    def doubtful(self) -> list[int]:
+        """Chunks that an earlier life of the server acknowledged than the last that was heard."""
+        return sorted(index for index, life in self.took.items() if life != self.life)
+
 
 class Lanes(Protocol):
     """A leaner way for chunks than one message after the other. See `lanes.NatsLanes`."""
 
     async def send(
-        self, outgoing: Outgoing, progress: Progress, *, window: int, chunk_timeout_s: float
+        self,
+        outgoing: Outgoing,
+        chunks: Sequence[int],
+        progress: Progress,
+        *,
+        window: int,
+        chunk_timeout_s: float,
     ) -> None:
-        """Store every chunk, repeating what gets no answer until cancelled. Raises Refused."""
+        """Store these chunks, repeating what gets no answer until cancelled. Raises Refused."""
 
     async def receive(self, stream: str, incoming: Incoming, progress: Progress) -> None:
         """One pass over what the stream holds from `progress.next_seq` on. Raises Unavailable."""
@@ -194,6 +211,10 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def life(self) -> str:
+        """Names the server's life, as of the newest connection: another one once it was started."""
 
     # core -----------------------------------------------------------------------------------
     async def publish(self, subject: str, payload: bytes) -> None:

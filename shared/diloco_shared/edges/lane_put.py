@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -29,7 +29,7 @@ class Bytes(Protocol):
 
 
 class Sending:
-    """One payload on its way; as many threads as there are connections call `work`.
+    """Chunks of one payload on their way; as many threads as there are connections call `work`.
 
     Every index is in exactly one place: `_todo`, a thread's `flying`, or stored. A thread that
     loses its connection puts what was flying back, to be sent again under the same message ids.
@@ -38,6 +38,7 @@ class Sending:
     def __init__(
         self,
         outgoing: Outgoing,
+        chunks: Sequence[int],
         progress: Progress,
         budget: Bytes,
         traffic: Traffic,
@@ -55,7 +56,7 @@ class Sending:
         self._connect = connect
         self._window = window
         self._timeout_s_min = timeout_s_min
-        self._todo = deque(range(outgoing.blob.chunks))
+        self._todo = deque(chunks)
         self._lock = threading.Lock()
         # Nothing is sent before this time: the stream was full.
         self._pause_until = 0.0
@@ -80,7 +81,7 @@ class Sending:
                 with self._connect() as lane:
                     _Sender(self, lane, pace).run()
             except Unavailable as error:
-                self._progress.trouble, self._progress.silent = str(error), True
+                self._progress.trouble = str(error)
                 tries = 0 if self._progress.stored > stored else tries + 1
                 self._sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
 
@@ -100,10 +101,9 @@ class Sending:
             wait_s = self._budget.take(len(self._outgoing.data(self._todo[0])))
             return (None, wait_s) if wait_s else (self._todo.popleft(), 0.0)
 
-    def stored(self) -> None:
+    def stored(self, index: int, life: str) -> None:
         with self._lock:
-            self._progress.stored += 1
-            self._progress.room()
+            self._progress.chunk(index, life)
             self._refusals = 0
 
     def again(self, indices: list[int]) -> None:
@@ -191,7 +191,7 @@ class _Sender:
         error = _error(event, index)
         if error is None:
             self._pace.answered(latency_s)
-            self._sending.stored()
+            self._sending.stored(index, self._lane.life)
         else:
             self._pace.refused()
             self._sending.refused(index, error)

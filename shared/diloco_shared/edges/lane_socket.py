@@ -103,6 +103,7 @@ class LaneSocket:
         self._poll = select.poll()
         self._wake_bytes = 1
         self.payload_bytes_max = 0
+        self.life = ""  # of the server: see `bus.Bus.life`
         self.broken = False
         self._unanswered = 0  # pings
         # Answers of all that is asked on this connection come below this subject.
@@ -140,6 +141,7 @@ class LaneSocket:
             self._sock = context.wrap_socket(self._sock, server_hostname=host)
             self._sock.setblocking(False)
         self.payload_bytes_max = int(info.get("max_payload", 1 << 20))
+        self.life = str(info.get("server_id", ""))
         options = {"verbose": False, "pedantic": False, "lang": "python", "version": "1",
                    "protocol": 1, "name": name, "headers": True,
                    "no_responders": True}  # fmt: skip

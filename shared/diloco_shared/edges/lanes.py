@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -79,11 +79,18 @@ class NatsLanes:
         self._closed = False
 
     async def send(
-        self, outgoing: Outgoing, progress: Progress, *, window: int, chunk_timeout_s: float
+        self,
+        outgoing: Outgoing,
+        chunks: Sequence[int],
+        progress: Progress,
+        *,
+        window: int,
+        chunk_timeout_s: float,
     ) -> None:
-        connections = max(1, min(self._connections, outgoing.blob.chunks, window))
+        connections = max(1, min(self._connections, len(chunks), window))
         sending = Sending(
             outgoing,
+            chunks,
             progress,
             self._up,
             self._link.traffic,

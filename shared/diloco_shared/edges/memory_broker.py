@@ -105,6 +105,7 @@ class MemoryBroker:
     ) -> None:
         self.fault = fault
         self.on_store: Callable[[str, Stored], None] = lambda stream, message: None
+        self.life = 1  # the next one may have lost what this one acknowledged
         self.squeezed = False  # its disk is full: nothing is taken
         self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
         self._clock = clock
@@ -240,6 +241,7 @@ class MemoryBroker:
 
         Their sequences come again, and repeats of them are new.
         """
+        self.life += 1
         stream = self._named(name)
         gone = list(stream.messages)[-count:] if count else []
         for seq in reversed(gone):

@@ -54,6 +54,10 @@ class MemoryBus(StreamKv):
         return self._up.is_set() and not self._closed
 
     @property
+    def life(self) -> str:
+        return str(self.broker.life)
+
+    @property
     def closed(self) -> bool:
         return self._closed
 

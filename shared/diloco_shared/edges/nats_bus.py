@@ -69,6 +69,10 @@ class NatsBus(NatsStreams):
         return cls(link, lanes)
 
     @property
+    def life(self) -> str:
+        return self._link.life
+
+    @property
     def connected(self) -> bool:
         return self._link.connected
 

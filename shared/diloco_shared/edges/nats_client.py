@@ -56,6 +56,11 @@ class RepairedClient(Client):
         super().__init__()
         self._traffic = traffic
 
+    # It shows a server's version and not which start of it this is.
+    @property
+    def server_id(self) -> str:
+        return str(self._server_info.get("server_id", ""))
+
     # Every connection, the first and each further one, begins with this.
     async def _process_connect_init(self) -> None:
         if not isinstance(self._transport, _Counted):  # kept over reconnects

@@ -126,6 +126,10 @@ class NatsLink:
     def payload_bytes_max(self) -> int:
         return self._client.max_payload
 
+    @property
+    def life(self) -> str:
+        return self._client.server_id
+
     # --- sending ------------------------------------------------------------------------------
 
     async def publish(

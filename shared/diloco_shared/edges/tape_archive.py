@@ -46,7 +46,8 @@ class TapeArchive:
     def __init__(self, root: str, folder: str, shard: int = 0) -> None:
         self.vault = Vault(root)
         self.shard = shard
-        self.prefix = f"{folder}/tape/shard-{shard}/"
+        self.all = f"{folder}/tape/"
+        self.prefix = f"{self.all}shard-{shard}/"
 
     def write(self, records: Sequence[Stored]) -> Segment:
         """A segment of these, oldest first; durable when this returns. A repeat changes nothing."""
@@ -59,12 +60,22 @@ class TapeArchive:
 
     def segments(self) -> list[Segment]:
         """Oldest first."""
-        found = []
-        for key in self.vault.keys(self.prefix):
-            match = _SEGMENT.fullmatch(key.removeprefix(self.prefix))
+        return sorted(self._segments(self.prefix), key=lambda s: (s.first, s.last))
+
+    def _segments(self, prefix: str) -> Iterable[Segment]:
+        for key in self.vault.keys(prefix):
+            match = _SEGMENT.fullmatch(key.rpartition("/")[2])
             if match:
-                found.append(Segment(int(match[1]), int(match[2]), key, match[3]))
-        return sorted(found, key=lambda s: (s.first, s.last))
+                yield Segment(int(match[1]), int(match[2]), key, match[3])
+
+    def of_others(self, first: int, last: int) -> set[int]:
+        """Sequences of this range that the archives of other shards of the run have."""
+        found: set[int] = set()
+        for segment in self._segments(self.all):
+            others = not segment.key.startswith(self.prefix)
+            if others and segment.last >= first and segment.first <= last:
+                found |= {seq for seq, _ in self._records(segment)}
+        return found
 
     def read(self, run: str, after: int, limit: int | None = None) -> list[Stored]:
         """The first `limit` records with sequence > `after`, as they were in the stream."""

@@ -22,6 +22,11 @@ def transfer_s(size: int) -> float:
     return size / BYTES_PER_S_MIN
 
 
+def inner_state_s(parameters: int) -> float:
+    """Seconds that an inner state takes on that link: two fp32 moments per parameter."""
+    return transfer_s(8 * parameters)
+
+
 def silence_s(chunk_bytes: int = CHUNK_BYTES) -> float:
     """Seconds without one more chunk after which a transfer stands still."""
     return PAUSE_S + transfer_s(_SIDE_BY_SIDE * chunk_bytes)

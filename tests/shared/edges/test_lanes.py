@@ -12,7 +12,7 @@ from shared.edges.proxy import PAYLOAD, SPEC, through
 from waiting import until
 
 from diloco_shared.edges.blobs import BlobIncomplete, GaveUp, get_blob, put_blob
-from diloco_shared.edges.bus import Refused, Unavailable
+from diloco_shared.edges.bus import Progress, Refused, Unavailable
 from diloco_shared.edges.lane_socket import Address, LaneBroken, LaneSocket
 from diloco_shared.edges.nats_bus import NatsBus
 from diloco_shared.edges.nats_server import NatsServer
@@ -51,8 +51,13 @@ async def test_cut_connections_lose_and_double_nothing(
 ) -> None:
     async with through(nats_server, connections=connections) as (bus, proxy):
         proxy.cut_after = 700_000
-        blob = await put_blob(bus, "s.a", PAYLOAD, chunk_bytes=100_000)
+        progress = Progress()
+        blob = await put_blob(bus, "s.a", PAYLOAD, chunk_bytes=100_000, progress=progress)
         assert proxy.cuts > 3
+        assert progress.took == dict.fromkeys(range(blob.chunks), bus.life), (
+            "one life of the server"
+        )
+        assert bus.life and not progress.doubtful()
         assert (await bus.stream_info("S")).messages == blob.chunks
         cuts = proxy.cuts
         assert await get_blob(bus, "S", blob, timeout_s=30) == PAYLOAD

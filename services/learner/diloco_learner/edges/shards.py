@@ -111,8 +111,11 @@ class Leases:
 
     async def _leases(self) -> tuple[dict[int, ShardLease], dict[int, int]]:
         """All leases of the run, and their revisions."""
-        all_of_them = await self._all(subjects.SHARDS, ShardLease)
-        there = {int(key.rpartition(".")[2]): found for key, found in all_of_them.items()}
+        there = {
+            int(number): found
+            for key, found in (await self._all(subjects.SHARDS, ShardLease)).items()
+            if (number := key.removeprefix(f"{self.run}.")).isdecimal()
+        }
         leases = {shard: found.record for shard, found in there.items()}
         return leases, {shard: found.revision for shard, found in there.items()}
 

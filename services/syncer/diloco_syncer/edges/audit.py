@@ -4,7 +4,7 @@ Reads the bus and snapshot folders, writes nothing, takes part in nothing.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,7 +27,7 @@ from diloco_shared.protocol.wire import WireError
 from diloco_syncer.edges.follow import blob_of
 from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.history import History, TapeFault
+from diloco_syncer.history import History, TapeFault, is_of
 from diloco_syncer.replay import State, payloads_needed, replay
 from diloco_syncer.store import FragmentStore, in_memory
 
@@ -129,7 +129,10 @@ async def reexecute(
     why_gone = f"contributions of record {gone} and before are gone"
     if born >= max(gone, 1):
         gone, why_gone = born, f"record {born} begins again from what was published"
-    history, store, why = await asyncio.to_thread(_begin, spec, shard, folders, gone, why_gone)
+    known = dict(records)
+    history, store, why = await asyncio.to_thread(
+        _begin, spec, shard, folders, known, gone, why_gone
+    )
     if why:
         return Replayed(0, 0, 0, Fault(gone, "", why))
     began_at, rounds, done = history.seq, 0, 0
@@ -194,7 +197,12 @@ async def _last_gone(run: str, data: Bus, records: Records) -> int:
 
 
 def _begin(
-    spec: RunSpec, shard: int, folders: Sequence[Path], gone: int, why_gone: str
+    spec: RunSpec,
+    shard: int,
+    folders: Sequence[Path],
+    known: Mapping[int, TapeRecord],
+    gone: int,
+    why_gone: str,
 ) -> tuple[History, FragmentStore | None, str]:
     """(history, store, why not): the oldest place from which everything is there."""
     if not gone:
@@ -206,6 +214,9 @@ def _begin(
             continue
         try:
             meta, arrays = SnapshotStore(folder, shelf=in_memory).load(covers)
+            if covers in known and not is_of(meta["history"], known[covers]):
+                faults.append(f"the snapshot of record {covers} is of one that the tape has lost")
+                continue
             store = FragmentStore.restore(meta["store"], arrays, spec.algorithm)
             return History.restore(spec, meta["history"]), _sound(store, meta), ""
         except (OSError, ValueError, KeyError, TypeError) as error:

@@ -122,6 +122,8 @@ class Candidate:
         except* Deposed as group:
             deposed = group
         finally:
+            # What ended it keeps its frames for a while; a standby loads a store of its own next.
+            self.leader.numbers.store = None
             self.leader = None
         while isinstance(deposed, BaseExceptionGroup):
             deposed = deposed.exceptions[0]
@@ -166,7 +168,8 @@ class Candidate:
 
     def _follower(self) -> Follower:
         archive = archives_of(self.spec, self.checkpoint_root)[self.shard]
-        tape = Tape(self.control, self.spec.name, self.shard, archive)
+        shards = self.spec.algorithm.shards
+        tape = Tape(self.control, self.spec.name, self.shard, archive, shards=shards)
         return Follower(self.spec, self.data, tape, self.finder)
 
     async def _follow(self, follower: Follower) -> Recovered:

@@ -110,7 +110,7 @@ class Checkpointer:
     # --- going back ----------------------------------------------------------------------------
 
     async def load(self, restore: Restore) -> None:
-        """Read a checkpoint; the store is kept for `install`."""
+        """Read a checkpoint; the store is kept for `install`, or until `unload`."""
         try:
             state = await asyncio.to_thread(
                 load, self.spec, self.shard, restore.source, self.root, shelf=self.shelf
@@ -145,6 +145,10 @@ class Checkpointer:
                 ),
                 f"lease of data shard {n}",
             )
+
+    def unload(self, serial: int) -> None:
+        """Keep a store no longer that will not be installed: it is as large as the run's own."""
+        self.loaded.pop(serial, None)
 
     def install(self, serial: int) -> FragmentStore:
         """The store that was loaded, once."""

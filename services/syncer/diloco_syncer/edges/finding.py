@@ -11,12 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import Checkpoints
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_syncer.edges.parts import load, written_part
 from diloco_syncer.edges.snapshots import SnapshotStore, folder_of
 from diloco_syncer.store import FragmentStore
+
+log = structlog.get_logger()
+
+# What reading a state raises that is torn or damaged: an older one may be whole.
+UNSOUND = (OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class Finder:
             try:
                 meta, arrays = store.load(covers)
                 restored = self._store(meta, arrays)
-            except (OSError, ValueError, KeyError, TypeError):
+            except UNSOUND:
                 continue  # torn, damaged, or removed meanwhile by its owner
             return Found(meta["history"], restored, f"snapshot{whose}")
         return None
@@ -83,19 +90,22 @@ class Finder:
                 yield store, Path(path).relative_to(self.data.parent).parts[0]
 
     def checkpoint(self, after: int, *, before: float = math.inf) -> Found | None:
-        """This shard's part of the newest complete run-wide checkpoint of between these records.
+        """This shard's part of the newest sound run-wide checkpoint of between these records.
 
-        Raises OSError or ValueError when one is there and is not sound.
+        Raises OSError when the place of the checkpoints cannot be listed.
         """
         for ref in reversed(Checkpoints(self.root).complete(self.spec.folder)):
             number = parse_reference(ref)[2]
-            part = written_part(self.spec, self.shard, self.root, number)
-            if part is not None and part[0]["seq"] >= before:
+            try:
+                part = written_part(self.spec, self.shard, self.root, number)
+                if part is None or part[0]["seq"] >= before:
+                    continue
+                if part[0]["seq"] <= after:
+                    break
+                state = load(self.spec, self.shard, ref, self.root, shelf=self.snapshots.shelf)
+            except UNSOUND as error:
+                log.warning("a checkpoint is passed over", checkpoint=ref, error=str(error))
                 continue
-            if part is None or part[0]["seq"] <= after:
-                return None
-            shelf = self.snapshots.shelf
-            state = load(self.spec, self.shard, ref, self.root, shelf=shelf)
             return Found(state.history, state.store, f"checkpoint {ref}")
         return None
 

@@ -63,6 +63,11 @@ class Recovered:
     reborn: Reborn | None = None  # the state is what was published
     keyframes: tuple[int, ...] = ()  # newest version of each that is there whole; -1 none
 
+    def take_store(self) -> FragmentStore | None:
+        """The store, once: whoever has it may replace it, and then it shall be gone."""
+        store, self.store = self.store, None
+        return store
+
 
 class Follower:
     """One process's copy of the run's state. After an exception only a new one is sound."""
@@ -185,8 +190,8 @@ class Follower:
 
     async def whole_again(self) -> bool:
         """Whether what was damaged can be read after all: a stalled server looks alike."""
-        ((_, record),) = await self.tape.read(after=self.history.seq, limit=1)
         try:
+            ((_, record),) = await self.tape.read(after=self.history.seq, limit=1)
             await payloads_of(self.spec.name, self.data, record)
         except (BlobIncomplete, Purged):
             return False

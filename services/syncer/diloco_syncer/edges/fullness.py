@@ -13,13 +13,14 @@ from collections.abc import Callable
 
 import structlog
 
+from diloco_shared.budget.terms import shown
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, Refused
 from diloco_shared.edges.repeating import again_and_again
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_syncer.edges.outbox import Outbox
-from diloco_syncer.edges.published import publications
+from diloco_syncer.edges.published import parsed, publications
 from diloco_syncer.edges.storage import Storage
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.events import Event, Full, Rewound, StreamSeen
@@ -37,7 +38,6 @@ FULL_S = 2.0
 STALLED_S = 0.5
 # Between two lines in the log about what is still full.
 SAY_S = 60.0
-_GB = 1e9
 
 
 class Fullness:
@@ -95,7 +95,8 @@ class Fullness:
     def _tape(self) -> str:
         full = self.tape.progress.full
         if not full:
-            return ""
+            refused = self.tape.progress.trouble
+            return f"TAPE takes no record: {refused}" if refused else ""
         _, _, why_not = full.partition("; ")
         named = self._named("TAPE", full, "a record", 0)
         return f"{named} ({why_not})" if why_not else named
@@ -115,8 +116,8 @@ class Fullness:
                 "max_file_store of the message server, or free disk on the hub"
             )
         use = self.storage.streams.get(kind)
-        held = f"{_gb(use.bytes)} of {_gb(use.limit)} GB used" if use else "all of it used"
-        need = f", {what} needs {_gb(needed)} GB" if needed else ""
+        held = f"{shown(use.bytes)} of {shown(use.limit)} used" if use else "all of it used"
+        need = f", {what} needs {shown(needed)}" if needed else ""
         return (
             f"{kind} is full: {held}{need}: raise keeping.stream_bytes_max, or the stream's limit"
         )
@@ -206,7 +207,7 @@ class Fullness:
         stored = await self.control.fetch(
             subjects.dn_stream(self.spec.name), f"dn.{self.spec.name}.{h.epoch}.*.*.*.m"
         )
-        mine = [s for s in stored if subjects.parse_publication(s.subject).fragment in h.owned]
+        mine = [s for parts, s in parsed(stored) if parts.fragment in h.owned]
         known.found(max(((s.seq, s.subject) for s in mine), default=None))
         if published != self.machine.published or h is not self.machine.history:
             known.doubted = True  # something went on meanwhile: the next look tells
@@ -215,7 +216,3 @@ class Fullness:
         if lost is not None:
             log.warning("DN lost what it had acknowledged", published=published, found=lost)
             self.put(lost)
-
-
-def _gb(count: int) -> str:
-    return f"{count / _GB:.1f}" if count >= _GB / 10 else f"{count / _GB:.5f}"

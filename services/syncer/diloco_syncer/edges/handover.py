@@ -1,11 +1,11 @@
 """A snapshot from one syncer's disk to another's, for one that UP no longer has enough for.
 
-The standby asks for what describes the leader's newest one, then for every file it does not have,
-one after the other; it removes each from STATE before it asks for the next. So STATE holds one
-file at a time (two while a broken attempt gives way to the next), the receiver's memory one, the
-sender's none: it sends from the page cache. What moves forward is not given up; what was received
-stays on the standby's disk, and a transfer that breaks goes on with the file where it was. The
-leader keeps the snapshot until it is fetched.
+The standby asks the leader, or another syncer, for what describes its newest one, then for every
+file it does not have, one after the other; it removes each from STATE before it asks for the next.
+So STATE holds one file at a time (two while a broken attempt gives way to the next), the receiver's
+memory one, the sender's none: it sends from the page cache. What moves forward is not given up;
+what was received stays on the standby's disk, and a transfer that breaks goes on with the file
+where it was. The sender keeps the snapshot until it is fetched.
 """
 
 import asyncio
@@ -41,13 +41,16 @@ class NoSnapshot(Exception):
 
 
 class SnapshotSender:
-    """At whoever has one: answers wishes at `where` (the leader's), to one syncer at a time."""
+    """At whoever has one: answers wishes at `where` (the leader's), of one standby at a time.
+
+    A syncer that leads has two: one for wishes to the leader, one for those to it by name.
+    """
 
     def __init__(
         self,
         spec: RunSpec,
         shard: int,
-        leader: str,
+        me: str,
         control: Bus,
         data: Bus,
         snapshots: SnapshotStore,
@@ -55,7 +58,7 @@ class SnapshotSender:
     ) -> None:
         self.run = spec.name
         self.where = where or subjects.snapshot_wish(spec.name, shard)
-        self.leader = leader
+        self.me = me
         self.control = control
         self.data = data
         self.snapshots = snapshots
@@ -74,9 +77,14 @@ class SnapshotSender:
             return encode(SnapshotReply(accepted=False, reason=str(error)[:500]))
         busy = self.sending is not None or time.monotonic() < self.busy_until
         if busy and wish.standby != self.busy_with:
-            why_not = f"{self.leader} is sending a snapshot to {self.busy_with}"
+            why_not = f"{self.me} is sending a snapshot to {self.busy_with}"
         else:
+            # Before anything is awaited: another standby may ask meanwhile.
+            was, until = (self.busy_with, self.busy_until), time.monotonic() + IDLE_S
+            self.busy_with, self.busy_until = wish.standby, until
             why_not = await asyncio.to_thread(self._why_not, wish, await self._bytes_max())
+            if why_not and self.busy_until == until:
+                self.busy_with, self.busy_until = was
         if not why_not:
             self.busy_with, self.busy_until = wish.standby, time.monotonic() + IDLE_S
             self._accept(wish)
@@ -94,12 +102,12 @@ class SnapshotSender:
         """Why what was asked for is not sent; "" if it is. Waits for the disk."""
         if wish.digest:
             there = self.snapshots.file(wish.covers, wish.digest) is not None
-            return "" if there else f"{self.leader} has no snapshot of {wish.covers} any more"
+            return "" if there else f"{self.me} has no snapshot of {wish.covers} any more"
         newest = self.snapshots.newest_meta()
         if newest is None:
-            return f"{self.leader} has no snapshot yet"
+            return f"{self.me} has no snapshot yet"
         if newest[0] <= wish.after:
-            return f"{self.leader} has no snapshot after record {wish.after}"
+            return f"{self.me} has no snapshot after record {wish.after}"
         largest = max(listed.bytes for listed in table_of(newest[1]))
         if 0 < bytes_max < largest:
             return (
@@ -122,7 +130,7 @@ class SnapshotSender:
                 while True:
                     await self._next()
             finally:
-                self.snapshots.pinned = -1
+                self._unpin()
 
     async def _next(self) -> None:
         wait_s = max(self.busy_until - time.monotonic(), 0.0) if self.busy_with else None
@@ -130,7 +138,8 @@ class SnapshotSender:
             async with asyncio.timeout(wait_s):
                 wish = await self.wishes.get()
         except TimeoutError:
-            self.busy_with, self.snapshots.pinned = "", -1  # has all of it, or is gone
+            self.busy_with = ""  # has all of it, or is gone
+            self._unpin()
             return
         self.sending = asyncio.create_task(self._sent(wish))
         try:
@@ -140,6 +149,9 @@ class SnapshotSender:
             self.sending = None
         self.busy_until = time.monotonic() + IDLE_S
 
+    def _unpin(self) -> None:
+        self.snapshots.pinned.pop(self.where, None)
+
     async def _sent(self, wish: SnapshotWish) -> None:
         try:
             await self._send(wish)
@@ -148,12 +160,12 @@ class SnapshotSender:
 
     async def _send(self, wish: SnapshotWish) -> None:
         covers, body = await asyncio.to_thread(self._body, wish)
-        subject = subjects.state(self.run, self.leader, wish.standby, wish.nonce)
+        subject = subjects.state(self.run, self.me, wish.standby, wish.nonce)
 
         async def announce(blob: Blob) -> None:
             manifest = SnapshotManifest(
                 run=self.run,
-                leader=self.leader,
+                leader=self.me,
                 standby=wish.standby,
                 nonce=wish.nonce,
                 covers=covers,
@@ -170,12 +182,12 @@ class SnapshotSender:
             newest = self.snapshots.newest_meta()
             if newest is None:
                 raise ValueError("there is no snapshot any more")
-            self.snapshots.pinned = newest[0]
+            self.snapshots.pinned[self.where] = newest[0]
             return newest
         path = self.snapshots.file(wish.covers, wish.digest)
         if path is None:
             raise ValueError(f"the snapshot of record {wish.covers} is gone")
-        self.snapshots.pinned = wish.covers
+        self.snapshots.pinned[self.where] = wish.covers
         return wish.covers, _mapped(path)
 
 
@@ -238,7 +250,7 @@ class _Fetch:
         await self.data.purge(self.stream, f"state.{self.run}.*.{self.standby}.>")
 
     async def description(self) -> tuple[int, bytes]:
-        """(record covered, meta.json) of the leader's newest snapshot."""
+        """(record covered, meta.json) of the newest snapshot of whoever is asked."""
         m, body = await self._get(0, "")
         await self.purge()
         if m.covers <= self.after:

@@ -189,7 +189,8 @@ class Inbox:
                 if self.wanted(manifest):
                     self.payloads.put(blob.subject, payload, found.norms_P)
         except (BusError, PayloadsFull, ValueError) as error:
-            self.put(Malformed("malformed", manifest.learner, str(error)[:300]))
+            kind = "no-room" if isinstance(error, PayloadsFull) else "malformed"
+            self.put(Malformed(kind, manifest.learner, str(error)[:300]))
             return
         finally:
             self.under_way.discard(blob.subject)

@@ -185,6 +185,7 @@ class InitialSets:
             self.payloads.drop(m.blob.subject)
             raise
         except (BlobIncomplete, ValueError) as error:
+            self.payloads.drop(m.blob.subject)
             self.put(Malformed("malformed", m.learner, str(error)[:300]))
             await self._purge(m)
             if of.parts.get(p) is m:

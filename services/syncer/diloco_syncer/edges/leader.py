@@ -62,6 +62,7 @@ from diloco_syncer.events import (
     Suspended,
     Tell,
     TimePassed,
+    Unload,
     Unstage,
 )
 from diloco_syncer.horizon import Horizon
@@ -142,7 +143,7 @@ class Leader:
             self.outbox,
             snapshots,
             self.checkpointer,
-            recovered.store,
+            recovered.take_store(),
             lambda work: self.tasks.create_task(work),
             self._put,
         )
@@ -335,6 +336,8 @@ class Leader:
                 self.tasks.create_task(self.checkpointer.seal(effect))
             case Load():
                 self.tasks.create_task(self.checkpointer.load(effect.restore))
+            case Unload():
+                self.checkpointer.unload(effect.serial)
             case InstallLoaded():
                 self.horizon = Horizon()
                 self.numbers.perform(effect)

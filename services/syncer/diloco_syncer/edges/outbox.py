@@ -1,6 +1,8 @@
 """From effects to the bus: what must arrive is repeated until it does; the rest is sent once."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -23,6 +25,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.records import Event as EventRecord
 from diloco_shared.protocol.wire import encode
 from diloco_syncer.acknowledged import Acknowledged
+from diloco_syncer.edges.published import parsed
 from diloco_syncer.events import (
     Publish,
     PurgeDown,
@@ -40,6 +43,8 @@ OF_LEARNERS = frozenset({"join", "learner-seen", "learner-alive", "learner-lost"
 Control = SendPull | SendGrant | SendDonate | SendBeat
 # Events waiting for a server that is away; older ones are the ones worth losing.
 EVENTS_MAX = 1000
+# Passes over what dead servers had acknowledged of a publication, at most.
+LIVES_MAX = 8
 
 
 class Outbox:
@@ -99,7 +104,7 @@ class Outbox:
         subject = subjects.publication(self.run, e.epoch, e.fragment, e.version, e.term)
 
         async def put(progress: Progress) -> None:
-            # The chunks once: the server takes repeats of them for new ones after two minutes.
+            # By themselves: no chunk is sent again because the manifest has to be.
             blob = await until_done(
                 lambda: put_blob(self.data, subject, payload, progress=progress), subject
             )
@@ -125,13 +130,8 @@ class Outbox:
             )
             sealed = encode(manifest)
             seq = await until_done(lambda: self._seal(subject + ".m", sealed, progress), subject)
-            while progress.silent:
-                # Chunks that were acknowledged may be lost: what is there is dropped as a repeat.
-                # To count them is no help: the server (2.15.1) counts those that it lost.
-                progress.silent, self.acknowledged.doubted = False, True
-                await until_done(
-                    lambda: put_blob(self.data, subject, payload, progress=progress), subject
-                )
+            progress.life = self.data.life
+            await self._put_doubtful(subject, payload, progress)
             self.acknowledged.took(seq, subject + ".m")
             passing("after-manifest")
 
@@ -143,6 +143,20 @@ class Outbox:
                 del self.sending[subject]
         self.bytes_out += len(payload) * readers
 
+    async def _put_doubtful(self, subject: str, payload: Payload, progress: Progress) -> None:
+        """Put again the chunks that an earlier life of the server acknowledged: they may be lost.
+
+        Those that are there are dropped as repeats, for two minutes. To count what is there is no
+        help: the server (2.15.1) counts what it lost. A link that breaks loses nothing.
+        """
+        for _ in range(LIVES_MAX):
+            if not (doubtful := progress.doubtful()):
+                return
+            self.acknowledged.doubted = True
+            put = partial(put_blob, self.data, subject, payload, progress=progress, only=doubtful)
+            await until_done(put, subject)
+        log.warning("the server was started over and over", subject=subject)
+
     async def _seal(self, subject: str, manifest: bytes, progress: Progress) -> int:
         try:
             seq = await self.data.append(subject, manifest, msg_id=subject)
@@ -150,22 +164,23 @@ class Outbox:
             progress.trouble = str(error)
             if isinstance(error, StreamFull):
                 progress.no_room(str(error))
-            else:
-                progress.silent = True
             raise
         progress.room()
         return seq
 
-    async def purge_up(self, below_seq: int) -> None:
+    async def purge_up(self, below: Callable[[], int]) -> None:
         """Remove everything older from UP. One purge by sequence: one per subject would hold up
-        the stream for seconds. A shard among others removes what is of its own fragments."""
+        the stream for seconds. A shard among others removes what is of its own fragments.
+
+        `below` is asked before each attempt: what it says may be lowered while the server is away.
+        """
         stream, algorithm = subjects.up_stream(self.run), self.spec.algorithm
         filters = [f"up.{self.run}.>"]
         if algorithm.shards > 1:
             filters = [f"up.{self.run}.*.*.{p}.>" for p in algorithm.owned(self.shard)]
         for subject in filters:
             await until_done(
-                lambda s=subject: self.data.purge(stream, s, below_seq=below_seq),  # type: ignore[misc]
+                lambda s=subject: self.data.purge(stream, s, below_seq=below()),  # type: ignore[misc]
                 f"purge of {subject}",
             )
 
@@ -175,28 +190,25 @@ class Outbox:
         Ordinarily the keyframe's chunks were sent after that manifest had been stored. One that an
         earlier leader was still sending may come later, and then stays until the next keyframe.
         """
-        stream, p = subjects.dn_stream(self.run), effect.fragment
-        every = f"dn.{self.run}.*.{p}."
-        manifests = await until_done(
-            lambda: self.data.fetch(stream, every + "*.*.m"), f"manifests of {every}"
+        # All of it anew at each attempt: a server that was away may have lost its newest.
+        await until_done(
+            lambda: self._purge_down(effect), f"purge of DN below {effect.below_version}"
         )
-        older = [
-            stored.seq
-            for stored in manifests
-            if (parts := subjects.parse_publication(stored.subject))
-            and (parts.epoch, parts.version) < (effect.epoch, effect.below_version)
-        ]
-        kept = [stored for stored in manifests if stored.seq not in older]
+
+    async def _purge_down(self, effect: PurgeDown) -> None:
+        stream, p = subjects.dn_stream(self.run), effect.fragment
+        manifests = parsed(await self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
+        until = (effect.epoch, effect.below_version)
+        older = [m.seq for parts, m in manifests if (parts.epoch, parts.version) < until]
+        kept = [m for parts, m in manifests if (parts.epoch, parts.version) >= until]
         if older:
             below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
-            await until_done(
-                lambda: self.data.purge(stream, every + ">", below_seq=below), f"purge of {every}"
-            )
+            await self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
 
     async def _first_chunk(self, stream: str, manifest: Stored) -> int:
         """Where what a manifest names begins."""
         chunks = manifest.subject.removesuffix(".m")
-        found = await until_done(lambda: self.data.fetch(stream, chunks, limit=1), chunks)
+        found = await self.data.fetch(stream, chunks, limit=1)
         return found[0].seq if found else manifest.seq
 
     def tell(self, effect: Tell) -> None:

@@ -63,8 +63,10 @@ class Places:
 
     async def _read(self) -> None:
         for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
-            if key.startswith(f"{self.run}.") and key.endswith(f".{self.syncer}"):
-                self.revisions[int(key.split(".")[1])] = entry.revision
+            run, _, place_of = key.partition(".")
+            shard, _, syncer = place_of.partition(".")
+            if (run, syncer) == (self.run, str(self.syncer)) and shard.isdecimal():
+                self.revisions[int(shard)] = entry.revision
             place = readable(entry.value, Place)  # one that is not is written anew
             if place is not None and key == self._key(place.shard):
                 self.written[place.shard] = (place.passes, place.sequences)

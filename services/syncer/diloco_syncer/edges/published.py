@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob
 from diloco_shared.edges.bus import Bus, Stored
 from diloco_shared.edges.stored_records import messages_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TapeRebirth
+from diloco_shared.protocol.subjects import PublicationSubject
 from diloco_syncer.history import History
 from diloco_syncer.rebirth import Reborn, chains, decoded, reborn, reborn_store
 from diloco_syncer.store import FragmentStore, Shelf, Values
@@ -26,6 +28,15 @@ async def manifests_on(run: str, data: Bus, epoch: str = "*") -> list[Publicatio
 def publications(stored: Iterable[Stored]) -> list[PublicationManifest]:
     """The publications among what was read."""
     return messages_of(stored, PublicationManifest)
+
+
+def parsed(stored: Iterable[Stored]) -> list[tuple[PublicationSubject, Stored]]:
+    """What lies on subjects of publications, with their parts; whatever else DN holds is left."""
+    found = []
+    for one in stored:
+        with suppress(ValueError):
+            found.append((subjects.parse_publication(one.subject), one))
+    return found
 
 
 async def read_newest(

@@ -50,7 +50,7 @@ class UpPurger:
             await self.wanted.wait()
             self.wanted.clear()
             await again_and_again(self._free_to_go, "standbys that need UP", LOOK_S)
-            await self.outbox.purge_up(self.below)
+            await self.outbox.purge_up(lambda: self.below)
 
     async def _free_to_go(self) -> bool:
         """Whether living standbys have executed what would go, or there is no room to wait."""

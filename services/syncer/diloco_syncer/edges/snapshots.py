@@ -46,6 +46,7 @@ RECEIVED = ".received"
 STRETCH = 1 << 20
 
 Array = NDArray[Any]
+_FOLDER = re.compile(r"snapshot-[0-9]{12,}")  # not one that somebody set aside under another name
 _NAME = re.compile(r"[0-9a-z-]+\.[0-9a-f]{32}\.arrays")
 
 
@@ -108,7 +109,8 @@ class SnapshotStore:
         self.shelf: Shelf = shelf or FileShelf(folder)  # for stores whose snapshots these are
         without = "rounds go on; until one is written a restart has more of the tape to execute"
         self.room = DiskRoom(folder, "a snapshot", without)
-        self.pinned = -1
+        # By who hands it over, so that none takes away what another needs.
+        self.pinned: dict[str, int] = {}
         self.bytes_written = 0  # of arrays, ever
         self._newest: dict[str, _Written] = {}  # by fragment
 
@@ -178,8 +180,9 @@ class SnapshotStore:
         shutil.rmtree(final, ignore_errors=True)
         aside.rename(final)
         _sync(self.folder)
+        pinned = {self._path(covers) for covers in list(self.pinned.values())}
         for old in self._all()[: -self.keep]:
-            if old != self._path(self.pinned):
+            if old not in pinned:
                 shutil.rmtree(old, ignore_errors=True)
         return final
 
@@ -323,7 +326,7 @@ class SnapshotStore:
     def _all(self) -> list[Path]:
         if not self.folder.is_dir():
             return []
-        return sorted(p for p in self.folder.iterdir() if p.name.startswith("snapshot-"))
+        return sorted(p for p in self.folder.iterdir() if _FOLDER.fullmatch(p.name))
 
 
 def table_of(meta: bytes) -> list[Listed]:

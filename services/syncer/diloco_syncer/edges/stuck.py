@@ -81,7 +81,18 @@ class Stuck:
         self.told = ""
 
     async def way_on(self, follower: Follower, fault: Purged) -> Follower:
-        """A follower that can go on, once there is one; until then the reason is shown."""
+        """A follower that can go on, once there is one; until then the reason is shown.
+
+        One that is left behind keeps no store: two of them are twice what a syncer needs.
+        """
+        if not isinstance(fault, Damaged):  # that one may still turn out to be whole
+            follower.store = None
+        found = await self._way_on(follower, fault)
+        if found is not follower:
+            follower.store = None
+        return found
+
+    async def _way_on(self, follower: Follower, fault: Purged) -> Follower:
         seq = follower.history.seq
         while True:
             found = await self._newer(seq)

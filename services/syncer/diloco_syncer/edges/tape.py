@@ -5,16 +5,16 @@ The oldest records lie in an archive (`tape_archive`); readers here find them th
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from diloco_shared.edges.bus import Bus, Conflict, Progress, StreamFull, Unavailable
+from diloco_shared.edges.bus import Bus, BusError, Conflict, Progress, Refused, StreamFull
 from diloco_shared.edges.crash_points import passing
 from diloco_shared.edges.tape_archive import TapeArchive, read_tape
 from diloco_shared.edges.vault import VaultError
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import TapeRecord, TapeTerm
+from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.wire import decode_tape, encode
 from diloco_syncer.history import TapeFault
 
@@ -42,11 +42,18 @@ class Tape:
     """Reads from the start, appends at the end."""
 
     def __init__(
-        self, bus: Bus, run: str, shard: int = 0, archive: TapeArchive | None = None
+        self,
+        bus: Bus,
+        run: str,
+        shard: int = 0,
+        archive: TapeArchive | None = None,
+        *,
+        shards: int = 1,
     ) -> None:
         self.bus = bus
         self.run = run
         self.shard = shard
+        self.shards = shards
         self.archive = archive
         self.stream = subjects.tape_stream(run)
         self.subject = subjects.tape(run, shard)
@@ -73,21 +80,45 @@ class Tape:
                 )
             except VaultError as error:
                 raise Purged(f"archived records of the tape cannot be read: {error}") from None
-        records = [(s.seq, decode_tape(s.payload)) for s in stored]
-        if records and after == 0 and not _first(records[0][1]):
-            where = "nowhere" if self.archive is None else f"not in {self.archive.vault.root}"
+        if gone := await self._gone(after, [s.seq for s in stored]):
+            place = "any archive" if self.archive is None else self.archive.vault.root
             raise Purged(
-                f"the tape's records before {records[0][0]} were archived, and are {where}"
+                f"record {min(gone)} of the tape was archived or is damaged: it is neither in "
+                f"{self.stream} nor in {place}"
             )
+        records = [(s.seq, decode_tape(s.payload)) for s in stored]
         self.end = max([self.end, after, *(seq for seq, _ in records)])
         return records
+
+    async def _gone(self, after: int, seqs: Sequence[int]) -> set[int]:
+        """Sequences from `after` to the last of `seqs` that may have been records of this shard.
+
+        What the stream or an archive has of anybody else was none.
+        """
+        gone = set(range(after + 1, seqs[-1])) - set(seqs) if seqs else set()
+        if gone and self.shards > 1:
+            # What leaves the stream is its beginning; after that others' records are between.
+            oldest = await self.bus.fetch(self.stream, self.subject, limit=1)
+            gone = {n for n in gone if not oldest or n < oldest[0].seq}
+        if gone:
+            every, first = f"tape.{self.run}.>", min(gone)
+            many = max(gone) - first + 1
+            gone -= {
+                s.seq for s in await self.bus.fetch(self.stream, every, start_seq=first, limit=many)
+            }
+        if gone and self.archive is not None:
+            try:
+                gone -= await asyncio.to_thread(self.archive.of_others, min(gone), max(gone))
+            except VaultError as error:
+                log.warning("an archive of the tape cannot be read", error=str(error))
+        return gone
 
     async def append(self, record: TapeRecord) -> int:
         """Append where this process believes the end is; the commit point of a round.
 
         An unknown outcome is settled by reading the tail. Raises Deposed when somebody else's
-        record is there. Waits as long as the server is away, or the stream is full: nothing can be
-        decided without it.
+        record is there. Waits as long as the server is away, the stream is full or takes nothing:
+        nothing can be decided without it.
         """
         payload = encode(record)
         passing("before-append")
@@ -96,6 +127,7 @@ class Tape:
             self.end = await self._append(payload)
         finally:
             self.appending_since = 0.0
+            self.progress.trouble = ""
         passing("after-append")
         self.progress.room()
         return self.end
@@ -109,23 +141,26 @@ class Tape:
                 self.progress.no_room(f"{error}; {why_not}" if why_not else str(error))
                 if why_not:
                     await asyncio.sleep(FULL_RETRY_S)
-            except (Conflict, Unavailable) as error:
+            except BusError as error:
                 settled = await self._settle(payload, isinstance(error, Conflict))
                 if settled:
                     return settled
+                if isinstance(error, Refused):
+                    self.progress.trouble = str(error)
+                    log.warning("the tape takes no record", error=str(error))
                 await asyncio.sleep(RETRY_S)
 
     async def _archived(self) -> str:
         try:
             return await self.make_room()
-        except Unavailable as error:
+        except BusError as error:
             return str(error)
 
     async def _settle(self, payload: bytes, conflict: bool) -> int:
         """Sequence of our record if it is the tail, 0 if it is not there; Deposed otherwise."""
         try:
             tail = await self.bus.last(self.stream, self.subject)
-        except Unavailable:
+        except BusError:
             return 0
         if tail is None or tail.seq == self.end:
             # A conflict with nothing new there: our own earlier attempt may still be on its way.
@@ -136,8 +171,3 @@ class Tape:
             f"record {tail.seq} on {self.subject} is not ours (we expected the end at {self.end}"
             f"{', refused' if conflict else ''}): another leader is at work"
         )
-
-
-def _first(record: TapeRecord) -> bool:
-    """Whether a tape begins with it."""
-    return isinstance(record, TapeTerm) and record.term <= 1

@@ -1,0 +1,63 @@
+"""Run-wide checkpoints as a place to go on from: the newest that is sound."""
+
+from pathlib import Path
+
+import pytest
+from syncer.recording import SPEC, Recording
+
+from diloco_shared.protocol.checkpoints import reference
+from diloco_syncer.edges.finding import Finder
+from diloco_syncer.edges.parts import seal, write_part
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.events import Capture, Seal
+
+
+class Kept:
+    """A run with a checkpoint after each of three rounds; `covers`: of what record each is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.covers = str(folder / "checkpoints"), list[int]()
+        recording = Recording()
+        recording.begin()
+        for number in (1, 2, 3):
+            recording.round()
+            assert recording.store is not None
+            history, store = recording.history.meta(), recording.store
+            arrays = store.state_arrays()
+            part = write_part(SPEC, 0, self.root, number, history, store.meta(), arrays)
+            capture = Capture(number, history["seq"], "as the user asked", 1.0)
+            seal(SPEC, self.root, capture, [(history, part)], Seal(number, {}, {}))
+            self.covers.append(history["seq"])
+        self.finder = Finder(SPEC, 0, folder / "s1", SnapshotStore(folder / "s1"), self.root)
+
+    def there(self, number: int) -> Path:
+        return Path(self.root) / reference(SPEC.folder, number)
+
+    def found(self, after: int = 0) -> int:
+        """What record the state that is found is of; 0 for none."""
+        found = self.finder.checkpoint(after)
+        return 0 if found is None else found.seq
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    return Kept(tmp_path)
+
+
+def test_the_newest_is_found_if_it_is_newer_than_what_is_known(kept: Kept) -> None:
+    assert kept.found() == kept.covers[2]
+    assert kept.found(after=kept.covers[2]) == 0
+    before = kept.finder.checkpoint(0, before=kept.covers[2])
+    assert before is not None and before.seq == kept.covers[1]
+
+
+@pytest.mark.parametrize("what", ["*.safetensors", "manifest.json", "shard-0.json"])
+def test_a_damaged_one_hides_no_older_one(kept: Kept, what: str) -> None:
+    for path in kept.there(3).glob(what):
+        path.write_bytes(b"torn")
+    assert kept.found() == kept.covers[1]
+
+
+def test_nor_does_one_without_a_part_of_this_shard(kept: Kept) -> None:
+    (kept.there(3) / "shard-0.json").unlink()
+    assert kept.found() == kept.covers[1]

@@ -1,0 +1,191 @@
+"""A syncer holds the run's numbers once: what is replaced or not taken is let go of."""
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from syncer.small_run import LAYOUT, drawn, first_record
+
+from diloco_shared.config import RunSpec
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol.records import Restore
+from diloco_syncer.edges import checkpointing
+from diloco_syncer.edges.candidate import Candidate
+from diloco_syncer.edges.checkpointing import Checkpointer
+from diloco_syncer.edges.finding import Found
+from diloco_syncer.edges.follow import Damaged, Follower, Purged, Recovered
+from diloco_syncer.edges.leader import Leader
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.stuck import Stuck
+from diloco_syncer.edges.tape import Deposed, Tape
+from diloco_syncer.events import Event, InstallLoaded, Loaded
+from diloco_syncer.history import History
+from diloco_syncer.replay import State
+from diloco_syncer.store import FragmentStore
+
+SPEC = RunSpec.model_validate(
+    {
+        "name": "r",
+        "algorithm": {"fragments": 2, "sync_every_steps": 8},
+        "budget": {"steps": 80},
+    }
+)
+VALUES = drawn(np.random.default_rng(0))
+
+
+def store() -> FragmentStore:
+    return FragmentStore.init(LAYOUT, SPEC.algorithm, VALUES)
+
+
+def history() -> History:
+    found = History(SPEC)
+    found.apply(first_record(SPEC, ("init.0", "init.1"), VALUES), 1)
+    return found
+
+
+class Nowhere:
+    """A follower's finder that knows of nothing."""
+
+    snapshots: Any = None
+
+    def newer(self, after: int, *, before: float = 0) -> Found | None:
+        return None
+
+
+class Finding(Stuck):
+    """It finds at once what `newer` gives."""
+
+    newer: Follower
+
+    async def _newer(self, after: int) -> Follower | None:
+        return self.newer
+
+
+class Keeper:
+    """A lease that is of no matter here."""
+
+    lease = SimpleNamespace(me="s1")
+
+
+def follower() -> Follower:
+    bus, nowhere = MemoryBus(MemoryBroker(), "s"), Nowhere()
+    found = Follower(SPEC, bus, Tape(bus, "r"), nowhere)  # type: ignore[arg-type]
+    found.history, found.store = history(), store()
+    return found
+
+
+@pytest.mark.parametrize("kind", [Purged, Damaged])
+async def test_a_follower_that_is_left_behind_keeps_no_store(kind: type[Purged]) -> None:
+    keeper: Any = Keeper()
+    anything: Any = None
+    stuck = Finding(SPEC, 0, keeper, anything, anything, follower, anything, anything)
+    stuck.newer, left = follower(), follower()
+    gone = weakref.ref(left.store)
+    assert await stuck.way_on(left, kind("gone")) is stuck.newer
+    assert gone() is None and stuck.newer.store is not None
+
+
+async def test_it_keeps_none_either_while_another_is_loaded() -> None:
+    left = follower()
+
+    class Looking(Finding):
+        async def _newer(self, after: int) -> Follower | None:
+            assert left.store is None
+            return await super()._newer(after)
+
+    keeper: Any = Keeper()
+    anything: Any = None
+    stuck = Looking(SPEC, 0, keeper, anything, anything, follower, anything, anything)
+    stuck.newer = follower()
+    await stuck.way_on(left, Purged("gone"))
+
+
+async def test_a_leader_that_goes_back_lets_go_of_what_it_began_with(tmp_path: Path) -> None:
+    bus, keeper = MemoryBus(MemoryBroker(), "s"), Keeper()
+    began: Any = Recovered(history(), store(), (0, 0), [])
+    before = weakref.ref(began.store)
+    lease: Any = keeper
+    leader = Leader(
+        SPEC,
+        "s1",
+        bus,
+        bus,
+        Tape(bus, "r"),
+        SnapshotStore(tmp_path),
+        lease,
+        began,
+        lambda seq: None,
+        payload_bytes_max=None,
+        checkpoint_root=str(tmp_path),
+    )
+    assert leader.numbers.store is before()
+    state: Any = State(None, "", {}, store())  # type: ignore[arg-type]
+    leader.checkpointer.loaded[1] = state
+    held: list[object] = []
+    leader.numbers._let_go = held.extend  # type: ignore[method-assign]
+    leader.numbers.perform(InstallLoaded(1))
+    assert leader.numbers.store is state.store
+    held.clear()
+    gc.collect()
+    assert before() is None
+
+
+async def test_a_leader_that_is_deposed_keeps_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever frames the exception that ended it still holds."""
+    bus, ended = MemoryBus(MemoryBroker(), "s"), list[Leader]()
+    keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=lambda why: None)
+
+    async def run(self: Leader) -> str:
+        ended.append(self)
+        raise BaseExceptionGroup("", [Deposed("another leads")])
+
+    monkeypatch.setattr(Leader, "run", run)
+    standby = Candidate(
+        SPEC,
+        keeper,
+        bus,
+        bus,
+        tmp_path,
+        lambda *_: None,
+        payload_bytes_max=None,
+        checkpoint_root=str(tmp_path),
+    )
+    gone = weakref.ref(began := store())
+    place = Tape(bus, "r"), Recovered(history(), began, (0, 0), [])
+    del began
+    assert await standby._lead(place) == ""
+    assert len(ended) == 1 and gone() is None
+
+
+async def test_what_was_loaded_in_vain_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    bus = MemoryBus(MemoryBroker(), "s")
+    checkpointer = Checkpointer(SPEC, 0, str(tmp_path), bus, events.append)
+    wish = Restore(serial=3, source="r/000001")
+
+    class Manifest:
+        run = "r"
+
+    def loaded(*_: Any, **__: Any) -> State:
+        return State(Manifest(), "d", {}, store())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpointing, "load", loaded)
+    await checkpointer.load(wish)
+    (event,) = events
+    assert isinstance(event, Loaded) and event.restore == wish
+    gone = weakref.ref(checkpointer.loaded[3].store)
+    checkpointer.unload(3)
+    checkpointer.unload(3)  # nothing is there any more
+    async with asyncio.timeout(60):
+        while gone() is not None:  # noqa: ASYNC110 - the thread that loaded it has it for a moment
+            await asyncio.sleep(0)
