@@ -22,6 +22,7 @@ from diloco_syncer.events import (
     Load,
     Loaded,
     Publish,
+    Published,
     Seal,
     Sealed,
     SendBeat,
@@ -250,6 +251,44 @@ def test_nothing_staged_or_snapped_before_a_restore_counts_after_it(running: Any
     covered = running.machine.history.snapshot_covers
     running.give(SnapshotDone(1, 5, "old"))
     assert running.machine.history.snapshot_covers == covered
+
+
+def test_what_is_still_published_when_history_goes_back_takes_no_number_and_no_place(
+    driver_of: Any,
+) -> None:
+    """Its number comes again: a round after it would be recorded where none can follow."""
+    driver = driver_of(overlap_steps=8)  # two rounds in flight
+    driver.start("a", "b")
+    merged(driver)
+    meta = kept(driver)
+    answer, unsent = driver._answer, []
+
+    def unpublished(effect: Any) -> list[Any]:
+        if isinstance(effect, Publish) and effect.round >= 0:
+            unsent.append(effect)
+            return []
+        found: list[Any] = answer(effect)
+        return found
+
+    driver._answer = unpublished
+    merged(driver)
+    driver._answer = answer
+    assert [e.round for e in unsent] == [1]
+    driver.give(wanted(checkpoint=1, restore=WISH))
+    driver.give(loaded(meta))
+    driver.steps.clear()
+    driver.adopted_at.clear()
+    for learner in ("a", "b"):
+        driver.join(learner, 1)
+        driver.step(learner, 0, incarnation=1)
+    for learner in ("a", "b"):
+        driver.step(learner, 4, incarnation=1)
+    assert [r.n for r in driver.machine.rounds.open] == [1]
+    for learner in ("a", "b"):
+        driver.answer(driver.pulls[-1], learner, incarnation=1)
+    assert [(r.epoch, r.round) for r in driver.rounds] == [(0, 0), (0, 1), (1, 1)]
+    driver.give(Published.of(unsent[0]))
+    assert driver.machine.published == (1, 1)
 
 
 def test_a_run_that_has_not_begun_begins_with_a_checkpoint(running: Any, driver_of: Any) -> None:

@@ -225,6 +225,8 @@ class Machine:
     def _send_record(self) -> list[Effect]:
         if self.appending is not None or not self.to_append:
             return []
+        # Raises for one that cannot follow: this process may end by it, but not the run.
+        self.history.check(self.to_append[0])
         self.appending = self.to_append.popleft()
         return [Append(self.appending)]
 

@@ -406,9 +406,13 @@ class Rounds:
                 return
 
     def abort(self) -> list[Effect]:
-        """History restarts: what is not on the tape is void, and will be asked for anew."""
+        """History restarts: what is not on the tape is void, and will be asked for anew.
+
+        What is recorded goes on being published; but where history goes back its number is not of
+        this history any more, and comes again.
+        """
         void = [r for r in self.open if r.phase is not Phase.PUBLISHING]
-        self.open = [r for r in self.open if r.phase is Phase.PUBLISHING]
+        self.open = []
         merges = [Unstage(r.staged.epoch, r.n) for r in void if r.staged]
         return [*merges, *(Drop(k.manifest.blob.subject) for r in void for k in r.kept.values())]
 
