@@ -108,6 +108,7 @@ class Machine:
         if self.leading:
             effects += [*self.admission.due(now), *self.announcer.appoint(now)]
             effects += self._put(self.wishes.advance(now, self._wall(now), self._pending))
+            self.rounds.over = self._over
             self.rounds.suspended = self.lapse or self.wishes.restoring.reason
             effects += self.rounds.advance(now)
             effects += self.ending.advance(self.wishes.stopping, now)
@@ -202,6 +203,11 @@ class Machine:
         """Records on their way to the tape."""
         return (*((self.appending,) if self.appending else ()), *self.to_append)
 
+    @property
+    def _over(self) -> bool:
+        """Whether the end of the run is on the tape, or on its way there."""
+        return bool(self.history.outcome) or any(isinstance(r, TapeEnd) for r in self._pending)
+
     def _put(self, done: Iterable[Effect | TapeRecord]) -> list[Effect]:
         """Push the records among them."""
         effects: list[Effect] = []
@@ -214,9 +220,8 @@ class Machine:
 
         That of a restore only where other shards may have gone back meanwhile.
         """
-        over = self.history.outcome or any(isinstance(r, TapeEnd) for r in self._pending)
         behind = TapeEpoch if self.spec.algorithm.shards == 1 else TapeEpoch | TapeRestore
-        if over and not isinstance(record, behind):
+        if self._over and not isinstance(record, behind):
             return []
         queue = self.to_append.appendleft if first else self.to_append.append
         queue(record)
@@ -303,7 +308,8 @@ class Machine:
                 self.rounds.hurry(now)
                 return [Tell("setting", f"{record.name} = {record.value}: {record.reason}")]
             case TapeEnd():
-                return [Tell("end", f"{record.outcome}: {record.reason}")]
+                # No record of what is open is taken any more: nothing may wait for one.
+                return [*self.rounds.abort(), Tell("end", f"{record.outcome}: {record.reason}")]
 
     def _unpublished(self) -> list[Publish]:
         """Keyframes of what the leader before did not publish."""
