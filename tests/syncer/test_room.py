@@ -9,6 +9,7 @@ from diloco_syncer.events import (
     Append,
     Full,
     Led,
+    Publish,
     Published,
     PurgeDown,
     Rewound,
@@ -165,6 +166,43 @@ def test_what_the_message_server_lost_is_published_again_and_needed_from_up_no_m
     assert [(e.fragment, e.version, e.prev_version) for e in again] == [(1, versions[1], -1)]
     assert of(seen, Snapshot)
     assert not of(seen, Append)
+
+
+def test_what_is_still_on_its_way_is_not_published_again(driver: Any) -> None:
+    """Neither a keyframe of no round, nor what an earlier loss already had published again."""
+    d, answer = driver, driver._answer
+    slow: list[Publish] = []
+
+    def answered(effect: Any) -> list[Any]:
+        if isinstance(effect, Publish) and effect.fragment == 1:
+            slow.append(effect)
+            return []
+        found: list[Any] = answer(effect)
+        return found
+
+    d._answer = answered
+    d.start("a", "b")
+    assert [e.version for e in slow] == [0]
+    d.auto = False
+    lost = Rewound((-1, -1), (-1, -1))
+    assert [e.fragment for e in of(d.give(lost), Publish)] == [0]
+    assert not of(d.give(lost), Publish)
+    d.give(Published.of(slow[0]))
+    assert [e.fragment for e in of(d.give(lost), Publish)] == [1]
+    assert not [r for r in d.tape if isinstance(r, TapeEpoch)]
+
+
+def test_a_difference_may_follow_what_is_still_on_its_way(driver_of: Any) -> None:
+    d = driver_of(keyframe_every=1000)
+    d.start("a", "b")
+    answer = d._answer
+    d._answer = lambda e: [] if isinstance(e, Publish) else answer(e)
+    lost = Rewound((-1, -1), (-1, -1))
+    d.give(lost)
+    staged(d, 1)
+    effects = d.give(lost)
+    assert not of(effects, Publish)
+    assert not [r for r in d.tape if isinstance(r, TapeEpoch)]
 
 
 def test_whoever_takes_over_purges_what_keyframes_have_replaced(running: Any) -> None:

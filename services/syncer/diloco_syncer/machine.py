@@ -25,7 +25,7 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
 )
 from diloco_syncer import rebirth
-from diloco_syncer.acknowledged import torn
+from diloco_syncer.acknowledged import torn, with_coming
 from diloco_syncer.admission import Admission
 from diloco_syncer.announce import Announcer
 from diloco_syncer.beginning import Beginning
@@ -69,7 +69,6 @@ from diloco_syncer.events import (
 from diloco_syncer.history import History
 from diloco_syncer.refusals import Refusals
 from diloco_syncer.roster import Roster
-from diloco_syncer.round import Phase
 from diloco_syncer.rounds import Rounds
 from diloco_syncer.wishes import Wishes, covering
 
@@ -97,6 +96,8 @@ class Machine:
         # Newest version of each fragment on DN in this epoch, as far as is known; -1 none.
         self.published: tuple[int, ...] = ()
         self.keyframes: tuple[int, ...] = ()
+        # Publications that are on their way to DN, by epoch, fragment and version: whether whole.
+        self.under_way: dict[tuple[int, int, int], bool] = {}
         self.ending = Ending(history, self.roster, self.rounds)
 
     # --- the door ------------------------------------------------------------------------------
@@ -104,6 +105,9 @@ class Machine:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event; return what the caller must do, in this order."""
         effects = self._take(event, now)
+        for e in effects:
+            if isinstance(e, Publish):
+                self.under_way[e.epoch, e.fragment, e.version] = e.prev_version < 0
         self.announcer.watchdog.saw(event, now)
         if self.leading:
             effects += [*self.admission.due(now), *self.announcer.appoint(now)]
@@ -377,15 +381,16 @@ class Machine:
         if event.published is None:
             return effects
         self.published = event.published
-        h = self.history
-        busy = {r.fragment: r for r in self.rounds.open if r.phase is Phase.PUBLISHING}
+        h, coming = self.history, set[int]()  # fragments
         for p in h.owned:
-            under_way = busy.get(p)
-            keyframe = under_way.keyframe if under_way else None
-            if torn(h.versions[p], event.published[p], event.seen[p], keyframe):
+            under_way = {v: k for (e, q, v), k in self.under_way.items() if (e, q) == (h.epoch, p)}
+            whole, seen = with_coming(event.published[p], event.seen[p], under_way)
+            if whole >= h.versions[p]:
+                coming.add(p)
+            elif torn(h.versions[p], whole, seen):
                 why = f"DN lost what version {h.versions[p]} of fragment {p} builds on"
                 return effects + self._begin_epoch(h.epoch + 1, why, self._wall(now))
-        return [*(e for e in self._unpublished() if e.fragment not in busy), *effects]
+        return [*(e for e in self._unpublished() if e.fragment not in coming), *effects]
 
     def _superseded(self) -> list[Effect]:
         """What keyframes on DN have replaced, and is there all the same: the leader that published
@@ -398,6 +403,7 @@ class Machine:
     def _published(self, event: Published, now: float) -> list[Effect]:
         """A keyframe makes everything before it superfluous, of earlier epochs too."""
         self.rounds.published(event, now)
+        self.under_way.pop((event.epoch, event.fragment, event.version), None)
         if event.epoch == self.history.epoch:
             p, known = event.fragment, list(self.published)
             known[p] = max(known[p], event.version)
