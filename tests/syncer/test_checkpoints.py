@@ -6,6 +6,7 @@ import pytest
 
 from diloco_shared.protocol.messages import (
     TapeCheckpoint,
+    TapeEnd,
     TapeEpoch,
     TapeRestore,
     TapeRound,
@@ -29,6 +30,7 @@ from diloco_syncer.events import (
     SendGrant,
     Snapshot,
     SnapshotDone,
+    SnapshotFailed,
     Staged,
     Tell,
     Wanted,
@@ -289,6 +291,48 @@ def test_what_is_still_published_when_history_goes_back_takes_no_number_and_no_p
     assert [(r.epoch, r.round) for r in driver.rounds] == [(0, 0), (0, 1), (1, 1)]
     driver.give(Published.of(unsent[0]))
     assert driver.machine.published == (1, 1)
+
+
+@pytest.fixture
+def writing(driver: Any) -> Any:
+    """The first snapshot is being written until the test says that it is over."""
+    answer = driver._answer
+    driver._answer = lambda e: [] if isinstance(e, Snapshot) else answer(e)
+    driver.start("a", "b")
+    return driver
+
+
+@pytest.mark.parametrize("over", ["done", "failed", "recorded"])
+def test_the_snapshot_of_a_restore_waits_for_the_one_that_is_being_written(
+    writing: Any, over: str
+) -> None:
+    """Two at once would remove each other's files."""
+    (first,) = of(writing.effects, Snapshot)
+    done = SnapshotDone(first.covers, first.round, "here")
+    meta = kept(writing)
+    writing.give(wanted(checkpoint=1, restore=WISH))
+    if over == "recorded":  # behind the restore
+        writing.auto = False
+        (append,) = of(writing.give(loaded(meta)), Append)
+        writing.give(done)
+        writing.auto = True
+        seen = writing._answer(append)
+    else:
+        seen = writing.give(loaded(meta))
+        assert of(seen, InstallLoaded)
+        assert not of(seen, Snapshot)
+        seen = writing.give(done if over == "done" else SnapshotFailed("the disk is full"))
+    (again,) = of(seen, Snapshot)
+    assert again.covers >= writing.machine.history.sources[WISH.source]
+
+
+def test_a_snapshot_whose_record_the_end_forbids_holds_up_no_other(writing: Any) -> None:
+    (first,) = of(writing.effects, Snapshot)
+    writing.now += 6.0
+    writing.give(Wanted(paused=False, stopping=True, quorum=2))
+    assert isinstance(writing.tape[-1], TapeEnd)
+    writing.give(SnapshotDone(first.covers, first.round, "here"))
+    assert not writing.machine.snapshotting
 
 
 def test_a_run_that_has_not_begun_begins_with_a_checkpoint(running: Any, driver_of: Any) -> None:

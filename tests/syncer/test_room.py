@@ -21,6 +21,7 @@ from diloco_syncer.events import (
     StreamSeen,
     Tell,
 )
+from diloco_syncer.machine import SNAPSHOT_RETRY_S
 from diloco_syncer.room import CROWDED
 
 GIB = 1 << 30
@@ -116,6 +117,28 @@ def test_a_snapshot_is_made_before_its_time_where_its_stream_is_short_of_room(
     # It covers all there is: another would let nothing go.
     d.give(StreamSeen(kind, GIB, GIB))
     assert len(of(d.effects, Snapshot)) == before + 1
+
+
+def test_a_disk_that_takes_no_snapshot_is_asked_again_with_the_next_round_or_after_a_pause(
+    d: Any,
+) -> None:
+    staged(d, 1)
+    d.auto = False
+    crowded = StreamSeen("UP", GIB, GIB)
+    assert of(d.give(crowded), Snapshot)
+    d.give(SnapshotFailed("the disk is full"))
+    assert not of(d.give(crowded), Snapshot)
+    d.now += SNAPSHOT_RETRY_S - 0.1
+    assert not of(d.give(crowded), Snapshot)
+    d.now += 0.1
+    assert of(d.give(crowded), Snapshot), "no round may come before there is room"
+    d.give(SnapshotFailed("the disk is full"))
+    d.auto = True
+    before = len(of(d.effects, Snapshot))
+    for learner in ("a", "b"):
+        d.step(learner, 0)
+    staged(d, 1)
+    assert len(of(d.effects, Snapshot)) > before
 
 
 def test_a_full_stream_is_the_state_from_its_beginning_to_its_end(d: Any) -> None:
@@ -231,6 +254,16 @@ def test_contributions_that_were_lost_are_needed_no_more_once_there_is_a_snapsho
     seen = d.give(Rewound(None))
     assert of(seen, Snapshot)
     assert not [e for e in seen if type(e).__name__ == "Publish"]
+
+
+def test_a_loss_while_a_snapshot_is_written_calls_for_another(d: Any) -> None:
+    """What was merged since that one was begun is gone from UP, too."""
+    d.auto = False
+    (first,) = of(d.give(Rewound(None)), Snapshot)
+    assert not of(d.give(Rewound(None)), Snapshot)
+    (append,) = of(d.give(SnapshotDone(first.covers, first.round, "here")), Append)
+    d.auto = True
+    assert of(d._answer(append), Snapshot)
 
 
 def test_a_full_stream_of_publications_is_rid_of_what_keyframes_have_replaced(running: Any) -> None:

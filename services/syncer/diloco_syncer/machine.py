@@ -72,6 +72,10 @@ from diloco_syncer.roster import Roster
 from diloco_syncer.rounds import Rounds
 from diloco_syncer.wishes import Wishes, covering
 
+# A disk that took no snapshot is asked again with the next round; or, where none comes before a
+# stream has room, after this many seconds: each attempt writes until the disk is full.
+SNAPSHOT_RETRY_S = 5.0
+
 
 class Machine:
     """One leader's term. Mutated only through `handle`."""
@@ -90,7 +94,9 @@ class Machine:
         self.leading = False
         self.to_append: deque[TapeRecord] = deque()  # at most D rounds and a few settings
         self.appending: TapeRecord | None = None
-        self.snapshotting = False
+        self.snapshotting = False  # one is being written, or its record is on its way
+        self.snapshot_due = False  # another, once that is over
+        self.snapshot_failed_at = float("-inf")
         self.wishes = Wishes(spec, history, self.roster)
         self.lapse = ""  # why the lease is in doubt, if it is
         # Newest version of each fragment on DN in this epoch, as far as is known; -1 none.
@@ -268,14 +274,14 @@ class Machine:
                 self.leading, self.roster.since = True, event.at - self.wall_offset
                 return [
                     *(self._keyframe(p) for p in h.owned),
-                    self._snapshot(),
+                    *self._snapshot(),
                     Tell("rebirth", rebirth.told(h, record)),
                 ]
             case TapeInit():
                 return [
                     InstallInit(record.layout, record.subjects),
                     *(self._keyframe(p) for p in h.owned),
-                    self._snapshot(),
+                    *self._snapshot(),
                     Tell("init", f"initial parameters of {record.learner} are version 0"),
                 ]
             case TapeRound():
@@ -285,10 +291,10 @@ class Machine:
                     return [*effects, *self._snapshot_once()]
                 return [*effects, *self._snapshot_early()]
             case TapeSnapshot():
-                self.snapshotting, self.room.snapshot_failed = False, ""
+                self.room.snapshot_failed = ""
                 if self.spec.keeping.contributions == "all":
-                    return []
-                return [PurgeUp(record.round)]
+                    return self._snapshot_next()
+                return [PurgeUp(record.round), *self._snapshot_next()]
             case TapeEpoch():
                 self.admission.donations = Donations()
                 return [
@@ -303,7 +309,7 @@ class Machine:
                     *self.rounds.abort(),
                     InstallLoaded(record.serial),
                     *(self._keyframe(p) for p in h.owned),
-                    self._snapshot(),
+                    *self._snapshot(),
                     Tell("restored", f"epoch {record.epoch} begins with {record.source}"),
                 ]
             case TapeCheckpoint():
@@ -336,9 +342,17 @@ class Machine:
             checkpoint=h.checkpoint,
         )
 
-    def _snapshot(self) -> Snapshot:
-        self.snapshotting = True
-        return Snapshot(self.history.seq, self.history.next_round - 1)
+    def _snapshot(self) -> list[Effect]:
+        """One of now; while another is being written, one as soon as that is over."""
+        self.snapshotting, self.snapshot_due = True, self.snapshotting
+        if self.snapshot_due:
+            return []
+        return [Snapshot(self.history.seq, self.history.next_round - 1)]
+
+    def _snapshot_next(self) -> list[Effect]:
+        """The one under way is over."""
+        self.snapshotting = False
+        return self._snapshot() if self.snapshot_due else []
 
     @property
     def _closed(self) -> int:
@@ -348,13 +362,17 @@ class Machine:
     def _snapshot_over(self, event: SnapshotDone | SnapshotFailed, now: float) -> list[Effect]:
         if isinstance(event, SnapshotFailed):
             known, self.room.snapshot_failed = self.room.snapshot_failed, event.reason
-            self.snapshotting = False
+            self.snapshot_failed_at = now
             # Every round tries again: told when it begins.
-            return [] if known else [Tell("snapshot-failed", event.reason)]
-        return self._put(covering(self.history, event, self._wall(now)))
+            told = [] if known else [Tell("snapshot-failed", event.reason)]
+            return [*told, *self._snapshot_next()]
+        effects = self._put(covering(self.history, event, self._wall(now)))
+        if any(isinstance(r, TapeSnapshot) for r in self._pending):
+            return effects
+        return [*effects, *self._snapshot_next()]  # of before a restore, or after the end
 
     def _snapshot_once(self) -> list[Effect]:
-        return [] if self.snapshotting else [self._snapshot()]
+        return [] if self.snapshotting else self._snapshot()
 
     def _snapshot_early(self) -> list[Effect]:
         """Before its time, where a stream that it lets be purged is short of room."""
@@ -365,7 +383,8 @@ class Machine:
         match event:
             case StreamSeen():
                 self.room.saw(event)
-                return self._snapshot_early()
+                again = now >= self.snapshot_failed_at + SNAPSHOT_RETRY_S
+                return self._snapshot_early() if again else []
             case Full():
                 begins = event.place == "DN" and event.reason
                 return [*self.room.take(event), *(self._superseded() if begins else ())]
@@ -377,7 +396,7 @@ class Machine:
         if not self.leading or not self.history.initialised:
             return []
         text = "the message server lost what it had acknowledged: it was killed, or lost its power"
-        effects: list[Effect] = [*self._snapshot_once(), Tell("rewound", text)]
+        effects: list[Effect] = [*self._snapshot(), Tell("rewound", text)]
         if event.published is None:
             return effects
         self.published = event.published
