@@ -108,6 +108,24 @@ def test_a_learner_that_dies_is_not_waited_for_and_one_that_is_slow_not_for_ever
     assert [s.number for s in late] == [2] and list(late[0].late) == ["b"]
 
 
+def test_a_part_of_its_own_that_is_late_is_waited_for_without_a_deadline(running: Any) -> None:
+    """A deadline that has passed and changes nothing would be looked at without a pause."""
+    running.give(wanted(checkpoint=1))
+    checkpoints = running.machine.wishes.checkpoints
+    until = checkpoints.deadline
+    assert until is not None
+    while running.now < until:
+        running.now = min(running.now + 4.0, until)  # within a lease
+        for learner in ("a", "b"):
+            assert not of(running.step(learner, 0), Seal)
+    assert checkpoints.deadline is None
+    (seal,) = of(running.give(Kept(1)), Seal)
+    assert list(seal.late) == ["a", "b"]
+    running.give(Sealed(1))
+    running.give(wanted(checkpoint=2))
+    assert checkpoints.deadline is not None
+
+
 def test_another_life_of_a_learner_does_not_answer_for_the_first(running: Any) -> None:
     running.give(wanted(checkpoint=1))
     running.give(Kept(1))
