@@ -176,17 +176,14 @@ class History:
                 if record.outcome == "begun" and record.number <= self.checkpoint:
                     raise TapeFault(f"checkpoint {record.number} after {self.checkpoint}")
 
-    def _follows(self, record: TapeRecord, seq: int) -> None:
+    def _check_next(self, record: TapeRecord, seq: int) -> None:
         if seq <= self.seq:
             raise TapeFault(f"record {seq} after {self.seq}")
-        try:
-            self.check(record)
-        except TapeFault as fault:
-            raise TapeFault(f"record {seq}: {fault}") from None
+        self.check(record)
 
     def apply(self, record: TapeRecord, seq: int) -> None:
         """Advance by one record of sequence `seq`; raises TapeFault when it cannot follow."""
-        self._follows(record, seq)
+        self._check_next(record, seq)
         match record:
             case TapeInit():
                 self._apply_init(record)
@@ -325,7 +322,7 @@ class History:
         Its stamp is laid against this run's budget, of which the time it had used is used. Raises
         TapeFault when it is not the state that the record speaks of.
         """
-        self._follows(record, seq)
+        self._check_next(record, seq)
         digests = tuple(meta["anchor_digests"])
         if (tuple(meta["versions"]), digests) != (record.versions, record.anchor_digests):
             raise TapeFault(f"record {seq}: the state of {record.source} is another one by now")
