@@ -81,6 +81,8 @@ class Driver:
     def give(self, event: Event) -> list[Effect]:
         """One event and all that follows from it at the same instant."""
         new = self.machine.handle(event, self.now)
+        if isinstance(event, TimePassed) and self.machine.deadline is not None:
+            assert self.machine.deadline > self.now, "the leader's loop would not pause"
         self.effects += new
         seen = list(new)
         if self.auto:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_syncer.acknowledged import Acknowledged, torn
+from diloco_syncer.acknowledged import Acknowledged, torn, with_coming
 
 
 def test_a_new_leader_looks_through_what_was_left_to_it() -> None:
@@ -24,17 +24,19 @@ def test_a_sequence_that_comes_again_tells_of_a_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "whole", "seen", "keyframe", "expected"),
+    ("head", "whole", "seen", "coming", "expected"),
     [
-        (5, 5, 5, None, False),
-        (5, 4, 4, None, False),  # put again under its own subject
-        (5, 3, 5, None, True),  # a difference whose base is gone
-        (5, 4, 4, False, False),  # a difference on its way, to what is there
-        (5, 3, 3, False, True),
-        (5, 3, 3, True, False),  # a keyframe on its way
+        (5, 5, 5, {}, False),
+        (5, 4, 4, {}, False),  # put again under its own subject
+        (5, 3, 5, {}, True),  # a difference whose base is gone
+        (5, 4, 4, {5: False}, False),  # a difference on its way, to what is there
+        (5, 3, 3, {5: False}, True),
+        (5, 3, 3, {5: True}, False),  # a keyframe on its way
+        (5, 3, 3, {4: True, 5: False}, False),  # so is what it builds on
+        (5, 3, 3, {4: False, 5: False}, False),
     ],
 )
 def test_only_what_stands_without_its_base_cannot_be_put_again(
-    head: int, whole: int, seen: int, keyframe: bool | None, expected: bool
+    head: int, whole: int, seen: int, coming: dict[int, bool], expected: bool
 ) -> None:
-    assert torn(head, whole, seen, keyframe) is expected
+    assert torn(head, *with_coming(whole, seen, coming)) is expected

@@ -3,8 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.edges.bus import BusError, StreamSpec
 from diloco_shared.edges.membership import DataFolder
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
@@ -12,11 +14,12 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, encode
 from diloco_syncer.app import Syncer
+from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.settings import Settings
 
 
-async def test_one_that_cannot_read_the_tape_says_so_and_does_not_lead(tmp_path: Path) -> None:
-    broker = MemoryBroker()
+async def assigned(broker: MemoryBroker) -> MemoryBus:
+    """A hub on which syncer s is assigned to run r."""
     bus = MemoryBus(broker, "s")
     for bucket in subjects.BUCKETS:
         await bus.ensure_bucket(bucket)
@@ -27,22 +30,51 @@ async def test_one_that_cannot_read_the_tape_says_so_and_does_not_lead(tmp_path:
     )
     await bus.kv_put(subjects.RUNS, "r", encode(record))
     await bus.kv_put(subjects.ASSIGNMENTS, "s", encode(Assignment(member="s", run="r", at=0.0)))
-    await bus.ensure_stream(StreamSpec(subjects.tape_stream("r"), ("tape.r.>",), 1 << 24))
-    await bus.append(subjects.tape("r", 0), b"no record")
+    return bus
 
-    folder = DataFolder(tmp_path, "s")
-    syncer = Syncer(Settings(id="s", data=tmp_path), bus, MemoryBus(broker, "d"), folder)
+
+async def told(bus: MemoryBus, broker: MemoryBroker, folder_path: Path, kind: str) -> str:
+    """What the syncer says under this kind; it ends after that."""
+    folder = DataFolder(folder_path, "s")
+    syncer = Syncer(Settings(id="s", data=folder_path), bus, MemoryBus(broker, "d"), folder)
     work = asyncio.create_task(syncer.run())
     try:
         async with asyncio.timeout(30):
-            async with bus.read(
-                subjects.EVENTS_STREAM, subjects.event("r", "standby-unfit")
-            ) as messages:
+            async with bus.read(subjects.EVENTS_STREAM, subjects.event("r", kind)) as messages:
                 stored = await anext(messages)
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
         folder.release()
-    assert "s cannot lead: " in decode(stored.payload, Event).text
+    return decode(stored.payload, Event).text
+
+
+async def test_one_that_cannot_read_the_tape_says_so_and_does_not_lead(tmp_path: Path) -> None:
+    broker = MemoryBroker()
+    bus = await assigned(broker)
+    await bus.ensure_stream(StreamSpec(subjects.tape_stream("r"), ("tape.r.>",), 1 << 24))
+    await bus.append(subjects.tape("r", 0), b"no record")
+    assert "s cannot lead: " in await told(bus, broker, tmp_path, "standby-unfit")
     entry = await bus.kv_get(subjects.LEASES, subjects.leader_lease("r", 0))
     assert entry is None, "it did not even try"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        KeyError("dn.r.0.0.1.1"),
+        BusError("no such stream"),
+        ExceptionGroup("tasks", [RuntimeError("deep"), OSError("other")]),
+    ],
+)
+async def test_a_leader_that_ends_says_why_whatever_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    async def run(candidate: Candidate) -> str:
+        raise fault
+
+    monkeypatch.setattr(Candidate, "run", run)
+    broker = MemoryBroker()
+    text = await told(await assigned(broker), broker, tmp_path, "lead-failed")
+    first = fault.exceptions[0] if isinstance(fault, ExceptionGroup) else fault
+    assert f"{type(first).__name__}: {first}" in text

@@ -6,6 +6,7 @@ import pytest
 
 from diloco_shared.protocol.messages import (
     TapeCheckpoint,
+    TapeEnd,
     TapeEpoch,
     TapeRestore,
     TapeRound,
@@ -22,12 +23,14 @@ from diloco_syncer.events import (
     Load,
     Loaded,
     Publish,
+    Published,
     Seal,
     Sealed,
     SendBeat,
     SendGrant,
     Snapshot,
     SnapshotDone,
+    SnapshotFailed,
     Staged,
     Tell,
     Unload,
@@ -105,6 +108,24 @@ def test_a_learner_that_dies_is_not_waited_for_and_one_that_is_slow_not_for_ever
         running.now += 1.0
         late += of([*running.step("a", 1, checkpoint=2), *running.step("b", 1)], Seal)
     assert [s.number for s in late] == [2] and list(late[0].late) == ["b"]
+
+
+def test_a_part_of_its_own_that_is_late_is_waited_for_without_a_deadline(running: Any) -> None:
+    """A deadline that has passed and changes nothing would be looked at without a pause."""
+    running.give(wanted(checkpoint=1))
+    checkpoints = running.machine.wishes.checkpoints
+    until = checkpoints.deadline
+    assert until is not None
+    while running.now < until:
+        running.now = min(running.now + 4.0, until)  # within a lease
+        for learner in ("a", "b"):
+            assert not of(running.step(learner, 0), Seal)
+    assert checkpoints.deadline is None
+    (seal,) = of(running.give(Kept(1)), Seal)
+    assert list(seal.late) == ["a", "b"]
+    running.give(Sealed(1))
+    running.give(wanted(checkpoint=2))
+    assert checkpoints.deadline is not None
 
 
 def test_another_life_of_a_learner_does_not_answer_for_the_first(running: Any) -> None:
@@ -262,6 +283,86 @@ def test_nothing_staged_or_snapped_before_a_restore_counts_after_it(running: Any
     covered = running.machine.history.snapshot_covers
     running.give(SnapshotDone(1, 5, "old"))
     assert running.machine.history.snapshot_covers == covered
+
+
+def test_what_is_still_published_when_history_goes_back_takes_no_number_and_no_place(
+    driver_of: Any,
+) -> None:
+    """Its number comes again: a round after it would be recorded where none can follow."""
+    driver = driver_of(overlap_steps=8)  # two rounds in flight
+    driver.start("a", "b")
+    merged(driver)
+    meta = kept(driver)
+    answer, unsent = driver._answer, []
+
+    def unpublished(effect: Any) -> list[Any]:
+        if isinstance(effect, Publish) and effect.round >= 0:
+            unsent.append(effect)
+            return []
+        found: list[Any] = answer(effect)
+        return found
+
+    driver._answer = unpublished
+    merged(driver)
+    driver._answer = answer
+    assert [e.round for e in unsent] == [1]
+    driver.give(wanted(checkpoint=1, restore=WISH))
+    driver.give(loaded(meta))
+    driver.steps.clear()
+    driver.adopted_at.clear()
+    for learner in ("a", "b"):
+        driver.join(learner, 1)
+        driver.step(learner, 0, incarnation=1)
+    for learner in ("a", "b"):
+        driver.step(learner, 4, incarnation=1)
+    assert [r.n for r in driver.machine.rounds.open] == [1]
+    for learner in ("a", "b"):
+        driver.answer(driver.pulls[-1], learner, incarnation=1)
+    assert [(r.epoch, r.round) for r in driver.rounds] == [(0, 0), (0, 1), (1, 1)]
+    driver.give(Published.of(unsent[0]))
+    assert driver.machine.published == (1, 1)
+
+
+@pytest.fixture
+def writing(driver: Any) -> Any:
+    """The first snapshot is being written until the test says that it is over."""
+    answer = driver._answer
+    driver._answer = lambda e: [] if isinstance(e, Snapshot) else answer(e)
+    driver.start("a", "b")
+    return driver
+
+
+@pytest.mark.parametrize("over", ["done", "failed", "recorded"])
+def test_the_snapshot_of_a_restore_waits_for_the_one_that_is_being_written(
+    writing: Any, over: str
+) -> None:
+    """Two at once would remove each other's files."""
+    (first,) = of(writing.effects, Snapshot)
+    done = SnapshotDone(first.covers, first.round, "here")
+    meta = kept(writing)
+    writing.give(wanted(checkpoint=1, restore=WISH))
+    if over == "recorded":  # behind the restore
+        writing.auto = False
+        (append,) = of(writing.give(loaded(meta)), Append)
+        writing.give(done)
+        writing.auto = True
+        seen = writing._answer(append)
+    else:
+        seen = writing.give(loaded(meta))
+        assert of(seen, InstallLoaded)
+        assert not of(seen, Snapshot)
+        seen = writing.give(done if over == "done" else SnapshotFailed("the disk is full"))
+    (again,) = of(seen, Snapshot)
+    assert again.covers >= writing.machine.history.sources[WISH.source]
+
+
+def test_a_snapshot_whose_record_the_end_forbids_holds_up_no_other(writing: Any) -> None:
+    (first,) = of(writing.effects, Snapshot)
+    writing.now += 6.0
+    writing.give(Wanted(paused=False, stopping=True, quorum=2))
+    assert isinstance(writing.tape[-1], TapeEnd)
+    writing.give(SnapshotDone(first.covers, first.round, "here"))
+    assert not writing.machine.snapshotting
 
 
 def test_a_run_that_has_not_begun_begins_with_a_checkpoint(running: Any, driver_of: Any) -> None:

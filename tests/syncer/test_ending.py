@@ -9,6 +9,9 @@ from diloco_shared.protocol.messages import Pull, TapeEnd, TapeInit, TapeRound
 from diloco_shared.protocol.records import Restore
 from diloco_syncer.ending import STOP_S
 from diloco_syncer.events import (
+    Append,
+    Appended,
+    Drop,
     Ended,
     InitSeen,
     Led,
@@ -20,6 +23,10 @@ from diloco_syncer.events import (
 )
 
 STOP = Wanted(paused=False, stopping=True, quorum=2)
+
+
+def of(effects: Any, kind: Any) -> list[Any]:
+    return [e for e in effects if isinstance(e, kind)]
 
 
 def ended(driver: Any) -> bool:
@@ -208,6 +215,35 @@ def test_nothing_opens_after_a_stop_has_had_its_time(running: Any) -> None:
         running.step("a", 4)
         running.step("b", 4)
     assert len([r for r in running.tape if isinstance(r, TapeRound)]) == 1
+
+
+def test_nothing_opens_while_the_end_is_on_its_way_to_the_tape(running: Any) -> None:
+    """Its record would not be taken any more, and the end would wait for it without end."""
+    running.now += 6.0  # longer than b's lease
+    running.step("a", 8)
+    running.auto = False
+    running.give(STOP)
+    for end in (False, True):
+        record = of(running.effects, Append)[-1].record
+        assert isinstance(record, TapeEnd) == end
+        if end:
+            running.step("b", 8)
+            assert not running.machine.rounds.open
+        running.tape.append(record)
+        running.give(Appended(len(running.tape), 1000.0 + running.now))
+    assert of(running.effects, Ended)
+
+
+def test_what_is_open_at_the_end_is_void(running: Any) -> None:
+    pull = pulled(running)
+    running.answer(pull, "a")
+    h = running.machine.history
+    end = TapeEnd(term=h.term, outcome="stopped", reason="", versions=tuple(h.versions), at=1.0)
+    running.machine.appending = end
+    seen = running.give(Appended(len(running.tape) + 1, 1000.0 + running.now))
+    assert not running.machine.rounds.open
+    assert len(of(seen, Drop)) == 1
+    assert of(seen, Ended)
 
 
 def test_published_after_the_end_changes_nothing(running: Any) -> None:

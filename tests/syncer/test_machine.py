@@ -27,6 +27,7 @@ from diloco_syncer.events import (
     Tell,
     Wanted,
 )
+from diloco_syncer.history import TapeFault
 
 LAYOUT = (
     TensorSpec(name="a", shape=(8,), embedding=False),
@@ -310,6 +311,19 @@ def test_who_was_lost_before_is_not_alive_because_the_bus_was_away(running: Any)
     assert [m.learner for m in running.machine.roster.live(running.now)] == ["a"]
     running.give(BusBack())
     assert [m.learner for m in running.machine.roster.live(running.now)] == ["a"]
+
+
+def test_a_record_that_cannot_follow_never_reaches_the_tape(running: Any) -> None:
+    """All who read the tape would end at it for ever, and with them the run."""
+    for learner in "ab":
+        running.step(learner, 4)
+    (open_round,) = running.machine.rounds.open
+    open_round.n = 5
+    running.answer(running.pulls[-1].model_copy(update={"round": 5}), "a")
+    before = list(running.tape)
+    with pytest.raises(TapeFault, match="round 5 where 0 was due"):
+        running.answer(running.pulls[-1].model_copy(update={"round": 5}), "b")
+    assert running.tape == before
 
 
 def test_a_skipped_round_is_never_numbered_again(driver_of: Any) -> None:

@@ -78,6 +78,17 @@ async def test_no_more_than_the_rounds_in_flight_and_one_go_out_at_a_time() -> N
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def test_the_same_publication_may_be_asked_for_twice() -> None:
+    bus, d = await hub(), driver()
+    out = Outbox(d.spec, "s", bus, bus)
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(publish(out, d, 0, 1))
+    assert not out.sending
+    subject, stream = subjects.publication("t", 0, 0, 1, 1), subjects.dn_stream("t")
+    assert len(await bus.fetch(stream, f"{subject}.m")) == 1
+
+
 async def test_a_full_stream_is_named_once_it_is_refused_for_a_while() -> None:
     bus, d = await hub(5000), driver()
     out = Outbox(d.spec, "s", bus, bus)

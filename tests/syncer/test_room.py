@@ -9,6 +9,7 @@ from diloco_syncer.events import (
     Append,
     Full,
     Led,
+    Publish,
     Published,
     PurgeDown,
     Rewound,
@@ -20,6 +21,7 @@ from diloco_syncer.events import (
     StreamSeen,
     Tell,
 )
+from diloco_syncer.machine import SNAPSHOT_RETRY_S
 from diloco_syncer.room import CROWDED
 
 GIB = 1 << 30
@@ -117,6 +119,28 @@ def test_a_snapshot_is_made_before_its_time_where_its_stream_is_short_of_room(
     assert len(of(d.effects, Snapshot)) == before + 1
 
 
+def test_a_disk_that_takes_no_snapshot_is_asked_again_with_the_next_round_or_after_a_pause(
+    d: Any,
+) -> None:
+    staged(d, 1)
+    d.auto = False
+    crowded = StreamSeen("UP", GIB, GIB)
+    assert of(d.give(crowded), Snapshot)
+    d.give(SnapshotFailed("the disk is full"))
+    assert not of(d.give(crowded), Snapshot)
+    d.now += SNAPSHOT_RETRY_S - 0.1
+    assert not of(d.give(crowded), Snapshot)
+    d.now += 0.1
+    assert of(d.give(crowded), Snapshot), "no round may come before there is room"
+    d.give(SnapshotFailed("the disk is full"))
+    d.auto = True
+    before = len(of(d.effects, Snapshot))
+    for learner in ("a", "b"):
+        d.step(learner, 0)
+    staged(d, 1)
+    assert len(of(d.effects, Snapshot)) > before
+
+
 def test_a_full_stream_is_the_state_from_its_beginning_to_its_end(d: Any) -> None:
     staged(d, 1)
     first = d.give(Full("DN", FULL_DN))
@@ -167,6 +191,43 @@ def test_what_the_message_server_lost_is_published_again_and_needed_from_up_no_m
     assert not of(seen, Append)
 
 
+def test_what_is_still_on_its_way_is_not_published_again(driver: Any) -> None:
+    """Neither a keyframe of no round, nor what an earlier loss already had published again."""
+    d, answer = driver, driver._answer
+    slow: list[Publish] = []
+
+    def answered(effect: Any) -> list[Any]:
+        if isinstance(effect, Publish) and effect.fragment == 1:
+            slow.append(effect)
+            return []
+        found: list[Any] = answer(effect)
+        return found
+
+    d._answer = answered
+    d.start("a", "b")
+    assert [e.version for e in slow] == [0]
+    d.auto = False
+    lost = Rewound((-1, -1), (-1, -1))
+    assert [e.fragment for e in of(d.give(lost), Publish)] == [0]
+    assert not of(d.give(lost), Publish)
+    d.give(Published.of(slow[0]))
+    assert [e.fragment for e in of(d.give(lost), Publish)] == [1]
+    assert not [r for r in d.tape if isinstance(r, TapeEpoch)]
+
+
+def test_a_difference_may_follow_what_is_still_on_its_way(driver_of: Any) -> None:
+    d = driver_of(keyframe_every=1000)
+    d.start("a", "b")
+    answer = d._answer
+    d._answer = lambda e: [] if isinstance(e, Publish) else answer(e)
+    lost = Rewound((-1, -1), (-1, -1))
+    d.give(lost)
+    staged(d, 1)
+    effects = d.give(lost)
+    assert not of(effects, Publish)
+    assert not [r for r in d.tape if isinstance(r, TapeEpoch)]
+
+
 def test_whoever_takes_over_purges_what_keyframes_have_replaced(running: Any) -> None:
     """The leader that published them may have died before it did."""
     machine = type(running.machine)(running.spec, running.machine.history)
@@ -192,6 +253,16 @@ def test_contributions_that_were_lost_are_needed_no_more_once_there_is_a_snapsho
     seen = d.give(Rewound(None))
     assert of(seen, Snapshot)
     assert not [e for e in seen if type(e).__name__ == "Publish"]
+
+
+def test_a_loss_while_a_snapshot_is_written_calls_for_another(d: Any) -> None:
+    """What was merged since that one was begun is gone from UP, too."""
+    d.auto = False
+    (first,) = of(d.give(Rewound(None)), Snapshot)
+    assert not of(d.give(Rewound(None)), Snapshot)
+    (append,) = of(d.give(SnapshotDone(first.covers, first.round, "here")), Append)
+    d.auto = True
+    assert of(d._answer(append), Snapshot)
 
 
 def test_a_full_stream_of_publications_is_rid_of_what_keyframes_have_replaced(running: Any) -> None:

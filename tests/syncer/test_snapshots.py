@@ -3,6 +3,7 @@
 import errno
 import json
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,39 @@ def test_what_a_power_cut_left_aside_is_no_snapshot(store: SnapshotStore) -> Non
     assert newest_seed(store) == (1, [])
     store.save(2, {"seed": 2}, arrays(2))
     assert names(store) == ["snapshot-000000000001", "snapshot-000000000002"]
+
+
+@pytest.mark.parametrize("second", ["saved", "adopted"])
+def test_two_threads_write_one_after_the_other(
+    store: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str
+) -> None:
+    """A leader that was deposed still writes when its own standby writes."""
+    other = SnapshotStore(tmp_path / "other")
+    other.save(2, {"seed": 2}, arrays(2))
+    covers, meta = other.newest_meta() or (0, b"")
+    for listed in store.missing(meta):
+        path = other.file(covers, listed.digest)
+        assert path is not None
+        store.receive(listed, path.read_bytes())
+    begun: list[Thread] = []
+
+    def write() -> None:
+        if second == "saved":
+            store.save(2, {"seed": 2}, arrays(2))
+        else:
+            store.adopt(covers, meta)
+
+    def meanwhile(point: str) -> None:
+        if not begun:
+            begun.append(Thread(target=write))
+            begun[0].start()
+            begun[0].join(0.2)  # as long as it may take where nothing holds it up
+
+    monkeypatch.setattr(snapshots, "passing", meanwhile)
+    store.save(1, {"seed": 1}, arrays(1))
+    begun[0].join()
+    assert store.covers() == [1, 2]
+    assert all(store.sound(covers) for covers in (1, 2))
 
 
 def test_values_that_json_cannot_hold_are_refused(store: SnapshotStore) -> None:

@@ -5,6 +5,7 @@ So as long as the newest manifest is there all of them are; and one that is take
 was taken before says that something between is gone. Only then everything on DN is looked through.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -26,15 +27,23 @@ class Acknowledged:
         self.newest, self.doubted = newest, False
 
 
-def torn(head: int, whole: int, seen: int, keyframe: bool | None) -> bool:
+def with_coming(whole: int, seen: int, coming: Mapping[int, bool]) -> tuple[int, int]:
+    """What DN will have of a fragment once the publications on their way to it are there.
+
+    `whole` is the newest version that it has with all that it builds on, `seen` the newest that it
+    has; `coming`: by version, whether it is a keyframe.
+    """
+    for version, keyframe in sorted(coming.items()):
+        seen = max(seen, version)
+        if keyframe or version == whole + 1:
+            whole = max(whole, version)
+    return whole, seen
+
+
+def torn(head: int, whole: int, seen: int) -> bool:
     """Whether a fragment cannot be had from DN, and its newest version cannot be put there again.
 
-    `head` is the tape's version, `whole` the newest that DN has with all that it builds on, `seen`
-    the newest that it has. `keyframe`: whether the publication under way is one; None: none is. A
-    subject is taken once: a difference that stands there without its base is not replaced.
+    `head` is the tape's version. A subject is taken once: a difference that stands there without
+    its base is not replaced.
     """
-    if whole >= head:
-        return False
-    if keyframe is not None:
-        return not keyframe and whole < head - 1
-    return seen >= head
+    return whole < head <= seen

@@ -18,7 +18,6 @@ from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.edges.leader import Leader
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.snapshots import SNAPSHOTS
-from diloco_syncer.history import TapeFault
 from diloco_syncer.machine import Machine
 from diloco_syncer.settings import Settings
 
@@ -121,7 +120,7 @@ class Syncer(Worker[Settings]):
         try:
             outcome = await candidate.run()
             log.info("run over", run=run, outcome=outcome)
-        except* (TapeFault, ValueError, OSError) as fault:
+        except* Exception as fault:
             await self._tell_failed(candidate, fault)
             raise
         finally:

@@ -48,13 +48,14 @@ class Checkpoints:
         self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
         self.pending: set[str] = set()  # those of them that are awaited
         self.until = 0.0
+        self.waited = False  # until then
         self.own_part = False
         self.sealing = False
 
     @property
     def deadline(self) -> float | None:
-        """When `advance` is due at the latest."""
-        return self.until if self.number and not self.sealing else None
+        """When `advance` is due at the latest; None once it waits for its own part alone."""
+        return self.until if self.number and not (self.sealing or self.waited) else None
 
     def state(self) -> tuple[CheckpointState, str]:
         """For people: (state, why) of the newest."""
@@ -138,6 +139,7 @@ class Checkpoints:
             self.number = 0
             return told
         self.number, self.own_part, self.sealing = record.number, False, False
+        self.waited = False
         h, epoch = self.history, self.history.epoch
         self.until = now + parts_s(sum(h.sizes_P))
         self.invited = {
@@ -174,7 +176,8 @@ class Checkpoints:
             and m.incarnation == self.invited[m.learner]
             and (m.progress is None or m.progress.checkpoint < self.number)
         }
-        if not self.own_part or (self.pending and now < self.until):
+        self.waited = now >= self.until
+        if not self.own_part or (self.pending and not self.waited):
             return []
         self.sealing = True
         waited_s = parts_s(sum(self.history.sizes_P))

@@ -151,25 +151,47 @@ class History:
 
     # --- write ---------------------------------------------------------------------------------
 
-    def apply(self, record: TapeRecord, seq: int) -> None:
-        """Advance by one record of sequence `seq`; raises TapeFault when it cannot follow."""
+    def check(self, record: TapeRecord) -> None:
+        """Raise TapeFault when `record` cannot follow what there is. Changes nothing.
+
+        Whoever writes the tape asks before: a record that cannot follow ends all who read it.
+        """
+        # Another shard may begin an epoch later, and its learners need this one's fragments in it.
+        if self.outcome and not isinstance(record, TapeEpoch | TapeRestore):
+            raise TapeFault(f"{record.kind} follows the end of the run")
+        match record:
+            case TapeInit():
+                self._check_init(record)
+            case TapeTerm():
+                if record.term <= self.term:
+                    raise TapeFault(f"term {record.term} after {self.term}")
+            case TapeRebirth():
+                self._check_rebirth(record)
+            case TapeEpoch() | TapeRestore():
+                if record.epoch <= self.epoch:
+                    raise TapeFault(f"{record.kind}: epoch {record.epoch} after {self.epoch}")
+            case TapeRound():
+                self._check_round(record)
+            case TapeCheckpoint():
+                if record.outcome == "begun" and record.number <= self.checkpoint:
+                    raise TapeFault(f"checkpoint {record.number} after {self.checkpoint}")
+
+    def _check_next(self, record: TapeRecord, seq: int) -> None:
         if seq <= self.seq:
             raise TapeFault(f"record {seq} after {self.seq}")
-        # Another shard may begin an epoch later, and its learners need this one's fragments in it.
-        if self.outcome and not isinstance(record, TapeEpoch):
-            raise TapeFault(f"record {seq} ({record.kind}) follows the end of the run")
+        self.check(record)
+
+    def apply(self, record: TapeRecord, seq: int) -> None:
+        """Advance by one record of sequence `seq`; raises TapeFault when it cannot follow."""
+        self._check_next(record, seq)
         match record:
             case TapeInit():
                 self._apply_init(record)
             case TapeTerm():
-                if record.term <= self.term:
-                    raise TapeFault(f"record {seq}: term {record.term} after {self.term}")
                 self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
             case TapeRebirth():
                 self._apply_rebirth(record)
             case TapeEpoch():
-                if record.epoch <= self.epoch:
-                    raise TapeFault(f"record {seq}: epoch {record.epoch} after {self.epoch}")
                 # Who was merged stays: learners that have not heard yet are told by the keyframes.
                 self.epoch = record.epoch
             case TapeRound():
@@ -188,20 +210,24 @@ class History:
                 self.ledger.end(record)
         self.seq, self.tail = seq, identity(record)
 
-    def _apply_init(self, record: TapeInit) -> None:
+    def _check_init(self, record: TapeInit) -> None:
         if self.initialised:
             raise TapeFault("a second init record")
         if record.config_hash != self.config_hash:
             raise TapeFault("the tape's configuration is not this run's")
+
+    def _apply_init(self, record: TapeInit) -> None:
         self.layout = record.layout
         sizes = Layout.build(record.layout, self.fragments).sizes
         for p in self.owned:
             self.sizes_P[p], self.versions[p] = sizes[p], 0
             self.anchor_digests[p] = record.anchor_digests[p]
 
-    def _apply_rebirth(self, record: TapeRebirth) -> None:
+    def _check_rebirth(self, record: TapeRebirth) -> None:
         if not self.initialised or record.term <= self.term or record.epoch <= self.epoch:
             raise TapeFault(f"epoch {record.epoch} of term {record.term} cannot begin again here")
+
+    def _apply_rebirth(self, record: TapeRebirth) -> None:
         self.term, self.leader, self.epoch = record.term, record.leader, record.epoch
         for p in self.owned:
             rounds, tokens = self.merges.undo(p, record.versions[p])
@@ -210,7 +236,7 @@ class History:
             self.versions[p] = record.versions[p]
             self.anchor_digests[p] = record.anchor_digests[p]
 
-    def _apply_round(self, record: TapeRound) -> None:
+    def _check_round(self, record: TapeRound) -> None:
         if record.round != self.next_round:
             raise TapeFault(f"round {record.round} where {self.next_round} was due")
         if (record.epoch, record.term) != (self.epoch, self.term):
@@ -218,11 +244,14 @@ class History:
                 f"round {record.round} of epoch {record.epoch}, term {record.term} in epoch "
                 f"{self.epoch}, term {self.term}"
             )
-        p, committed = record.fragment, record.outcome == "committed"
+        p = record.fragment
         if not (self.initialised and p in self.owned):
             raise TapeFault(f"a round of fragment {p}, which there is not in shard {self.shard}")
-        if record.version != self.versions[p] + committed:
+        if record.version != self.versions[p] + (record.outcome == "committed"):
             raise TapeFault(f"version {record.version} of {p} after {self.versions[p]}")
+
+    def _apply_round(self, record: TapeRound) -> None:
+        p, committed = record.fragment, record.outcome == "committed"
         merged = [v for v in record.verdicts if v.outcome == "merged"]
         for v in record.verdicts:
             if v.norm > 0 and v.step_to > v.step_from:
@@ -270,8 +299,6 @@ class History:
         self.checkpoint_outcome, self.checkpoint_reason = record.outcome, record.reason
         if not self.checkpoint_open:
             return
-        if record.number <= self.checkpoint:
-            raise TapeFault(f"checkpoint {record.number} after {self.checkpoint}")
         self.checkpoint, self.checkpoint_at = record.number, record.at
         self.checkpoint_steps = max(self.stamp.steps, 0)
 
@@ -295,8 +322,7 @@ class History:
         Its stamp is laid against this run's budget, of which the time it had used is used. Raises
         TapeFault when it is not the state that the record speaks of.
         """
-        if seq <= self.seq or record.epoch <= self.epoch:
-            raise TapeFault(f"record {seq}: a restore to epoch {record.epoch} cannot follow")
+        self._check_next(record, seq)
         digests = tuple(meta["anchor_digests"])
         if (tuple(meta["versions"]), digests) != (record.versions, record.anchor_digests):
             raise TapeFault(f"record {seq}: the state of {record.source} is another one by now")

@@ -25,7 +25,7 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
 )
 from diloco_syncer import rebirth
-from diloco_syncer.acknowledged import torn
+from diloco_syncer.acknowledged import torn, with_coming
 from diloco_syncer.admission import Admission
 from diloco_syncer.announce import Announcer
 from diloco_syncer.beginning import Beginning
@@ -69,9 +69,12 @@ from diloco_syncer.events import (
 from diloco_syncer.history import History
 from diloco_syncer.refusals import Refusals
 from diloco_syncer.roster import Roster
-from diloco_syncer.round import Phase
 from diloco_syncer.rounds import Rounds
 from diloco_syncer.wishes import Wishes, covering
+
+# A disk that took no snapshot is asked again with the next round; or, where none comes before a
+# stream has room, after this many seconds: each attempt writes until the disk is full.
+SNAPSHOT_RETRY_S = 5.0
 
 
 class Machine:
@@ -91,12 +94,16 @@ class Machine:
         self.leading = False
         self.to_append: deque[TapeRecord] = deque()  # at most D rounds and a few settings
         self.appending: TapeRecord | None = None
-        self.snapshotting = False
+        self.snapshotting = False  # one is being written, or its record is on its way
+        self.snapshot_due = False  # another, once that is over
+        self.snapshot_failed_at = float("-inf")
         self.wishes = Wishes(spec, history, self.roster)
         self.lapse = ""  # why the lease is in doubt, if it is
         # Newest version of each fragment on DN in this epoch, as far as is known; -1 none.
         self.published: tuple[int, ...] = ()
         self.keyframes: tuple[int, ...] = ()
+        # Publications that are on their way to DN, by epoch, fragment and version: whether whole.
+        self.under_way: dict[tuple[int, int, int], bool] = {}
         self.ending = Ending(history, self.roster, self.rounds)
 
     # --- the door ------------------------------------------------------------------------------
@@ -104,10 +111,14 @@ class Machine:
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Apply one event; return what the caller must do, in this order."""
         effects = self._take(event, now)
+        for e in effects:
+            if isinstance(e, Publish):
+                self.under_way[e.epoch, e.fragment, e.version] = e.prev_version < 0
         self.announcer.watchdog.saw(event, now)
         if self.leading:
             effects += [*self.admission.due(now), *self.announcer.appoint(now)]
             effects += self._put(self.wishes.advance(now, self._wall(now), self._pending))
+            self.rounds.over = self._over
             self.rounds.suspended = self.lapse or self.wishes.restoring.reason
             effects += self.rounds.advance(now)
             effects += self.ending.advance(self.wishes.stopping, now)
@@ -202,6 +213,11 @@ class Machine:
         """Records on their way to the tape."""
         return (*((self.appending,) if self.appending else ()), *self.to_append)
 
+    @property
+    def _over(self) -> bool:
+        """Whether the end of the run is on the tape, or on its way there."""
+        return bool(self.history.outcome) or any(isinstance(r, TapeEnd) for r in self._pending)
+
     def _put(self, done: Iterable[Effect | TapeRecord]) -> list[Effect]:
         """Push the records among them."""
         effects: list[Effect] = []
@@ -214,9 +230,8 @@ class Machine:
 
         That of a restore only where other shards may have gone back meanwhile.
         """
-        over = self.history.outcome or any(isinstance(r, TapeEnd) for r in self._pending)
         behind = TapeEpoch if self.spec.algorithm.shards == 1 else TapeEpoch | TapeRestore
-        if over and not isinstance(record, behind):
+        if self._over and not isinstance(record, behind):
             return []
         queue = self.to_append.appendleft if first else self.to_append.append
         queue(record)
@@ -225,6 +240,8 @@ class Machine:
     def _send_record(self) -> list[Effect]:
         if self.appending is not None or not self.to_append:
             return []
+        # Raises for one that cannot follow: this process may end by it, but not the run.
+        self.history.check(self.to_append[0])
         self.appending = self.to_append.popleft()
         return [Append(self.appending)]
 
@@ -257,14 +274,14 @@ class Machine:
                 self.leading, self.roster.since = True, event.at - self.wall_offset
                 return [
                     *(self._keyframe(p) for p in h.owned),
-                    self._snapshot(),
+                    *self._snapshot(),
                     Tell("rebirth", rebirth.told(h, record)),
                 ]
             case TapeInit():
                 return [
                     InstallInit(record.layout, record.subjects),
                     *(self._keyframe(p) for p in h.owned),
-                    self._snapshot(),
+                    *self._snapshot(),
                     Tell("init", f"initial parameters of {record.learner} are version 0"),
                 ]
             case TapeRound():
@@ -274,10 +291,10 @@ class Machine:
                     return [*effects, *self._snapshot_once()]
                 return [*effects, *self._snapshot_early()]
             case TapeSnapshot():
-                self.snapshotting, self.room.snapshot_failed = False, ""
+                self.room.snapshot_failed = ""
                 if self.spec.keeping.contributions == "all":
-                    return []
-                return [PurgeUp(record.round)]
+                    return self._snapshot_next()
+                return [PurgeUp(record.round), *self._snapshot_next()]
             case TapeEpoch():
                 self.admission.donations = Donations()
                 return [
@@ -292,7 +309,7 @@ class Machine:
                     *self.rounds.abort(),
                     InstallLoaded(record.serial),
                     *(self._keyframe(p) for p in h.owned),
-                    self._snapshot(),
+                    *self._snapshot(),
                     Tell("restored", f"epoch {record.epoch} begins with {record.source}"),
                 ]
             case TapeCheckpoint():
@@ -301,7 +318,8 @@ class Machine:
                 self.rounds.hurry(now)
                 return [Tell("setting", f"{record.name} = {record.value}: {record.reason}")]
             case TapeEnd():
-                return [Tell("end", f"{record.outcome}: {record.reason}")]
+                # No record of what is open is taken any more: nothing may wait for one.
+                return [*self.rounds.abort(), Tell("end", f"{record.outcome}: {record.reason}")]
 
     def _unpublished(self) -> list[Publish]:
         """Keyframes of what the leader before did not publish."""
@@ -324,9 +342,17 @@ class Machine:
             checkpoint=h.checkpoint,
         )
 
-    def _snapshot(self) -> Snapshot:
-        self.snapshotting = True
-        return Snapshot(self.history.seq, self.history.next_round - 1)
+    def _snapshot(self) -> list[Effect]:
+        """One of now; while another is being written, one as soon as that is over."""
+        self.snapshotting, self.snapshot_due = True, self.snapshotting
+        if self.snapshot_due:
+            return []
+        return [Snapshot(self.history.seq, self.history.next_round - 1)]
+
+    def _snapshot_next(self) -> list[Effect]:
+        """The one under way is over."""
+        self.snapshotting = False
+        return self._snapshot() if self.snapshot_due else []
 
     @property
     def _closed(self) -> int:
@@ -336,13 +362,17 @@ class Machine:
     def _snapshot_over(self, event: SnapshotDone | SnapshotFailed, now: float) -> list[Effect]:
         if isinstance(event, SnapshotFailed):
             known, self.room.snapshot_failed = self.room.snapshot_failed, event.reason
-            self.snapshotting = False
+            self.snapshot_failed_at = now
             # Every round tries again: told when it begins.
-            return [] if known else [Tell("snapshot-failed", event.reason)]
-        return self._put(covering(self.history, event, self._wall(now)))
+            told = [] if known else [Tell("snapshot-failed", event.reason)]
+            return [*told, *self._snapshot_next()]
+        effects = self._put(covering(self.history, event, self._wall(now)))
+        if any(isinstance(r, TapeSnapshot) for r in self._pending):
+            return effects
+        return [*effects, *self._snapshot_next()]  # of before a restore, or after the end
 
     def _snapshot_once(self) -> list[Effect]:
-        return [] if self.snapshotting else [self._snapshot()]
+        return [] if self.snapshotting else self._snapshot()
 
     def _snapshot_early(self) -> list[Effect]:
         """Before its time, where a stream that it lets be purged is short of room."""
@@ -353,7 +383,8 @@ class Machine:
         match event:
             case StreamSeen():
                 self.room.saw(event)
-                return self._snapshot_early()
+                again = now >= self.snapshot_failed_at + SNAPSHOT_RETRY_S
+                return self._snapshot_early() if again else []
             case Full():
                 begins = event.place == "DN" and event.reason
                 return [*self.room.take(event), *(self._superseded() if begins else ())]
@@ -365,19 +396,20 @@ class Machine:
         if not self.leading or not self.history.initialised:
             return []
         text = "the message server lost what it had acknowledged: it was killed, or lost its power"
-        effects: list[Effect] = [*self._snapshot_once(), Tell("rewound", text)]
+        effects: list[Effect] = [*self._snapshot(), Tell("rewound", text)]
         if event.published is None:
             return effects
         self.published = event.published
-        h = self.history
-        busy = {r.fragment: r for r in self.rounds.open if r.phase is Phase.PUBLISHING}
+        h, coming = self.history, set[int]()  # fragments
         for p in h.owned:
-            under_way = busy.get(p)
-            keyframe = under_way.keyframe if under_way else None
-            if torn(h.versions[p], event.published[p], event.seen[p], keyframe):
+            under_way = {v: k for (e, q, v), k in self.under_way.items() if (e, q) == (h.epoch, p)}
+            whole, seen = with_coming(event.published[p], event.seen[p], under_way)
+            if whole >= h.versions[p]:
+                coming.add(p)
+            elif torn(h.versions[p], whole, seen):
                 why = f"DN lost what version {h.versions[p]} of fragment {p} builds on"
                 return effects + self._begin_epoch(h.epoch + 1, why, self._wall(now))
-        return [*(e for e in self._unpublished() if e.fragment not in busy), *effects]
+        return [*(e for e in self._unpublished() if e.fragment not in coming), *effects]
 
     def _superseded(self) -> list[Effect]:
         """What keyframes on DN have replaced, and is there all the same: the leader that published
@@ -390,6 +422,7 @@ class Machine:
     def _published(self, event: Published, now: float) -> list[Effect]:
         """A keyframe makes everything before it superfluous, of earlier epochs too."""
         self.rounds.published(event, now)
+        self.under_way.pop((event.epoch, event.fragment, event.version), None)
         if event.epoch == self.history.epoch:
             p, known = event.fragment, list(self.published)
             known[p] = max(known[p], event.version)

@@ -52,6 +52,7 @@ class Rounds:
         self.last_quorum_reason = ""
         self.suspended = ""  # why no round may open now, though all else would let it
         self.disturbed_at = float("-inf")  # since then nothing kept answers back
+        self.over = False  # the end is on the tape, or on its way there
         self.stopped = False  # nothing opens any more: a stop has had its time
 
     # --- pacing --------------------------------------------------------------------------------
@@ -79,7 +80,7 @@ class Rounds:
         h = self.history
         n = max(h.next_round, self.open[-1].n + 1 if self.open else 0)
         fragment = h.owned[n % len(h.owned)]
-        if h.paused or h.outcome or self.suspended or self.stopped or not h.initialised:
+        if h.paused or self.over or self.suspended or self.stopped or not h.initialised:
             return False
         if len(self.open) >= self.algorithm.rounds_in_flight_max:
             return False
@@ -406,9 +407,13 @@ class Rounds:
                 return
 
     def abort(self) -> list[Effect]:
-        """History restarts: what is not on the tape is void, and will be asked for anew."""
+        """History restarts, or ends: what is not on the tape is void.
+
+        What is recorded goes on being published; but where history goes back its number is not of
+        this history any more, and comes again.
+        """
         void = [r for r in self.open if r.phase is not Phase.PUBLISHING]
-        self.open = [r for r in self.open if r.phase is Phase.PUBLISHING]
+        self.open = []
         merges = [Unstage(r.staged.epoch, r.n) for r in void if r.staged]
         return [*merges, *(Drop(k.manifest.blob.subject) for r in void for k in r.kept.values())]
 

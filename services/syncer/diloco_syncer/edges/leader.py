@@ -78,6 +78,8 @@ LINGER_S = 600.0
 # A gap this long between two looks at the queue was ours (stopped, swapped out): the learners'
 # silence in it says nothing about them.
 OWN_GAP_S = 1.0
+# Between two words on events that are dropped, in seconds: a flood of them is what fills the queue.
+DROPPED_SAY_S = 10.0
 
 
 class Leader:
@@ -132,6 +134,7 @@ class Leader:
         self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None  # all shards
+        self.dropped_said_at = float("-inf")
         self.showing = Showing(control, self.machine, self.inbox, self.outbox, lease)
         self.checkpointer = Checkpointer(
             spec, shard, checkpoint_root, control, self._put, snapshots.shelf
@@ -229,8 +232,12 @@ class Leader:
     # --- the loop ------------------------------------------------------------------------------
 
     def _put(self, event: Event) -> None:
-        if not self.queue.put(event):
-            log.error("queue full: an event is dropped", event=type(event).__name__)
+        if self.queue.put(event):
+            return
+        now = time.monotonic()
+        if now - self.dropped_said_at >= DROPPED_SAY_S:
+            self.dropped_said_at = now
+            log.error("queue full: events are dropped", dropped=dict(self.queue.dropped))
 
     async def _loop(self) -> None:
         looked = time.monotonic()
@@ -262,7 +269,9 @@ class Leader:
             return TimePassed()
 
     def _over(self) -> bool:
-        if self.ended_at is None or not self.machine.history.outcome:
+        if not self.machine.history.outcome:
+            self.ended_at = None  # a restore may have taken the end back: the next has its own time
+        if self.ended_at is None:
             return False
         now = time.monotonic()
         busy = [

@@ -140,7 +140,8 @@ class Outbox:
             try:
                 await put(progress)
             finally:
-                del self.sending[subject]
+                if self.sending.get(subject) is progress:
+                    del self.sending[subject]
         self.bytes_out += len(payload) * readers
 
     async def _put_doubtful(self, subject: str, payload: Payload, progress: Progress) -> None:

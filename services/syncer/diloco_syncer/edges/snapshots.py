@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -100,7 +101,9 @@ class _Written:
 class SnapshotStore:
     """Folders `snapshot-<tape sequence>`, each complete or absent (written aside, renamed).
 
-    Of one run and shard. One thread at a time; a snapshot that is `pinned` is not removed.
+    Of one run and shard. One thread writes at a time, for what lies aside is removed before the
+    next is written: a leader that was deposed may still be writing when it stands by. A snapshot
+    that is `pinned` is not removed.
     """
 
     def __init__(self, folder: Path, keep: int = KEEP, shelf: Shelf | None = None) -> None:
@@ -113,6 +116,7 @@ class SnapshotStore:
         self.pinned: dict[str, int] = {}
         self.bytes_written = 0  # of arrays, ever
         self._newest: dict[str, _Written] = {}  # by fragment
+        self._writing = threading.Lock()
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -121,7 +125,7 @@ class SnapshotStore:
 
         `arrays` is emptied: what is written is let go, for rounds replace it meanwhile.
         """
-        with self.room.writing(sum(array.nbytes for array in arrays.values())):
+        with self._writing, self.room.writing(sum(array.nbytes for array in arrays.values())):
             return self._save(covers, meta, arrays)
 
     def _save(self, covers: int, meta: dict[str, Any], arrays: dict[str, Array]) -> Path:
@@ -308,6 +312,10 @@ class SnapshotStore:
 
     def adopt(self, covers: int, meta: bytes) -> Path:
         """Another's snapshot, all of whose files were received. Raises OSError."""
+        with self._writing:
+            return self._adopt(covers, meta)
+
+    def _adopt(self, covers: int, meta: bytes) -> Path:
         aside, received = self._aside(covers), self.folder / RECEIVED
         try:
             for listed in table_of(meta):

@@ -1,0 +1,72 @@
+"""The leader's loop: when it may leave after the end, and what it says of events it cannot take."""
+
+import time
+from pathlib import Path
+
+import pytest
+import structlog
+from syncer.conftest import spec
+
+from diloco_shared.edges.memory_broker import MemoryBroker
+from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_shared.protocol.messages import Join
+from diloco_syncer.edges import arrivals
+from diloco_syncer.edges.follow import Recovered
+from diloco_syncer.edges.leader import DROPPED_SAY_S, LINGER_S, Leader
+from diloco_syncer.edges.lease import LeaseKeeper
+from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.edges.tape import Tape
+from diloco_syncer.events import JoinSeen
+from diloco_syncer.history import History
+
+
+@pytest.fixture
+def leader(tmp_path: Path) -> Leader:
+    """Of a run that has not begun; it does not run."""
+    bus, settings = MemoryBus(MemoryBroker(), "s"), spec()
+    return Leader(
+        settings,
+        "s",
+        bus,
+        bus,
+        Tape(bus, "t"),
+        SnapshotStore(tmp_path / "snapshots"),
+        LeaseKeeper(bus, "t", "s", "boot", "lock", 3.0),
+        Recovered(History(settings), None, (-1, -1), []),
+        lambda seq: None,
+        payload_bytes_max=None,
+        checkpoint_root=str(tmp_path),
+    )
+
+
+def test_each_end_of_a_run_has_its_own_time_to_leave(leader: Leader) -> None:
+    """A restore takes the first end back: learners of the second one are waited for as long."""
+    history, roster = leader.machine.history, leader.machine.roster
+    now = time.monotonic()
+    roster.join("a", 0, "a-0", now)
+    assert roster.live(now)
+    history.outcome, leader.ended_at = "finished", now - LINGER_S + 60.0
+    assert not leader._over()
+    leader.ended_at = now - LINGER_S - 60.0
+    assert leader._over()
+    history.outcome = ""
+    assert not leader._over()
+    history.outcome = "finished"
+    assert not leader._over(), "the other shards have yet to end again"
+
+
+def test_a_flood_of_dropped_events_is_said_now_and_then_with_its_count(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrivals, "MAX", 0)
+
+    def flood() -> None:
+        for n in range(50):
+            join = Join(learner="a", incarnation=0, nonce=str(n), config={})
+            leader._put(JoinSeen(join))
+
+    with structlog.testing.capture_logs() as logs:
+        flood()
+        leader.dropped_said_at -= DROPPED_SAY_S
+        flood()
+    assert [line["dropped"] for line in logs] == [{"JoinSeen": 1}, {"JoinSeen": 51}]
