@@ -11,7 +11,6 @@ from diloco_shared.edges.bus import StreamSpec, Unavailable
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
-from diloco_syncer.edges import outbox
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.events import PurgeDown
 
@@ -85,6 +84,5 @@ async def test_what_goes_is_looked_for_again_after_a_server_was_away(
         return await real(stream, subject, **more)
 
     monkeypatch.setattr(down.bus, "purge", purge)
-    monkeypatch.setattr(outbox, "PAUSE_S", 0.001)
     await down.outbox.purge_down(PurgeDown(0, 0, 2))
     assert await down.there() == {kept, kept + ".m"}

@@ -13,7 +13,7 @@ from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
 from diloco_shared.protocol.wire import encode
-from diloco_syncer.edges import outbox, purging
+from diloco_syncer.edges import purging
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.purging import UpPurger
 
@@ -109,7 +109,6 @@ async def test_a_rewind_lowers_what_a_purge_that_is_under_way_removes(
         return await MemoryBus.purge(bus, stream, subject, below_seq=below_seq)
 
     monkeypatch.setattr(bus, "purge", purge)
-    monkeypatch.setattr(outbox, "PAUSE_S", 0.001)
     found = purger(bus, spec())
     found.want(COVERS, 3)
     work = asyncio.create_task(found.work())

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from diloco_learner.events import Adopt, Evaluate, Unmerged
+from diloco_learner.events import Adopt, Contribute, Evaluate, KeepPart, Unmerged
 from diloco_learner.events import Merged as MergedEffect
 from diloco_learner.train import TrainLoop
 from diloco_shared.config import RunSpec
@@ -99,6 +99,7 @@ class Observer:
         """From now on what the exchange decides is seen."""
         exchange = loop.exchange
         life, handle = f"{learner}/{exchange.incarnation}", exchange.handle
+        self.watch.parts.began(life, exchange.joined)
 
         def watched(event: Any, now: float) -> list[Any]:
             effects = handle(event, now)
@@ -113,5 +114,12 @@ class Observer:
             case Adopt():
                 key = (effect.epoch, effect.fragment, effect.version)
                 self.watch.anchors.adopted(life, *key, digest_array(loop.anchors[key]))
+            case KeepPart() as e:
+                moments = bytes(loop.trainer.inner_state())
+                self.watch.parts.kept(life, learner, e.number, e.epoch, e.versions, moments)
+            case Contribute() as e:
+                whose = self.spec.name, learner
+                subject = subjects.contribution(*whose, e.epoch, e.fragment, e.round, e.term)
+                self.watch.parts.contributed(life, subject)
             case MergedEffect() | Unmerged() | Evaluate():
                 self.scene.counts[f"learners: {type(effect).__name__}"] += 1
