@@ -5,6 +5,7 @@ what is refused must be refused with a reason (a client's error), never by falli
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ class User:
         self.rng = rng
         self.counts = counts
         self.report = report
-        self.orders: dict[str, Order] = {}  # the newest of each kind
+        # The newest of each kind, and when it was accepted.
+        self.orders: dict[str, tuple[Order, float]] = {}
         self.begun = False
 
     # --- asking --------------------------------------------------------------------------------
@@ -89,7 +91,7 @@ class User:
         """Once; what it is answered with."""
         status, _ = await self._ask(method, path, body)
         if 200 <= status < 300:
-            self.orders[kind] = order
+            self.orders[kind] = order, time.monotonic()
             self.counts[f"{kind} accepted"] += 1
         elif status:
             self.counts[f"{kind} refused with {status}"] += 1
@@ -158,14 +160,14 @@ class User:
 
     def unheeded(self, view: View, well_s: float, step_s: float) -> list[str]:
         """Orders that should be in force by now; `well_s`: since when all is well."""
-        found = []
-        for kind, order in list(self.orders.items()):
+        found, now = [], time.monotonic()
+        for kind, (order, at) in list(self.orders.items()):
             if view["status"] is None and view["state"] not in OVER:
                 continue
             if view["state"] in OVER or order.shown(view):
                 del self.orders[kind]
                 self.counts[f"{kind} in force"] += 1
-            elif well_s > WITHIN_S[kind] * step_s:
+            elif min(well_s, now - at) > WITHIN_S[kind] * step_s:
                 del self.orders[kind]
                 found.append(f"{order.text} is accepted, and not so ({view['reason']})")
         return found

@@ -24,6 +24,7 @@ from typing import Any
 
 import structlog
 
+from diloco_coordinator.views import cannot_go_on
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.protocol import subjects
 from diloco_simulator.options import Options
@@ -41,6 +42,8 @@ from diloco_simulator.whole.user import OVER, User
 
 # Between two looks, in virtual seconds.
 LOOK_S = 2.0
+# A run that cannot go on says so long before, in virtual seconds.
+BEYOND_S = 120.0
 # Whoever led a run lets go of it within half a minute of its end, should it have died over it.
 DELETED_S = 90.0
 # Once all is well a run of some dozen steps of a second must be over within this time.
@@ -172,6 +175,10 @@ class World:
                 well_s = self.loop.now - self.healed_at
                 for text in self.user.unheeded(view, well_s, step_s):
                     self.broken("commands", text)
+                if well_s > BEYOND_S and self._beyond_help(view):
+                    # Nobody can have it go on; but whoever says so can be stopped.
+                    self.found.counts["beyond help"] += 1
+                    await self.user.desire("stop")
                 if view["state"] in OVER and not view["members"]:
                     self.found.rounds = (view["status"] or {"rounds_committed": 0})[
                         "rounds_committed"
@@ -180,6 +187,12 @@ class World:
             await asyncio.sleep(LOOK_S * step_s)
         said = "nothing" if view is None else f"{view['state']}: {view['reason']}"
         self.broken("liveness", f"no end: {said}")
+
+    def _beyond_help(self, view: dict[str, Any]) -> bool:
+        """Whether no disk and no stream has the state any more, as the product says itself."""
+        happened = self.found.counts
+        lost = happened["disks lost"] and happened["tails lost"]
+        return bool(lost and cannot_go_on(view["syncers"]))
 
     async def _deleted(self) -> None:
         """What is over can be deleted, and then nothing is left of it."""
