@@ -114,7 +114,7 @@ class RunCheckpoints:
     async def make(self, run: str) -> dict[str, Any]:
         """Begin a checkpoint of a live run; the run's status tells what becomes of it."""
         record, status = self.runs.record(run), self.registry.statuses.get(run)
-        if status is None or min(status.versions) < 0:
+        if status is None or min(status.versions, default=-1) < 0:
             text = f"{run!r} has no parameters yet: try again once it trains"
             raise Problem(409, "Nothing to keep yet", text)
         if status.checkpoint_state == "making" or record.checkpoint > status.checkpoint:

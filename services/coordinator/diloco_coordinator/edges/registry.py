@@ -161,7 +161,7 @@ class Registry:
                         log.debug("unreadable beat", subject=delivery.subject, error=str(error))
                         continue
                     if self.standings.hear(beat, time.monotonic()):
-                        self.standings.put_together(beat.run, self.runs.get(beat.run))
+                        self._put_together(beat.run)
                         await self._notify()
 
         await _for_ever("hearing of beats", hear)
@@ -204,7 +204,7 @@ class Registry:
                     await self._note(note)
             case subjects.RUNS:
                 _put(self.runs, key, value, RunRecord)
-                self.standings.put_together(key, self.runs.get(key))  # of its id alone
+                self._put_together(key)  # of its id alone
             case subjects.STATUS:
                 self._status(key, value)
             case subjects.ASSIGNMENTS:
@@ -220,9 +220,16 @@ class Registry:
         """A shard's status: a run's is made of those of all its shards."""
         found = None if value is None else decode(value, RunStatus)
         run = self.standings.take(key, found, time.monotonic())
-        whole = self.standings.put_together(run, self.runs.get(run))
+        whole = self._put_together(run)
         if whole is not None:
             self.histories.add(whole)
+
+    def _put_together(self, run: str) -> RunStatus | None:
+        known = self.standings.misfits.copy()
+        whole = self.standings.put_together(run, self.runs.get(run))
+        for key in self.standings.misfits - known:
+            log.error("status left out: it has other fragments than its run", key=key)
+        return whole
 
     def leaders(self, run: str) -> tuple[str, ...]:
         """Who led each shard of a run last."""
@@ -287,7 +294,8 @@ class Registry:
 
         On the bus at once; on the disks of those that worked for it, when they see the mark.
         """
-        if run_id := run_id_of(self.runs[run]):
+        run_id = run_id_of(self.runs[run])
+        if run_id:
             mark = encode(Deleted(run=run, at=time.time()))
             # The last writer may win: whoever writes it says the same, and nobody takes it back.
             await self.bus.kv_put(subjects.DELETED, run_id, mark, ttl_s=MARK_S)
@@ -307,7 +315,7 @@ class Registry:
             await self.bus.kv_delete(subjects.STATUS, subjects.status_key(run, shard))
         await self.bus.kv_delete(subjects.RUNS, run)
         self.runs.pop(run, None)
-        self.standings.forget(run)
+        self.standings.forget(run, run_id)
         self.histories.forget(run)
         self.events = deque((e for e in self.events if e[1].run != run), maxlen=EVENTS_MAX)
 
