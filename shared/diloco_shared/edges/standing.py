@@ -99,9 +99,10 @@ class Standing:
         if entry is None or entry.value is None:
             return False
         try:
-            return bool(decode(entry.value, RunRecord).spec.get("id", "") == self.run_id)
+            record = decode(entry.value, RunRecord)
         except WireError:
             return False
+        return record.phase != "deleting" and record.spec.get("id", "") == self.run_id
 
     async def _set(self, status: RunStatus) -> None:
         value, revision = encode(status), self.revision

@@ -186,9 +186,12 @@ class RunCheckpoints:
         _fits(spec, manifest)
         own = spec.keeping.run_checkpoint_root or self.root
         source = ref if there.root == own else f"{there.root.rstrip('/')}/{ref}"
-        # Before the run is there: nobody may begin a life that the ledger of the checkpoint knows.
-        await seed_incarnations(self.registry.bus, spec.name, manifest.incarnations)
-        return await self.runs.begin(spec, Restore(serial=1, source=source))
+
+        async def seed() -> None:
+            """Nobody may begin a life that the ledger of the checkpoint knows."""
+            await seed_incarnations(self.registry.bus, spec.name, manifest.incarnations)
+
+        return await self.runs.begin(spec, Restore(serial=1, source=source), seed)
 
 
 def _fits(spec: RunSpec, manifest: CheckpointManifest) -> None:
