@@ -99,6 +99,8 @@ def test_it_tells_for_which_mark_its_part_is_settled(exchange: Exchange) -> None
     exchange.handle(PartSettled(4), 1.0)
     (told,) = [e for e in exchange.handle(TimePassed(), 9.0) if isinstance(e, SendProgress)]
     assert told.progress.checkpoint == 4
+    exchange.handle(PartSettled(3), 10.0)  # one that took longer
+    assert exchange.progress().checkpoint == 4
 
 
 def test_a_restore_is_a_reason_to_begin_again(exchange: Exchange) -> None:
