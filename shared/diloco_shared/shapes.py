@@ -132,9 +132,12 @@ def parameters(shape: Shape) -> int:
 
 def layout_of(model: Model, fragments: int) -> Layout:
     """How a preset's tensors are cut into so many fragments. Raises WrongModel."""
+    return cut(shape_of(model), fragments)
+
+
+def cut(shape: Shape, fragments: int) -> Layout:
+    """The tensors of a shape in so many fragments. Raises WrongModel."""
     try:
-        return Layout.build(tensors(shape_of(model)), fragments)
-    except WrongModel:
-        raise
+        return Layout.build(tensors(shape), fragments)
     except ValueError as error:
         raise WrongModel("algorithm.fragments", f"({fragments}) is too high: {error}") from None

@@ -182,7 +182,7 @@ class RunCheckpoints:
     async def _begin(
         self, body: dict[str, Any], there: Checkpoints, ref: str, manifest: CheckpointManifest
     ) -> RunRecord:
-        spec = self.runs.checked(body)
+        spec = await self.runs.checked(body)
         _fits(spec, manifest)
         own = spec.keeping.run_checkpoint_root or self.root
         source = ref if there.root == own else f"{there.root.rstrip('/')}/{ref}"

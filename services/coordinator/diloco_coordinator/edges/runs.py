@@ -160,7 +160,7 @@ class Runs:
         idempotency_key: Key = "",
     ) -> dict[str, Any]:
         """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
-        spec = self.checked(body)
+        spec = await self.checked(body)
         if idempotency_key and await self._repeated(idempotency_key, body, spec.name):
             response.headers["Idempotency-Replayed"] = "true"
             record = self.record(spec.name)
@@ -171,10 +171,10 @@ class Runs:
         return self.view(record)
 
     @staticmethod
-    def checked(body: dict[str, Any]) -> RunSpec:
-        """A specification; 422 names the path of every fault."""
+    async def checked(body: dict[str, Any]) -> RunSpec:
+        """A specification; 422 names the path of every fault. Large ones take a while to count."""
         try:
-            return check(body)
+            return await asyncio.to_thread(check, body)
         except Invalid as error:
             faults = [{"path": f.path, "message": f.message} for f in error.faults]
             raise invalid("run", faults) from None
@@ -223,7 +223,8 @@ class Runs:
         self, record: RunRecord, spec: RunSpec, first: Callable[[], Awaitable[None]] | None
     ) -> RunRecord:
         """What a run needs before anybody may work for it: its streams, for one."""
-        await ensure_run_streams(self.registry.bus, spec.name, limits(assumed(spec)))
+        reserved = await asyncio.to_thread(lambda: limits(assumed(spec)))
+        await ensure_run_streams(self.registry.bus, spec.name, reserved)
         if first is not None:
             await first()
         record = record.model_copy(update={"phase": "there"})
