@@ -125,11 +125,6 @@ def tensors(shape: Shape) -> tuple[TensorSpec, ...]:
     )
 
 
-def parameters(shape: Shape) -> int:
-    """N of a shape."""
-    return sum(math.prod(t.shape) for t in tensors(shape))
-
-
 def layout_of(model: Model, fragments: int) -> Layout:
     """How a preset's tensors are cut into so many fragments. Raises WrongModel."""
     return cut(shape_of(model), fragments)

@@ -20,10 +20,11 @@ from diloco_learner.events import (
     TimePassed,
 )
 from diloco_learner.exchange import Exchange
-from diloco_learner.moments import Arrays, State, pack
+from diloco_learner.moments import State, pack
 from diloco_learner.recovery import Recovery
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import Checkpoints
+from diloco_shared.numerics.arrays import Arrays
 from diloco_shared.protocol.checkpoints import CheckpointManifest, LearnerPart, reference
 from diloco_shared.protocol.messages import Beat, Restored, Stamp
 

@@ -44,6 +44,11 @@ OWN = {"factory": "my_models:make"}
             "at least 4657",
         ),
         ({"keeping": {"stream_bytes_max": 1 << 20}}, "keeping.stream_bytes_max", "DN needs"),
+        (
+            {"keeping": {"begin_again_after_s": 1e300}},
+            "keeping.begin_again_after_s",
+            "86400",
+        ),
         ({"keeping": {"sream_bytes_max": 1}}, "keeping.sream_bytes_max", "'stream_bytes_max'"),
         ({"nmae": "x"}, "nmae", "did you mean 'name'"),
     ],
