@@ -156,7 +156,7 @@ class World:
 
     async def _begin(self) -> None:
         """As a user does it who hears nothing: again."""
-        while self.spec.name not in self.registry.runs:
+        while not self.registry.there(self.spec.name):
             try:
                 await self.api.begin(self.spec)
             except BusError:

@@ -157,6 +157,23 @@ async def test_a_submission_that_was_cut_off_is_repeated(world: Any, written: in
         assert len(await streams(desk)) == 4
 
 
+async def test_a_submission_without_an_answer_is_repeated_at_once(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the client, at the same coordinator: its name is still its own."""
+    async with world.coordinator() as desk:
+        look, looks = desk.registry.bus.stream_info, iter((True,))
+
+        async def away(name: str) -> Any:
+            if next(looks, False):
+                raise Unavailable("no answer")
+            return await look(name)
+
+        monkeypatch.setattr(desk.registry.bus, "stream_info", away)
+        answers = [await desk.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k") for _ in "12"]
+        assert [a.status_code for a in answers] == [503, 201]
+
+
 async def test_a_submission_that_was_cut_off_is_deleted(world: Any) -> None:
     async with world.coordinator() as desk:
         Cut(desk.registry.bus, 1)

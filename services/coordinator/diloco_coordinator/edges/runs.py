@@ -208,7 +208,7 @@ class Runs:
                 record = await self._made(record, spec, first)
             except Conflict:  # another coordinator took the same submission up
                 raise _taken(spec.name) from None
-            except BusError as error:
+            except (StreamFull, Refused) as error:  # without an answer it may be repeated as it is
                 with contextlib.suppress(BusError):
                     await self.registry.delete_run(spec.name, spec.id)
                 if isinstance(error, StreamFull):
