@@ -186,13 +186,26 @@ async def test_a_submission_that_was_cut_off_is_deleted(world: Any) -> None:
         assert not await streams(desk)
 
 
-async def test_one_name_for_two_submissions_at_once(world: Any) -> None:
+async def test_one_name_for_two_submissions_at_once(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one that finds no room removes only what is its own."""
     async with world.coordinator() as desk:
         world.broker.storage_max = 20 << 30
-        asked = [desk.ask("POST", "/v1/runs", body) for body in (BIG, SPEC, SPEC)]
-        answers = [a.status_code for a in await asyncio.gather(*asked)]
-        assert sorted(answers) == [201, 409, 422]
+        ensure, held = desk.registry.bus.ensure_stream, asyncio.Event()
+
+        async def waits(spec: Any) -> None:
+            await held.wait()
+            await ensure(spec)
+
+        monkeypatch.setattr(desk.registry.bus, "ensure_stream", waits)
+        first = asyncio.create_task(desk.ask("POST", "/v1/runs", BIG))
+        await desk.until(lambda: "demo" in desk.registry.runs)
+        others = [asyncio.create_task(desk.ask("POST", "/v1/runs", SPEC)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        held.set()
+        answers = [a.status_code for a in await asyncio.gather(first, *others)]
+        assert answers[0] == 422 and sorted(answers[1:]) == [201, 409]
         assert len(await streams(desk)) == 4
         assert desk.registry.there("demo")
 
