@@ -223,8 +223,8 @@ class Runs:
         self, record: RunRecord, spec: RunSpec, first: Callable[[], Awaitable[None]] | None
     ) -> RunRecord:
         """What a run needs before anybody may work for it: its streams, for one."""
-        reserved = await asyncio.to_thread(lambda: limits(assumed(spec)))
-        await ensure_run_streams(self.registry.bus, spec.name, reserved)
+        # Whoever checked the specification has counted it: that is not done again.
+        await ensure_run_streams(self.registry.bus, spec.name, limits(assumed(spec)))
         if first is not None:
             await first()
         record = record.model_copy(update={"phase": "there"})
