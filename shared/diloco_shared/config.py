@@ -224,6 +224,7 @@ class Keeping(Spec):
     begin_again_after_s: float = Field(
         60.0,
         gt=0,
+        le=DAY_S,
         description="Before it begins again by itself: a syncer that still has the state may "
         "come back. At least four leader leases, whatever is given.",
     )

@@ -125,16 +125,14 @@ def tensors(shape: Shape) -> tuple[TensorSpec, ...]:
     )
 
 
-def parameters(shape: Shape) -> int:
-    """N of a shape."""
-    return sum(math.prod(t.shape) for t in tensors(shape))
-
-
 def layout_of(model: Model, fragments: int) -> Layout:
     """How a preset's tensors are cut into so many fragments. Raises WrongModel."""
+    return cut(shape_of(model), fragments)
+
+
+def cut(shape: Shape, fragments: int) -> Layout:
+    """The tensors of a shape in so many fragments. Raises WrongModel."""
     try:
-        return Layout.build(tensors(shape_of(model)), fragments)
-    except WrongModel:
-        raise
+        return Layout.build(tensors(shape), fragments)
     except ValueError as error:
         raise WrongModel("algorithm.fragments", f"({fragments}) is too high: {error}") from None

@@ -15,16 +15,18 @@ from diloco_coordinator.standings import (
 )
 from diloco_shared.protocol.fencing import keeps
 from diloco_shared.protocol.messages import Beat, Stamp
-from diloco_shared.protocol.records import RunRecord, RunStatus
+from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
 
 Make = Callable[..., RunStatus]
 
 
-def record(desired: str = "running", run_id: str = "one", shards: int = 1) -> RunRecord:
+def record(
+    desired: str = "running", run_id: str = "one", shards: int = 1, fragments: int = 2
+) -> RunRecord:
     return RunRecord.model_validate(
         {
             "name": "demo",
-            "spec": {"id": run_id, "algorithm": {"shards": shards}},
+            "spec": {"id": run_id, "algorithm": {"shards": shards, "fragments": fragments}},
             "desired": desired,
             "quorum": 1,
             "created_at": 1.0,
@@ -63,6 +65,59 @@ def test_a_forced_end_gives_way_to_a_leader_that_has_settled_it(status: Make) ->
 def test_one_that_nobody_ever_led_is_ended_too() -> None:
     end = forced(record("stopped"), 1, None, "no syncer leads it", 5.0)
     assert (end.run_id, end.shard, end.state, end.settled) == ("one", 1, "stopped", True)
+
+
+def test_a_forced_end_of_one_shard_that_nobody_led_joins_the_others(status: Make) -> None:
+    """Its leader never wrote a status, and the other shard has ended properly."""
+    stopped, standings = record("stopped", shards=2), Standings()
+    led = status(run_id="one", state="stopped", tokens_by_fragment=(TokenCounts(merged=7),) * 2)
+    standings.take("demo", led, 1.0)
+    standings.take("demo.1", forced(stopped, 1, None, "no syncer leads it", 5.0), 2.0)
+    whole = standings.put_together("demo", stopped)
+    assert whole is not None and (whole.state, whole.settled, whole.forced) == (
+        "stopped",
+        True,
+        True,
+    )
+    assert (whole.versions, whole.tokens_by_fragment) == (
+        (1, 0),
+        (TokenCounts(merged=7), TokenCounts()),
+    )
+
+
+def test_a_status_that_tells_of_no_fragment_is_padded(status: Make) -> None:
+    """Those that were forced by an earlier version of the coordinator have none."""
+    standings = Standings()
+    standings.take("demo", status(run_id="one"), 1.0)
+    standings.take("demo.1", status(run_id="one", shard=1, versions=()), 1.0)
+    whole = standings.put_together("demo", record(shards=2))
+    assert whole is not None and whole.versions == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "more", [{"versions": (1, 0, 3)}, {"tokens_by_fragment": (TokenCounts(),)}, {"shard": 2}]
+)
+def test_a_status_that_cannot_be_put_together_is_left_out(
+    status: Make, more: dict[str, Any]
+) -> None:
+    standings, two = Standings(), record(shards=2)
+    standings.take("demo", status(run_id="one"), 1.0)
+    other = status(run_id="one", **({"shard": 1} | more))
+    standings.take(key := f"demo.{other.shard}", other, 1.0)
+    whole = standings.put_together("demo", two)
+    assert whole is not None and whole.reason == "1 of 2 syncer shards have a leader"
+    assert standings.misfits == {key}
+    standings.take(key, None, 2.0)
+    assert not standings.misfits
+
+
+def test_nothing_is_remembered_of_a_deleted_run(status: Make) -> None:
+    standings = Standings()
+    standings.take("demo", status(run_id="one"), 1.0)
+    overdue(standings, "stopped", 2.0)
+    standings.put_together("demo", record("stopped"))
+    standings.forget("demo", "one")
+    assert standings == Standings()
 
 
 def overdue(standings: Standings, desired: str, now: float) -> str:

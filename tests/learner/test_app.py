@@ -222,6 +222,56 @@ async def test_a_learner_that_nobody_told_of_the_end_leaves_with_its_assignment(
         assert leave.text == "withdrawn: the run is over"
 
 
+async def test_a_learner_that_hears_no_more_of_a_run_that_finishes_leaves_with_its_assignment(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader died, and whether the run is over could not be asked when the word came."""
+    monkeypatch.setattr("diloco_learner.app.DISMISS_S", 0.01)
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await syncer.bootstrap("a")
+        await syncer.until("a", stepping)
+        syncer.state = "finishing"
+        await until(lambda: app.work.beat.state == "finishing")  # type: ignore[union-attr]
+        asked = []
+
+        async def is_over(_: RunSpec) -> bool:
+            asked.append(1)
+            return len(asked) > 3
+
+        monkeypatch.setattr(app, "_is_over", is_over)
+        await syncer.assign("a", "")
+        assert (await syncer.until("a", lambda p: p.state == "draining")).step
+        await until(lambda: app.membership.record.state == "idle")
+        leave = (await syncer.events("leave"))[-1]
+        assert leave.text == "withdrawn: the run is over"
+
+
+async def test_work_that_ends_while_somebody_asks_whether_its_run_is_over(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, task):
+        await syncer.bootstrap("a")
+        await syncer.until("a", stepping)
+
+        async def is_over(_: RunSpec) -> bool:
+            await until(lambda: app.work is None)
+            return True
+
+        monkeypatch.setattr(app, "_is_over", is_over)
+        await syncer.assign("a", "")
+        syncer.fields = {"incarnations": {"a": 1}}
+        newer = Incarnation(learner="a", incarnation=1, boot="another", at=0.0)
+        await syncer.bus.kv_put(subjects.INCARNATIONS, "r.a", encode(newer))
+        await until(lambda: app.membership.record.state == "idle")
+        await syncer.assign("a", "r")
+        await until(lambda: app.work is not None or task.done())
+        assert not task.done()
+
+
 async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leaves(
     broker: MemoryBroker, syncer: Any, tmp_path: Path
 ) -> None:

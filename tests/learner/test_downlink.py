@@ -189,6 +189,37 @@ async def test_a_keyframe_that_was_not_whole_is_fetched_again(
         assert not rig.down.incomplete
 
 
+async def test_fetching_one_again_holds_up_no_other_and_takes_none_away(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile more are found incomplete, and the oldest give way to them."""
+    monkeypatch.setattr(downlink, "AGAIN_S", 0.0)
+    monkeypatch.setattr(downlink, "INCOMPLETE_MAX", 2)
+    await rig.syncer.prepare()
+    waiting, fetched = rig.down.incomplete, []
+
+    async def publication(m: Any) -> None:
+        if m.fragment == 0:
+            await asyncio.Event().wait()
+        fetched.append(m.fragment)
+
+    monkeypatch.setattr(rig.down, "_publication", publication)
+    for p in range(3):
+        subject = subjects.publication("r", 0, p, 5, 1)
+        blob = describe(subject, codec.encode("fp32", values(1)))
+        waiting[0, p, 5] = manifest(rig, p, 5, 1, values(1), blob)
+        await rig.syncer.bus.append(subject + ".m", encode(waiting[0, p, 5]))
+    last = rig.bus.last
+
+    async def looks(*place: str) -> Any:
+        rig.down.incomplete.pop((0, 2, 5), None)
+        return await last(*place)
+
+    monkeypatch.setattr(rig.bus, "last", looks)
+    async with rig.running(rig.down._fetch_again()):
+        await until(lambda: fetched == [1, 2])
+
+
 async def test_one_that_was_replaced_meanwhile_is_not(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,10 +20,11 @@ from diloco_learner.events import (
     TimePassed,
 )
 from diloco_learner.exchange import Exchange
-from diloco_learner.moments import Arrays, State, pack
+from diloco_learner.moments import State, pack
 from diloco_learner.recovery import Recovery
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import Checkpoints
+from diloco_shared.numerics.arrays import Arrays
 from diloco_shared.protocol.checkpoints import CheckpointManifest, LearnerPart, reference
 from diloco_shared.protocol.messages import Beat, Restored, Stamp
 
@@ -99,6 +100,8 @@ def test_it_tells_for_which_mark_its_part_is_settled(exchange: Exchange) -> None
     exchange.handle(PartSettled(4), 1.0)
     (told,) = [e for e in exchange.handle(TimePassed(), 9.0) if isinstance(e, SendProgress)]
     assert told.progress.checkpoint == 4
+    exchange.handle(PartSettled(3), 10.0)  # one that took longer
+    assert exchange.progress().checkpoint == 4
 
 
 def test_a_restore_is_a_reason_to_begin_again(exchange: Exchange) -> None:

@@ -16,7 +16,8 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
     Counts are sums; progress is that of the slowest shard; tokens are the mean over all fragments
     weighted by their size, as within a shard. A learner is as the shard shows it that heard of it
     last, and back once the first of them has merged it. What one shard has merged nobody reads
-    again: so the least that a shard expects to be.
+    again: so the least that a shard expects to be. What is known of fragments is of one length in
+    all of them (`fitted`).
     """
     if not parts or parts[0].shard:
         return None
@@ -28,6 +29,7 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
     for part in parts:
         refused.update(part.refused)
     tokens = _tokens(parts)
+    by_shard = {p.shard: p for p in parts}
     return first.model_copy(
         update={
             "state": state,
@@ -46,8 +48,8 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
             "tokens_useful": tokens.merged,
             "tokens": tokens,
             "tokens_by_fragment": tuple(
-                parts[p % shards].tokens_by_fragment[p] if p % shards < len(parts) else count
-                for p, count in enumerate(first.tokens_by_fragment)
+                by_shard.get(p % shards, first).tokens_by_fragment[p]
+                for p in range(len(first.tokens_by_fragment))
             ),
             "tokens_reread": min(p.tokens_reread for p in parts),
             "recoveries": _recoveries(parts),
@@ -56,9 +58,19 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
             "bytes_down": sum(p.bytes_down for p in parts),
             "restores": min(p.restores for p in parts),
             "settled": len(parts) == shards and all(p.settled for p in parts),
+            "forced": any(p.forced for p in parts),
             "at": max(p.at for p in parts),
         }
     )
+
+
+def fitted(part: RunStatus, fragments: int) -> RunStatus | None:
+    """A shard's status with an entry for each fragment of the run; None if it has others."""
+    versions = part.versions or (-1,) * fragments
+    tokens = part.tokens_by_fragment or (TokenCounts(),) * fragments
+    if len(versions) != fragments or len(tokens) != fragments:
+        return None
+    return part.model_copy(update={"versions": versions, "tokens_by_fragment": tokens})
 
 
 def _state(parts: Sequence[RunStatus], shards: int) -> tuple[RunState, str]:

@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass, field
 
-from diloco_coordinator.shards import merged
+from diloco_coordinator.shards import fitted, merged
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.fencing import over
 from diloco_shared.protocol.messages import Beat, Stamp
-from diloco_shared.protocol.records import RunRecord, RunStatus
+from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
 from diloco_shared.protocol.run_states import OVER
 
 # A stop that nobody has carried out after this many seconds is carried out by the coordinator, if
@@ -35,6 +35,12 @@ def shards_of(record: RunRecord) -> int:
     return int(algorithm.get("shards", 1))
 
 
+def fragments_of(record: RunRecord) -> int:
+    """Fragments that the parameters of a run are cut into."""
+    algorithm = record.spec.get("algorithm", {})
+    return int(algorithm.get("fragments", 0))
+
+
 @dataclass(slots=True)
 class Standings:
     """`now` is monotonic seconds. A status of another run of the same name counts for nothing."""
@@ -44,14 +50,14 @@ class Standings:
     renewed_at: dict[str, float] = field(default_factory=dict)  # by key
     heard: dict[str, Beat] = field(default_factory=dict)  # by key: of leaders that cannot write
     stopping_since: dict[str, float] = field(default_factory=dict)  # by id of the run
+    misfits: set[str] = field(default_factory=set)  # keys whose status says nothing of their run
 
     def take(self, key: str, status: RunStatus | None, now: float) -> str:
         """A key says something new; the run that it is about."""
         run = key.partition(".")[0]
         if status is None:
             self.shards.get(run, {}).pop(key, None)
-            self.renewed_at.pop(key, None)
-            self.heard.pop(key, None)
+            self._drop(key)
         else:
             shards = self.shards.setdefault(run, {})
             if status != shards.get(key):  # else a repeat by the watch
@@ -85,7 +91,7 @@ class Standings:
         told = [self._told(key, s) for key, s in self.shards.get(run, {}).items()]
         known = sorted(told, key=lambda s: s.shard)
         if record is not None:
-            known = [s for s in known if s.run_id in ("", run_id_of(record))]
+            known = self._fitted(record, [s for s in known if s.run_id in ("", run_id_of(record))])
         whole = merged(known, shards_of(record) if record else 1)
         if whole is None:
             self.statuses.pop(run, None)
@@ -93,11 +99,32 @@ class Standings:
             self.statuses[run] = whole
         return whole
 
-    def forget(self, run: str) -> None:
+    def _fitted(self, record: RunRecord, parts: list[RunStatus]) -> list[RunStatus]:
+        """Those that can be put together; the keys of others are `misfits`."""
+        if shards_of(record) == 1:
+            return parts  # shown as it is
+        found = []
+        for part in parts:
+            key = subjects.status_key(record.name, part.shard)
+            fit = fitted(part, fragments_of(record)) if part.shard < shards_of(record) else None
+            if fit is None:
+                self.misfits.add(key)
+            else:
+                self.misfits.discard(key)
+                found.append(fit)
+        return found
+
+    def _drop(self, key: str) -> None:
+        self.renewed_at.pop(key, None)
+        self.heard.pop(key, None)
+        self.misfits.discard(key)
+
+    def forget(self, run: str, run_id: str) -> None:
+        """A run is deleted."""
         for key in self.shards.pop(run, {}):
-            self.renewed_at.pop(key, None)
-            self.heard.pop(key, None)
+            self._drop(key)
         self.statuses.pop(run, None)
+        self.stopping_since.pop(run_id, None)
 
     def of_shard(self, record: RunRecord, shard: int) -> RunStatus | None:
         """What is shown of one shard of this run."""
@@ -150,7 +177,8 @@ def forced(
         shard=shard,
         leader="",
         quorum=record.quorum,
-        versions=(),
+        versions=(-1,) * fragments_of(record),
+        tokens_by_fragment=(TokenCounts(),) * fragments_of(record),
         stamp=Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0),
         rounds_committed=0,
         rounds_skipped=0,

@@ -7,10 +7,15 @@ from typing import Any
 from diloco_coordinator.membership import MemberNote
 from diloco_shared.phases import recovery_view
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
-from diloco_shared.protocol.records import Event, RunRecord, RunStatus
+from diloco_shared.protocol.records import Event, RunPhase, RunRecord, RunStatus
 
 # Of members that cannot work, or whose disks are full: they mostly say the same.
 HINDERED_SHOWN = 3
+# Why a run is not there for others; both are momentary unless a process died over it.
+PHASES: dict[RunPhase, str] = {
+    "submitting": "it is being submitted; if that was cut off, submit it again or delete it",
+    "deleting": "it is being deleted; if that was cut off, delete it again",
+}
 
 
 def jsonable(value: Any) -> Any:
@@ -40,12 +45,13 @@ def run_view(
     state, reason = "queued", waiting or "members are being assigned"
     if status is not None:
         state, reason = status.state, status.reason
-    elif record.desired == "stopped" and not members:
+    elif record.phase == "deleting" or (record.desired == "stopped" and not members):
         state, reason = "stopped", "stopped before it began"
     if (why := cannot_go_on(syncers or [])) and state not in ("finished", "stopped"):
         reason = why
     if beside and state not in ("finished", "stopped"):
         reason = f"{reason}; {beside}"
+    reason = PHASES.get(record.phase, reason)
     shown: dict[str, Any] = {
         "name": record.name,
         "desired": record.desired,

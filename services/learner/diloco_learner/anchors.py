@@ -110,13 +110,6 @@ class AnchorBook:
         """Newest version held per fragment, in `epoch`; -1 for none."""
         return tuple(shelf.version for shelf in self.shelves)
 
-    def missing(self) -> list[tuple[int, int]]:
-        """(fragment, version) of what waiting deltas add to and nobody has delivered."""
-        gaps = []
-        for p, shelf in enumerate(self.shelves):
-            gaps += [(p, v - 1) for v in sorted(shelf.waiting) if v - 1 not in shelf.waiting]
-        return gaps
-
     def _fault(self, m: PublicationManifest) -> str:
         if m.fragment >= len(self.sizes_P):
             return f"fragment {m.fragment} of {len(self.sizes_P)}"

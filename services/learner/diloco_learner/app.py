@@ -28,6 +28,8 @@ log = structlog.get_logger()
 # Between two attempts at a run that this process is unfit for, in seconds: a missing folder may be
 # mounted meanwhile, and nobody needs to read more often that it is not.
 UNFIT_RETRY_S = 30.0
+# Between two looks at whether a run is over that this process is no longer assigned to, in seconds.
+DISMISS_S = 1.0
 
 
 class Learner(Worker[Settings]):
@@ -92,25 +94,42 @@ class Learner(Worker[Settings]):
         working: asyncio.Task[None] | None = None
         async for run in self.membership.assignments():
             if working is not None and not working.done():
-                await self._end(working, run)
+                await self._end(working, run, tasks)
             if run:
                 working = tasks.create_task(self._work_for(run))
 
-    async def _end(self, working: asyncio.Task[None], next_run: str) -> None:
+    async def _end(
+        self, working: asyncio.Task[None], next_run: str, tasks: asyncio.TaskGroup
+    ) -> None:
         """The assignment is taken back: leave once all work is merged, unless the run itself ends.
 
         Another run waits until this one is left; a process that is told to stop does not.
         """
-        if self.work is not None:
-            if await self._is_over(self.work.spec):
-                # Its leader died before it could tell, or before it had published all.
-                self.work.withdraw("the run is over")
-            elif not self.work.ending:
-                self.work.drain("assigned elsewhere" if next_run else "not assigned any more")
+        why = "assigned elsewhere" if next_run else "not assigned any more"
+        await self._dismiss(why)
         if not await self._leaves_by_itself(working):
             working.cancel()
+        tasks.create_task(self._dismiss_again(working, why))
         if next_run:
             await asyncio.wait({working})
+
+    async def _dismiss_again(self, working: asyncio.Task[None], why: str) -> None:
+        """Until it is left: the end may be shown later, or nobody could be asked before."""
+        while not (await asyncio.wait({working}, timeout=DISMISS_S))[0]:
+            await self._dismiss(why)
+
+    async def _dismiss(self, why: str) -> None:
+        work = self.work
+        if work is None:
+            return
+        over = await self._is_over(work.spec)
+        if self.work is not work:
+            return  # left meanwhile, or begun again
+        if over:
+            # Its leader died before it could tell, or before it had published all.
+            work.withdraw("the run is over")
+        elif not work.run_ends:
+            work.drain(why)
 
     async def _is_over(self, spec: RunSpec) -> bool:
         """Whether every shard is shown as over; unknown is no."""

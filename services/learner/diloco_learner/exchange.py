@@ -149,7 +149,8 @@ class Exchange:
             case DonateSeen():
                 self._count(self.giving.ask(event.donate, now))
             case PartSettled():
-                self.marks.settled, self.unreported = event.number, True
+                self.marks.settled = max(self.marks.settled, event.number)
+                self.unreported = True
             case StateGone():
                 self.handing.gone()
             case TimePassed():

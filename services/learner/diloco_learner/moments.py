@@ -20,10 +20,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from diloco_shared.numerics.arrays import Arrays
 from diloco_shared.pages import fill, pages
 
 Buffer = bytes | bytearray | memoryview
-Arrays = dict[str, NDArray[Any]]
 State = Buffer | Arrays
 # What looks at a state before it is used: ValueError says what is wrong with it.
 Check = Callable[[State], None]

@@ -1,12 +1,13 @@
 """What the figures of a run are functions of: its specification, N, the fragments' sizes and M."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from diloco_shared.budget.overhead import layout_bytes
 from diloco_shared.config import RunSpec
 from diloco_shared.optimizers import inner_state_bytes
 from diloco_shared.protocol.parts import TensorSpec
-from diloco_shared.shapes import Shape, layout_of, shape_of, tensors
+from diloco_shared.shapes import Shape, cut, shape_of, tensors
 
 # A model of one's own until a learner tells its size: streams of a few hundred MB.
 ASSUMED_PARAMETERS = 1_000_000
@@ -70,12 +71,17 @@ def known(
     algorithm, optimizer = spec.algorithm, spec.inner.optimizer
     if spec.model.factory is None:
         shape = shape_of(spec.model)
-        every = tensors(shape)
-        sizes = layout_of(spec.model, algorithm.fragments).sizes
-        state = inner_state_bytes(optimizer, every)
-        return Job(spec, m, sizes, layout_bytes(every), state, shape)
+        return Job(spec, m, *_measured(shape, algorithm.fragments, optimizer), shape)
     n = max(parameters or 0, spec.model.parameters or 0)
     return _unseen(spec, m, n) if n else None
+
+
+@lru_cache(maxsize=256)  # of a thousand layers it takes a tenth of a second, and all ask for it
+def _measured(shape: Shape, fragments: int, optimizer: str) -> tuple[tuple[int, ...], int, int]:
+    """Values per fragment, bytes of the layout in a message, bytes of the inner state."""
+    every = tensors(shape)
+    sizes = cut(shape, fragments).sizes
+    return sizes, layout_bytes(every), inner_state_bytes(optimizer, every)
 
 
 def assumed(spec: RunSpec, *, learners: int | None = None, parameters: int | None = None) -> Job:

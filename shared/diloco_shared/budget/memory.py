@@ -6,6 +6,7 @@ is the host's: both figures add up.
 """
 
 from diloco_shared.budget.job import Job
+from diloco_shared.budget.tape import SNAPSHOTS
 from diloco_shared.budget.terms import Need, Term
 from diloco_shared.encoded import bytes_of
 from diloco_shared.optimizers import outer_state_bytes
@@ -25,8 +26,6 @@ PAYLOADS_LEAST = 256 * 1024 * 1024
 WINDOW = 64 * 1024 * 1024
 # The coordinator's mirror of events, histories and members: a few thousand of a kilobyte.
 MIRROR = 40 * MB
-# Snapshots and learners' checkpoints: as many as are kept, and the one being written.
-SNAPSHOTS_KEPT = 2
 
 
 def processes(job: Job) -> dict[str, Need]:
@@ -167,7 +166,6 @@ def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
     a, keeping = job.spec.algorithm, job.spec.keeping
     values = _of_a_shard(job)
     per_value = 12 + outer_state_bytes(a.outer_optimizer, a.outer_momentum)
-    kept = SNAPSHOTS_KEPT + 1
     stored = tuple(Term(k, need.bytes, "limit of the stream") for k, need in streams.items())
     return {
         "hub": Need("hub", stored),
@@ -176,8 +174,9 @@ def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
             (
                 Term(
                     "snapshots",
-                    kept * int(per_value * values),
-                    f"{kept} x {per_value:g} bytes x N of a shard: two kept, one being written",
+                    SNAPSHOTS * int(per_value * values),
+                    f"{SNAPSHOTS} x {per_value:g} bytes x N of a shard: two kept, one being "
+                    "written",
                 ),
                 Term("anchors before", 4 * values, "4 bytes x N of a shard: one version back"),
             ),

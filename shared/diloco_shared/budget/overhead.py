@@ -5,9 +5,10 @@ longest (63 characters each for run and learner), since a budget is a bound.
 """
 
 from diloco_shared.encoded import bytes_of
+from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.parts import TensorSpec
+from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX as WIRE_BYTES_MAX
 
-CHUNK_BYTES = 512 * 1024
 # A chunk: measured 210 bytes of headers, checks and framing, and its subject twice (once in the
 # message id), which has at most 240 characters. Short names make it 256: 0.05 % of a chunk.
 CHUNK_EXTRA = 704
@@ -25,8 +26,9 @@ TENSOR = 40
 # A tape record of a round: 498 + 348 M bytes with short names, 790 + 620 M with the longest, and
 # its message. `counts` names each fragment that a learner adopted since.
 ROUND, ROUND_LEARNER = 1200, 640
-# Largest message (`protocol.wire.MESSAGE_BYTES_MAX`, and the hub's max_payload of 1 MB).
-MESSAGE_BYTES_MAX = 1_000_000
+# Largest message. The wire takes 1 MiB without subject and headers; so much with them is what a
+# hub takes that was set up as docs/deploy.md says (one that `diloco up` starts takes 2 MiB).
+MESSAGE_BYTES_MAX = WIRE_BYTES_MAX - MESSAGE_EXTRA
 
 
 def chunks(payload: int) -> int:

@@ -3,7 +3,7 @@
 # Records of a shard that lie in the stream before any of them is archived: a day of the
 # coordinator's pages and of standbys' reading comes from the stream, a restart reads seconds of it.
 RECORDS_IN_STREAM = 2048
-# Snapshots whose records may not go yet: two are kept, a third is being written.
+# Snapshots on a syncer's disk, whose records may not go yet: two are kept, and one is written.
 SNAPSHOTS = 3
 
 

@@ -27,8 +27,9 @@ async def watch_disk(
         if here is not None:
             free = await asyncio.to_thread(free_bytes, here.folder)
             reason = here.saw(free, time.monotonic()) if free is not None else here.reason
+        reason = reason[:500]  # as much as the record takes
         if reason != membership.record.full:
-            membership.update(full=reason[:500])
+            membership.update(full=reason)
             if reason:
                 await tell("full", reason)
             elif here is not None:

@@ -217,6 +217,9 @@ class MemoryBroker:
         seq = stream.last_by_subject.get(subject)
         return None if seq is None else stream.messages[seq]
 
+    def at(self, name: str, seq: int) -> Stored | None:
+        return self._named(name).messages.get(seq)
+
     def select(self, name: str, subject: str, start_seq: int) -> Iterator[Stored]:
         """Matching messages with seq >= start_seq, in order."""
         stream = self._named(name)

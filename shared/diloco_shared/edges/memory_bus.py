@@ -28,6 +28,7 @@ from diloco_shared.edges.deliveries import Answers, Deliveries
 from diloco_shared.edges.memory_broker import PAYLOAD_BYTES_MAX, MemoryBroker
 from diloco_shared.edges.nats_api import API_TIMEOUT_S, without_server_headers
 from diloco_shared.edges.stream_kv import StreamKv
+from diloco_shared.edges.trail import Trail
 
 _T = TypeVar("_T")
 
@@ -278,6 +279,7 @@ class _Reader:
         self._subject = subject
         self._next_seq = start_seq
         self._plain = plain
+        self._trail: Trail[Stored] = Trail()
 
     def __aiter__(self) -> AsyncIterator[Stored]:
         return self
@@ -292,6 +294,7 @@ class _Reader:
                 # Others get their turn even when much is waiting.
                 await asyncio.sleep(0)
                 self._next_seq = message.seq + 1
+                self._trail.add(message.seq, message)
                 self._bus._count_in(message.payload)
                 return without_server_headers(message) if self._plain else message
             await self._bus.broker.changed(self._stream).wait()
@@ -302,6 +305,12 @@ class _Reader:
             return None
         # What came after the end of a stream that lost its last messages comes again.
         self._next_seq = min(self._next_seq, broker.info(self._stream).last_seq + 1)
+        for seq in self._trail.newest_first:
+            there = broker.at(self._stream, seq)
+            if there is not None:
+                if self._trail.same(seq, there):
+                    break
+                self._next_seq = min(self._next_seq, seq)
         message = next(broker.select(self._stream, self._subject, self._next_seq), None)
         if message is None:
             # Not to look through the same other subjects' messages again.

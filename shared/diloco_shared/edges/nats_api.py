@@ -1,6 +1,7 @@
 """What JetStream answers: error replies as our exceptions, places in streams, headers."""
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 from diloco_shared.edges.bus import BusError, Conflict, Refused, Stored, StreamFull, Unavailable
@@ -86,3 +87,10 @@ def without_server_headers(message: Stored) -> Stored:
     """`message` as the one who appended it meant it."""
     headers = {k: v for k, v in message.headers.items() if not k.startswith("Nats-")}
     return Stored(message.subject, message.payload, headers, message.seq)
+
+
+def nanoseconds(moment: str) -> int:
+    """Since 1970, of a moment as the server writes it: RFC 3339, UTC, up to nine decimals."""
+    whole, _, fraction = moment.removesuffix("Z").partition(".")
+    seconds = int(datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp())
+    return seconds * NS_PER_S + int(fraction.ljust(9, "0") or "0")

@@ -19,11 +19,12 @@ IDLE = 100  # the status of a heartbeat
 
 
 class Delivered(NamedTuple):
-    """A message's place in its stream and among its consumer's, and how many come after it."""
+    """A message's place in its stream and among its consumer's, how many follow, and its time."""
 
     seq: int
     number: int
     pending: int
+    stored_at: int  # nanoseconds since 1970
 
 
 async def open_consumer(
@@ -72,7 +73,8 @@ def delivered(reply: str) -> Delivered:
     tokens = reply.split(".")
     first = 5 if len(tokens) == 9 else 7
     try:
-        return Delivered(int(tokens[first]), int(tokens[first + 1]), int(tokens[first + 3]))
+        seq, number, at, pending = (int(token) for token in tokens[first : first + 4])
+        return Delivered(seq, number, pending, at)
     except (ValueError, IndexError):
         raise Unavailable(f"not a delivery: {reply}") from None
 

@@ -9,8 +9,11 @@ import structlog
 
 from diloco_shared.edges.bus import BusError, Stored, Unavailable
 from diloco_shared.edges.nats_api import (
+    NO_MESSAGE,
     READ_BYTES_MAX,
+    ApiRefused,
     api_call,
+    nanoseconds,
     without_server_headers,
 )
 from diloco_shared.edges.nats_link import NatsLink, Raw
@@ -23,6 +26,7 @@ from diloco_shared.edges.nats_pulls import (
     pull,
     unserved,
 )
+from diloco_shared.edges.trail import Trail
 
 _log = structlog.get_logger(__name__)
 
@@ -87,6 +91,7 @@ class Reader:
         self._asked = 0
         self._delivered = 0
         self._failures = 0
+        self._trail: Trail[int] = Trail()  # by when each was stored
 
     def __aiter__(self) -> AsyncIterator[Stored]:
         return self
@@ -133,6 +138,29 @@ class Reader:
         if last + 1 < self._next_seq:
             _log.warning("the stream lost its end", stream=self._stream, end=last)
             self._next_seq = last + 1
+        await self._look_at_trail(int(answer["state"]["first_seq"]))
+
+    async def _look_at_trail(self, first_seq: int) -> None:
+        """And the lost end may have been filled again before this reader was back."""
+        for seq in self._trail.newest_first:
+            stored_at = await self._stored_at(seq) if seq >= first_seq else 0
+            if not stored_at:
+                continue  # removed since: that says nothing
+            if self._trail.same(seq, stored_at):
+                return
+            _log.warning("the stream lost its end", stream=self._stream, refilled=seq)
+            self._next_seq = min(self._next_seq, seq)
+
+    async def _stored_at(self, seq: int) -> int:
+        """Nanoseconds since 1970; 0 where no message lies."""
+        subject, what = f"STREAM.MSG.GET.{self._stream}", f"message {seq} of {self._stream}"
+        try:
+            answer = await api_call(self._link, subject, {"seq": seq}, what=what)
+        except ApiRefused as error:
+            if error.code == NO_MESSAGE:
+                return 0
+            raise
+        return nanoseconds(answer["message"]["time"])
 
     async def _receive(self) -> Stored | None:
         """The next message, or None for a status that needs no more than another turn."""
@@ -155,12 +183,13 @@ class Reader:
         self._asked += count
 
     def _accept(self, raw: Raw) -> Stored:
-        seq, number, _ = delivered(raw.reply)
+        seq, number, _, stored_at = delivered(raw.reply)
         self._asked -= 1
         if number != self._delivered + 1 or seq < self._next_seq:
             raise Unavailable(f"delivery {number} came after {self._delivered}")
         self._delivered = number
         self._next_seq = seq + 1
+        self._trail.add(seq, stored_at)
         return Stored(raw.subject, raw.payload, raw.headers, seq)
 
     async def _retry(self, error: BusError) -> None:

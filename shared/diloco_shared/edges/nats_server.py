@@ -9,7 +9,6 @@ import asyncio
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from diloco_shared.edges.disk_watch import free_bytes
 from diloco_shared.edges.nats_binary import ServerError, find_binary
 from diloco_shared.edges.orphans import dies_with_parent
 
@@ -190,7 +190,7 @@ class NatsServer:
         except OSError:
             return False
         self._no_space = self._no_space or NO_SPACE in said
-        return self._no_space and shutil.disk_usage(self.store_dir).free >= room_bytes
+        return self._no_space and (free_bytes(self.store_dir) or 0) >= room_bytes
 
     async def terminate(self, *, timeout_s: float = 10.0) -> None:
         """SIGTERM; SIGKILL after `timeout_s`. The folder stays locked, for a `start`."""

@@ -90,7 +90,9 @@ class Standing:
 
     async def _exists(self) -> bool:
         record = await readable_at(self.control, subjects.RUNS, self.run, RunRecord)
-        return record is not None and bool(record.spec.get("id", "") == self.run_id)
+        if record is None or record.phase == "deleting":
+            return False
+        return bool(record.spec.get("id", "") == self.run_id)
 
     async def _set(self, status: RunStatus) -> None:
         value, revision = encode(status), self.revision

@@ -134,6 +134,11 @@ class Restore(Message):
     source: str  # reference of the checkpoint
 
 
+# A run is `submitting` until its streams are there, and `deleting` from then on when its first key
+# goes. What a process left half done is so recognised, and nobody works for such a run.
+RunPhase = Literal["submitting", "there", "deleting"]
+
+
 class RunRecord(Message):
     """A run as its user wants it."""
 
@@ -147,6 +152,7 @@ class RunRecord(Message):
     # The newest record on any shard's tape when the user asked to begin again from what is
     # published; 0: never. A shard that has recorded more since found its state by itself.
     begin_again: Count = 0
+    phase: RunPhase = "there"
 
 
 class TokenCounts(Message):

@@ -12,7 +12,9 @@ from diloco_shared.protocol.wire import decode
 WHY = "the tape needs x, which is gone: 'diloco begin-again demo' begins a new epoch"
 
 
-async def begun(desk: Any, world: Any, status: Any, *syncers: tuple[str, str]) -> None:
+async def begun(
+    desk: Any, world: Any, status: Any, *syncers: tuple[str, str], tape: bool = True
+) -> None:
     """A run with these syncers (id, state)."""
     await world.joins("a", "b")
     for name, state in syncers:
@@ -20,7 +22,8 @@ async def begun(desk: Any, world: Any, status: Any, *syncers: tuple[str, str]) -
         await world.joins(name, role="syncer", **shown)
     created = await desk.ask("POST", "/v1/runs", {"name": "demo", "budget": {"steps": 96}})
     assert created.status_code == 201, created.text
-    await world.tape("demo", TapeTerm(epoch=0, term=1, leader="s1", at=1.0))
+    if tape:
+        await world.tape("demo", TapeTerm(epoch=0, term=1, leader="s1", at=1.0))
     await world.says(status())
 
     async def shown() -> bool:
@@ -55,3 +58,11 @@ async def test_it_is_refused_while_somebody_leads_or_may(world: Any, status: Any
             assert answer.status_code == 409
             assert "need not begin again" in answer.json()["title"]
         world = type(world)()
+
+
+async def test_nothing_is_wished_for_on_an_empty_tape(world: Any, status: Any) -> None:
+    """The wish names its newest record; 0 would say that nobody ever wished."""
+    async with world.coordinator() as desk:
+        await begun(desk, world, status, ("s1", "ineligible"), tape=False)
+        answer = await desk.ask("POST", "/v1/runs/demo/begin-again")
+        assert answer.status_code == 409 and "empty" in answer.json()["detail"]

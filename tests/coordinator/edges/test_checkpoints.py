@@ -167,6 +167,15 @@ async def test_a_new_run_begins_with_a_checkpoint_and_the_lives_it_knows(
         assert begun is not None and begun.source == ref, "it is in the place in use"
 
 
+async def test_a_request_for_a_name_that_is_taken_changes_no_life(world: Any, kept: Any) -> None:
+    async with world.coordinator() as desk:
+        kept(await submitted(desk), 3)
+        assert (await desk.ask("POST", "/v1/runs", {**SPEC, "name": "again"})).status_code == 201
+        path = "/v1/runs/demo/checkpoints/3/restore"
+        assert (await desk.ask("POST", path, {"as": "again"})).status_code == 409
+        assert not await world.bus.kv_all(subjects.INCARNATIONS)
+
+
 async def test_a_run_that_cannot_begin_with_it_is_refused(world: Any, kept: Any) -> None:
     async with world.coordinator() as desk:
         ref = kept(await submitted(desk), 3)

@@ -8,7 +8,7 @@ from waiting import until
 
 from diloco_coordinator import standings
 from diloco_shared.edges.standing import Standing
-from diloco_shared.protocol.records import RunStatus
+from diloco_shared.protocol.records import RunStatus, TokenCounts
 
 
 def spec(name: str = "demo") -> dict[str, Any]:
@@ -62,6 +62,29 @@ async def test_a_run_that_nobody_ever_led_is_stopped_too(world: Any) -> None:
         await world.dies("syncer-1")
         await desk.ask("POST", "/v1/runs/demo/stop")
         await until(lambda: _state(desk, "stopped"))
+
+
+async def test_a_shard_that_nobody_ever_led_is_stopped_and_the_coordinator_goes_on(
+    world: Any, status: Any
+) -> None:
+    """Also one that is started again and finds what was written."""
+    async with world.coordinator() as desk:
+        await world.joins("syncer-1", "syncer-2", role="syncer")
+        await world.joins("learner-1")
+        sharded = spec() | {"algorithm": {"shards": 2, "fragments": 6}}
+        assert (await desk.ask("POST", "/v1/runs", sharded)).status_code == 201
+        await desk.until(lambda: len(desk.registry.assigned) == 3)
+        run_id = desk.registry.runs["demo"].spec["id"]
+        told = {"versions": (3, -1) * 3, "tokens_by_fragment": (TokenCounts(),) * 6}
+        await world.says(status(state="stopped", run_id=run_id, **told))
+        await world.dies("syncer-2")
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        view = await desk.until(lambda: _state(desk, "stopped"))
+        assert view["status"]["versions"] == [3, -1] * 3
+        answer = await desk.ask("POST", "/v1/runs/demo/checkpoints")
+        assert answer.status_code == 409, answer.text
+    async with world.coordinator() as desk:
+        assert desk.registry.over("demo")
 
 
 async def test_a_syncer_that_comes_back_settles_what_was_forced(world: Any, status: Any) -> None:

@@ -1,10 +1,12 @@
 """What can be known wrong at submission is refused there, with path, figure and setting (I11)."""
 
+import threading
 from typing import Any
 
 import pytest
 
 from diloco_shared.budget import known, streams
+from diloco_shared.budget.job import _measured
 from diloco_shared.checking import check
 from diloco_shared.edges.bus import Refused
 from diloco_shared.protocol import subjects
@@ -42,6 +44,11 @@ OWN = {"factory": "my_models:make"}
             "at least 4657",
         ),
         ({"keeping": {"stream_bytes_max": 1 << 20}}, "keeping.stream_bytes_max", "DN needs"),
+        (
+            {"keeping": {"begin_again_after_s": 1e300}},
+            "keeping.begin_again_after_s",
+            "86400",
+        ),
         ({"keeping": {"sream_bytes_max": 1}}, "keeping.sream_bytes_max", "'stream_bytes_max'"),
         ({"nmae": "x"}, "nmae", "did you mean 'name'"),
     ],
@@ -103,6 +110,24 @@ async def test_more_than_the_server_has_is_refused_with_the_figures(world: Any) 
             with pytest.raises(Refused):
                 await desk.registry.bus.stream_info(stream)
         assert (await desk.ask("POST", "/v1/runs", SPEC)).status_code == 201
+
+
+async def test_a_large_specification_is_counted_once_and_not_on_the_event_loop(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests, watches and ends go on meanwhile."""
+    threads = set()
+
+    def looked(*given: Any) -> Any:
+        threads.add(threading.get_ident())
+        return check(*given)
+
+    monkeypatch.setattr("diloco_coordinator.edges.runs.check", looked)
+    _measured.cache_clear()
+    async with world.coordinator() as desk:
+        assert (await desk.ask("POST", "/v1/runs", SPEC)).status_code == 201
+    assert threads and threading.get_ident() not in threads
+    assert _measured.cache_info().misses == 1
 
 
 async def test_a_taken_name_leaves_the_streams_of_its_run_alone(world: Any) -> None:

@@ -39,6 +39,30 @@ async def test_it_is_shown_at_once_and_told_at_both_ends(
     assert told.empty()
 
 
+async def test_a_reason_that_is_too_long_for_the_record_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_watch, "LOOK_S", 0.0)
+    membership = Membership(MemoryBus(MemoryBroker(), "m"), "m", "learner", "lock")
+    room, told, looks = DiskRoom(tmp_path, "a checkpoint", "x" * 600), [], asyncio.Semaphore(0)
+    room.failed = "No space left on device"
+
+    async def tell(kind: str, _: str) -> None:
+        told.append(kind)
+
+    def free(_: Path) -> int:
+        looks.release()
+        return 0
+
+    monkeypatch.setattr(disk_watch, "free_bytes", free)
+    async with asyncio.timeout(30):
+        watching = asyncio.create_task(disk_watch.watch_disk(membership, lambda: room, tell))
+        for _ in range(4):
+            await looks.acquire()
+    watching.cancel()
+    assert told == ["full"] and len(membership.record.full) == 500
+
+
 def test_what_is_free_is_that_of_the_nearest_folder_there_is(tmp_path: Path) -> None:
     there = os.statvfs(tmp_path)
     found = disk_watch.free_bytes(tmp_path / "not" / "yet")

@@ -39,8 +39,8 @@ async def assign(registry: Registry) -> None:
         before = assigned.get(change.member, "")
         try:
             await registry.assign(change.member, change.run, change.shard)
-        except Conflict:
-            log.info("another coordinator was first", member=change.member)
+        except Conflict as error:
+            log.info("another was first", member=change.member, why=str(error))
             continue
         text = f"{change.member} works for {change.run or 'no run'}: {change.reason}"
         kind = "assigned" if change.run else "released"

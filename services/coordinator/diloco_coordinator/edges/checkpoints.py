@@ -115,7 +115,7 @@ class RunCheckpoints:
     async def make(self, run: str) -> dict[str, Any]:
         """Begin a checkpoint of a live run; the run's status tells what becomes of it."""
         record, status = self.runs.record(run), self.registry.statuses.get(run)
-        if status is None or min(status.versions) < 0:
+        if status is None or min(status.versions, default=-1) < 0:
             text = f"{run!r} has no parameters yet: try again once it trains"
             raise Problem(409, "Nothing to keep yet", text)
         if status.checkpoint_state == "making" or record.checkpoint > status.checkpoint:
@@ -183,14 +183,17 @@ class RunCheckpoints:
     async def _begin(
         self, body: dict[str, Any], there: Checkpoints, ref: str, manifest: CheckpointManifest
     ) -> RunRecord:
-        spec = self.runs.checked(body)
+        spec = await self.runs.checked(body)
         _fits(spec, manifest)
         await self.runs.free(spec.name)
         own = spec.keeping.run_checkpoint_root or self.root
         source = ref if there.root == own else f"{there.root.rstrip('/')}/{ref}"
-        # Before the run is there: nobody may begin a life that the ledger of the checkpoint knows.
-        await seed_incarnations(self.registry.bus, spec.name, manifest.incarnations)
-        return await self.runs.begin(spec, Restore(serial=1, source=source))
+
+        async def seed() -> None:
+            """Nobody may begin a life that the ledger of the checkpoint knows."""
+            await seed_incarnations(self.registry.bus, spec.name, manifest.incarnations)
+
+        return await self.runs.begin(spec, Restore(serial=1, source=source), seed)
 
 
 def _fits(spec: RunSpec, manifest: CheckpointManifest) -> None:

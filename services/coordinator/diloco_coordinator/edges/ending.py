@@ -25,12 +25,15 @@ async def keep_ending(registry: Registry) -> None:
 async def end_overdue(registry: Registry) -> None:
     """One look, and what follows from it."""
     now = time.monotonic()
-    for record in list(registry.runs.values()):
+    for run in list(registry.runs):
+        record = registry.runs.get(run)
+        if record is None:
+            continue  # deleted while another was being ended
         registry.standings.watch_stop(record, now)
-        if registry.over(record.name):
+        if registry.over(run):
             continue
         for shard in range(shards_of(record)):
-            key = subjects.status_key(record.name, shard)
+            key = subjects.status_key(run, shard)
             if why := registry.standings.overdue(record, shard, key, now):
                 await _end(registry, record, shard, why)
 

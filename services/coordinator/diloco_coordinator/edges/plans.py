@@ -1,5 +1,6 @@
 """/v1/plan: settings for hardware and links that one may not have yet; GET tells what to ask."""
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Depends
@@ -29,6 +30,10 @@ class Plans:
         422 names the faults of a wish, or says what is short where no settings do.
         """
         try:
-            return plan(wishes) | {"sensitivity": sensitivity(wishes)}
+            return await asyncio.to_thread(_planned, wishes)
         except Infeasible as error:
             raise Problem(422, "No settings do", str(error)) from None
+
+
+def _planned(wishes: Wishes) -> dict[str, Any]:
+    return plan(wishes) | {"sensitivity": sensitivity(wishes)}

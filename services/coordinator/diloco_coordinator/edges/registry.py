@@ -6,9 +6,10 @@ Nothing lives here alone: a coordinator that dies, or a second one, loses nothin
 import asyncio
 import time
 from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ from diloco_shared.edges.run_streams import ensure_buckets
 from diloco_shared.edges.stored_records import write_if
 from diloco_shared.edges.telling import event_now, tell
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import Beat, Message
+from diloco_shared.protocol.messages import Beat
 from diloco_shared.protocol.records import (
     Assignment,
     Deleted,
@@ -37,8 +38,6 @@ from diloco_shared.protocol.records import (
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()
-
-M = TypeVar("M", bound=Message)
 
 # The coordinator's own buckets.
 NOTES = "notes"  # <member> -> MemberNote, JSON
@@ -161,7 +160,7 @@ class Registry:
                         log.debug("unreadable beat", subject=delivery.subject, error=str(error))
                         continue
                     if self.standings.hear(beat, time.monotonic()):
-                        self.standings.put_together(beat.run, self.runs.get(beat.run))
+                        self._put_together(beat.run)
                         await self._notify()
 
         await again_and_again(hear, "hearing of beats", RETRY_S)
@@ -202,13 +201,17 @@ class Registry:
                     note = self.roll.seen(decode(value, MemberRecord), time.time())
                 if note is not None and self.ready:
                     await self._note(note)
+            case subjects.RUNS if value is not None:
+                self.runs[key] = decode(value, RunRecord)
+                self._put_together(key)  # of its id alone
             case subjects.RUNS:
-                _put(self.runs, key, value, RunRecord)
-                self.standings.put_together(key, self.runs.get(key))  # of its id alone
+                self._gone(key)
             case subjects.STATUS:
                 self._status(key, value)
             case subjects.ASSIGNMENTS:
-                _put(self.assignments, key, value, Assignment)
+                self.assignments.pop(key, None)
+                if value is not None:
+                    self.assignments[key] = decode(value, Assignment)
             case _ if bucket == NOTES:
                 self._noted(key, value)
             case _:
@@ -220,9 +223,16 @@ class Registry:
         """A shard's status: a run's is made of those of all its shards."""
         found = None if value is None else decode(value, RunStatus)
         run = self.standings.take(key, found, time.monotonic())
-        whole = self.standings.put_together(run, self.runs.get(run))
+        whole = self._put_together(run)
         if whole is not None:
             self.histories.add(whole)
+
+    def _put_together(self, run: str) -> RunStatus | None:
+        known = self.standings.misfits.copy()
+        whole = self.standings.put_together(run, self.runs.get(run))
+        for key in self.standings.misfits - known:
+            log.error("status left out: it has other fragments than its run", key=key)
+        return whole
 
     def leaders(self, run: str) -> tuple[str, ...]:
         """Who led each shard of a run last."""
@@ -247,13 +257,19 @@ class Registry:
         newer = list(takewhile(lambda item: item[0] > after, reversed(self.events)))
         return [item for item in reversed(newer) if not run or item[1].run == run]
 
+    def there(self, run: str) -> bool:
+        """Whether a run is there for others: submitted as a whole, and not being deleted."""
+        return run in self.runs and self.runs[run].phase == "there"
+
     def forced(self, run: str) -> bool:
-        """Whether a run is over by the coordinator's word alone."""
+        """Whether a run is over by the coordinator's word alone, and its syncers may end it."""
         status = self.statuses.get(run)
-        return status is not None and status.forced
+        return status is not None and status.forced and self.there(run)
 
     def over(self, run: str) -> bool:
-        """Whether nobody needs to work for a run any more."""
+        """Whether nobody needs to work for a run any more, or yet."""
+        if not self.there(run):
+            return True
         status = self.statuses.get(run)
         if status is not None:
             return status.settled
@@ -263,19 +279,32 @@ class Registry:
     # --- writing -------------------------------------------------------------------------------
 
     async def create_run(self, record: RunRecord) -> None:
-        """Conflict if the name is taken."""
-        revision = await self.bus.kv_create(subjects.RUNS, record.name, encode(record))
+        """Conflict if the name is taken. A submission that was cut off holds no name."""
+        place = (subjects.RUNS, record.name)
+        try:
+            revision = await self.bus.kv_create(*place, encode(record))
+        except Conflict:
+            there = await self.bus.kv_get(*place)
+            if there is not None:
+                await self._take(subjects.RUNS, there)
+            known = self.runs.get(record.name)
+            if there is None or known is None or known.phase != "submitting":
+                raise
+            revision = await self.bus.kv_update(*place, encode(record), there.revision)
         passing("run-record")
         self.runs[record.name] = record
-        self.revisions[subjects.RUNS, record.name] = revision
+        self.revisions[place] = revision
 
     async def update_run(self, record: RunRecord) -> None:
         """Replace the record that is mirrored here; Conflict, and a fresh mirror, if it changed."""
         place = (subjects.RUNS, record.name)
+        if not self._is(record.name, run_id_of(record)):
+            raise Conflict(f"{record.name} is another run by now")
         try:
             revision = await self.bus.kv_update(*place, encode(record), self.revisions[place])
         except Conflict:
-            await self._look_again(*place)
+            if not await self._look_again(*place):
+                self._gone(record.name)
             raise
         self.runs[record.name] = record
         self.revisions[place] = revision
@@ -287,38 +316,68 @@ class Registry:
             await self._take(bucket, there)
         return there is not None
 
-    async def delete_run(self, run: str) -> None:
-        """Remove a run and everything that is kept of it; may be repeated.
+    def _is(self, run: str, run_id: str) -> bool:
+        return run in self.runs and run_id_of(self.runs[run]) == run_id
+
+    async def delete_run(self, run: str, run_id: str) -> None:
+        """Remove a run and everything that is kept of it; may be repeated, wherever it ended.
 
         On the bus at once; on the disks of those that worked for it, when they see the mark.
         """
-        if run_id := run_id_of(self.runs[run]):
+        if not self._is(run, run_id):
+            return
+        record = self.runs[run]
+        if record.phase != "deleting":
+            # Before anything is gone: without its status it would look like one to begin with.
+            await self.update_run(record.model_copy(update={"phase": "deleting"}))
+        async for _ in self._deletion(record):
+            if not self._is(run, run_id):
+                return  # another coordinator was faster, and the name may be another run's by now
+
+    async def _deletion(self, record: RunRecord) -> AsyncIterator[None]:
+        """Step by step; the record is the last to go."""
+        run = record.name
+        if run_id := run_id_of(record):
             mark = encode(Deleted(run=run, at=time.time()))
             # The last writer may win: whoever writes it says the same, and nobody takes it back.
             await self.bus.kv_put(subjects.DELETED, run_id, mark, ttl_s=MARK_S)
+            yield
         for member, assignment in list(self.assignments.items()):
             if assignment.run == run:
                 with suppress(Conflict):
                     await self.assign(member, "")
+                yield
         for stream in subjects.run_streams(run):
             await self.bus.delete_stream(stream)
+            yield
         of_run = (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES)
         for bucket in of_run:
             for key in await self.bus.kv_all(bucket):
                 if key.startswith(f"{run}."):
                     await self.bus.kv_delete(bucket, key)
+            yield
         await self.bus.purge(subjects.EVENTS_STREAM, f"ev.{run}.>")
-        for shard in range(shards_of(self.runs[run])):
+        yield
+        for shard in range(shards_of(record)):
             await self.bus.kv_delete(subjects.STATUS, subjects.status_key(run, shard))
+            yield
         await self.bus.kv_delete(subjects.RUNS, run)
-        self.runs.pop(run, None)
-        self.standings.forget(run)
+        self._gone(run)
+
+    def _gone(self, run: str) -> None:
+        """A run's record is not there any more."""
+        record = self.runs.pop(run, None)
+        if record is None:
+            return
+        self.standings.forget(run, run_id_of(record))
         self.histories.forget(run)
         self.events = deque((e for e in self.events if e[1].run != run), maxlen=EVENTS_MAX)
 
     async def assign(self, member: str, run: str, shard: int = 0) -> None:
-        """Write an assignment; Conflict, and a fresh mirror, if another coordinator did."""
+        """Write an assignment; Conflict if another coordinator did, or the run is gone."""
         place = (subjects.ASSIGNMENTS, member)
+        if run and not self.there(run):
+            raise Conflict(f"{run} is deleted, or about to be")
         run_id = run_id_of(self.runs[run]) if run else ""
         assignment = Assignment(member=member, run=run, run_id=run_id, shard=shard, at=time.time())
         try:
@@ -351,7 +410,8 @@ class Registry:
                     with suppress(ValidationError):
                         drained = MemberNote.model_validate_json(entry.value).drained
                         note = note.model_copy(update={"drained": drained})
-                        self.roll.drain(member, drained)
+                        if member in self.roll.notes:  # else it was forgotten meanwhile
+                            self.roll.drain(member, drained)
         for surplus in self.roll.surplus():
             await self.forget(surplus)
 
@@ -383,10 +443,3 @@ class Registry:
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log."""
         await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
-
-
-def _put(there: dict[str, M], key: str, value: bytes | None, kind: type[M]) -> None:
-    if value is None:
-        there.pop(key, None)
-    else:
-        there[key] = decode(value, kind)

@@ -5,7 +5,7 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
@@ -20,6 +20,7 @@ from diloco_coordinator.edges.registry import REPEATS, Registry
 from diloco_coordinator.edges.sse import Streams
 from diloco_coordinator.standings import run_id_of
 from diloco_coordinator.views import (
+    PHASES,
     cannot_go_on,
     hindered,
     over_view,
@@ -34,6 +35,7 @@ from diloco_shared.budget.terms import shown
 from diloco_shared.checking import Invalid, check
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import (
+    BusError,
     Conflict,
     Refused,
     StorageInfo,
@@ -77,6 +79,11 @@ def _taken(name: str) -> Problem:
     return Problem(409, "The name is taken", text)
 
 
+def _keeps_changing(run: str) -> Problem:
+    text = f"{ATTEMPTS_MAX} attempts lost: others write {run!r} too"
+    return Problem(409, "The run keeps changing", text)
+
+
 def _no_room(needs: dict[str, Need], storage: StorageInfo) -> dict[str, str]:
     """The fault of a run that the message server cannot hold."""
     total, most = sum(n.bytes for n in needs.values()), max(needs.values(), key=lambda n: n.bytes)
@@ -100,6 +107,8 @@ class Runs:
         self.checkpoints = checkpoints  # where those of most runs are, and archived tapes
         self.streams = streams
         self.leaving: dict[str, float] = {}  # by id: since when a run is to be deleted
+        # One at a time, lest two requests for one name undo each other's steps.
+        self.changing = asyncio.Lock()  # held while a run is made or removed
         self.router = APIRouter(prefix="/v1/runs", tags=["runs"])
         look: dict[str, Any] = {"dependencies": [Depends(guard.needs("viewer"))]}
         act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
@@ -151,27 +160,35 @@ class Runs:
         idempotency_key: Key = "",
     ) -> dict[str, Any]:
         """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
-        spec = self.checked(body)
+        spec = await self.checked(body)
         if idempotency_key and await self._repeated(idempotency_key, body, spec.name):
             response.headers["Idempotency-Replayed"] = "true"
+            record = self.record(spec.name)
         else:
-            await self.begin(spec)
+            record = await self.begin(spec)
         response.headers["Location"] = f"/v1/runs/{spec.name}"
         response.headers["ETag"] = self.etag(spec.name)
-        return self.view(self.registry.runs[spec.name])
+        return self.view(record)
 
     @staticmethod
-    def checked(body: dict[str, Any]) -> RunSpec:
-        """A specification; 422 names the path of every fault."""
+    async def checked(body: dict[str, Any]) -> RunSpec:
+        """A specification; 422 names the path of every fault. Large ones take a while to count."""
         try:
-            return check(body)
+            return await asyncio.to_thread(check, body)
         except Invalid as error:
             faults = [{"path": f.path, "message": f.message} for f in error.faults]
             raise invalid("run", faults) from None
 
-    async def begin(self, spec: RunSpec, restore: Restore | None = None) -> RunRecord:
-        """Create a run, perhaps with a checkpoint to begin with; 409 says the name is taken."""
-        await self._reserve(spec)
+    async def begin(
+        self,
+        spec: RunSpec,
+        restore: Restore | None = None,
+        first: Callable[[], Awaitable[None]] | None = None,
+    ) -> RunRecord:
+        """Create a run, perhaps with a checkpoint to begin with; 409 says the name is taken.
+
+        `first`: what has to be done under its name before anybody may work for it.
+        """
         spec = spec.model_copy(update={"id": secrets.token_hex(6)})
         record = RunRecord(
             name=spec.name,
@@ -180,11 +197,25 @@ class Runs:
             quorum=spec.algorithm.quorum,
             created_at=time.time(),
             restore=restore,
+            phase="submitting",
         )
-        try:
-            await self.registry.create_run(record)
-        except Conflict:
-            raise _taken(spec.name) from None
+        async with self.changing:
+            await self.free(spec.name)
+            try:
+                await self.registry.create_run(record)
+            except Conflict:
+                raise _taken(spec.name) from None
+            try:
+                record = await self._made(record, spec, first)
+            except Conflict:  # another coordinator took the same submission up
+                raise _taken(spec.name) from None
+            except (StreamFull, Refused) as error:  # without an answer it may be repeated as it is
+                with contextlib.suppress(BusError):
+                    await self.registry.delete_run(spec.name, spec.id)
+                if isinstance(error, StreamFull):
+                    storage = await self.registry.bus.storage()
+                    raise invalid("run", [_no_room(streams(assumed(spec)), storage)]) from None
+                raise
         text = f"run {spec.name} submitted" + (f" from {restore.source}" if restore else "")
         await self.registry.tell(spec.name, "run-created", text, {})
         return record
@@ -195,7 +226,10 @@ class Runs:
         It may be another coordinator's of a moment ago, or be written by another release: what is
         kept under its name is nobody's to change or remove.
         """
-        if name in self.registry.runs:
+        known = self.registry.runs.get(name)
+        if known is not None and known.phase == "submitting":
+            return  # a submission that was cut off holds no name
+        if known is not None:
             raise _taken(name)
         entry = await self.registry.bus.kv_get(subjects.RUNS, name)
         if entry is not None and entry.value is not None:
@@ -205,16 +239,17 @@ class Runs:
             )
             raise Problem(409, "The name is taken", text)
 
-    async def _reserve(self, spec: RunSpec) -> None:
-        """The run's streams, with the limits of its budget: 422 where the server has no room."""
-        await self.free(spec.name)
-        needs, bus = streams(assumed(spec)), self.registry.bus
-        try:
-            await ensure_run_streams(bus, spec.name, limits(assumed(spec)))
-        except StreamFull:
-            for stream in subjects.run_streams(spec.name):
-                await bus.delete_stream(stream)
-            raise invalid("run", [_no_room(needs, await bus.storage())]) from None
+    async def _made(
+        self, record: RunRecord, spec: RunSpec, first: Callable[[], Awaitable[None]] | None
+    ) -> RunRecord:
+        """What a run needs before anybody may work for it: its streams, for one."""
+        # Whoever checked the specification has counted it: that is not done again.
+        await ensure_run_streams(self.registry.bus, spec.name, limits(assumed(spec)))
+        if first is not None:
+            await first()
+        record = record.model_copy(update={"phase": "there"})
+        await self.registry.update_run(record)
+        return record
 
     async def _repeated(self, key: str, body: dict[str, Any], run: str) -> bool:
         """Whether this very request created its run already; 422 if it was another one."""
@@ -230,7 +265,7 @@ class Runs:
                     "a key stands for one request: make a new one for a new request",
                 ) from None
             # Known, but without a run: the first attempt died half way, or the run is deleted.
-            return run in self.registry.runs
+            return self.registry.there(run)
         return False
 
     async def index(
@@ -285,11 +320,11 @@ class Runs:
             except Conflict:
                 continue
             return self.view(changed)
-        raise Problem(
-            409, "The run keeps changing", f"{ATTEMPTS_MAX} attempts lost: others write {run!r} too"
-        )
+        raise _keeps_changing(run)
 
     def _may_change(self, record: RunRecord, changes: dict[str, Any]) -> None:
+        if record.phase != "there":
+            raise Problem(409, "The run is not there", f"{record.name!r}: {PHASES[record.phase]}")
         status = self.registry.statuses.get(record.name)
         if status is not None and status.state in ("finished", "stopped"):
             if changes.get("desired") == "stopped" and status.state == "stopped":
@@ -323,6 +358,8 @@ class Runs:
             text = f"a syncer leads {run!r}, or is about to, or none has looked for its state yet"
             raise Problem(409, "The run need not begin again", text)
         info = await self.registry.bus.stream_info(subjects.tape_stream(run))
+        if not info.last_seq:  # which would be no wish
+            raise Problem(409, "The run need not begin again", f"the tape of {run!r} is empty")
         view = await self.update(run, "", begin_again=info.last_seq)
         text = f"{run} shall begin a new epoch from its published parameters"
         await self.registry.tell(run, "begin-again", text, {})
@@ -331,13 +368,23 @@ class Runs:
     async def delete(self, run: str) -> None:
         """Remove a run that is over, with everything the bus keeps of it."""
         record = self.record(run)
+        self._may_delete(record)
+        await self._left(record)
+        run_id = run_id_of(record)
+        async with self.changing:
+            for _ in range(ATTEMPTS_MAX):
+                if run in self.registry.runs and run_id_of(self.record(run)) == run_id:
+                    self._may_delete(self.record(run))  # its submission may have ended meanwhile
+                with contextlib.suppress(Conflict):  # its record changed, and is known anew
+                    return await self.registry.delete_run(run, run_id)
+        raise _keeps_changing(run)
+
+    def _may_delete(self, record: RunRecord) -> None:
+        run = record.name
         if not self.registry.over(run):
             stopping = "it is being stopped: try again" if record.desired == "stopped" else ""
             text = stopping or f"stop {run!r} before deleting it"
             raise Problem(409, "The run is not over", text)
-        await self._left(record)
-        await self.registry.delete_run(run)
-        self.leaving.pop(run_id_of(record), None)
 
     async def _left(self, record: RunRecord) -> None:
         """Until nobody works for it any more: what they write last would outlive it.
@@ -345,6 +392,8 @@ class Runs:
         Not for ever: a run that is over holds nobody, and what comes later is refused by its id.
         """
         run, now = record.name, time.monotonic()
+        known = {run_id_of(r) for r in self.registry.runs.values()}
+        self.leaving = {r: since for r, since in self.leaving.items() if r in known}
         since = self.leaving.setdefault(run_id_of(record), now)
         for _ in range(LEAVE_LOOKS):
             if not self.registry.working(run) or time.monotonic() - since > LEAVE_S_MAX:

@@ -251,18 +251,24 @@ class Downlink:
 
     async def _fetch_again(self) -> None:
         """What was not whole, for ever: a keyframe may be the last one for a long time."""
-        stream = subjects.dn_stream(self.run)
         while True:
             await asyncio.sleep(AGAIN_S)
-            for key, manifest in sorted(self.incomplete.items()):
-                del self.incomplete[key]
-                subject = manifest_subject(manifest.blob.subject)
-                try:
-                    there = await self.data.last(stream, subject) is not None
-                except BusError:
-                    there = True  # perhaps
-                if there:
-                    await self._publication(manifest)
+            again, self.incomplete = self.incomplete, {}
+            async with asyncio.TaskGroup() as tasks:
+                for of_p in _by_fragment(again):
+                    tasks.create_task(self._again(of_p))
+
+    async def _again(self, manifests: list[PublicationManifest]) -> None:
+        """Of one fragment, one after the other; one that is replaced is left."""
+        stream = subjects.dn_stream(self.run)
+        for manifest in manifests:
+            subject = manifest_subject(manifest.blob.subject)
+            try:
+                there = await self.data.last(stream, subject) is not None
+            except BusError:
+                there = True  # perhaps
+            if there:
+                await self._publication(manifest)
 
     async def _unless_replaced(self, blob: Blob, incoming: Incoming) -> memoryview | None:
         stream = subjects.dn_stream(self.run)
@@ -358,6 +364,16 @@ def _same(initial: Callable[[int], Values], m: PublicationManifest) -> memoryvie
     if digest_array(values_F) != m.anchor_digest:
         return None
     return joined(codec.frame(values_F))
+
+
+def _by_fragment(
+    manifests: dict[tuple[int, int, int], PublicationManifest],
+) -> list[list[PublicationManifest]]:
+    """Those of each fragment, in the order in which they were published."""
+    found: dict[int, list[PublicationManifest]] = {}
+    for _, manifest in sorted(manifests.items(), key=lambda item: item[0]):
+        found.setdefault(manifest.fragment, []).append(manifest)
+    return list(found.values())
 
 
 def _seen(beat: Beat | None) -> BeatSeen | None:

@@ -5,10 +5,10 @@ Not for an event loop: every function waits for the vault.
 
 from diloco_learner import moments
 from diloco_learner.events import KeepPart
-from diloco_learner.moments import Arrays, Buffer, Check
+from diloco_learner.moments import Buffer, Check
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.checkpoints import CheckpointError, Checkpoints
-from diloco_shared.numerics.arrays import pack
+from diloco_shared.numerics.arrays import Arrays, pack
 from diloco_shared.protocol.checkpoints import LearnerPart, reference
 
 

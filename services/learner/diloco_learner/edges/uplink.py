@@ -12,6 +12,7 @@ import structlog
 from diloco_learner.edges.checkpoint import Checkpoints, sequence_of
 from diloco_learner.edges.parts import write_part
 from diloco_learner.edges.shards import Leases
+from diloco_learner.edges.storing import Storing
 from diloco_learner.encoding import Encoded
 from diloco_learner.events import (
     Checkpoint,
@@ -85,6 +86,7 @@ class Uplink:
         self.put = put
         self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
         self.checkpoint_lock = asyncio.Lock()
+        self.own_disk, self.vault = Storing(), Storing()
         self.initial_lock = asyncio.Lock()
         self.telling: set[asyncio.Task[None]] = set()
         self.giving: set[asyncio.Task[Any]] = set()  # that send inner state to newcomers
@@ -288,7 +290,8 @@ class Uplink:
         async with self.checkpoint_lock:
             known = self.checkpoints.room.failed
             try:
-                await asyncio.to_thread(self.checkpoints.save, sequence, pieces)
+                size = self.checkpoints.room.needed
+                await self.own_disk(size, self.checkpoints.save, sequence, pieces)
             except OSError as error:  # a full disk: training goes on without it
                 if known:
                     log.warning("checkpoint not written", step=effect.step, error=str(error))
@@ -297,9 +300,9 @@ class Uplink:
 
     async def _keep_part(self, effect: KeepPart, handed: Handed) -> None:
         """This learner's part of a run-wide checkpoint; without it the others' are complete."""
-        root, me = self.checkpoint_root, (self.learner, self.incarnation)
+        root, me, data = self.checkpoint_root, (self.learner, self.incarnation), handed.data
         try:
-            await asyncio.to_thread(write_part, self.spec, root, *me, effect, handed.data)
+            await self.vault(len(data), write_part, self.spec, root, *me, effect, data)
         except OSError as error:
             text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
             await self.tell("checkpoint-failed", text, {"number": effect.number})

@@ -32,6 +32,7 @@ from diloco_shared.edges.faults import FaultAgent
 from diloco_shared.edges.repeating import PROMPT, until_done
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Progress, SocketBytes
+from diloco_shared.protocol.run_states import OVER
 
 log = structlog.get_logger()
 
@@ -112,9 +113,9 @@ class Work:
             self.train_loop.draining = reason
 
     @property
-    def ending(self) -> bool:
-        """Whether the run itself is about to end this work."""
-        return self.beat is not None and self.beat.state in ("finishing", "finished", "stopped")
+    def run_ends(self) -> bool:
+        """Whether the run itself ends this work, within a limit of its own."""
+        return self.beat is not None and self.beat.state in OVER
 
     @property
     def last_progress(self) -> Progress | None:
