@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_coordinator import standings
 from diloco_coordinator.edges.assigning import assign
@@ -47,10 +48,10 @@ async def finished(desk: Any, world: Any, status: Callable[..., Any]) -> str:
     """A run that is over, with members free to work for it; its id."""
     spec = (await desk.ask("POST", "/v1/runs", SPEC)).json()["spec"]
     await world.says(status(state="finished", run_id=spec["id"]))
-    await desk.until(lambda: "demo" in desk.registry.statuses)
+    await until(lambda: "demo" in desk.registry.statuses)
     await world.joins("syncer-1", role="syncer")
     await world.joins("learner-1")
-    await desk.until(lambda: len(desk.registry.roll.living) == 2)
+    await until(lambda: len(desk.registry.roll.living) == 2)
     run_id: str = spec["id"]
     return run_id
 
@@ -153,7 +154,7 @@ async def test_a_submission_that_was_cut_off_is_repeated(world: Any, written: in
         assert not desk.registry.assigned, "nobody works for it yet"
         answer = await desk.ask("POST", "/v1/runs", SPEC, Idempotency_Key="k")
         assert answer.status_code == 201, answer.text
-        await desk.until(lambda: len(desk.registry.assigned) == 2)
+        await until(lambda: len(desk.registry.assigned) == 2)
         assert len(await streams(desk)) == 4
 
 
@@ -200,7 +201,7 @@ async def test_one_name_for_two_submissions_at_once(
 
         monkeypatch.setattr(desk.registry.bus, "ensure_stream", waits)
         first = asyncio.create_task(desk.ask("POST", "/v1/runs", BIG))
-        await desk.until(lambda: "demo" in desk.registry.runs)
+        await until(lambda: "demo" in desk.registry.runs)
         others = [asyncio.create_task(desk.ask("POST", "/v1/runs", SPEC)) for _ in range(2)]
         await asyncio.sleep(0.05)
         held.set()
@@ -221,7 +222,7 @@ async def test_two_coordinators_take_up_one_submission(world: Any) -> None:
 
         one.registry.bus.stream_info = waits
         first = asyncio.create_task(one.ask("POST", "/v1/runs", SPEC))
-        await two.until(lambda: "demo" in two.registry.runs)
+        await until(lambda: "demo" in two.registry.runs)
         made = await two.ask("POST", "/v1/runs", SPEC)
         assert made.status_code == 201
         held.set()
@@ -241,7 +242,7 @@ async def test_a_run_that_goes_while_another_is_ended(
             await desk.ask("POST", "/v1/runs", SPEC | {"name": name})
             run_id = registry.runs[name].spec["id"]
             await world.says(status(run=name, state="stopped", settled=False, run_id=run_id))
-        await desk.until(lambda: len(registry.statuses) == 2)
+        await until(lambda: len(registry.statuses) == 2)
         run_id, read = registry.runs["b"].spec["id"], registry.bus.kv_get
         monkeypatch.setattr(standings, "SETTLE_S", 0.0)
 
@@ -267,8 +268,8 @@ async def test_nobody_is_assigned_to_a_run_that_went_meanwhile(world: Any) -> No
 async def test_a_note_of_a_member_that_was_forgotten_meanwhile(world: Any) -> None:
     async with world.coordinator() as desk:
         await world.joins("learner-1")
-        note: MemberNote = await desk.until(lambda: desk.registry.roll.notes.get("learner-1"))
-        await desk.until(lambda: ("notes", "learner-1") in desk.registry.revisions)
+        note: MemberNote = await until(lambda: desk.registry.roll.notes.get("learner-1"))
+        await until(lambda: ("notes", "learner-1") in desk.registry.revisions)
         desk.registry.revisions["notes", "learner-1"] = 1  # another coordinator wrote since
         desk.registry.roll.forget("learner-1")
         gone = note.model_copy(update={"gone_since": time.time()})

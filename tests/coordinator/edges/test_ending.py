@@ -73,13 +73,13 @@ async def test_a_shard_that_nobody_ever_led_is_stopped_and_the_coordinator_goes_
         await world.joins("learner-1")
         sharded = spec() | {"algorithm": {"shards": 2, "fragments": 6}}
         assert (await desk.ask("POST", "/v1/runs", sharded)).status_code == 201
-        await desk.until(lambda: len(desk.registry.assigned) == 3)
+        await until(lambda: len(desk.registry.assigned) == 3)
         run_id = desk.registry.runs["demo"].spec["id"]
         told = {"versions": (3, -1) * 3, "tokens_by_fragment": (TokenCounts(),) * 6}
         await world.says(status(state="stopped", run_id=run_id, **told))
         await world.dies("syncer-2")
         await desk.ask("POST", "/v1/runs/demo/stop")
-        view = await desk.until(lambda: _state(desk, "stopped"))
+        view = await until(lambda: _state(desk, "stopped"))
         assert view["status"]["versions"] == [3, -1] * 3
         answer = await desk.ask("POST", "/v1/runs/demo/checkpoints")
         assert answer.status_code == 409, answer.text

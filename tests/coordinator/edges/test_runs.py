@@ -131,7 +131,7 @@ async def test_two_coordinators_change_one_run(world: Any) -> None:
     """The one that wrote last with an old view tries again; neither change is lost."""
     async with world.coordinator() as one, world.coordinator() as two:
         await one.ask("POST", "/v1/runs", SPEC)
-        await until(lambda: "demo" in two.registry.runs)
+        await until(lambda: two.registry.there("demo"))
         await one.ask("PATCH", "/v1/runs/demo", {"quorum": 2})
         paused = await two.ask("POST", "/v1/runs/demo/pause")
         assert (paused.json()["desired"], paused.json()["quorum"]) == ("paused", 2)

@@ -41,7 +41,7 @@ def test_headers_of_a_stored_message() -> None:
     "reply", ["$JS.ACK.UP.r1.1.42.7.1700.5", "$JS.ACK.hub.ACC.UP.r1.1.42.7.1700.5.x"]
 )
 def test_a_delivery_says_its_place(reply: str) -> None:
-    assert delivered(reply) == Delivered(seq=42, number=7, pending=5)
+    assert delivered(reply) == Delivered(seq=42, number=7, pending=5, stored_at=1700)
 
 
 @pytest.mark.parametrize("reply", ["", "_INBOX.a.b", "$JS.ACK.UP.r1.1.x.7.1700.5"])

@@ -316,6 +316,14 @@ class Registry:
             await self._take(bucket, there)
         return there is not None
 
+    async def look_for_run(self, name: str) -> bool:
+        """Whether there is a run of this name on the bus, perhaps not mirrored until now."""
+        entry = await self.bus.kv_get(subjects.RUNS, name)
+        if entry is None or entry.value is None:
+            return False
+        await self._take(subjects.RUNS, entry)
+        return True
+
     def _is(self, run: str, run_id: str) -> bool:
         return run in self.runs and run_id_of(self.runs[run]) == run_id
 

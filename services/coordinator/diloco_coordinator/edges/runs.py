@@ -226,16 +226,14 @@ class Runs:
         It may be another coordinator's of a moment ago, or be written by another release: what is
         kept under its name is nobody's to change or remove.
         """
+        there = name in self.registry.runs or await self.registry.look_for_run(name)
         known = self.registry.runs.get(name)
-        if known is not None and known.phase == "submitting":
-            return  # a submission that was cut off holds no name
-        if known is not None:
-            raise _taken(name)
-        entry = await self.registry.bus.kv_get(subjects.RUNS, name)
-        if entry is not None and entry.value is not None:
+        if known is not None and known.phase != "submitting":
+            raise _taken(name)  # a submission that was cut off holds no name
+        if there and known is None:
             text = (
-                f"the message server has a run {name!r} that is not known here: it was submitted a "
-                "moment ago, or by another release. Choose another name"
+                f"the message server has a run {name!r} that cannot be read here: another release "
+                "submitted it. Choose another name"
             )
             raise Problem(409, "The name is taken", text)
 
@@ -314,7 +312,11 @@ class Runs:
             self._may_change(record, changes)
             changed = record.model_copy(update=changes)
             if changed == record:
-                return self.view(record)
+                # Of the mirror, which may be behind: perhaps it was otherwise since.
+                await self.registry.look_for_run(run)
+                if self.registry.runs.get(run) == record:
+                    return self.view(record)
+                continue
             try:
                 await self.registry.update_run(changed)
             except Conflict:
