@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 SEEDS ?= 2000
 # Worlds of six short runs one after another.
 ENDS ?= 50
+# Worlds of whole processes: some seconds each.
+WHOLE_WORLDS ?= 50
 MINUTES ?= 60
 FUZZ_SECONDS ?= 600
 CORPORA ?= stdlib
@@ -73,6 +75,7 @@ demo: install
 sim: install
 	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh) \
 		--keep diloco-data/found --shrink $(if $(JSON),--json $(JSON))
+	$(BIN)/python -m diloco_simulator.whole.world --seeds $(WHOLE_WORLDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh)
 	$(BIN)/python -m diloco_simulator.ends --seeds $(ENDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh)
 
 mutants: install

@@ -8,7 +8,6 @@ import argparse
 import gc
 import json
 import os
-import random
 import sys
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ from typing import Any
 from diloco_simulator import found, shrink
 from diloco_simulator.coverage import STATES
 from diloco_simulator.coverage_required import REQUIRED
-from diloco_simulator.options import Options
+from diloco_simulator.options import Options, fresh_seed
 from diloco_simulator.scenario import Verdict, play
 
 _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused")
@@ -29,8 +28,6 @@ ROLES = ("leader", "standby", "learner")
 WORLDS_KEPT = 16
 # So many seeds reach every state of REQUIRED: fewer may miss one by chance.
 ENOUGH = 2000
-# Fresh seeds begin somewhere below this.
-FRESH_MAX = 10**9
 # Seeds handed to a worker at once.
 CHUNK = 8
 
@@ -155,7 +152,7 @@ def arguments() -> argparse.Namespace:
     if args.shrink and not args.keep:
         parser.error("--shrink says how worlds are kept: give --keep too")
     if args.fresh:
-        args.first = random.SystemRandom().randrange(FRESH_MAX)
+        args.first = fresh_seed()
         print(f"seeds from {args.first}", flush=True)
     return args
 

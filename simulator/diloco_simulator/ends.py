@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random, SystemRandom
+from random import Random
 from tempfile import TemporaryDirectory
 
 from diloco_coordinator.edges.assigning import keep_assigned
@@ -32,7 +32,7 @@ from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment
 from diloco_shared.protocol.wire import decode
-from diloco_simulator.options import Options
+from diloco_simulator.options import Options, fresh_seed
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.whole.computing import TinyComputing
 from diloco_simulator.whole.far_bus import FarBus
@@ -49,8 +49,6 @@ LOOK_S = 0.1
 # A learner's step, in virtual seconds.
 STEP_S = 1.0
 RUNS = 6
-# Fresh seeds begin somewhere below this.
-FRESH_MAX = 10**9
 
 
 @dataclass(slots=True)
@@ -235,7 +233,7 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="begin where nobody has looked yet")
     args = parser.parse_args()
     if args.fresh:
-        args.first = SystemRandom().randrange(FRESH_MAX)
+        args.first = fresh_seed()
         print(f"seeds from {args.first}", flush=True)
     began, broken, ended = time.monotonic(), 0, 0
     for seed in range(args.first, args.first + args.seeds):

@@ -149,6 +149,11 @@ class Options:
         return drawn.changed(**more)
 
 
+def fresh_seed() -> int:
+    """To begin at, where nobody has looked yet; short enough to be typed."""
+    return random.SystemRandom().randrange(10**9)
+
+
 def beyond(seed: int) -> dict[str, Any]:
     """What else a seed draws: what the machines it runs on have room for, what stands still for
     long, and what never comes back."""

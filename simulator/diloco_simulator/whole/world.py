@@ -27,7 +27,7 @@ import structlog
 from diloco_coordinator.views import cannot_go_on
 from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.protocol import subjects
-from diloco_simulator.options import Options
+from diloco_simulator.options import Options, fresh_seed
 from diloco_simulator.scenario import spec_of
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.whole import constants
@@ -368,7 +368,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=10, help="how many")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first one")
+    parser.add_argument("--fresh", action="store_true", help="begin where nobody has looked yet")
     args = parser.parse_args()
+    if args.fresh:
+        args.first = fresh_seed()
+        print(f"seeds from {args.first}", flush=True)
     began, broken, virtual_s = time.monotonic(), 0, 0.0
     counts: Counter[str] = Counter()
     for seed in range(args.first, args.first + args.seeds):
