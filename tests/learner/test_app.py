@@ -231,7 +231,7 @@ async def test_a_learner_that_hears_no_more_of_a_run_that_finishes_leaves_with_i
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
         await syncer.bootstrap("a")
-        await syncer.until("a", stepping)
+        await syncer.reported("a", stepping)
         syncer.state = "finishing"
         await until(lambda: app.work.beat.state == "finishing")  # type: ignore[union-attr]
         asked = []
@@ -242,7 +242,7 @@ async def test_a_learner_that_hears_no_more_of_a_run_that_finishes_leaves_with_i
 
         monkeypatch.setattr(app, "_is_over", is_over)
         await syncer.assign("a", "")
-        assert (await syncer.until("a", lambda p: p.state == "draining")).step
+        assert (await syncer.reported("a", lambda p: p.state == "draining")).step
         await until(lambda: app.membership.record.state == "idle")
         leave = (await syncer.events("leave"))[-1]
         assert leave.text == "withdrawn: the run is over"
@@ -255,7 +255,7 @@ async def test_work_that_ends_while_somebody_asks_whether_its_run_is_over(
     await syncer.assign("a", "r")
     async with syncer.serving(), learner(broker, tmp_path, "a") as (app, task):
         await syncer.bootstrap("a")
-        await syncer.until("a", stepping)
+        await syncer.reported("a", stepping)
 
         async def is_over(_: RunSpec) -> bool:
             await until(lambda: app.work is None)
