@@ -21,9 +21,9 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 # Whole stacks of processes wait more than they compute, for leases to end or processes to start: two at
 # a time. What starts one server, or none, goes by files.
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
-WHOLE = $(BIN)/pytest -q -m "live or whole"
+WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: install format check pure test explore fuzz demo sim mutants soak quality claims compose-smoke clean
+.PHONY: install format check pure test test-long explore fuzz demo sim mutants soak quality claims compose-smoke clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "decoupled-diloco needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
@@ -68,6 +68,10 @@ explore: install
 
 fuzz: install
 	$(BIN)/python tests/fuzz/fuzz_nats_wire.py diloco-data/fuzz/nats_wire -max_total_time=$(FUZZ_SECONDS)
+
+# What takes minutes each on two cores, and worlds show as well.
+test-long: install
+	$(BIN)/pytest -q -m long -n 2 --dist worksteal tests/live
 
 demo: install
 	$(BIN)/diloco demo

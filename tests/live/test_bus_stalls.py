@@ -35,6 +35,7 @@ def lives(stack: Stack) -> dict[str, int]:
     return {name: stack.pid(name) for name in (*LEARNERS, "syncer-1", "syncer-2")}
 
 
+@pytest.mark.long
 def test_steps_go_on_through_a_stall_and_nobody_is_evicted_or_replaced(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--learners", "2", "--syncers", "2", "--chaos") as stack:
         stack.client.create_run(spec())

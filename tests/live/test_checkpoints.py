@@ -25,6 +25,7 @@ def loss_at(stack: Stack, run: str, steps: int, *, after: int) -> float:
     return next((float(e["val_loss"]) for e in told if e["steps"] == steps), 0.0)
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_its_checkpoint_after_everybody_died(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--learners", "2", "--syncers", "2") as stack:
         stack.client.create_run(spec())

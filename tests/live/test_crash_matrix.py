@@ -90,6 +90,7 @@ async def kill_server_at(stack: Stack, subject: str) -> None:
             break
 
 
+@pytest.mark.long
 def test_death_at_any_point_loses_nothing_and_repeats_nothing(tmp_path: Path) -> None:
     options = ("--learners", "3", "--syncers", "2")
     with up(tmp_path / "data", *options, crash_at=",".join(DEATHS)) as stack:

@@ -73,6 +73,7 @@ def flip(folder: Path, payload: bytes, place: int) -> None:
     pytest.fail("the message is not in the server's files")
 
 
+@pytest.mark.long
 def test_a_chaotic_run_is_executed_again_and_a_flipped_byte_is_placed(tmp_path: Path) -> None:
     options = ("--learners", "2", "--syncers", "2", "--chaos")
     with up(tmp_path / "data", *options) as stack:

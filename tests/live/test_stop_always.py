@@ -141,6 +141,7 @@ async def fill(stack: Stack) -> None:
                 continue
 
 
+@pytest.mark.long
 def test_while_a_stream_is_full(stack: Stack) -> None:
     begin(stack)
     trains(stack)
