@@ -26,7 +26,7 @@ from runs import surroundings
 
 from diloco_learner.trainer import evaluate_anchors
 from diloco_shared.edges.orphans import dies_with_parent
-from diloco_shared.protocol.messages import TapeRecord
+from diloco_shared.protocol.messages import TapeEnd, TapeRecord, TapeRound
 from diloco_simulator.experiments import SINGLE_THREAD, Experiment
 from diloco_simulator.train import Fleet
 
@@ -42,15 +42,13 @@ class RememberingFleet(Fleet):
         self.versions: list[dict[int, Values]] = [{} for _ in range(P)]
         super().__init__(experiment.spec, experiment.setting)
 
-    def _recorded(self, shard: int, seq: int, record: TapeRecord) -> None:
-        super()._recorded(shard, seq, record)
-        self._look()
+    def _recorded(self, record: TapeRecord) -> None:
+        super()._recorded(record)
+        if isinstance(record, TapeRound | TapeEnd):
+            self._look()
 
     def _look(self) -> None:
-        life = self.syncer.life
-        if life is None or life.store is None:
-            return
-        for p, fragment in life.store.fragments.items():
+        for p, fragment in self.store.fragments.items():
             self.versions[p].setdefault(fragment.version, fragment.anchor.copy())
 
     def losses(self) -> dict[int, float]:

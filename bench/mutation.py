@@ -6,9 +6,10 @@
 bench/mutants.py puts in faults that somebody thought of. This makes them from the syntax tree of
 each module: another comparison, bound, sign, flag or branch, a step left out, an empty answer. Of
 each module N are drawn. A fault is in place while its module is imported, never on disk. The tests
-that run its line are run, the fastest first, until one fails; what they do not see in a machine is
-left to seeded worlds. Who survives is listed: each is a missing test, or a change that means
-nothing. Which test runs which line is measured once and kept in diloco-data/mutation.
+that run its line are run, the fastest first, until one fails; what they do not see is left to
+seeded worlds, which play whole services. Who survives is listed: each is a missing test, or a
+change that means nothing. Which test runs which line is measured once and kept in
+diloco-data/mutation.
 """
 
 import argparse
@@ -37,9 +38,9 @@ SOURCES = {
     "services/coordinator/diloco_coordinator": ("coordinator",),
     "shared/diloco_shared": ("shared", "syncer", "learner", "coordinator"),
 }
-# What worlds play: the machines, and none of what surrounds them.
-MACHINES = ("services/syncer/diloco_syncer", "services/learner/diloco_learner")
-NO_MACHINES = {"app.py", "settings.py", "__main__.py", "train.py", "programs.py"}
+# What worlds do not play, by the beginning of a file's or a folder's name: what starts a real
+# process, speaks to a socket, or computes a real model.
+UNPLAYED = ("__main__", "data_parallel", "lane", "model", "nats_")
 # Imported before forking, besides the libraries of bench/mutants.py: tests need them.
 LIBRARIES = ("coverage", "fastapi", "httpx", "hypothesis", "nats", "pytest", "rich", "structlog")
 COLUMNS = ("tests", "worlds", "limit", "survived")
@@ -62,9 +63,9 @@ def matches(file: str, wanted: str) -> bool:
     return file == wanted or f".{wanted}." in dotted
 
 
-def is_machine(file: str) -> bool:
-    path = Path(file)
-    return str(path.parent) in MACHINES and path.name not in NO_MACHINES
+def is_played(file: str) -> bool:
+    """Whether a world executes it."""
+    return not any(part.startswith(UNPLAYED) for part in Path(file).parts)
 
 
 def tests(drawn: Sequence[Fault]) -> list[str]:
@@ -147,7 +148,7 @@ def judge(drawn: Sequence[Fault], touching: Touching, args: argparse.Namespace) 
     before = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
     for file in dict.fromkeys(fault.file for fault in drawn):
         tasks = [(fault, touching.of(fault, args.budget)) for fault in drawn if fault.file == file]
-        of_file = verdicts(tasks, args.worlds if is_machine(file) else 0)
+        of_file = verdicts(tasks, args.worlds if is_played(file) else 0)
         found += of_file
         for verdict in of_file:
             if args.id or not verdict.by:
@@ -174,7 +175,7 @@ def main() -> None:
     parser.add_argument("--id", nargs="*", default=[], help="these faults, and who sees them")
     parser.add_argument("--sample", type=int, default=12, help="faults of each module; 0 for all")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
-    parser.add_argument("--worlds", type=int, default=20, help="played for what tests do not see")
+    parser.add_argument("--worlds", type=int, default=10, help="played for what tests do not see")
     parser.add_argument("--budget", type=float, default=20, help="seconds of tests for each fault")
     parser.add_argument("--tests", nargs="*", default=[], help="files of tests, instead of all")
     parser.add_argument("--json", type=Path, help="write it there, beside other modules")

@@ -69,6 +69,22 @@ def test_no_names_that_say_nothing_and_no_leftovers() -> None:
     assert not faults, "\n".join(faults)
 
 
+def test_no_log_line_has_a_field_that_the_logger_takes_for_its_text() -> None:
+    """`log.error("text", event=...)` raises TypeError where something went wrong already."""
+    faults = []
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and isinstance(node.func.value, ast.Name)
+                and node.func.value.id == "log"
+                and any(keyword.arg == "event" for keyword in node.keywords)
+            ):
+                faults.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert not faults, "\n".join(faults)
+
+
 def test_properties_have_no_profile_of_their_own() -> None:
     """Else exploring would try what the tests of every day try (examples.py)."""
     own = re.compile(r"\b(derandomize|max_examples)=")
@@ -87,3 +103,16 @@ def test_every_invariant_built_so_far_is_cited_by_a_test() -> None:
     tests = "\n".join(p.read_text("utf-8") for p in tracked("tests/*.py") if p != Path(__file__))
     uncited = sorted(i for i in listed if not re.search(rf"\b{i}\b", tests))
     assert not uncited, f"no test cites {', '.join(uncited)}"
+
+
+def test_no_log_line_has_a_second_event() -> None:
+    """A line's text is its `event`: another one raises TypeError where it is written."""
+    faults = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).startswith("log.")
+        and any(keyword.arg == "event" for keyword in node.keywords)
+    ]
+    assert not faults, "\n".join(faults)

@@ -194,7 +194,7 @@ def fleet(
     )
     run = IdleFleet(spec, Islands(learners, step_s=step_s, one_way_s=one_way_s, jitter=0.1, **more))
     found = run.run()
-    return found | {"staleness": staleness(run.hub.shards[0].tape)}
+    return found | {"staleness": staleness(run.records)}
 
 
 def staleness(tape: list[Any]) -> float:

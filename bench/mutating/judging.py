@@ -24,7 +24,8 @@ BASE_S = 30.0
 TIMES = 4.0
 # Who waits for what never comes takes no processor time; no test waits for so long.
 IDLE_S = 20.0
-WORLDS_S = 1.0
+# Of one world on average; the slowest take twenty, and one that circles ends by itself.
+WORLDS_S = 3.0
 # (by, what, worlds played): as in Verdict.
 Found = tuple[str, str, int]
 # Tests cannot notice these: pytest's words for all passed, and for none there.
@@ -84,41 +85,52 @@ def ended(code: int) -> Found:
     return "limit", f"exit code {code}", 0
 
 
-def judged(fault: Fault, tests: Sequence[Test], worlds: int) -> Found:
+def judged(fault: Fault, tests: Sequence[Test]) -> Found:
     """In a process of its own, which imports everything anew. Who fails anyway has no say."""
-    limit, ids = int(limit_s(tests, worlds)), [t.id for t in tests]
+    limit, ids = int(limit_s(tests, 0)), [t.id for t in tests]
     while True:
-        answer, code = mutants.watched(IDLE_S, look, fault.root, fault, ids, worlds, limit)
+        answer, code = mutants.watched(IDLE_S, look, fault.root, fault, ids, limit)
         by, what, _ = found = answer or ended(code)
         if by != "tests" or what not in ids:
             return found
-        anyway, _ = mutants.watched(IDLE_S, look, fault.root, None, [what], 0, limit)
+        anyway, _ = mutants.watched(IDLE_S, look, fault.root, None, [what], limit)
         if anyway == ("", "", 0):
             return found
         ids.remove(what)
 
 
-def sound(found: Found) -> Found:
-    """What a world saw, unless it sees it without the fault too."""
-    by, _, played = found
+def by_worlds(fault: Fault, worlds: int) -> Found:
+    """What worlds see, unless they see it without the fault too.
+
+    In a process of its own: what libraries began for the tests does not live on in a fork.
+    """
+    limit = int(limit_s([], worlds))
+    answer, code = mutants.watched(IDLE_S, play, fault.root, fault, worlds, limit)
+    by, _, played = found = answer or ended(code)
     if by == "worlds" and (broken := mutants.forked(mutants.control, played - 1, {})) != "":
         return "", f"breaks without the fault too: {broken}", played
     return found
 
 
-def look(
-    root: Path, fault: Fault | None, ids: Sequence[str], worlds: int, limit: int, answers: Any
-) -> None:
-    """Import the product with the fault, or without, run the tests, play the worlds."""
+def look(root: Path, fault: Fault | None, ids: Sequence[str], limit: int, answers: Any) -> None:
+    """Import the product with the fault, or without, and run the tests."""
     mutants.quietly(root)
     restrict(limit)
     if fault is not None:
         mutants.put(fault)
-    if ids and (failed := failing(ids)):
-        answers.send(("tests", failed, 0))
-    else:
-        answers.send(worlds_or_nobody(worlds))
+    failed = failing(ids) if ids else ""
+    answers.send(("tests" if failed else "", failed, 0))
     # Threads that a fault has left waiting would hold the process up.
+    os._exit(0)
+
+
+def play(root: Path, fault: Fault, worlds: int, limit: int, answers: Any) -> None:
+    """Import the product with the fault, and play worlds."""
+    mutants.quietly(root)
+    restrict(limit)
+    mutants.put(fault)
+    broken, played = mutants.seen_by_worlds(worlds, {})
+    answers.send(("worlds" if broken else "", broken[:200], played))
     os._exit(0)
 
 
@@ -127,14 +139,6 @@ def restrict(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-
-
-def worlds_or_nobody(worlds: int) -> Found:
-    """What tests have not seen: what worlds see of it."""
-    if not worlds:
-        return "", "", 0
-    broken, played = mutants.seen_by_worlds(worlds, {})
-    return ("worlds" if broken else ""), broken[:200], played
 
 
 def failing(ids: Sequence[str]) -> str:

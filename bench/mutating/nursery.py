@@ -23,12 +23,11 @@ from mutating.judging import (
     Chosen,
     Found,
     Verdict,
+    by_worlds,
     ended,
     judged,
     limit_s,
     restrict,
-    sound,
-    worlds_or_nobody,
 )
 from mutating.touching import Test, quiet_arguments
 
@@ -39,10 +38,9 @@ Task = tuple[Fault, Sequence[Test]]
 class Nursery(Chosen):
     """A plugin of pytest: in place of the run of tests, one run for each fault, forked."""
 
-    def __init__(self, tasks: Sequence[Task], worlds: int) -> None:
+    def __init__(self, tasks: Sequence[Task]) -> None:
         super().__init__(list(dict.fromkeys(t.id for _, tests in tasks for t in tests)))
         self.tasks = tasks
-        self.worlds = worlds
         self.items: dict[str, Any] = {}
         self.sound: dict[str, bool] = {}
         self.found: dict[str, Found] = {}
@@ -58,9 +56,8 @@ class Nursery(Chosen):
         """None: it must be imported with its module. Who fails without the fault has no say."""
         while True:
             items = [self.items[t.id] for t in tests if t.id in self.items]
-            limit = int(limit_s(tests, self.worlds))
-            arguments = (fault, items, self.worlds, limit, self)
-            answer, code = mutants.watched(IDLE_S, _look, *arguments)
+            limit = int(limit_s(tests, 0))
+            answer, code = mutants.watched(IDLE_S, _look, fault, items, limit, self)
             if answer == "elsewhere":
                 return None
             by, what, _ = found = answer or ended(code)
@@ -72,19 +69,17 @@ class Nursery(Chosen):
         """Whether this test passes as it is, in a fork like those of the faults."""
         if name not in self.sound:
             items = [self.items[name]]
-            answer, _ = mutants.watched(IDLE_S, _look, None, items, 0, int(limit_s([], 0)), self)
+            answer, _ = mutants.watched(IDLE_S, _look, None, items, int(limit_s([], 0)), self)
             self.sound[name] = answer == ("", "", 0)
         return self.sound[name]
 
 
-def raised(tasks: Sequence[Task], worlds: int, answers: Any) -> None:
-    """In a process of its own: what became of each of these faults, by name."""
+def raised(tasks: Sequence[Task], answers: Any) -> None:
+    """In a process of its own: what tests see of each of these faults, by name."""
     import pytest
 
     mutants.quietly(tasks[0][0].root)
-    if worlds:
-        import_module("diloco_simulator.scenario")
-    nursery = Nursery(tasks, worlds)
+    nursery = Nursery(tasks)
     files = sorted({name.partition("::")[0] for name in nursery.order})
     with tempfile.TemporaryDirectory() as folder:
         pytest.main(["-q", f"--basetemp={folder}/t", *quiet_arguments(), *files], plugins=[nursery])
@@ -93,31 +88,33 @@ def raised(tasks: Sequence[Task], worlds: int, answers: Any) -> None:
 
 def verdicts(tasks: Sequence[Task], worlds: int) -> list[Verdict]:
     """Of faults of one module."""
-    found: dict[str, Found] = mutants.forked(raised, tasks, worlds) or {}
+    found: dict[str, Found] = mutants.forked(raised, tasks) or {}
     made = []
     for fault, tests in tasks:
-        by, what, played = sound(found.get(fault.id) or judged(fault, tests, worlds))
+        by, what, played = found.get(fault.id) or judged(fault, tests)
+        if worlds and not by:
+            by, what, played = by_worlds(fault, worlds)
         made.append(Verdict(fault, by, what, len(tests), played))
     return made
 
 
 def _look(
-    fault: Fault | None, items: Sequence[Any], worlds: int, limit: int, chosen: Chosen, answers: Any
+    fault: Fault | None, items: Sequence[Any], limit: int, chosen: Chosen, answers: Any
 ) -> None:
     restrict(limit)
     there = fault is None or patched(fault)
-    answers.send(_found(items, worlds, chosen) if there else "elsewhere")
+    answers.send(_found(items, chosen) if there else "elsewhere")
     # Fixtures need not be torn down, nor threads waited for that a fault has left waiting.
     os._exit(0)
 
 
-def _found(items: Sequence[Any], worlds: int, chosen: Chosen) -> Found:
+def _found(items: Sequence[Any], chosen: Chosen) -> Found:
     for n, item in enumerate(items):
         following = items[n + 1] if n + 1 < len(items) else None
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
         if chosen.failed:
             return "tests", chosen.failed, 0
-    return worlds_or_nobody(worlds)
+    return "", "", 0
 
 
 def patched(fault: Fault) -> bool:

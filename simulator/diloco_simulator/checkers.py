@@ -1,14 +1,14 @@
 """The promises every world is checked against, kept apart from the product's own code.
 
 Each checker takes observations and compares them with what it has seen before. None reads or
-touches the product's state; `Watch` hands the observations out.
+touches the product's state; `whole/watch.py` holds those of a run together.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import (
@@ -277,44 +277,59 @@ class Leases:
         self.until.pop(process, None)
 
 
+class Life(Protocol):
+    """One process of a learner in its training, as it really is."""
+
+    rounds: int  # within so many it is merged, once nothing goes wrong
+    step_s: float
+    drained: bool  # told to leave before the end
+
+    @property
+    def able_at(self) -> float:
+        """Since when it has gone on."""
+        ...
+
+    @property
+    def silent_since(self) -> float:
+        """When it died, stood still or left; infinity while it goes on."""
+        ...
+
+    @property
+    def gives(self) -> bool:
+        """Whether it goes on, and is not about to leave."""
+        ...
+
+
 class Members:
     """I10: the stopped are not asked, the returned are merged, two processes never act as one."""
 
     def __init__(self, report: Report, spec: RunSpec) -> None:
         self.report = report
         self.lease_s = spec.membership.lease_s
-        self.algorithm = spec.algorithm
-        self.silent_since: dict[tuple[str, int], float] = {}
+        self.lives: dict[tuple[str, int], Life] = {}
         self.forgiven_at = 0.0
-        self.asked: set[tuple[int, int]] = set()
+        # (term, learner, incarnation) -> when that leader last heard of it.
+        self.heard_at: dict[tuple[int, str, int], float] = {}
+        self.asked: set[tuple[int, int, int]] = set()
         self.newest_merged: dict[str, int] = {}
         self.admitted: dict[tuple[str, str], int] = {}  # (leader, learner) -> incarnation
         # (learner, incarnation) that trains -> rounds until it must have been merged.
         self.waiting: dict[tuple[str, int], int] = {}
-        self.patience: dict[tuple[str, int], int] = {}
         self.merged_at: dict[str, float] = {}
 
-    def silent(self, learner: str, incarnation: int, at: float) -> None:
-        """A process is gone, or stands still."""
-        self.silent_since[(learner, incarnation)] = at
-        self.waiting.pop((learner, incarnation), None)
+    def trains(self, learner: str, incarnation: int, life: Life) -> None:
+        """A process has recovered and steps. It is to be merged within H rounds of its own speed;
+        those in flight began without it."""
+        self.lives[learner, incarnation] = life
+        self.waiting[learner, incarnation] = life.rounds
 
-    def back(self, learner: str, incarnation: int) -> None:
-        """It stood still and goes on."""
-        self.silent_since.pop((learner, incarnation), None)
-        if (learner, incarnation) in self.patience:
-            self.waiting[(learner, incarnation)] = self.patience[(learner, incarnation)]
-
-    def trains(self, learner: str, incarnation: int, step_s: float) -> None:
-        """A process has recovered and steps, each `step_s` (the fastest learner's: 1).
-
-        It is to be merged within H rounds of its own speed; those in flight began without it.
-        """
-        rounds = math.ceil(self.algorithm.sync_every_steps * max(step_s, 1.0))
-        self.patience[(learner, incarnation)] = rounds + self.algorithm.rounds_in_flight_max
-        self.back(learner, incarnation)
+    def heard(self, term: int, learner: str, incarnation: int, now: float) -> None:
+        """Progress of a life has reached the leader of a term."""
+        self.heard_at[term, learner, incarnation] = now
 
     def grant(self, leader: str, learner: str, incarnation: int) -> None:
+        """A leader admits a life."""
+        self.report.looked("I10")
         key = (leader, learner)
         if incarnation < self.admitted.get(key, -1):
             self.report("I10", f"{leader} admits {learner} {incarnation} after a newer one")
@@ -328,16 +343,21 @@ class Members:
         `late_s`: how long last words may be under way. A pull that is only sent again was
         decided earlier.
         """
-        if (pull.term, pull.round) in self.asked:
+        if (pull.epoch, pull.term, pull.round) in self.asked:
             return
         self.report.looked("I10")
-        self.asked.add((pull.term, pull.round))
+        self.asked.add((pull.epoch, pull.term, pull.round))
         for learner, incarnation in participants.items():
+            whose = f"round {pull.round} asks {learner} {incarnation}"
             if incarnation < self.admitted.get((leader, learner), -1):
-                self.report("I10", f"round {pull.round} asks {learner} {incarnation}, superseded")
-            since = self.silent_since.get((learner, incarnation), math.inf)
+                self.report("I10", f"{whose}, superseded")
+            life = self.lives.get((learner, incarnation))
+            since = math.inf if life is None else life.silent_since
             if now > max(since, self.forgiven_at) + self.lease_s + late_s:
-                self.report("I10", f"round {pull.round} asks {learner}, silent since {since:.2f} s")
+                self.report("I10", f"{whose}, silent since {since:.2f} s")
+            heard_at = self.heard_at.get((pull.term, learner, incarnation), -math.inf)
+            if now > max(heard_at, self.forgiven_at) + self.lease_s + 1e-6:
+                self.report("I10", f"{whose}, not heard of since {heard_at:.2f} s")
 
     def round(self, r: TapeRound, now: float, *, faulty: bool) -> None:
         """A round is on the tape. How soon somebody is merged is only judged without faults."""
@@ -354,12 +374,12 @@ class Members:
             self.newest_merged[v.learner] = max(v.incarnation, newest)
             self.merged_at[v.learner] = now
         merged = {(v.learner, v.incarnation) for v in r.verdicts if v.outcome == "merged"}
-        for life, left in self.waiting.items():
-            self.waiting[life] = self.patience[life] if faulty or life in merged else left - 1
-            if self.waiting[life] == -1:
-                self.report(
-                    "I10", f"{life[0]} trains and was not merged in {self.patience[life]} rounds"
-                )
+        for key, left in self.waiting.items():
+            life = self.lives[key]
+            again = faulty or key in merged or not life.gives
+            self.waiting[key] = life.rounds if again else left - 1
+            if self.waiting[key] == -1:
+                self.report("I10", f"{key[0]} trains and was not merged in {life.rounds} rounds")
 
 
 class Refusals:

@@ -5,14 +5,18 @@ replay that execute it, and from what learners were seen to have in memory.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
+
+from numpy.typing import NDArray
 
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.protocol.messages import TapeRestore, TapeRound
 from diloco_simulator.checkers import Mark, Report
 from diloco_simulator.checkers_lost import Lost
-from diloco_syncer.store import FragmentStore
+
+Arrays = Mapping[str, NDArray[Any]]
 
 
 class Parts:
@@ -115,28 +119,33 @@ class Cuts:
             if self.parts.began_with.get(life, -1) < restored:
                 self.report("I1", f"round {r.round} merges {life}, of before the restore")
 
-    def stands(self, who: str, number: int, history: dict[str, Any], store: FragmentStore) -> None:
+    def stands(
+        self, who: str, number: int, history: dict[str, Any], store: dict[str, Any], arrays: Arrays
+    ) -> None:
         """Somebody has the state of where a checkpoint was begun: executed or captured."""
         self.report.looked("I6")
-        has = _described(history, store)
+        has = _described(history, store, arrays)
         first, known = self.executed.setdefault((number, history["seq"]), (who, has))
         differing = [part for part in has if has[part] != known[part]]
         if differing:
             self.report("I6", f"{who} has other {differing} at mark {number} than {first}")
 
-    def keeps(self, who: str, number: int, history: dict[str, Any], store: FragmentStore) -> None:
+    def keeps(
+        self, who: str, number: int, history: dict[str, Any], store: dict[str, Any], arrays: Arrays
+    ) -> None:
         """A leader captures its part."""
-        self.captured.setdefault(number, []).append(_described(history, store))
-        self.stands(who, number, history, store)
+        self.captured.setdefault(number, []).append(_described(history, store, arrays))
+        self.stands(who, number, history, store, arrays)
 
     def goes_back(
-        self, who: str, number: int, history: dict[str, Any], store: FragmentStore
+        self, who: str, number: int, history: dict[str, Any], store: dict[str, Any], arrays: Arrays
     ) -> None:
         """A leader has loaded its part: one that was captured, perhaps before records were lost."""
-        if _described(history, store) not in self.captured.get(number, []):
+        self.report.looked("I6")
+        if _described(history, store, arrays) not in self.captured.get(number, []):
             self.report("I6", f"{who} goes back to a state of {number} that nobody captured")
 
 
-def _described(history: dict[str, Any], store: FragmentStore) -> dict[str, Any]:
-    arrays = {name: digest_array(a) for name, a in store.state_arrays().items()}
-    return {"history": json.loads(json.dumps(history)), "store": store.meta(), "arrays": arrays}
+def _described(history: dict[str, Any], store: dict[str, Any], arrays: Arrays) -> dict[str, Any]:
+    digests = {name: digest_array(a) for name, a in arrays.items()}
+    return {"history": json.loads(json.dumps(history)), "store": store, "arrays": digests}

@@ -1,23 +1,47 @@
 """Promises about what must never wait (I8) and never grow (I12), as far as a world shows them."""
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from diloco_learner.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX
 from diloco_shared.config import RunSpec
-from diloco_shared.protocol.messages import Beat, PublicationManifest
+from diloco_shared.protocol.messages import Beat
 from diloco_simulator.checkers import Anchors, Report
-from diloco_simulator.world import Log
 from diloco_syncer.edges.snapshots import KEEP
-
-if TYPE_CHECKING:
-    from diloco_simulator.learner_life import LearnerLife
-    from diloco_simulator.syncer_life import SyncerLife
 
 # States in which a leader tells learners to hold.
 RESTING = ("paused", "finished", "stopped")
 # Beats of a leader may overtake each other: one of the newest few is in force.
 NEWEST_BEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderHolds:
+    """How much of each."""
+
+    initialised: bool  # the run has parameters
+    in_flight: int  # rounds
+    payloads: int
+    staged: int  # merges
+    to_publish: int  # merges
+    to_append: int  # records
+    donations: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerHolds:
+    """How much of each; of what is kept by fragment, by round or by life, the most of one."""
+
+    to_answer: int  # pulls
+    answered: int  # rounds
+    undecided: int  # contributions
+    newcomers: int
+    to_adopt: int  # anchors
+    waiting: int  # deltas ahead of their base
+    early: int  # deltas ahead of their epoch
+    kept: int  # anchors
+    values: int  # anchors' values
 
 
 class Pace:
@@ -70,8 +94,37 @@ class Pace:
         return ""
 
 
-class Limits:
-    """I12: what is held in memory, in streams and on disks stays within its limits."""
+def _within(report: Report, whose: str, what: str, size: int, limit: int) -> None:
+    report.looked("I12")
+    if size > limit:
+        report("I12", f"{whose} holds {size} {what}, at most {limit} are promised")
+
+
+class LearnerLimits:
+    """I12: what a learner holds."""
+
+    def __init__(self, report: Report, spec: RunSpec) -> None:
+        self.report = report
+        self.fragments, self.shards = spec.algorithm.fragments, spec.algorithm.shards
+
+    def holds(self, life: str, has: LearnerHolds) -> None:
+        """Looked at between two steps."""
+        for what, size, limit in (
+            ("pulls to answer", has.to_answer, 8 * self.shards),
+            ("rounds answered", has.answered, 64 * self.shards),
+            ("undecided contributions", has.undecided, 16),
+            ("newcomers to serve", has.newcomers, 8),
+            ("anchors to adopt", has.to_adopt, self.fragments),
+            ("deltas ahead of their base", has.waiting, WAITING_MAX),
+            ("deltas ahead of their epoch", has.early, EARLY_MAX),
+            ("anchors of a fragment", has.kept, KEPT_MAX),
+            ("anchors taken", has.values, 3 * self.fragments),
+        ):
+            _within(self.report, life, what, size, limit)
+
+
+class LeaderLimits:
+    """I12: what one shard holds in its leader's memory, in streams and on disks."""
 
     def __init__(self, report: Report, spec: RunSpec, learners: int, shard: int = 0) -> None:
         self.report = report
@@ -79,87 +132,40 @@ class Limits:
         self.owned = spec.algorithm.owned(shard)
         self.learners = learners
         self.keyframe_every = spec.algorithm.keyframe_every
-        self.purged_at = 0  # newest of UP when a purge was last done
-        self.purged_round = -1  # rounds that were covered then
-        self.covered_round = -1
 
-    def _within(self, whose: str, what: str, size: int, limit: int) -> None:
-        self.report.looked("I12")
-        if size > limit:
-            self.report("I12", f"{whose} holds {size} {what}, at most {limit} are promised")
-
-    def of_syncer(self, life: "SyncerLife") -> None:
-        """What a leader holds, looked at with every beat."""
-        machine, whose = life.machine, life.leader
+    def holds(self, leader: str, has: LeaderHolds) -> None:
+        """Looked at with every beat."""
         in_flight = self.algorithm.rounds_in_flight_max
         # Contributions of the rounds in flight, and initial parameters before there are any.
         payloads = self.learners * (in_flight + 1)
-        if not machine.history.initialised:
+        if not has.initialised:
             payloads += len(self.owned) * self.learners
-        self._within(whose, "rounds in flight", len(machine.rounds.open), in_flight)
-        self._within(whose, "payloads", len(life.payloads), payloads)
-        self._within(whose, "staged merges", len(life.staged), in_flight)
-        self._within(whose, "merges to publish", len(life.installed), in_flight)
-        self._within(whose, "records to append", len(machine.to_append), in_flight + 4)
-        self._within(whose, "donations", len(machine.admission.donations.under_way), self.learners)
-        self._within(whose, "snapshots", life.node.disk.count(), KEEP)
+        for what, size, limit in (
+            ("rounds in flight", has.in_flight, in_flight),
+            ("payloads", has.payloads, payloads),
+            ("staged merges", has.staged, in_flight),
+            ("merges to publish", has.to_publish, in_flight),
+            ("records to append", has.to_append, in_flight + 4),
+            ("donations", has.donations, self.learners),
+        ):
+            _within(self.report, leader, what, size, limit)
 
-    def of_learner(self, life: "LearnerLife") -> None:
-        """What a learner holds, looked at with every report."""
-        exchange, whose = life.exchange, life.life
-        assert exchange is not None
-        fragments, shards = self.algorithm.fragments, self.algorithm.shards
-        book = life.book
-        waiting = max(len(shelf.waiting) for shelf in book.shelves)
-        kept = max(len(shelf.anchors) for shelf in book.shelves)
-        sent = max((len(rounds) for rounds in exchange.undecided.sent.values()), default=0)
-        self._within(whose, "pulls to answer", len(exchange.pulls.pending), 8 * shards)
-        self._within(whose, "rounds answered", len(exchange.pulls.answered), 64 * shards)
-        self._within(whose, "undecided contributions", sent, 16)
-        self._within(whose, "newcomers to serve", len(exchange.giving.requests), 8)
-        self._within(whose, "anchors to adopt", len(exchange.ready), fragments)
-        self._within(whose, "deltas ahead of their base", waiting, WAITING_MAX)
-        self._within(whose, "deltas ahead of their epoch", len(book.early), EARLY_MAX)
-        self._within(whose, "anchors of a fragment", kept, KEPT_MAX)
-        self._within(whose, "anchors taken", life.values_held, 3 * fragments)
+    def keeps(self, leader: str, snapshots: int) -> None:
+        """On its disk, once one is written."""
+        _within(self.report, leader, "snapshots", snapshots, KEEP)
 
-    def covered(self, round_: int) -> None:
-        """A snapshot record covers rounds up to this one."""
-        self.covered_round = round_
+    def purged(self, leader: str, left: int) -> None:
+        """A purge of UP is done: nothing is left that came before the first pull of any round that
+        no snapshot covered when it was wanted. `left`: contributions."""
+        _within(self.report, leader, "contributions on UP that a snapshot covers", left, 0)
 
-    def restored(self) -> None:
-        """Rounds go back to lower numbers."""
-        self.purged_at, self.purged_round, self.covered_round = 0, -1, -1
-
-    def rewound(self, end: int) -> None:
-        """UP lost what came after `end`: its sequences come again."""
-        self.purged_at = min(self.purged_at, end)
-
-    def purged_up(self, up: Log) -> None:
-        """A purge of UP is done: what the one before could have taken, this one has.
-
-        But where no more rounds are covered than before: what came after the first pull of the next
-        one stays then.
-        """
-        old = [
-            i
-            for i in up.items
-            if i.seq <= self.purged_at
-            and i.message.fragment in self.owned
-            and getattr(i.message, "round", -1) <= self.purged_round
-        ]
-        if old and self.covered_round > self.purged_round:
-            self.report("I12", f"UP keeps {len(old)} messages that a snapshot covers")
-        self.purged_at, self.purged_round = up.seq, self.covered_round
-
-    def down(self, dn: Log, terms: int, restores: int) -> None:
+    def down(self, held: Iterable[int], terms: int, restores: int) -> None:
         """At the end: of every fragment the newest keyframe, and what came after it.
 
         Every term may have added a keyframe, and one purge may have been lost with its leader.
-        After a restore all is kept until the next keyframe.
+        After a restore all is kept until the next keyframe. `held`: fragments of the manifests.
         """
         limit = (2 + restores) * self.keyframe_every + terms
+        there = list(held)
         for p in self.owned:
-            manifests = [i.message for i in dn.items]
-            held = [m for m in manifests if isinstance(m, PublicationManifest) and m.fragment == p]
-            self._within("DN", f"publications of fragment {p}", len(held), limit)
+            _within(self.report, "DN", f"publications of fragment {p}", there.count(p), limit)

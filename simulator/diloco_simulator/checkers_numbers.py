@@ -17,8 +17,7 @@ from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.numerics.fragments import Layout, Piece
 from diloco_shared.protocol.messages import (
-    ContributionManifest,
-    InitManifest,
+    Blob,
     PublicationManifest,
     TapeInit,
     TapeRebirth,
@@ -27,7 +26,6 @@ from diloco_shared.protocol.messages import (
     TapeRound,
 )
 from diloco_simulator.checkers import Mark, Report
-from diloco_simulator.world import Item
 from diloco_syncer.edges.parts import load_recorded
 from diloco_syncer.history import History
 from diloco_syncer.rebirth import reborn_store
@@ -92,12 +90,10 @@ class Numbers:
         self.exact: dict[str, Values] = {}  # the same, bit for bit, by digest
         self.resumed = 0  # fragments that were taken from a leader
 
-    def stored(self, item: Item) -> None:
-        """UP takes something."""
-        if isinstance(item.message, ContributionManifest | InitManifest):
-            blob = item.message.blob
-            self.archive.setdefault((blob.subject, blob.digest), item.payload)
-            self.newest.setdefault(blob.subject, item.payload)
+    def stored(self, blob: Blob, payload: bytes) -> None:
+        """UP takes a contribution, or initial parameters."""
+        self.archive.setdefault((blob.subject, blob.digest), payload)
+        self.newest.setdefault(blob.subject, payload)
 
     def lost(self, kept: int) -> None:
         """The tape lost all but its first records."""

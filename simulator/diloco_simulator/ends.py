@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -28,16 +29,16 @@ from diloco_coordinator.edges.runs import Runs
 from diloco_coordinator.edges.sse import Streams
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import BusError
-from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment
 from diloco_shared.protocol.wire import decode
+from diloco_simulator.memory_broker import MemoryBroker
 from diloco_simulator.options import Options, fresh_seed
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.whole.computing import TinyComputing
 from diloco_simulator.whole.far_bus import FarBus
 from diloco_simulator.whole.net import Net
-from diloco_simulator.whole.processes import Machine, Make, Passing, learner, syncer
+from diloco_simulator.whole.processes import Kind, Machine, Passing, learner, syncer
 from diloco_simulator.whole.world import quiet
 
 # A run is over within this time of its stop, left and deleted within this time of its end, and the
@@ -88,12 +89,12 @@ class World:
         """All runs, one after another."""
         await self.registry.prepare()
 
-        def machine(name: str, make: Make) -> Machine:
-            return Machine(self.loop, name, self.folder, self._client, make)
+        def machine(name: str, kind: Kind) -> Machine:
+            return Machine(self.loop, name, self.folder, self._client, kind)
 
-        syncers = [machine(name, syncer(name, self.folder)) for name in ("syncer-0", "syncer-1")]
+        syncers = [machine(name, syncer) for name in ("syncer-0", "syncer-1")]
         learners = [
-            machine(name, learner(name, self.folder, self._computing(n)))
+            machine(name, partial(learner, computing=self._computing(n)))
             for n, name in enumerate(("learner-0", "learner-1"))
         ]
         async with asyncio.TaskGroup() as tasks:

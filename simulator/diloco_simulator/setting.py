@@ -46,7 +46,7 @@ class Setting:
     learners: int  # there from the beginning
     step_s: float = 1.0
     speeds: tuple[float, ...] = (1.0,)  # relative, repeated over learners
-    one_way_s: float = 0.1
+    one_way_s: float = 0.05
     jitter: float = 0.0  # of a step's time: uniform within this share of it, either way
     interruptions: Interruptions | None = None
     loan: Loan | None = None

@@ -1,34 +1,30 @@
 """`python -m diloco_simulator.shrink FILE`: the least that still breaks what a kept world broke.
 
-A drawn world has a dozen faults, most of which have nothing to do with what broke. Smaller, shorter
-and calmer worlds are played in turn; one that breaks the same promise takes the place of the one
-before it, until nothing that is tried does so any more.
+A drawn world has two dozen faults, other constants and visitors, most of which have nothing to do
+with what broke. Smaller, shorter and calmer worlds are played in turn; one that breaks the same
+promise takes the place of the one before it, until nothing that is tried does so any more.
 """
 
 import argparse
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from diloco_simulator import found
 from diloco_simulator.options import Options
-from diloco_simulator.scenario import play, spec_of
+from diloco_simulator.whole.case import Case
+from diloco_simulator.whole.spec import spec_of
+from diloco_simulator.whole.world import played
 
 # A fault that strikes in most worlds is bare after some dozens, a rare one after two or three
 # hundred. What is left then is read by somebody anyway.
 WORLDS_MAX = 600
-# Of processor time. Most worlds take between a tenth of a second and one; a large one in which a
-# run never ends takes five. For those this limit comes before the one in worlds: longer than five
-# minutes nobody waits for less to read.
-SECONDS_MAX = 300.0
-# One that takes so much processor time goes round in circles.
-WORLD_S_MAX = 30.0
+# Of processor time. Most worlds take between half a second and three, one in which a run never ends
+# ten. Longer than ten minutes nobody waits for less to read.
+SECONDS_MAX = 600.0
 # Any change throws all later dice anew: what is tried is played with so many seeds.
 SEEDS_TRIED = 4
 # What a world has some of, from the fewest; of all else a calm world has the least.
@@ -39,7 +35,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "quorum": (1, 2),
     "fragments": (1, 2),
     "steps": (6, 12, 18, 24, 36, 48),
-    "safety_s": (10.0, 15.0, 20.0, 30.0),  # faults strike after five seconds
+    "safety_s": (10.0, 15.0, 20.0, 30.0),  # faults strike after three seconds
     "jitter": (0.0,),
 }
 # Chances below this are as good as none in a world of some thousand events.
@@ -55,8 +51,7 @@ class Shrunk:
     """What is left. `complete`: nothing simpler that is tried breaks the promise; else a limit
     came first."""
 
-    seed: int
-    options: Options
+    case: Case
     promise: str
     violations: list[str]
     worlds: int
@@ -64,38 +59,34 @@ class Shrunk:
 
 
 def promise(violation: str) -> str:
-    """What was broken: the first word, and of an exception the place where it was raised."""
+    """What was broken: the first word; of an exception the place where it was raised, of a process
+    that ended by itself what it died of."""
     word = violation.split(maxsplit=1)[0]
-    return f"{word} {violation.rpartition(' at ')[2]}" if word == "crash:" else word
+    if word == "crash:":
+        return f"{word} {violation.rpartition(' at ')[2]}"
+    if word == "processes":
+        return f"{word} {violation.partition(' by itself: ')[2].partition(':')[0]}"
+    return word
 
 
-def shrink(
-    seed: int, options: Options, *, worlds_max: int = WORLDS_MAX, seconds_max: float = SECONDS_MAX
-) -> Shrunk:
+def shrink(case: Case, *, worlds_max: int = WORLDS_MAX, seconds_max: float = SECONDS_MAX) -> Shrunk:
     """The simplest world found that breaks the same promise; Sound if this one breaks none."""
-    violations = _played(seed, options)
+    violations = played(case).violations
     if not violations:
-        raise Sound(f"seed {seed} with {found.described(options)} breaks no promise")
-    search = _Search(seed, options, violations, worlds_max, seconds_max)
+        raise Sound(f"seed {case.seed} with {found.described(case)} breaks no promise")
+    search = _Search(case, violations, worlds_max, seconds_max)
     complete = search.run()
-    return Shrunk(
-        search.seed, search.options, search.promise, search.violations, search.worlds, complete
-    )
+    return Shrunk(search.case, search.promise, search.violations, search.worlds, complete)
 
 
 class _Search:
     """The simplest world so far, and what may still be spent."""
 
     def __init__(
-        self,
-        seed: int,
-        options: Options,
-        violations: list[str],
-        worlds_max: int,
-        seconds_max: float,
+        self, case: Case, violations: list[str], worlds_max: int, seconds_max: float
     ) -> None:
-        self.first_seed = seed
-        self.seed, self.options, self.violations = seed, options, violations
+        self.first_seed = case.seed
+        self.case, self.violations = case, violations
         self.promise = promise(violations[0])
         self.worlds, self.worlds_max = 1, worlds_max
         self.until = time.process_time() + seconds_max
@@ -112,50 +103,52 @@ class _Search:
 
     def _faults(self) -> bool:
         """As in a calm world: all of it at once, then halves, quarters, and each alone."""
-        before = self.options
-        names = [n for n in found.described(self.options) if n not in SIZES]
+        before = self.case
+        names = [name for name in self.case.names() if name not in SIZES]
         count = len(names)
         while count:
             for chunk in [names[n : n + count] for n in range(0, len(names), count)]:
-                if self._adopt(**{name: getattr(_CALM, name) for name in chunk}):
-                    names = [name for name in names if name not in chunk]
+                if self._adopt(self.case.without(chunk)):
+                    left = self.case.names()
+                    names = [name for name in names if name in left]
             count = min(count // 2, len(names))
-        return self.options != before
+        return self.case != before
 
     def _sizes(self) -> bool:
         """Of what a world has some of, the fewest that will do."""
-        before = self.options
+        before = self.case
         for name, values in SIZES.items():
-            for value in (v for v in values if v < getattr(self.options, name)):
-                if self._adopt(**{name: value}):
+            for value in (v for v in values if v < getattr(self.case.options, name)):
+                if self._adopt(self.case.changed(**{name: value})):
                     break
-        return self.options != before
+        return self.case != before
 
     def _amounts(self) -> bool:
         """Fewer of the faults that must stay."""
-        before = self.options
-        for name in found.described(self.options):
-            value = getattr(self.options, name)
+        before = self.case
+        if self.case.sequels > 1:
+            self._adopt(replace(self.case, sequels=1))
+        for name, value in self.case.unlike.items():
             for less in () if name in SIZES else _less(value, getattr(_CALM, name)):
-                if self._adopt(**{name: less}):
+                if self._adopt(self.case.changed(**{name: less})):
                     break
-        return self.options != before
+        return self.case != before
 
-    def _adopt(self, **changes: Any) -> bool:
-        """Whether a world with these changes breaks the promise too: then it is the one."""
-        options = _fitting(self.options.changed(**changes))
-        if options == self.options:
+    def _adopt(self, case: Case) -> bool:
+        """Whether this one breaks the promise too, with some seed: then it is the one."""
+        case = _fitting(case)
+        if case == self.case:
             return False
-        seeds = dict.fromkeys((self.seed, self.first_seed, *range(SEEDS_TRIED)))
-        for seed in list(seeds)[:SEEDS_TRIED]:
-            if not _possible(seed, options):
+        seeds = dict.fromkeys((case.seed, self.first_seed, *range(SEEDS_TRIED)))
+        for one in [case.of(seed) for seed in list(seeds)[:SEEDS_TRIED]]:
+            if not _possible(one):
                 return False
             if self.worlds >= self.worlds_max or time.process_time() >= self.until:
                 raise _Spent
             self.worlds += 1
-            same = [v for v in _played(seed, options) if promise(v) == self.promise]
+            same = [v for v in played(one).violations if promise(v) == self.promise]
             if same:
-                self.seed, self.options, self.violations = seed, options, same
+                self.case, self.violations = one, same
                 return True
         return False
 
@@ -177,66 +170,40 @@ def _less(value: Any, calm: Any) -> Iterator[Any]:
         yield value / 4
 
 
-def _fitting(options: Options) -> Options:
+def _fitting(case: Case) -> Case:
     """What follows from the sizes: no larger quorum than learners, and no speeds of nobody."""
-    return options.changed(
-        quorum=min(options.quorum, options.learners), speeds=options.speeds[: options.learners]
-    )
+    o = case.options
+    return case.changed(quorum=min(o.quorum, o.learners), speeds=o.speeds[: o.learners])
 
 
-def _possible(seed: int, options: Options) -> bool:
+def _possible(case: Case) -> bool:
     """Whether the product would accept such a run."""
     try:
-        spec_of(options, seed)
+        spec_of(case.options, case.seed)
     except ValueError:
         return False
     return True
 
 
-def _played(seed: int, options: Options) -> list[str]:
-    """What a world breaks; one that goes round in circles is a crash."""
-    with _limited():
-        return play(seed, options).violations
-
-
-@contextmanager
-def _limited() -> Iterator[None]:
-    """No more processor time than a world may take."""
-
-    def stuck(signum: int, frame: FrameType | None) -> None:
-        raise TimeoutError("a world goes round in circles")
-
-    before = signal.signal(signal.SIGPROF, stuck)
-    signal.setitimer(signal.ITIMER_PROF, WORLD_S_MAX)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
-def shrink_kept(path: Path, seed: int, options: Options, worlds_max: int = WORLDS_MAX) -> None:
+def shrink_kept(path: Path, case: Case, worlds_max: int = WORLDS_MAX) -> Shrunk:
     """Write to `path` what is left of a world, together with that world, and print it."""
-    shrunk = shrink(seed, options, worlds_max=worlds_max)
-    found.write(path, shrunk.seed, shrunk.options, shrunk.violations, of=(seed, options))
+    shrunk = shrink(case, worlds_max=worlds_max)
+    found.write(path, shrunk.case, shrunk.violations, of=case)
     show(shrunk, path)
+    return shrunk
 
 
 def show(shrunk: Shrunk, path: Path) -> None:
     """Print what is left, and how to see it again."""
     end = "nothing simpler breaks it" if shrunk.complete else "a limit came before the end"
     print(f"{shrunk.promise} is broken by less, after {shrunk.worlds} worlds ({end}):")
-    print(f"  seed {shrunk.seed}, and of a calm world only this differs:")
-    for name, value in found.described(shrunk.options).items():
+    body = found.described(shrunk.case)
+    print(f"  seed {body.pop('seed')}, and of a calm world only this differs:")
+    for name, value in (body.pop("options") | body.pop("constants", {}) | body).items():
         print(f"    {name} = {value!r}")
     for violation in shrunk.violations[:1]:
         print(f"  {violation}")
-    print(f"  again: {again(path)}", flush=True)
-
-
-def again(path: Path) -> str:
-    """The command that plays a kept world."""
-    return f"python -m diloco_simulator.check --kept {path}"
+    print(f"  again: {found.again(path)}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -246,9 +213,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--worlds", type=int, default=WORLDS_MAX, help="play at most so many")
     args = parser.parse_args(argv)
     path = args.out or args.file.with_name(f"{args.file.stem}-shrunk.json")
-    seed, options = found.read(args.file)
     try:
-        shrink_kept(path, seed, options, args.worlds)
+        shrink_kept(path, found.read(args.file), args.worlds)
     except Sound as error:
         sys.exit(f"{args.file}: {error}")
 

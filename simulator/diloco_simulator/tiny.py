@@ -29,6 +29,11 @@ TENSORS = (
 TENSORS_MIN = 3
 
 
+def tensors_of(fragments: int) -> tuple[TensorSpec, ...]:
+    """Of a model that is cut into so many fragments."""
+    return TENSORS[: max(fragments, TENSORS_MIN)]
+
+
 class Computation(Protocol):
     """What a simulated learner needs of a trainer."""
 
@@ -58,7 +63,7 @@ class TinyTrainer:
         report: Callable[[str, str], None] = lambda invariant, text: None,
     ) -> None:
         self.report = report
-        self.layout = Layout.build(TENSORS[: max(fragments, TENSORS_MIN)], fragments)
+        self.layout = Layout.build(tensors_of(fragments), fragments)
         self.codec = codec_up
         self.feedback = [Feedback(np.zeros(n, np.float32)) for n in self.layout.sizes]
         # What merged contributions should have given and did not, by a second way to count; and

@@ -1,15 +1,19 @@
-"""Training with the real machines and real numerics on a virtual clock and a modelled network.
+"""Training with the product's own services and real numerics on a virtual clock and a modelled
+network.
 
 Deterministic: the same specification gives the same digest. Learners share the compiled programs
 of one process; each reads its own data shards. Learners may be interrupted at random, differ in
 speed, and come and go (setting.py); `IdleFleet` plays the same without computing anything.
 """
 
+import asyncio
+import gc
 import hashlib
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,141 +22,230 @@ from numpy.typing import NDArray
 from diloco_learner.data.corpus import load
 from diloco_learner.data.shards import Cut
 from diloco_learner.data_parallel import LearnerStream
+from diloco_learner.edges.batches import Batches
+from diloco_learner.edges.computing import Built
+from diloco_learner.edges.mailbox import Mailbox
 from diloco_learner.evaluate import held_out
-from diloco_learner.events import Evaluate
-from diloco_learner.trainer import (
-    Program,
-    Trainer,
-    evaluate_anchors,
-)
+from diloco_learner.events import Evaluate, Leave
+from diloco_learner.train import TrainLoop
+from diloco_learner.trainer import Program, Trainer, evaluate_anchors
 from diloco_shared.config import RunSpec
-from diloco_shared.protocol.messages import Cursor, TapeRecord
-from diloco_simulator.hub import Hub
+from diloco_shared.edges.bus import Stored
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Cursor, TapeInit, TapeRecord
+from diloco_shared.protocol.wire import decode_tape
+from diloco_simulator.cluster import Cluster
 from diloco_simulator.idle import IdleTrainer, layout_of
-from diloco_simulator.learner_life import LearnerLife
-from diloco_simulator.learner_node import LearnerNode
-from diloco_simulator.options import Options
 from diloco_simulator.presence import Presence
 from diloco_simulator.ready_only import ReadyOnly
 from diloco_simulator.setting import Setting
-from diloco_simulator.syncer_node import SyncerNode
 from diloco_simulator.tally import Tally
-from diloco_simulator.tiny import Computation
-from diloco_simulator.watch import Watch
-from diloco_simulator.world import World
+from diloco_simulator.virtual_loop import VirtualLoop, play
+from diloco_simulator.whole import constants
+from diloco_simulator.whole.computing import Paced
+from diloco_simulator.whole.learners import Trained
+from diloco_simulator.whole.world import MEMORY, quiet, uncollected
+from diloco_syncer.history import History
+from diloco_syncer.store import FragmentStore
 
 __all__ = ["Fleet", "IdleFleet", "Setting"]
 
 Values = NDArray[np.float32]
+# Between two looks at whether it is over, in virtual seconds; and at what nobody needs any more.
+LOOK_S, COLLECT_S = 1.0, 100.0
 
 
-@dataclass(slots=True)
-class RealTrainer:
-    """The product's trainer behind the simulator's interface."""
+class Unleased(Batches):
+    """Of a learner whose data is its own from the beginning, so that who reads what depends on
+    nothing that happens."""
 
-    trainer: Trainer
-    stream: LearnerStream
-    sequences: int
-    alpha: float
-    stepped: Callable[[], None]
-    layout: Any = field(init=False)
+    @property
+    def wants(self) -> bool:
+        return False
 
-    def __post_init__(self) -> None:
-        self.layout = self.trainer.program.layout
+    @property
+    def ready(self) -> bool:
+        return True
 
-    def initial_fragments(self) -> list[Values]:
-        return self.trainer.initial_fragments()
 
-    def step(self, rate: float) -> tuple[int, float]:
-        tokens_BxL1 = self.stream.take(self.sequences)
-        self.trainer.step(tokens_BxL1, rate)
-        self.stepped()
-        # The loss is left on the device: reading it back would serialise the learners.
-        return tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1), float("nan")
+class OwnShards(Unleased):
+    """Some of the data shards."""
+
+    def __init__(self, stream: LearnerStream, sequences: int) -> None:
+        super().__init__(stream.cut, sequences)
+        self.stream = stream
 
     @property
     def cursor(self) -> Cursor | None:
         return self.stream.reader.cursor
 
-    def adopt(self, p: int, anchor_F: Values) -> None:
-        self.trainer.adopt(p, anchor_F, self.alpha)
+    def take(self) -> NDArray[Any]:
+        batch: NDArray[Any] = self.stream.take(self.sequences)
+        return batch
 
-    def contribution(self, p: int, round_: int) -> bytes:
-        return self.trainer.contribution(p, round_).fetch()
 
-    def decided(self, p: int, round_: int, *, merged: bool) -> None:
-        self.trainer.decided(p, round_, merged=merged)
+class NoData(Unleased):
+    """Nobody looks at it."""
 
-    def inner_state(self) -> bytes:
-        return bytes(self.trainer.inner_state())
+    def __init__(self, spec: RunSpec) -> None:
+        context = spec.model.context_tokens
+        nothing = Cut(np.zeros(context + 1, np.uint8), 1, context, spec.seed)
+        super().__init__(nothing, spec.inner.batch_sequences * spec.inner.accumulation)
+        self.batch = np.zeros((self.sequences, context + 1), np.int32)
 
-    def load_inner_state(self, data: bytes) -> None:
-        self.trainer.load_inner_state(data)
+    @property
+    def cursor(self) -> Cursor | None:
+        return None
+
+    def take(self) -> NDArray[Any]:
+        return self.batch
+
+
+class CountedTrainer(Trainer):
+    """The product's; `stepped` is called at every step."""
+
+    def __init__(self, program: Program, stepped: Callable[[], None]) -> None:
+        super().__init__(program)
+        self.stepped = stepped
+        self.evaluated: Callable[[float], None] | None = None  # the next loss is told, if at all
+
+    def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
+        loss = super().step(tokens_BxL1, rate, poisoned=poisoned)
+        self.stepped()
+        return loss
+
+    def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
+        """Only for somebody who looks at it: that takes as long as many steps."""
+        told, self.evaluated = self.evaluated, None
+        if told is None:
+            return 0.0
+        told(loss := super().evaluate(sequences_SxL1))
+        return loss
+
+
+class Computed(Paced):
+    """What one process of a fleet's learner computes with."""
+
+    def __init__(self, fleet: "IdleFleet", m: int) -> None:
+        name, setting = fleet.names[m], fleet.setting
+        dice = Random(f"{fleet.spec.seed}/{name}/steps/{fleet.processes}")
+        fleet.processes += 1
+        super().__init__(dice, setting.step_of(m), setting.jitter, partial(fleet.trains, m))
+        self.fleet = fleet
+        self.m = m
+
+    def build(self, spec: RunSpec) -> Built:
+        return self.fleet.built(self.m)
+
+    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
+        left = await super().train(loop, mailbox)
+        self.fleet.presence.leaves(self.m)
+        return left
 
 
 class IdleFleet:
     """A run of learners in one process that compute nothing: time, rounds and tokens."""
 
     def __init__(self, spec: RunSpec, setting: Setting) -> None:
-        self.spec = spec
-        self.setting = setting
         count = setting.learners_in_all
-        self.world = World(
-            spec.seed,
-            Options.calm(learners=count, delay_s=setting.one_way_s, jitter=setting.jitter),
-        )
-        self.world.heal()
-        self.hub = Hub(self.world, spec)
-        self.watch = Watch(self.world, spec, numbers=False)  # a long run's contributions are many
-        self.hub.on_record = self._recorded
+        most = max(spec.membership.learners_max, count)
+        membership = spec.membership.model_copy(update={"learners_max": most})
+        self.spec = spec.model_copy(update={"membership": membership})
+        self.setting = setting
         self.tally = Tally(self._sizes())
         self.names = [f"learner-{m:03d}" for m in range(count)]
-        self.syncer = SyncerNode(self.hub, self.watch, self.names)
-        self.learners = [self._learner(m, name) for m, name in enumerate(self.names)]
-        self.presence = Presence(self.world, self.learners, setting, spec.seed)
+        self.records: list[TapeRecord] = []
+        self.history: History  # of the run's leader, and its numbers, as of the newest record
+        self.store: FragmentStore
+        self.processes = 0  # of learners, so far
+        self.began_s = 0.0
+        self.cluster: Cluster
+        self.presence: Presence
 
     def _sizes(self) -> Sequence[int]:
         """Values of each fragment."""
         return layout_of(self.spec.algorithm.fragments).sizes
 
-    def _make(self, m: int) -> Computation:
-        """The computation of a new process of learner `m`."""
-        return IdleTrainer(self.spec, partial(self.tally.stepped, self.names[m]))
+    # --- what a learner's process asks for -----------------------------------------------------
 
-    def _learner(self, m: int, name: str) -> LearnerNode:
-        return LearnerNode(
-            self.hub, name, partial(self._make, m), self.watch, step_s=self.setting.step_of(m)
-        )
+    def built(self, m: int) -> Built:
+        """A new process of learner `m` computes with it."""
+        stepped = partial(self.tally.stepped, self.names[m])
+        return Built(IdleTrainer(self.spec, stepped), NoData(self.spec), np.zeros((1, 2), np.int32))
 
-    def _recorded(self, shard: int, seq: int, record: TapeRecord) -> None:
-        self.watch.record(shard, seq, record)
-        self.tally.record(record, self.world.now)
+    def trains(self, m: int, loop: TrainLoop, step_s: float) -> None:
+        """A process of learner `m` has recovered."""
+        self.presence.trains(m)
+        Trained(self.cluster.observer.watch, self.names[m], loop, step_s)
 
-    def _over(self) -> bool:
-        return bool(self.watch.ended) and all(node.life is None for node in self.learners)
+    # --- what is seen --------------------------------------------------------------------------
+
+    def _stored(self, stream: str, message: Stored) -> None:
+        if message.subject == subjects.tape(self.spec.name, 0):
+            self._recorded(decode_tape(message.payload))
+
+    def _recorded(self, record: TapeRecord) -> None:
+        """The tape takes it."""
+        leader = self.cluster.leader
+        assert leader is not None
+        if self.setting.only_ready and isinstance(record, TapeInit):
+            ReadyOnly.put_into(leader.machine)
+        self.history = leader.machine.history
+        if leader.numbers.store is not None:  # it is there once parameters are
+            self.store = leader.numbers.store
+        self.records.append(record)
+        self.tally.record(record, self.now)
+
+    @property
+    def now(self) -> float:
+        """Virtual seconds since the run was submitted."""
+        return self.cluster.loop.now - self.began_s
+
+    # --- from beginning to end -----------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
         """To the end of the run; RuntimeError if it does not come."""
-        self.syncer.start()
-        if self.setting.only_ready:
-            assert self.syncer.life is not None
-            ReadyOnly.put_into(self.syncer.life.machine)
+        memory = MEMORY if MEMORY.is_dir() else None
+        folder = TemporaryDirectory(prefix="diloco-fleet-", dir=memory)
+        with folder as disk, quiet(), constants.put({}), uncollected():
+            return play(self._play(Path(disk)), Random(self.spec.seed), thread_s=0.0)
+
+    async def _play(self, folder: Path) -> dict[str, Any]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        computed = {name: partial(Computed, self, m) for m, name in enumerate(self.names)}
+        self.cluster = cluster = Cluster(
+            self.spec, loop, folder, computed, self.setting.one_way_s, self._stored
+        )
+        self.presence = Presence(cluster, self.setting, self.spec.seed)
+        await cluster.begin(self.names[: self.setting.learners])
+        self.began_s = loop.now
         self.presence.begin()
-        self.world.run(20 * self._usual_s() + 1000, self._over)
-        if not self._over() or self.watch.violations:
-            raise RuntimeError(f"the run did not end well: {self.watch.violations[:3]}")
-        return self._result()
+        await self._until_over(20 * self._usual_s() + 1000)
+        found = self._result()
+        cluster.end()
+        return found
+
+    async def _until_over(self, within_s: float) -> None:
+        """RuntimeError if that takes longer, or if anything is not as it must be."""
+        watch, collect_s = self.cluster.observer.watch, COLLECT_S
+        while not (watch.ended and not self.presence.training):
+            if self.now > within_s or watch.violations or self.cluster.ended:
+                said = [*watch.violations[:3], *self.cluster.ended[:3], f"{self.now:.0f} s"]
+                raise RuntimeError(f"the run did not end well: {said}")
+            await asyncio.sleep(LOOK_S)
+            if self.now > collect_s:
+                gc.collect()  # at a moment that depends on nothing else
+                collect_s += COLLECT_S
 
     def _usual_s(self) -> float:
         """What a run of the slowest of its own learners, alone, would take."""
-        b, slowest_s = self.spec.budget, max(n.step_s for n in self.learners)
-        steps = b.steps or math.ceil((b.tokens or 0) / self.spec.tokens_per_step)
+        b, slowest_s = self.spec.budget, max(map(self.setting.step_of, range(len(self.names))))
+        steps = b.steps or -(-(b.tokens or 0) // self.spec.tokens_per_step)
         return max(steps * slowest_s, b.seconds or 0.0)
 
     def _result(self) -> dict[str, Any]:
-        life = self.syncer.life
-        assert life is not None
-        history, end_s = life.machine.history, self.world.now
+        history, end_s = self.history, self.presence.over_s
         goodput, stepping = self.tally.shares(
             self.names,
             step_s=self.setting.step_of,
@@ -169,7 +262,7 @@ class IdleFleet:
             "stepping": stepping,
             "merged_per_round": self.tally.merged_per_round,
             "interruptions": self.presence.struck,
-            "recoveries_from_donors": self.world.counts["from donor"],
+            "recoveries_from_donors": self.cluster.scene.counts["from donor"],
         }
         if self.setting.over_time:
             found["useful_over_time"] = [[round(s, 2), round(n)] for s, n in self.tally.timeline]
@@ -193,23 +286,16 @@ class Fleet(IdleFleet):
     def _sizes(self) -> Sequence[int]:
         return self.program.layout.sizes
 
-    def _make(self, m: int) -> Computation:
+    def built(self, m: int) -> Built:
         inner, name = self.spec.inner, self.names[m]
         stream = LearnerStream(self.cut, m, self.setting.learners_in_all)
         if name in self.tally.cursors:  # as the product's leases do: merged data is not read again
             stream.resume(self.tally.cursors[name])
-        return RealTrainer(
-            Trainer(self.program),
-            stream,
-            inner.batch_sequences * inner.accumulation,
-            self.spec.algorithm.alpha,
-            partial(self.tally.stepped, name),
+        return Built(
+            CountedTrainer(self.program, partial(self.tally.stepped, name)),
+            OwnShards(stream, inner.batch_sequences * inner.accumulation),
+            self._held("validation"),
         )
-
-    def _learner(self, m: int, name: str) -> LearnerNode:
-        node = super()._learner(m, name)
-        node.on_evaluate = self._evaluate
-        return node
 
     def _held(self, split: str) -> NDArray[np.int32]:
         e = self.spec.evaluation
@@ -217,20 +303,31 @@ class Fleet(IdleFleet):
             self.splits[split], self.spec.model.context_tokens, e.sequences, self.spec.seed
         )
 
-    def _evaluate(self, life: LearnerLife, effect: Evaluate) -> None:
-        if effect.final or (self.told is None and not self.setting.over_time):
-            return
-        assert isinstance(life.trainer, RealTrainer)
-        loss = life.trainer.trainer.evaluate(self._held("validation"))
-        self.curve.append((effect.stamp.steps, round(self.world.now, 1), loss))
+    def trains(self, m: int, loop: TrainLoop, step_s: float) -> None:
+        super().trains(m, loop, step_s)
+        handle = loop.exchange.handle
+
+        def watched(event: Any, now: float) -> list[Any]:
+            effects = handle(event, now)
+            for effect in effects:
+                if isinstance(effect, Evaluate) and self._looks_at(effect):
+                    assert isinstance(loop.trainer, CountedTrainer)
+                    loop.trainer.evaluated = partial(self._evaluated, effect.stamp.steps)
+            return effects
+
+        loop.exchange.handle = watched  # type: ignore[method-assign]
+
+    def _looks_at(self, effect: Evaluate) -> bool:
+        return not effect.final and (self.told is not None or self.setting.over_time)
+
+    def _evaluated(self, steps: int, loss: float) -> None:
+        self.curve.append((steps, round(self.now, 1), loss))
         if self.told is not None:
-            self.told(effect.stamp.steps, loss)
+            self.told(steps, loss)
 
     def _result(self) -> dict[str, Any]:
-        life = self.syncer.life
-        assert life is not None and life.store is not None
-        anchors = [life.store.anchor(p) for p in range(self.spec.algorithm.fragments)]
-        digests = "".join(life.store.anchor_digest(p) for p in range(len(anchors)))
+        anchors = [self.store.anchor(p) for p in range(self.spec.algorithm.fragments)]
+        digests = "".join(self.store.anchor_digest(p) for p in range(len(anchors)))
         found = super()._result() | {
             "val_loss": evaluate_anchors(self.program, anchors, self._held("validation")),
             "test_loss": evaluate_anchors(self.program, anchors, self._held("test")),

@@ -12,14 +12,16 @@ would do is done at once, and is over some virtual time later.
 
 import asyncio
 import contextvars
-import heapq
 import itertools
+import math
 import secrets
-import selectors
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
+from heapq import heappop, heappush
 from random import Random
 from typing import Any, TypeVar
 
@@ -37,17 +39,12 @@ class Idle(RuntimeError):
     """Everybody waits for somebody else, for ever."""
 
 
-class _Selector(selectors.SelectSelector):
-    """Asked when nothing is ready: lets the clock go on where others would wait."""
+class Died(BaseException):
+    """A process dies in the midst of a thread's work: nothing of it is told."""
 
-    def __init__(self, next_due: Callable[[], bool]) -> None:
-        super().__init__()
-        self.next_due = next_due
 
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None and not self.next_due():
-            raise Idle("nobody is due, and nothing can come from outside")
-        return []
+def _at_once(work: Callable[[], Any]) -> tuple[Any, float]:
+    return work(), 0.0
 
 
 class Hosted:
@@ -58,10 +55,13 @@ class Hosted:
         self.name = name
         self.skew_s = skew_s  # its wall clock is off by that much
         self.frozen = self.killed = False
+        self.silent_since = math.inf  # it is gone, or stands still
+        self.thawed_at = 0.0  # the last time
+        self.app: Any = None  # what runs in it
         # Told of everything that it is about to do and that others can see; may kill it.
         self.before: Callable[[str], None] = lambda what: None
         loop.hosted.append(self)
-        self._held: list[_Call] = []
+        self.held: list[_Handle] = []  # what came while it stood still
 
     def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin something in it."""
@@ -71,25 +71,28 @@ class Hosted:
 
     def freeze(self) -> None:
         """It stands still; its clocks go on."""
-        self.frozen = True
+        self.frozen, self.silent_since = True, min(self.silent_since, self.loop.now)
 
     def thaw(self) -> None:
         """It goes on with what came meanwhile, if it lives."""
         if not self.killed:
+            if self.frozen:
+                self.silent_since, self.thawed_at = math.inf, self.loop.now
             self._go_on()
 
     def kill(self) -> None:
         """It is gone between two of its steps."""
         self.frozen = self.killed = True
+        self.silent_since = min(self.silent_since, self.loop.now)
 
     def end(self) -> None:
         """The world is over: what never goes on cannot be closed."""
         self._go_on()
 
     def _go_on(self) -> None:
-        self.frozen, held, self._held = False, self._held, []
-        for call in held:
-            self.loop.again(call)
+        self.frozen, held, self.held = False, self.held, []
+        for handle in held:
+            self.loop.again(handle)
 
     def passes(self, what: str) -> bool:
         """Whether it lives to do something that others can see."""
@@ -97,27 +100,52 @@ class Hosted:
             self.before(what)
         return not self.killed
 
-    def step(self, call: "_Call") -> None:
-        """The loop has come to something of this process."""
-        if self.frozen:
-            self._held.append(call)
-        elif call.handle is None or not call.handle.cancelled():
-            call.callback(*call.args)
-
 
 _HOSTED: contextvars.ContextVar[Hosted | None] = contextvars.ContextVar("hosted", default=None)
 
 
-class _Call:
-    """What is to be done in a process."""
+def _nothing() -> None:
+    """What was cancelled does."""
 
-    __slots__ = ("args", "callback", "context", "handle")
+
+class _Handle(asyncio.TimerHandle):
+    """What is to be done, and in which process.
+
+    There are thousands a virtual second, and none is looked at by people: the base class would
+    keep more than its own cancelling needs.
+    """
+
+    __slots__ = ("hosted",)
 
     def __init__(
-        self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context
+        self,
+        callback: Callable[..., Any],
+        args: tuple[Any, ...],
+        loop: "VirtualLoop",
+        context: contextvars.Context | None,
+        when: float = 0.0,
     ) -> None:
-        self.callback, self.args, self.context = callback, args, context
-        self.handle: asyncio.Handle | None = None
+        if context is None:
+            context = contextvars.copy_context()
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._when = when
+        self._context = context
+        self._cancelled = False
+        self.hosted = context.get(_HOSTED)
+
+    def cancel(self) -> None:
+        """It holds nothing any more, and is not taken out of any order."""
+        self._cancelled = True
+        self._callback, self._args = _nothing, ()
+
+    def failed(self, error: BaseException) -> None:
+        """As the base class says it: what people read needs the rest of its fields."""
+        self._scheduled, self._source_traceback, self._repr = False, None, None
+        self._loop.call_exception_handler(
+            {"message": f"Exception in callback {self}", "exception": error, "handle": self}
+        )
 
 
 class _Task(asyncio.Task[Any]):
@@ -136,27 +164,43 @@ class _Task(asyncio.Task[Any]):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Of one world; its dice decide how long threads take."""
 
+    # Of the base class: what is to be done in this round, and whether it is the last one.
+    _ready: deque[_Handle]
+    _stopping: bool
+
     def __init__(self, rng: Random) -> None:
-        super().__init__(_Selector(self._next_due))
+        super().__init__()
         self.rng = rng
         self.now = 0.0
         self.hosted: list[Hosted] = []
+        # Does a thread's work, which may raise Died: its result, and how much longer it takes, in
+        # virtual seconds.
+        self.perform: Callable[[Callable[[], Any]], tuple[Any, float]] = _at_once
+        self.thread_s = THREAD_S
         # What is due when, in its order: tuples, since handles compare slowly.
-        self._due: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._due: list[tuple[float, int, _Handle]] = []
         self._numbers = itertools.count()
         _Task.numbers = itertools.count()
+        # Asked for with every future and every task; written in C, they need no frames of Python.
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
+        self.get_debug = bool  # type: ignore[method-assign]  # False
         self.set_task_factory(lambda loop, coro, **kwargs: _Task(coro, loop=loop, **kwargs))
 
     def _next_due(self) -> bool:
         """Go on to whoever is due next; False if nobody is."""
-        due, ready = self._due, self._ready  # type: ignore[attr-defined]
-        while due and due[0][2].cancelled():
-            heapq.heappop(due)
+        due, ready = self._due, self._ready
+        while due and due[0][2]._cancelled:
+            heappop(due)
         if not due:
             return False
-        self.now = max(self.now, due[0][0])
-        while due and due[0][0] <= self.now:
-            ready.append(heapq.heappop(due)[2])
+        now, _, handle = heappop(due)
+        if now > self.now:
+            self.now = now
+        else:
+            now = self.now
+        ready.append(handle)
+        while due and due[0][0] <= now:
+            ready.append(heappop(due)[2])
         return True
 
     def time(self) -> float:
@@ -168,19 +212,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
-        context = context if context is not None else contextvars.copy_context()
-        hosted = context.get(_HOSTED)
-        if hosted is None:
-            return super().call_soon(callback, *args, context=context)
-        call = _Call(callback, args, context)
-        call.handle = super().call_soon(hosted.step, call, context=context)
-        return call.handle
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
-    def again(self, call: _Call) -> None:
+    # There are no threads.
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def again(self, handle: _Handle) -> None:
         """What was held back in a standstill, unless somebody takes it back meanwhile."""
-        hosted = call.context[_HOSTED]
-        assert hosted is not None
-        super().call_soon(hosted.step, call, context=call.context)
+        self._ready.append(handle)
 
     def call_at(  # type: ignore[override]
         self,
@@ -189,15 +230,48 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        context = context if context is not None else contextvars.copy_context()
-        hosted = context.get(_HOSTED)
-        if hosted is None:
-            handle = asyncio.TimerHandle(when, callback, args, self, context)
-        else:
-            call = _Call(callback, args, context)
-            call.handle = handle = asyncio.TimerHandle(when, hosted.step, (call,), self, context)
-        heapq.heappush(self._due, (when, next(self._numbers), handle))
+        handle = _Handle(callback, args, self, context, when)
+        heappush(self._due, (when, next(self._numbers), handle))
         return handle
+
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., Any],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        when = self.now + delay
+        handle = _Handle(callback, args, self, context, when)
+        heappush(self._due, (when, next(self._numbers), handle))
+        return handle
+
+    def _run_once(self) -> None:
+        """Rounds of what is ready, until the loop stops; when nothing is, the clock goes on.
+
+        In place of the base class's, which would ask a selector and read the clock each time.
+        """
+        ready, stops = self._ready, (SystemExit, KeyboardInterrupt)
+        take = ready.popleft
+        while True:
+            if not ready and not self._stopping and not self._next_due():
+                raise Idle("nobody is due, and nothing can come from outside")
+            for _ in range(len(ready)):
+                handle = take()
+                if handle._cancelled:
+                    continue
+                hosted = handle.hosted
+                if hosted is not None and hosted.frozen:
+                    hosted.held.append(handle)
+                    continue
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except stops:
+                    raise
+                except BaseException as error:
+                    handle.failed(error)
+            if self._stopping:
+                return
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -208,12 +282,29 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             if future.cancelled() or (hosted is not None and not hosted.passes("a thread's work")):
                 return
             try:
-                future.set_result(func(*args))
+                result, late_s = self.perform(partial(func, *args))
+            except Died:
+                return
             except Exception as error:
                 future.set_exception(error)
+                return
+            if late_s:
+                self.call_later(late_s, _tell, future, result)
+            else:
+                future.set_result(result)
 
-        self.call_later(self.rng.uniform(0.0, THREAD_S), over)
+        self.call_later(self.rng.uniform(0.0, self.thread_s), over)
         return future
+
+
+def _tell(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def current() -> Hosted | None:
+    """The process that does what is done now; None for the world itself."""
+    return _HOSTED.get()
 
 
 @contextmanager
@@ -253,9 +344,13 @@ async def _cancelled(loop: VirtualLoop) -> None:
         await asyncio.wait(left, timeout=1.0)
 
 
-def play(main: Coroutine[Any, Any, T], rng: Random) -> T:
-    """Run `main` to its end in virtual time; whatever else it began is cancelled then."""
+def play(main: Coroutine[Any, Any, T], rng: Random, *, thread_s: float = THREAD_S) -> T:
+    """Run `main` to its end in virtual time; whatever else it began is cancelled then.
+
+    `thread_s`: what is done in a thread takes up to this long.
+    """
     loop = VirtualLoop(rng)
+    loop.thread_s = thread_s
     try:
         asyncio.set_event_loop(loop)
         with _virtual(loop):

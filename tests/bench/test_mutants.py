@@ -6,6 +6,12 @@ import sys
 import mutants
 import pytest
 
+from diloco_simulator.whole.case import Case
+from diloco_simulator.whole.world import Verdict
+
+# Left to worlds on purpose. Each takes seconds where a test takes a fraction of one.
+OF_WORLDS_MAX = 15
+
 
 def test_every_mutation_fits_the_code_and_compiles() -> None:
     found = mutants.mutants()
@@ -15,6 +21,8 @@ def test_every_mutation_fits_the_code_and_compiles() -> None:
         assert not m.file.startswith(("tests/", "simulator/", "bench/")), m.name
         compile(m.source(), m.file, "exec")
         assert not m.test or (mutants.ROOT / m.test).is_file(), f"{m.name}: no {m.test}"
+        Case.drawn(0).changed(**m.world)
+    assert 0 < sum(not m.test for m in found) <= OF_WORLDS_MAX
 
 
 def test_one_that_no_longer_fits_is_named() -> None:
@@ -33,3 +41,27 @@ def test_the_fault_is_there_when_the_module_is_imported(monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[1:])
     assert importlib.import_module(name).weight(6, 2) == 18.0
+
+
+def test_a_world_is_as_its_seed_has_it_but_for_the_mutants_options(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = []
+
+    def played(case: Case) -> Verdict:
+        cases.append(case)
+        broken = ["I9 at 1.00 s: first", "I4 at 2.00 s: later"] if case.seed == 2 else []
+        return Verdict(case.seed, broken)
+
+    monkeypatch.setattr("diloco_simulator.whole.world.played", played)
+    assert mutants.seen_by_worlds(9, {"garbage": 0.2}) == ("I9 at 1.00 s: first", 3)
+    assert cases == [Case.drawn(seed).changed(garbage=0.2) for seed in range(3)]
+    assert mutants.seen_by_worlds(2, {}) == ("", 2)
+
+
+def test_a_world_that_falls_over_a_fault_has_seen_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def played(case: Case) -> Verdict:
+        raise ValueError(f"of seed {case.seed}")
+
+    monkeypatch.setattr("diloco_simulator.whole.world.played", played)
+    assert mutants.seen_by_worlds(2, {}) == ("crash: ValueError('of seed 0')", 1)

@@ -64,7 +64,7 @@ def test_what_is_derived_by_hand_is_within_a_percent(
     assert found["parameters"] == pytest.approx(n, rel=0.001)
     for kind, size in by_hand.items():
         assert found["streams"][kind]["bytes"] == pytest.approx(size, rel=0.01)
-    syncer = 12 * n + 2 * 4 * four_bits * f + 2 * 16 * f
+    syncer = 12 * n + 2 * 4 * four_bits * f + 2 * 16 * f + 2 * 12 * f
     assert found["memory"]["syncer"]["bytes"] == pytest.approx(syncer, rel=0.01)
     seconds = {t["name"]: t["seconds"] for t in found["transfers"]}
     assert seconds["initial parameters"] == pytest.approx(75.3, rel=0.01)

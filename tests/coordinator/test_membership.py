@@ -38,11 +38,21 @@ def test_a_member_that_falls_silent_is_gone_since_then() -> None:
 
 def test_notes_from_before_tell_what_the_silent_ones_were() -> None:
     roll = Roll()
-    roll.restore(MemberNote(record=record("a")))
-    roll.restore(MemberNote(record=record("b"), gone_since=3.0))
+    roll.restore(MemberNote(record=record("a")), 5.0)
+    roll.restore(MemberNote(record=record("b"), gone_since=3.0), 5.0)
     lost = roll.absent(living=set(), now=8.0)
     assert [(n.record.id, n.gone_since) for n in lost] == [("a", 8.0)]
     assert roll.notes["b"].gone_since == 3.0
+
+
+def test_a_note_by_a_clock_that_is_ahead_is_of_now() -> None:
+    """Else a member that is gone would keep its place for as long as that clock is ahead."""
+    roll = Roll()
+    roll.restore(MemberNote(record=record("a"), gone_since=9e4, back_at=8e4), 100.0)
+    roll.restore(MemberNote(record=record("b"), gone_since=40.0, back_at=30.0), 100.0)
+    assert roll.notes["a"].since_s(131.0) == 31.0
+    assert roll.notes["b"].since_s(131.0) == 91.0
+    assert roll.expired(100.0 + FORGET_S + 1.0, ()) == ["a", "b"]
 
 
 def test_a_wish_to_drain_outlives_the_process() -> None:

@@ -115,3 +115,16 @@ def test_learners_and_their_returns_are_those_of_all_shards(status: Any) -> None
     assert whole.tokens_reread == 200
     assert {n: v["step"] for n, v in whole.learners.items()} == {"a": 6, "b": 9, "c": 0}
     assert [n for n, v in whole.learners.items() if v["participating"]] == ["a", "b"]
+
+
+def test_a_run_of_which_a_part_was_ended_by_force_waits_for_no_other_part(status: Any) -> None:
+    """Its learners hear of no end, so that whoever leads the other part waits for them."""
+    ended = status(state="finished").model_copy(update={"settled": False})
+    by_force = status(state="stopped", shard=1).model_copy(update={"forced": True})
+    there = merged([ended, by_force], 2)
+    assert there is not None and there.settled
+    for other in (status(shard=1, state="stopped"), by_force):
+        going_on = merged([status(), other], 2)
+        assert going_on is not None and not going_on.settled
+    well = merged([ended, status(state="finished", shard=1)], 2)
+    assert well is not None and not well.settled, "its leader publishes the last merges"

@@ -127,3 +127,20 @@ def test_recoveries_are_those_told_of_then_those_under_way(status: Callable[...,
     ]
     assert views[0]["phases_s"]["total"] == 10.0 and views[1]["phases_s"]["detected"] == 5.0
     assert recovery_views([], None) == []
+
+
+def test_a_run_that_nobody_leads_does_not_say_that_it_runs(status: Callable[..., Any]) -> None:
+    def syncer(name: str, state: str, shard: int = 0) -> dict[str, Any]:
+        return {"id": name, "state": state, "shard": shard, "reason": "no snapshot"}
+
+    def shown(*syncers: dict[str, Any], state: str = "running") -> tuple[str, str]:
+        view = run_view(RECORD, status(run="r", state=state), None, ["s1"], list(syncers))
+        return view["state"], view["reason"]
+
+    gone = "s1 is gone and nobody else leads: learners step on, nothing is merged"
+    assert shown(syncer("s1", "gone")) == ("leaderless", gone)
+    assert shown(syncer("s1", "gone"), syncer("s2", "standby")) == ("running", "2 of 2 ready")
+    assert shown(syncer("s0", "leading"), syncer("s1", "gone", 1)) == ("leaderless", gone)
+    why = "cannot go on, no syncer has its state: no snapshot"
+    assert shown(syncer("s1", "ineligible"), syncer("s2", "gone")) == ("leaderless", why)
+    assert shown(syncer("s1", "gone"), state="finished") == ("finished", "2 of 2 ready")

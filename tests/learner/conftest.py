@@ -15,8 +15,6 @@ from diloco_learner.trainer import Program
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import get_blob, put_blob
 from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
@@ -34,6 +32,8 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 Values = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from waiting import until
 
-from diloco_learner.app import Learner
+from diloco_learner.app import TAKEN, Learner
 from diloco_learner.moments import pack, views
 from diloco_learner.settings import Settings
 from diloco_learner.trainer import Program
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.membership import DataFolder
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Stamp
 from diloco_shared.protocol.records import (
@@ -29,6 +27,8 @@ from diloco_shared.protocol.records import (
     TokenCounts,
 )
 from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 pytestmark = pytest.mark.whole
 
@@ -281,7 +281,7 @@ async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leav
         async with learner(broker, tmp_path, "a"):
             await syncer.bootstrap("a")
             await syncer.reported("a", stepping)
-        async with learner(broker, tmp_path, "a") as (app, _):
+        async with learner(broker, tmp_path, "a"):
             await syncer.reported("a", lambda p: p.incarnation == 1 and p.step > 0)
             entry = await syncer.bus.kv_get(subjects.INCARNATIONS, "r.a")
             assert decode(entry.value, Incarnation).incarnation == 1
@@ -289,9 +289,34 @@ async def test_a_restarted_learner_is_another_incarnation_and_the_older_one_leav
             newer = Incarnation(learner="a", incarnation=2, boot="another", at=0.0)
             await syncer.bus.kv_update(subjects.INCARNATIONS, "r.a", encode(newer), entry.revision)
             syncer.fields = {"incarnations": {"a": 2}}
-            await until(lambda: app.membership.record.state == "idle")
+            # It has the key of the id itself, so nobody can live under that number.
+            await syncer.reported("a", lambda p: p.incarnation == 3)
             leave = (await syncer.events("leave"))[-1]
             assert leave.text.startswith("superseded")
+
+
+async def test_a_process_whose_id_was_taken_works_again_once_the_other_is_gone(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await syncer.bootstrap("a")
+        await syncer.reported("a", stepping)
+        # Another process came up while this one was not heard: it has the key and a newer number.
+        record = app.membership.record
+        other = record.model_copy(update={"boot": "another", "lock": "on another host"})
+        await syncer.bus.kv_put(subjects.MEMBERS, "a", encode(other))
+        newer = Incarnation(learner="a", incarnation=1, boot="another", at=0.0)
+        await syncer.bus.kv_put(subjects.INCARNATIONS, "r.a", encode(newer))
+        syncer.fields = {"incarnations": {"a": 1}}
+        await until(lambda: app.membership.record.reason == TAKEN)
+        await app.membership.refresh()
+        assert app.work is None, "as long as the other one has the key"
+        await syncer.bus.kv_delete(subjects.MEMBERS, "a")
+        syncer.fields = {}
+        await syncer.reported("a", lambda p: p.incarnation == 2)
+        assert app.membership.record.reason == ""
 
 
 async def test_without_a_donor_the_moments_of_the_own_checkpoint_are_taken(

@@ -106,6 +106,19 @@ def test_a_lease_ahead_that_was_taken_away_is_not_begun() -> None:
     np.testing.assert_array_equal(batches.take(), shard_rows(2))
 
 
+def test_a_first_lease_that_was_taken_away_is_read_until_there_is_another() -> None:
+    """Lost between the lease and the first step: the train thread counts on something to read."""
+    batches = Batches(CUT, 2)
+    batches.grant(0, 0, 0)
+    batches.revoke(0)
+    assert batches.ready
+    np.testing.assert_array_equal(batches.take(), shard_rows(0)[:2])
+    assert batches.unleased == 2 and batches.wants
+    batches.grant(1, 0, 0)
+    np.testing.assert_array_equal(batches.take(), shard_rows(1)[:2])
+    assert batches.unleased == 2 and batches.finished == ()
+
+
 def test_a_shard_that_is_only_shared_is_left_for_a_leased_one() -> None:
     batches = Batches(CUT, 2)
     batches.grant(0, 0, 0, leased=False)

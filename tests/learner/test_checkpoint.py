@@ -28,6 +28,14 @@ def test_there_is_none_at_first(tmp_path: Path) -> None:
     assert checkpoints.load(accept) == (None, [])
 
 
+def test_of_a_deleted_run_there_is_none_though_its_folder_was_there(tmp_path: Path) -> None:
+    """Whoever finds that a run is deleted removes its folder, also while a learner recovers."""
+    checkpoints = Checkpoints(tmp_path / "c", 2)
+    (tmp_path / "c").rmdir()
+    assert checkpoints.newest is None
+    assert checkpoints.load(accept) == (None, [])
+
+
 def test_the_last_ones_are_kept_and_the_newest_is_restored(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 1_000_000_003)
     checkpoints = Checkpoints(tmp_path, 2)

@@ -18,8 +18,6 @@ from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, St
 from diloco_learner.train import Anchored
 from diloco_shared.edges import blobs
 from diloco_shared.edges.blobs import announcement_subject, put_blob
-from diloco_shared.edges.memory_broker import Fate, MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.edges.metrics import traffic_metrics
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.digest import digest_array
@@ -27,6 +25,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import HEADER_DIGEST, cut, describe
 from diloco_shared.protocol.messages import Blob, Join, PublicationManifest, Stamp, StateManifest
 from diloco_shared.protocol.wire import encode
+from diloco_simulator.memory_broker import Fate, MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 SIZE = 4
 

@@ -65,6 +65,14 @@ def test_what_came_during_a_step_is_acted_on_at_its_end() -> None:
     assert not only(desk.tell(TimePassed()) + desk.step(), Adopt | Contribute)
 
 
+def test_an_answer_builds_on_what_is_adopted_and_not_on_what_is_announced() -> None:
+    desk = Desk()
+    desk.step()
+    desk.tell(beat(versions=(1, 1, 1)), pull(0))
+    (answer,) = only(desk.step(), Contribute)
+    assert (answer.base, answer.step_from) == (0, 0)
+
+
 def test_a_fragment_adopted_just_now_is_contributed_after_a_step_of_its_own() -> None:
     desk = Desk()
     desk.step(4)

@@ -3,9 +3,9 @@
 import asyncio
 
 from diloco_learner.edges.incarnation import newest_boot, take_incarnation
-from diloco_shared.edges.memory_broker import Fate, MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
+from diloco_simulator.memory_broker import Fate, MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 
 async def prepared(broker: MemoryBroker) -> MemoryBus:

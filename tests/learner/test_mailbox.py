@@ -1,13 +1,17 @@
 """The bridge between the threads: bounded, ordered, and never a place to wait."""
 
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from learner.desk import beat
 
 from diloco_learner.edges.arrivals import Arrivals
 from diloco_learner.edges.clocks import WaitClock
 from diloco_learner.edges.mailbox import INBOX_MAX, OUTBOX_MAX, Mailbox
-from diloco_learner.events import AnchorReady, DonateSeen, PartSettled
+from diloco_learner.edges.work import Work
+from diloco_learner.events import AnchorReady, BeatSeen, DonateSeen, PartSettled
 from diloco_shared.protocol.messages import Donate, Stamp
 
 
@@ -57,6 +61,16 @@ def test_beyond_its_limits_it_drops_and_counts() -> None:
     assert box.dropped == 3
     assert box.collect() == list(range(OUTBOX_MAX))
     assert box.drain() == [*(ask(n) for n in range(INBOX_MAX)), PartSettled(1)]
+
+
+def test_the_newest_beat_is_kept_however_full_it_is() -> None:
+    """It may be the one that tells of the end, after which nobody speaks."""
+    box, old, new = Mailbox(), BeatSeen(beat()), BeatSeen(beat(state="stopped"))
+    assert box.put(old)
+    assert all(box.put(ask(n)) for n in range(INBOX_MAX - 1))
+    assert not box.put(ask(-1))
+    assert box.put(new)
+    assert box.drain() == [*(ask(n) for n in range(INBOX_MAX - 1)), new]
 
 
 @pytest.mark.parametrize("queue", [Mailbox, Arrivals])
@@ -111,3 +125,12 @@ def test_the_clock_adds_up_what_lies_between_in_and_out() -> None:
     with clock:
         pass
     assert clock.seconds == 2.75
+
+
+def test_a_learner_whose_mailbox_is_full_drops_what_comes_again_and_lives() -> None:
+    box = Mailbox()
+    work: Any = SimpleNamespace(train_loop="trains", mailbox=box)
+    asked = [ask(n) for n in range(INBOX_MAX + 1)]
+    for event in asked:
+        Work._put(work, event)
+    assert box.dropped == 1 and box.drain() == asked[:-1]

@@ -5,11 +5,11 @@ from typing import Any
 
 from diloco_learner.anchors import AnchorBook
 from diloco_learner.edges.downlink import Downlink
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Pull
 from diloco_shared.protocol.wire import encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 
 def pull(round_: int, run_id: str) -> bytes:

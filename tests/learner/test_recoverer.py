@@ -17,9 +17,9 @@ from diloco_learner.edges.shards import Leases
 from diloco_learner.edges.uplink import Uplink
 from diloco_learner.events import InitMoved, Leave, SendInit
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.memory_broker import Fate, MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
+from diloco_simulator.memory_broker import Fate, MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 FRAGMENTS = 6
 

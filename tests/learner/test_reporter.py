@@ -14,9 +14,9 @@ from diloco_learner.reports import before_training
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Traffic
 from diloco_shared.edges.faults import FaultAgent
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol.messages import Progress, SocketBytes
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 
 @pytest.fixture

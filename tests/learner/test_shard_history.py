@@ -17,10 +17,10 @@ from diloco_learner.edges import batches as module
 from diloco_learner.edges.batches import Batches
 from diloco_learner.edges.shards import Leases
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor, LifeCount, TapeRound, Verdict
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.places import Places
 from diloco_syncer.ledger import Ledger
 

@@ -14,12 +14,12 @@ from diloco_learner.data.shards import Cut
 from diloco_learner.edges.batches import Batches
 from diloco_learner.edges.shards import FINISHED_MAX, VERIFY_S, Leases
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.memory_broker import Fate, MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import ShardLease
 from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.memory_broker import Fate, MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.places import Places
 from diloco_syncer.ledger import Ledger
 

@@ -22,12 +22,12 @@ from diloco_learner.train import Outgoing
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.blobs import get_blob
 from diloco_shared.edges.bus import Progress
-from diloco_shared.edges.memory_broker import Fate, MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Donate, Stamp, StateManifest
 from diloco_shared.protocol.wire import decode
+from diloco_simulator.memory_broker import Fate, MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 DELTA_F = np.arange(4, dtype=np.float32)
 SENT = Encoded("fp32", 4, (jnp.asarray(DELTA_F),))

@@ -82,6 +82,10 @@ class Gate:
         """Break every connection, and refuse new ones until `mend`."""
         listener, self._listener = self._listener, None
         if listener is not None:
+            # A server that closes loses the connection that asyncio was just accepting for it.
+            asyncio.get_running_loop().remove_reader(listener.sockets[0].fileno())
+            for _ in range(ACCEPTING_TURNS):
+                await asyncio.sleep(0)
             listener.close()
         for _ in range(ACCEPTING_TURNS):  # who was just being accepted comes a little later
             for pair in self._pairs:

@@ -143,6 +143,7 @@ async def test_attempts_in_vain_leave_nothing_behind(nats_server: NatsServer) ->
         await until(lambda: gate.accepted > 3)
         open_files = psutil.Process().num_fds()
         await until(lambda: gate.accepted > 9)
-        assert psutil.Process().num_fds() < open_files + 3
+        # An attempt that is under way has some open too; six that leak never close theirs.
+        await until(lambda: psutil.Process().num_fds() <= open_files)
         await nats_server.start()
         await goes_through(bus, "S", "s.next", NEXT)

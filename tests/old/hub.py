@@ -13,13 +13,13 @@ from old import stored
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.membership import DataFolder
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.edges.tape_archive import TapeArchive, archives_of, read_tape
 from diloco_shared.protocol import messages, records, subjects
 from diloco_shared.protocol.messages import Message, TapeRebirth, TapeRecord, TapeTerm
 from diloco_shared.protocol.records import Assignment, MemberRecord, RunRecord
 from diloco_shared.protocol.wire import WIRE_VERSION, decode, decode_tape, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.app import Syncer
 from diloco_syncer.edges.snapshots import SnapshotStore
 from diloco_syncer.settings import Settings

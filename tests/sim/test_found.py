@@ -1,35 +1,41 @@
-"""Worlds that once broke a promise, as they were then: options and all (docs/simulation.md)."""
+"""What a world that broke a promise is kept as (docs/simulation.md)."""
 
+import json
 from pathlib import Path
 
-import pytest
-
 from diloco_simulator import found
-from diloco_simulator.ends import one
 from diloco_simulator.options import Options
-from diloco_simulator.scenario import play
-
-FOLDER = Path(__file__).parent / "found"
-KEPT = [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.json"))]
-
-
-@pytest.mark.whole
-@pytest.mark.parametrize("path", KEPT)
-def test_a_kept_world_is_sound(path: Path) -> None:
-    verdict = play(*found.read(path))
-    assert verdict.violations == [], f"python -m diloco_simulator.check --kept {path}"
-
-
-@pytest.mark.whole
-def test_short_runs_follow_each_other() -> None:
-    """On the product's own syncers, coordinator and handlers; in some, a leader is killed."""
-    worlds = [one(seed, runs=3) for seed in range(3)]
-    assert [v for w in worlds for v in w.violations] == []
-    assert sum(w.ended for w in worlds) == 9
-    assert sum(w.killed for w in worlds) > 0
+from diloco_simulator.whole import constants
+from diloco_simulator.whole.case import CAST, Case
 
 
 def test_a_kept_world_is_read_as_it_was_written(tmp_path: Path) -> None:
-    options = Options.drawn(12)
-    path = found.keep(tmp_path, 12, options, ["what it broke"])
-    assert found.read(path) == (12, options)
+    for seed in range(12):
+        case = Case.drawn(seed)
+        path = found.keep(tmp_path, case, ["what it broke"])
+        assert path.name == f"seed-{seed}.json"
+        assert found.read(path) == case
+        assert json.loads(path.read_text())["command"] == found.again(path)
+
+
+def test_a_calm_world_says_nothing_but_its_seed(tmp_path: Path) -> None:
+    case = Case(3, Options.calm())
+    assert case.names() == []
+    assert found.described(case) == {"seed": 3, "options": {}}
+    assert found.read(found.keep(tmp_path, case, [], "calm")) == case
+
+
+def test_all_that_differs_can_be_taken_back() -> None:
+    case = Case.drawn(4, Options.drawn(4).changed(nan=0.1))
+    assert case.without(case.names()) == Case(4, Options.calm())
+    assert case.without(["nan"]).options.nan == 0.0
+    assert {*case.names()} - {*case.without(["nan"]).names()} == {"nan"}
+    cast = case.without(CAST)
+    assert not (cast.visitors or cast.early or cast.asks or cast.sequels)
+
+
+def test_constants_that_belong_together_are_taken_back_together() -> None:
+    rooms = {d.path: float(d.others[0]) for d in constants.ROOM}
+    case = Case(1, Options.calm(), {**rooms, constants.CHUNKS.path: 16})
+    assert case.without([next(iter(rooms))]).constants == {constants.CHUNKS.path: 16}
+    assert case.without([constants.CHUNKS.path]).constants == rooms

@@ -5,103 +5,93 @@ from pathlib import Path
 
 import pytest
 
-from diloco_simulator import check, found, shrink
+from diloco_simulator import found, shrink
 from diloco_simulator.options import Options
-from diloco_simulator.scenario import play
+from diloco_simulator.whole import constants, limit
+from diloco_simulator.whole.case import Case
+from diloco_simulator.whole.world import played
+from diloco_syncer import rounds
 from diloco_syncer.events import Effect
-from diloco_syncer.rounds import Round, Rounds
+from diloco_syncer.rounds import Rounds
 
-# Its world has eighteen faults and settings that a calm one has not.
-SEED = 1
+SHORT = Options.calm(steps=18, safety_s=25.0, learners=2, quorum=1)
+# Of what it has, only what is not finite has to do with what breaks.
+CASE = Case(
+    2,
+    SHORT.changed(nan=0.3, duplicate=0.05, wishes=1),
+    {constants.CHUNKS.path: 64, "diloco_shared.edges.disk_watch.LOOK_S": 5.0},
+    early=True,
+    visitors=True,
+)
 
 
 @pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The product's rule broken: when a round closes, one contribution is as good as a quorum."""
-    close = Rounds._close
-
-    def hastily(self: Rounds, r: Round, now: float, why: str = "") -> list[Effect]:
-        asked, self.history.quorum = self.history.quorum, 1
-        try:
-            return close(self, r, now, why)
-        finally:
-            self.history.quorum = asked
-
-    monkeypatch.setattr(Rounds, "_close", hastily)
+def blind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The product's rule broken: whatever comes is good input."""
+    monkeypatch.setattr(rounds, "judge", lambda *args, **kwargs: None)
 
 
 def test_what_broke_is_the_first_word_and_of_a_crash_the_place_too() -> None:
     assert shrink.promise("I6 at 3.00 s: a learner at 4") == "I6"
     assert shrink.promise("liveness at 3.00 s: no end") == "liveness"
     assert shrink.promise("crash: ValueError('x at 3') at rounds.py:12") == "crash: rounds.py:12"
+    ended = "processes at 3.00 s: syncer-0 ends by itself: KeyError: 'x'"
+    assert shrink.promise(ended) == "processes KeyError"
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("blind")
 def test_a_world_is_shrunk_to_what_breaks_its_promise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And what is written is played again, and breaks it again (I3)."""
-    drawn = Options.drawn(SEED)
-    file = found.keep(tmp_path, SEED, drawn, play(SEED, drawn).violations)
-    shrink.main([str(file)])
-    out = tmp_path / f"seed-{SEED}-shrunk.json"
-    seed, left = found.read(out)
-    assert shrink.promise(play(seed, left).violations[0]) == "I3"
-    faults = [name for name in found.described(left) if name not in shrink.SIZES]
-    assert len(faults) <= 4 < len(found.described(drawn))
-    assert left.learners <= drawn.learners
-    assert left.steps < drawn.steps
-    original = json.loads(file.read_text())
+    """And what is written is played again, and breaks it again (I11)."""
+    file = found.keep(tmp_path, CASE, played(CASE).violations, "kept")
+    shrink.main([str(file), "--worlds", "24"])
+    out = tmp_path / "kept-shrunk.json"
+    left = found.read(out)
+    assert shrink.promise(played(left).violations[0]) == "I11"
+    faults = [name for name in left.names() if name not in shrink.SIZES]
+    assert "nan" in faults and len(faults) < len(CASE.names()) - 3
+    assert left.options.learners < SHORT.learners or left.options.steps < SHORT.steps
     before = json.loads(out.read_text())["shrunk_from"]
-    assert before == {"seed": original["seed"], "options": original["options"]}
-    assert shrink.again(out) in capsys.readouterr().out
+    assert before == found.described(CASE)
+    assert found.again(out) in capsys.readouterr().out
 
 
 @pytest.mark.whole
-@pytest.mark.usefixtures("hasty")
+@pytest.mark.usefixtures("blind")
 def test_a_limit_leaves_the_least_that_was_found_so_far() -> None:
-    drawn = Options.drawn(SEED)
-    shrunk = shrink.shrink(SEED, drawn, worlds_max=6)
+    shrunk = shrink.shrink(CASE, worlds_max=16)
     assert not shrunk.complete
-    assert shrunk.worlds == 6
-    assert shrunk.options.learners < drawn.learners or shrunk.options.steps < drawn.steps
-    assert shrink.promise(play(shrunk.seed, shrunk.options).violations[0]) == "I3"
+    assert shrunk.worlds == 16
+    assert shrunk.case.names() != CASE.names() or shrunk.case.options != CASE.options
+    assert shrink.promise(played(shrunk.case).violations[0]) == "I11"
 
 
+@pytest.mark.whole
 def test_a_world_that_goes_round_in_circles_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def circles(*_: object) -> list[Effect]:
         while True:
             pass
 
-    monkeypatch.setattr(shrink, "WORLD_S_MAX", 0.05)
+    monkeypatch.setattr(limit, "WORLD_S_MAX", 2.0)
     monkeypatch.setattr(Rounds, "advance", circles)
-    shrunk = shrink.shrink(0, Options.calm(steps=6), worlds_max=1)
-    assert shrunk.promise.startswith("crash: ")
-    assert "circles" in shrunk.violations[0]
+    found_ = played(Case(0, Options.calm(steps=6, safety_s=8.0)))
+    assert any(v.startswith("crash: Circling") for v in found_.violations)
 
 
+@pytest.mark.whole
 def test_a_sound_world_is_refused(tmp_path: Path) -> None:
-    options = Options.calm(steps=6)
-    with pytest.raises(shrink.Sound, match=r"seed 3 .* breaks no promise"):
-        shrink.shrink(3, options)
-    file = found.keep(tmp_path, 3, options, ["I3 at 1.00 s: what it broke once"])
+    case = Case(3, Options.calm(steps=6, safety_s=8.0))
+    file = found.keep(tmp_path, case, ["I3 at 1.00 s: what it broke once"])
     with pytest.raises(SystemExit, match=r"seed-3\.json: seed 3 .* breaks no promise"):
         shrink.main([str(file)])
     assert list(tmp_path.iterdir()) == [file], "nothing is written"
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("seed", range(3))
-def test_the_smallest_worlds_are_sound(seed: int) -> None:
+def test_the_smallest_worlds_are_sound() -> None:
     """Else what is left would break promises by being small."""
     least = {name: values[0] for name, values in shrink.SIZES.items()}
     for more in ({}, {"learners": 2, "quorum": 2}, {"shards": 2, "syncers": 2, "fragments": 2}):
-        assert play(seed, Options.calm(**{**least, **more})).violations == []
-
-
-def test_shrinking_without_keeping_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["check", "--shrink"])
-    with pytest.raises(SystemExit) as refused:
-        check.arguments()
-    assert refused.value.code == 2
+        assert played(Case(0, Options.calm(**{**least, **more}))).violations == []

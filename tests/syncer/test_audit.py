@@ -11,17 +11,19 @@ from syncer.small_run import TENSORS
 from diloco_shared.config import config_hash
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
     InitManifest,
     TapeRecord,
+    TapeRestore,
     TapeRound,
     TapeSnapshot,
 )
 from diloco_shared.protocol.wire import encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
+from diloco_syncer.edges import audit
 from diloco_syncer.edges.audit import reexecute, verify
 from diloco_syncer.edges.snapshots import SnapshotStore
 
@@ -177,3 +179,49 @@ async def test_a_snapshot_of_a_record_that_was_lost_is_no_place_to_begin(
     await bus.purge(subjects.up_stream("t"), "up.t.a.init.>")
     found = await replay(bus, tape, tmp_path / "lost", tmp_path / "kept")
     assert (found.began_at, found.fault) == (5, None)
+
+
+async def test_a_restore_whose_checkpoint_was_removed_is_no_fault_once_a_snapshot_covers_it(
+    recording: Recording, tmp_path: Path
+) -> None:
+    back = TapeRestore(
+        epoch=1,
+        term=1,
+        serial=1,
+        source=f"{SPEC.folder}/000001",
+        digest="0" * 32,
+        run="t",
+        versions=(1, 0),
+        anchor_digests=("1" * 32, "2" * 32),
+        at=9.0,
+    )
+    bus = await bus_with(recording)
+    tape, root = numbered(recording), str(tmp_path / "checkpoints")
+    seq = len(tape) + 1
+    tape.append((seq, back))
+    (fault,) = (await verify(SPEC, bus, tape, root)).faults
+    assert fault.seq == seq and "cannot be read" in fault.text
+    tape.append((seq + 1, TapeSnapshot(term=1, covers=seq, round=2, path="x", at=9.5)))
+    verified = await verify(SPEC, bus, tape, root)
+    assert (verified.faults, verified.unfollowed) == ((), seq)
+    nowhere = await reexecute(SPEC, bus, tape, [], root)
+    assert nowhere.fault is not None and f"record {seq} goes back to" in nowhere.fault.text
+
+
+async def test_a_contribution_half_of_which_was_purged_is_gone_and_not_damaged(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its chunk was sent long before its manifest, and a purge went up to between the two."""
+    monkeypatch.setattr(audit, "BLOB_S", 0.2)
+    bus, seq = await bus_with(recording), 3
+    recording.append(TapeSnapshot(term=1, covers=4, round=1, path="x", at=9.0))
+    tape = numbered(recording)
+    await bus.purge(subjects.up_stream("t"), "up.t.a.0.0.0.1")
+    nowhere = await replay(bus, tape)
+    assert f"of {seq}" not in nowhere.fault.text and "which a snapshot covers" in nowhere.fault.text
+    keep_snapshot(tmp_path, rounds=2)
+    result = await replay(bus, tape, tmp_path)
+    assert (result.began_at, result.fault) == (4, None)
+    await bus.purge(subjects.up_stream("t"), "up.t.a.0.1.5.1")
+    result = await replay(bus, tape, tmp_path)
+    assert (result.fault.subject, result.fault.purged) == ("up.t.a.0.1.5.1", True)

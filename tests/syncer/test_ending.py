@@ -18,6 +18,7 @@ from diloco_syncer.events import (
     Publish,
     Published,
     SendBeat,
+    SnapshotDone,
     Stage,
     Wanted,
 )
@@ -232,6 +233,20 @@ def test_nothing_opens_while_the_end_is_on_its_way_to_the_tape(running: Any) -> 
         running.tape.append(record)
         running.give(Appended(len(running.tape), 1000.0 + running.now))
     assert of(running.effects, Ended)
+
+
+def test_no_record_follows_the_end_that_is_on_its_way_to_the_tape(running: Any) -> None:
+    """Such as that of a snapshot which is durable just then."""
+    running.now += 6.0  # longer than both leases
+    running.auto = False
+    running.give(STOP)
+    while not isinstance(of(running.effects, Append)[-1].record, TapeEnd):
+        running.tape.append(of(running.effects, Append)[-1].record)
+        running.give(Appended(len(running.tape), 1000.0 + running.now))
+    running.give(SnapshotDone(len(running.tape), -1, "here"))
+    seen = running.give(Appended(len(running.tape) + 1, 1000.0 + running.now))
+    assert of(seen, Ended) and not of(seen, Append)
+    assert not running.machine.to_append
 
 
 def test_what_is_open_at_the_end_is_void(running: Any) -> None:

@@ -12,8 +12,9 @@ def of(effects: list[Any], kind: type) -> list[Any]:
     return [e for e in effects if isinstance(e, kind)]
 
 
-def test_a_version_above_the_tape_raises_the_epoch(running: Any) -> None:
-    running.step("a", 1, adopted=(3, 0))
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_version_above_the_tape_raises_the_epoch(running: Any, version: int) -> None:
+    running.step("a", 1, adopted=(version, 0))
     epochs = [r for r in running.tape if isinstance(r, TapeEpoch)]
     assert len(epochs) == 1 and epochs[0].epoch == 1
     again = of(running.effects, Publish)[-2:]

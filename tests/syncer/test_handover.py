@@ -11,11 +11,11 @@ import pytest
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import StreamSpec, Unavailable
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import SnapshotWish
 from diloco_shared.protocol.wire import decode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges import handover
 from diloco_syncer.edges.handover import NoSnapshot, SnapshotSender, fetch_snapshot
 from diloco_syncer.edges.snapshots import SnapshotStore

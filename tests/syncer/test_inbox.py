@@ -11,12 +11,12 @@ import pytest
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import manifest_subject, put_blob
 from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Progress
 from diloco_shared.protocol.wire import encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.payloads import Payloads
 from diloco_syncer.events import ContributionSeen, Event, Malformed, ProgressSeen

@@ -13,13 +13,13 @@ from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges import blobs
 from diloco_shared.edges.blobs import manifest_subject, put_blob
 from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import Blob, InitManifest, TensorSpec
 from diloco_shared.protocol.wire import encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges import initial
 from diloco_syncer.edges.initial import InitialSets
 from diloco_syncer.edges.payloads import Payloads
@@ -117,7 +117,16 @@ async def test_a_shard_that_starts_in_the_middle_finds_what_is_there(rig: Rig) -
         await until(lambda: rig.all(InitSeen))
 
 
-async def test_another_initializer_takes_nothing_away_until_it_has_sent_all(rig: Rig) -> None:
+async def test_another_initializer_takes_nothing_away_until_it_has_sent_all(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, drop = list[str](), rig.payloads.drop
+
+    def dropped(key: str) -> bytes | None:
+        let_go.extend([key] if key in rig.payloads.held else [])
+        return drop(key)
+
+    monkeypatch.setattr(rig.payloads, "drop", dropped)
     async with rig.working():
         await rig.send("a", 0)
         await until(lambda: len(rig.held()) == 1)
@@ -126,6 +135,7 @@ async def test_another_initializer_takes_nothing_away_until_it_has_sent_all(rig:
         await rig.send("a", 1)
         await until(lambda: len(rig.held()) == 2)
         assert rig.held() == [rig.where("a", 0), rig.where("a", 1)]
+        assert let_go == [], "what is held was never given up and fetched again"
         await rig.send("b", 2)
         await until(lambda: rig.all(InitSeen))
         assert rig.all(InitSeen)[0].learner == "b"

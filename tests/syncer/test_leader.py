@@ -7,9 +7,9 @@ import pytest
 import structlog
 from syncer.conftest import spec
 
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol.messages import Join
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges import arrivals
 from diloco_syncer.edges.follow import Recovered
 from diloco_syncer.edges.leader import DROPPED_SAY_S, LINGER_S, Leader

@@ -84,9 +84,21 @@ def test_everyone_in_commits_at_once_and_publishes(running: Any) -> None:
     assert [c.learner for c in of(effects, Stage)[0].contributions] == ["a", "b"]
     assert of(effects, Install) and of(effects, Publish)[0].version == 1
     (record,) = running.rounds
+    assert [d.key for d in of(effects, Drop)] == [v.subject for v in record.verdicts]
     assert record.outcome == "committed"
     assert {v.learner: v.outcome for v in record.verdicts} == {"a": "merged", "b": "merged"}
     assert running.machine.history.tokens_useful > 0
+
+
+def test_beats_announce_the_newest_version_of_every_fragment(running: Any) -> None:
+    for versions in ((1, 0), (1, 1), (2, 1), (2, 2)):
+        for learner in "ab":
+            running.step(learner, 4)
+        pull = running.pulls[-1]
+        for learner in "ab":
+            running.answer(pull, learner)
+            running.adopted_at[learner][pull.fragment] = running.steps[learner]
+        assert of(running.effects, SendBeat)[-1].beat.versions == versions
 
 
 def test_no_round_commits_below_k_i3(running: Any) -> None:
@@ -339,6 +351,21 @@ def test_a_skipped_round_is_never_numbered_again(driver_of: Any) -> None:
             d.step(learner, 2, **idle)
     assert [r.outcome for r in d.rounds] == ["skipped"] * 5
     assert [r.round for r in d.rounds] == [0, 1, 2, 3, 4]
+
+
+def test_no_two_rounds_of_one_fragment_are_open(driver_of: Any) -> None:
+    """Though there may be as many in flight: the second would build on what it replaces."""
+    d = driver_of(overlap_steps=8, fragments=1, sync_every_steps=4)
+    assert d.spec.algorithm.rounds_in_flight_max == 2
+    d.lead()
+    for learner in "ab":
+        d.join(learner)
+        d.adopted_at[learner] = [0]
+    d.give(InitSeen("a", 0, config_hash(d.spec), LAYOUT, ("u",), ("0" * 32,), finite=True))
+    for _ in range(4):
+        for learner in "ab":
+            d.step(learner, 4)
+        assert [r.n for r in d.machine.rounds.open] == [0]
 
 
 def test_two_rounds_in_flight_commit_in_order(driver_of: Any) -> None:

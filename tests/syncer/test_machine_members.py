@@ -57,7 +57,8 @@ def test_an_older_incarnation_is_refused_i10(running: Any) -> None:
     assert running.machine.roster.members["b"] is before
     assert running.machine.refused["incarnation"] == 1
     grant = of(running.join("b", incarnation=0), SendGrant)[-1].grant
-    assert grant.nonce == "b-0"  # a repeat of its own old grant, which cannot help it now
+    assert not grant.accepted, "though the life before it was let in under this nonce"
+    assert "incarnation 0 is superseded by 1" in grant.reason
     beat = of(running.wait(1.0), SendBeat)[-1].beat
     assert beat.incarnations["b"] == 1
 
@@ -182,6 +183,22 @@ def test_a_draining_learner_is_merged_but_not_waited_for_nor_a_donor(driver_of: 
     driver.answer(driver.pulls[-1], "a")
     assert [v.outcome for v in driver.rounds[-1].verdicts] == ["merged", "merged"]
     assert of(driver.join("c"), SendGrant)[0].grant.donor == "a"
+
+
+def test_who_holds_is_not_asked_again_for_what_is_merged_already_i2(driver_of: Any) -> None:
+    """What it gave is published, but has not reached it when the fragment comes round again."""
+    driver = driver_of(quorum=1)
+    driver.start("a", "b")
+    driver.step("b", 2, state="draining")
+    for participants in (("a", "b"), ("a", "b"), ("a",)):  # both fragments, and the first again
+        driver.step("a", 4)
+        driver.step("b", 0, state="draining")
+        pull = driver.pulls[-1]
+        assert pull.participants == participants
+        for learner in participants:
+            driver.answer(pull, learner)
+    left_out = {v.learner: v for v in driver.rounds[-1].verdicts}["b"]
+    assert (left_out.outcome, "merged" in left_out.reason) == ("ineligible", True)
 
 
 def test_a_new_leader_lets_no_life_in_that_the_tape_knows_to_be_over_i10(running: Any) -> None:

@@ -29,6 +29,7 @@ from diloco_syncer.events import (
     Published,
     Snapshot,
     SnapshotDone,
+    SnapshotFailed,
     Stage,
     Staged,
     Unstage,
@@ -206,3 +207,55 @@ async def test_what_is_large_is_let_go_in_a_thread(tmp_path: Path) -> None:
     await rig.done()
     assert len(ended) == 3 and threading.main_thread() not in ended
     assert rig.numbers.store is store
+
+
+async def test_a_slow_snapshot_takes_time_and_not_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what rounds replace before it is written, one fragment is in memory twice."""
+    monkeypatch.setattr(numbers, "REPLACED_LOOK_S", 0.01)
+    rig, go, real = Rig(tmp_path), threading.Event(), SnapshotStore.save
+
+    def slowly(store: SnapshotStore, *args: Any) -> Any:
+        assert go.wait(60)
+        return real(store, *args)
+
+    monkeypatch.setattr(SnapshotStore, "save", slowly)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    rig.history.next_round = 1
+    try:
+        rig.numbers.perform(Snapshot(1, -1))
+        soonest_first = [name.partition(".")[0] for name in rig.numbers.unwritten]
+        assert soonest_first == sorted(soonest_first, reverse=True), "round 1 is of fragment 1"
+        await asyncio.wait_for(rig.numbers._may_replace(1), 5)
+        await asyncio.wait_for(rig.numbers._may_replace(1), 5)
+        waits = asyncio.create_task(rig.numbers._may_replace(0))
+        await asyncio.sleep(0.1)
+        assert not waits.done()
+        monkeypatch.setattr(numbers, "REPLACED_S", 0.0)
+        await asyncio.wait_for(rig.numbers._may_replace(0), 5)  # a disk that hangs stops nobody
+        assert not waits.done()
+    finally:
+        go.set()
+    await asyncio.wait_for(waits, 5)
+    await rig.done()
+    assert not rig.numbers.unwritten
+
+
+async def test_a_snapshot_that_fails_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(store: SnapshotStore, *args: Any) -> Any:
+        raise OSError("no space left on device")
+
+    rig = Rig(tmp_path)
+    monkeypatch.setattr(SnapshotStore, "save", full)
+    rig.numbers.perform(InstallInit(TENSORS, NAMES))
+    await rig.done()
+    rig.numbers.perform(Snapshot(1, -1))
+    for p in range(2):
+        await asyncio.wait_for(rig.numbers._may_replace(p), 5)
+    await rig.done()
+    assert not rig.numbers.unwritten
+    assert [type(event) for event in rig.events] == [SnapshotFailed]

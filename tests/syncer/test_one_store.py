@@ -12,9 +12,9 @@ import pytest
 from syncer.small_run import LAYOUT, drawn, first_record
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol.records import Restore
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges import checkpointing
 from diloco_syncer.edges.candidate import Candidate
 from diloco_syncer.edges.checkpointing import Checkpointer

@@ -4,11 +4,11 @@ import asyncio
 from typing import Any
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Progress, Stamp
 from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.payloads import Payloads

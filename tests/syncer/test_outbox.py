@@ -4,17 +4,18 @@ import asyncio
 from collections import Counter
 from typing import Any
 
+import pytest
 from syncer.conftest import Driver, spec
 
 from diloco_shared.edges import blobs
 from diloco_shared.edges.bus import Progress, Refused, StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES, HEADER_INDEX
 from diloco_shared.protocol.messages import Beat
 from diloco_shared.protocol.wire import decode
-from diloco_syncer.edges import fullness, outbox
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
+from diloco_syncer.edges import fullness, outbox, published
 from diloco_syncer.edges.fullness import Fullness
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.storage import Storage
@@ -277,3 +278,27 @@ async def test_a_server_that_dies_all_the_time_is_let_be(monkeypatch: Any) -> No
     monkeypatch.setattr(Progress, "doubtful", lambda _: [0])
     await publish(out, d, 0, 1)
     assert asked == 1 + outbox.LIVES_MAX
+
+
+@pytest.mark.parametrize("later", [0, 3])
+async def test_what_an_earlier_leader_left_without_its_chunks_is_published_again(
+    later: int, monkeypatch: Any
+) -> None:
+    """The server lost the chunks, took the manifest, and the leader died before it put them again.
+
+    `later`: publications after it, of which so many may have been under way at once.
+    """
+    bus, d = await hub(1 << 16), driver()
+    monkeypatch.setattr(published, "CHUNKS_S", 0.1)
+    before, stream = Outbox(d.spec, "s", bus, bus), subjects.dn_stream("t")
+    await publish(before, d, 0, 0)
+    await publish(before, d, 1, 0)
+    await bus.purge(stream, subjects.publication("t", 0, 1, 0, 1))
+    for version in range(1, later + 1):
+        await publish(before, d, 0, version)
+    out = Outbox(d.spec, "s", bus, bus)
+    look, told = looking(bus, out, d)
+    look.outbox.under_way_max = later + 1
+    await look.look(0.0)
+    lost = [e for e in told if isinstance(e, Rewound)]
+    assert [(e.published, e.seen) for e in lost] == [((later, -1), (later, -1))]

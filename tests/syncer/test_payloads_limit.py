@@ -8,10 +8,10 @@ import pytest
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.encoded import bytes_of
 from diloco_shared.protocol.messages import Blob
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.payloads import Payloads, PayloadsFull
 

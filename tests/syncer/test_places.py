@@ -1,10 +1,10 @@
 """How far data shards are merged, told to whoever reads on where another stopped."""
 
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
 from diloco_shared.protocol.wire import decode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.places import Places
 from diloco_syncer.ledger import Ledger
 

@@ -8,9 +8,9 @@ from syncer.test_rebirth import init_spec
 
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import StreamSpec, Unavailable
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.events import PurgeDown
 

@@ -8,11 +8,11 @@ from waiting import until
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import StreamSpec, Unavailable
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
 from diloco_shared.protocol.wire import encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges import purging
 from diloco_syncer.edges.outbox import Outbox
 from diloco_syncer.edges.purging import UpPurger

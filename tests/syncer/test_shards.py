@@ -9,8 +9,6 @@ import pytest
 from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import manifest_subject, put_blob
 from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.fragments import Layout
 from diloco_shared.protocol import subjects
@@ -24,6 +22,8 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import Restore
 from diloco_shared.protocol.wire import encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.inbox import Inbox
 from diloco_syncer.edges.payloads import Payloads
 from diloco_syncer.edges.showing import over_elsewhere, shown_over, until_over

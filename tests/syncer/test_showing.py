@@ -3,12 +3,12 @@
 from typing import Any
 
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeEnd, TapeTerm
 from diloco_shared.protocol.records import RunRecord, RunStatus
 from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.showing import Showing, shown_over
 from diloco_syncer.history import History
 from diloco_syncer.machine import Machine

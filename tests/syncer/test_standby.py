@@ -12,8 +12,6 @@ from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.edges.blobs import put_blob
 from diloco_shared.edges.bus import StreamSpec
 from diloco_shared.edges.membership import DataFolder
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
@@ -33,6 +31,8 @@ from diloco_shared.protocol.records import (
     RunStatus,
 )
 from diloco_shared.protocol.wire import decode, decode_tape, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.app import Syncer
 from diloco_syncer.settings import Settings
 

@@ -3,10 +3,10 @@
 from diloco_shared.budget import assumed, limits
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.edges.run_streams import ensure_run_streams
 from diloco_shared.protocol import subjects
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_syncer.edges.storage import Storage
 from diloco_syncer.events import Tell
 

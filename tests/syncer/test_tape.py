@@ -1,5 +1,6 @@
 """The tape is the fence: of two leaders only one ever commits (I7), whatever answers are lost."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +11,10 @@ import pytest
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Refused, Stored, StreamFull, StreamSpec
-from diloco_shared.edges.memory_bus import MemoryBroker, MemoryBus
 from diloco_shared.edges.tape_archive import TapeArchive, read_tape
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeTerm
+from diloco_simulator.memory_bus import MemoryBroker, MemoryBus
 from diloco_syncer.edges import archiving
 from diloco_syncer.edges import tape as tape_module
 from diloco_syncer.edges.archiving import TapeArchiver
@@ -87,6 +88,44 @@ async def test_what_is_archived_is_read_where_it_lies_and_nothing_is_lost(tmp_pa
     archive.vault.write(segment.key, b"torn")
     with pytest.raises(Purged, match="damaged"):
         await Tape(bus, "r", 0, archive).read()
+
+
+async def test_what_is_left_of_a_tape_in_its_archive_alone_is_its_end(tmp_path: Path) -> None:
+    """The server lost every record that was not archived: the next one follows the archive's."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    archive = TapeArchive(str(tmp_path), "r.1")
+    assert await Tape(bus, "r", 0, archive).newest() == 0
+    tape = Tape(bus, "r", 0, archive)
+    for number in range(1, 6):
+        await tape.append(term(number, "a"))
+    archive.write((await bus.fetch(tape.stream, tape.subject))[:2])
+    await bus.purge(tape.stream, tape.subject, below_seq=3)
+    bus.broker.lose(tape.stream, 3)
+    fresh = Tape(bus, "r", 0, archive)
+    assert await fresh.newest() == 2
+    assert [seq for seq, _ in await fresh.read()] == [1, 2]
+    assert await fresh.append(term(3, "b")) == 3
+    assert await fresh.append(term(4, "b")) == 4
+    assert await Tape(bus, "r", 0, archive).newest() == 4
+
+
+async def test_behind_a_first_record_whose_answer_was_lost_comes_the_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tape_module, "RETRY_S", 0.001)
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    tape, lost = Tape(bus, "r"), [1]
+    assert await tape.newest() == 0
+
+    def fault(client: str, operation: str, subject: str) -> Any:
+        return "lose_answer" if operation == "append" and lost and lost.pop() else "deliver"
+
+    bus.broker.fault = fault
+    async with asyncio.timeout(5):
+        assert await tape.append(term(1, "a")) == 1
+        assert await tape.append(term(2, "a")) == 2
 
 
 @pytest.mark.parametrize("after", [0, 2, 3])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from pydantic import ValidationError
 
 from diloco_cli.cluster import HERE, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
@@ -101,7 +102,11 @@ async def _recorded(bus: Bus, run: str, shard: int, root: str) -> Recorded:
     if found is None:
         known = ", ".join(sorted(await bus.kv_all(subjects.RUNS))) or "none"
         raise CliError(f"there is no run {run!r}; known: {known}", UNKNOWN)
-    spec = RunSpec.model_validate(found.record.spec)
+    try:
+        spec = RunSpec.model_validate(found.record.spec)
+    except ValidationError as error:
+        text = f"run {run!r} was submitted by another release; this one cannot read it: {error}"
+        raise CliError(text) from None
     try:
         await bus.stream_info(subjects.tape_stream(run))
     except BusError:
@@ -206,14 +211,20 @@ def verify(
         )
 
     result = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
+    follow = "" if result.unfollowed else " follow each other"
     summary = (
-        f"{result.records} records follow each other; {result.contributions} contributions "
+        f"{result.records} records{follow}; {result.contributions} contributions "
         f"compared, {result.covered} covered by a snapshot"
     )
     born = [
         f"record {n} begins again from what was published: what follows is checked from there"
         for n in result.rebirths
     ]
+    if result.unfollowed:
+        born.append(
+            f"record {result.unfollowed} goes back to a checkpoint that was removed, since a "
+            "snapshot covers it: whether later records follow each other was not checked"
+        )
     lines = [*([_fault_line(f) for f in result.faults] or [summary]), *born]
     show(asdict(result), as_json, lambda: lines)
     if result.faults:

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from pydantic import ValidationError
+
 from diloco_shared.budget import Job, assumed, learners_of, streams
 from diloco_shared.budget.memory import processes
 from diloco_shared.config import RunSpec
@@ -48,10 +50,10 @@ def used(
 def _figures(
     spec: str, alive: int, parameters: int
 ) -> tuple[dict[str, int], dict[str, int]] | None:
-    run = RunSpec.model_validate(json.loads(spec))
     try:
+        run = RunSpec.model_validate(json.loads(spec))
         job = assumed(run, learners=max(learners_of(run), alive), parameters=parameters)
-    except WrongModel:
+    except (WrongModel, ValidationError):  # another release may have submitted it
         return None
     return {kind: need.bytes for kind, need in streams(job).items()}, _memory(job)
 

@@ -42,11 +42,13 @@ class MemberNote(BaseModel):
         """For how long it has been alive, or gone."""
         return max(now - (self.back_at if self.gone_since is None else self.gone_since), 0.0)
 
-    def like(self, other: MemberRecord) -> Self:
-        """The same with what changes with every refresh of `other`: place on the tape, memory."""
-        changing = {"tape_seq": other.tape_seq, "memory_bytes": other.memory_bytes}
-        record = self.record.model_copy(update=changing)
-        return self.model_copy(update={"record": record})
+    def like(self, other: Self) -> bool:
+        """The same but for what changes with every refresh: place on the tape, memory."""
+        mine, its = {**vars(self)}, {**vars(other)}
+        record, another = {**vars(mine.pop("record"))}, {**vars(its.pop("record"))}
+        for name in ("tape_seq", "memory_bytes"):
+            record[name] = another[name]
+        return mine == its and record == another
 
 
 @dataclass(slots=True)
@@ -55,9 +57,15 @@ class Roll:
 
     notes: dict[str, MemberNote] = field(default_factory=dict)
 
-    def restore(self, note: MemberNote) -> None:
-        """A note from before: it holds unless the member was seen meanwhile."""
-        self.notes.setdefault(note.record.id, note)
+    def restore(self, note: MemberNote, now: float) -> None:
+        """A note from before: it holds unless the member was seen meanwhile.
+
+        By a clock that is ahead of ours it speaks of what is to come: nobody would ever be gone
+        for long. What it tells happened by now.
+        """
+        gone_since = None if note.gone_since is None else min(note.gone_since, now)
+        at = {"gone_since": gone_since, "back_at": min(note.back_at, now)}
+        self.notes.setdefault(note.record.id, note.model_copy(update=at))
 
     def seen(self, record: MemberRecord, now: float) -> MemberNote | None:
         """A member's key is there."""
@@ -68,7 +76,7 @@ class Roll:
         note = MemberNote(record=record, drained=drained, back_at=back_at)
         self.notes[record.id] = note
         # Refreshes of an unchanged record are not worth a write, nor is a syncer's progress.
-        same = before is not None and note == before.like(record)
+        same = before is not None and note.like(before)
         return None if same else note
 
     def silent(self, member: str, now: float) -> MemberNote | None:

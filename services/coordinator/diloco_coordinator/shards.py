@@ -57,7 +57,7 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
             "bytes_up": sum(p.bytes_up for p in parts),
             "bytes_down": sum(p.bytes_down for p in parts),
             "restores": min(p.restores for p in parts),
-            "settled": len(parts) == shards and all(p.settled for p in parts),
+            "settled": len(parts) == shards and _settled(parts),
             "forced": any(p.forced for p in parts),
             "at": max(p.at for p in parts),
         }
@@ -112,6 +112,17 @@ def _learners(parts: Sequence[RunStatus]) -> dict[str, dict[str, Any]]:
         participating = any(v.get("participating", False) for v in views)
         found[name] = {**newest, "participating": participating}
     return found
+
+
+def _settled(parts: Sequence[RunStatus]) -> bool:
+    """Whether nobody need work for any part any more.
+
+    Of a part that was ended by force learners hear nothing. They do not leave by themselves, and
+    the leader of a part that ended well would wait for them for ever.
+    """
+    if any(p.forced for p in parts):
+        return all(p.state in OVER for p in parts)
+    return all(p.settled for p in parts)
 
 
 def _tokens(parts: Sequence[RunStatus]) -> TokenCounts:

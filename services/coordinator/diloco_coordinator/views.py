@@ -8,6 +8,7 @@ from diloco_coordinator.membership import MemberNote
 from diloco_shared.phases import recovery_view
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import Event, RunPhase, RunRecord, RunStatus
+from diloco_shared.protocol.run_states import OVER
 
 # Of members that cannot work, or whose disks are full: they mostly say the same.
 HINDERED_SHOWN = 3
@@ -20,8 +21,10 @@ PHASES: dict[RunPhase, str] = {
 
 def jsonable(value: Any) -> Any:
     """Floats that JSON cannot say become null, everywhere inside `value`."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str | int):
+        return value
     if isinstance(value, dict):
         return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -39,17 +42,13 @@ def run_view(
 ) -> dict[str, Any]:
     """A run: what was asked for, where it stands, who works for it, who leads and stands by.
 
-    `reason` is the syncer's while it leads the run, and who of its members is `hindered`, and why
-    (`beside`); what the scheduler misses is in `waiting`.
+    `reason` is the syncer's while one leads the run (`standing`), and who of its members is
+    `hindered`, and why (`beside`); what the scheduler misses is in `waiting`.
     """
-    state, reason = "queued", waiting or "members are being assigned"
-    if status is not None:
-        state, reason = status.state, status.reason
-    elif record.phase == "deleting" or (record.desired == "stopped" and not members):
-        state, reason = "stopped", "stopped before it began"
-    if (why := cannot_go_on(syncers or [])) and state not in ("finished", "stopped"):
-        reason = why
-    if beside and state not in ("finished", "stopped"):
+    state, reason = standing(record, status, members, syncers or [])
+    if state == "queued":
+        reason = waiting or reason
+    if beside and state not in OVER:
         reason = f"{reason}; {beside}"
     reason = PHASES.get(record.phase, reason)
     shown: dict[str, Any] = {
@@ -57,7 +56,7 @@ def run_view(
         "desired": record.desired,
         "state": state,
         "reason": reason,
-        "waiting": waiting if state not in ("finished", "stopped") else None,
+        "waiting": waiting if state not in OVER else None,
         "created_at": record.created_at,
         "quorum": record.quorum,
         "members": members,
@@ -67,6 +66,22 @@ def run_view(
     }
     result: dict[str, Any] = jsonable(shown)
     return result
+
+
+def standing(
+    record: RunRecord,
+    status: RunStatus | None,
+    members: list[str],
+    syncers: list[dict[str, Any]],
+) -> tuple[str, str]:
+    """(state, reason) of a run: its leader's word, unless nobody leads it any more."""
+    if status is None:
+        if record.phase == "deleting" or (record.desired == "stopped" and not members):
+            return "stopped", "stopped before it began"
+        return "queued", "members are being assigned"
+    if status.state not in OVER and (why := leaderless(syncers)):
+        return "leaderless", why
+    return status.state, status.reason
 
 
 def hindered(notes: Iterable[MemberNote]) -> str:
@@ -98,7 +113,20 @@ def quorum_consequence(run: str, quorum: int, status: dict[str, Any] | None) -> 
 
 def over_view(view: dict[str, Any]) -> bool:
     """Whether a run's view is its last."""
-    return view["state"] in ("finished", "stopped")
+    return view["state"] in OVER
+
+
+def leaderless(syncers: list[dict[str, Any]]) -> str:
+    """Why a shard has nobody who leads it and nobody who could; "" if none has nobody."""
+    if why := cannot_go_on(syncers):
+        return why
+    for shard in sorted({s["shard"] for s in syncers}):
+        mine = [s for s in syncers if s["shard"] == shard]
+        if all(s["state"] == "gone" for s in mine):
+            gone = ", ".join(s["id"] for s in mine)
+            verb = "are" if len(mine) > 1 else "is"
+            return f"{gone} {verb} gone and nobody else leads: learners step on, nothing is merged"
+    return ""
 
 
 def cannot_go_on(syncers: list[dict[str, Any]]) -> str:

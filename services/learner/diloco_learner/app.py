@@ -32,6 +32,10 @@ UNFIT_RETRY_S = 30.0
 DISMISS_S = 1.0
 
 
+# Why a process whose id another one has taken does not work.
+TAKEN = "another process has this id: stop one of the two"
+
+
 class Learner(Worker[Settings]):
     """Works for one run at a time."""
 
@@ -48,6 +52,7 @@ class Learner(Worker[Settings]):
         super().__init__(settings, control, data, folder)
         self.computing = computing or OnThisMachine()
         self.work: Work | None = None
+        self.assigned = ""  # the run that it was told last
 
     def abilities(self) -> Abilities:
         return Abilities(slow=self._slow, nan=self._nan)
@@ -93,6 +98,7 @@ class Learner(Worker[Settings]):
     async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
         working: asyncio.Task[None] | None = None
         async for run in self.membership.assignments():
+            self.assigned = run
             if working is not None and not working.done():
                 await self._end(working, run, tasks)
             if run:
@@ -158,9 +164,7 @@ class Learner(Worker[Settings]):
         await self.membership.refresh()
         leave: Leave | None = None
         try:
-            # After a restore it begins again, with moments and data of that checkpoint; also when
-            # it was silent for so long that it counted as gone.
-            while leave is None or leave.outcome == "restored" or await self._forgotten(leave, run):
+            while leave is None or await self._begins_again(leave, run):
                 leave = await self._attempt(spec)
         finally:
             self.work = None
@@ -169,13 +173,25 @@ class Learner(Worker[Settings]):
         log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
         await self.membership.refresh()
 
-    async def _forgotten(self, leave: Leave, run: str) -> bool:
-        """Whether this life was replaced although no other process has begun a newer one."""
+    async def _begins_again(self, leave: Leave, run: str) -> bool:
+        """Whether it works on after this, as a newer life; waits until it may.
+
+        After a restore it has moments and data of that checkpoint. It may have been silent for so
+        long that it counted as gone. Or another process took its id: that one works, as long as it
+        lives.
+        """
+        if self.assigned != run:
+            return False  # nobody would end a newer life: the one that was left was to end it
         if leave.outcome != "superseded":
-            return False
-        return await newest_boot(self.control, run, self.settings.id) == (
-            self.membership.record.boot
-        )
+            return leave.outcome == "restored"
+        own = self.membership.record.boot
+        if await newest_boot(self.control, run, self.settings.id) != own:
+            log.warning("waits until the other process with this id is gone", id=self.settings.id)
+            self.work = None
+            self.membership.update(run="", state="idle", reason=TAKEN)
+            await self.membership.regained()
+            self.membership.update(run=run, state="working", reason="")
+        return self.assigned == run
 
     async def _attempt(self, spec: RunSpec) -> Leave | None:
         """Work for the run once; None, after a while, if this process is unfit for it."""

@@ -79,6 +79,12 @@ def syncer(job: Job) -> Need:
                 f"{flying} rounds in flight x {per_value:g} + 4 bytes x the largest fragment: what "
                 "a merge makes, and the payload published",
             ),
+            Term(
+                "a snapshot",
+                2 * int(per_value * largest),
+                f"2 x {per_value:g} bytes x the largest fragment: what rounds replace before it is "
+                "written, and while it is",
+            ),
             Term("transfers", WINDOW, "chunks on their way"),
         ),
         "algorithm.shards, algorithm.codec_up, or more fragments",

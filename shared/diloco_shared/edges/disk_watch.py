@@ -43,9 +43,19 @@ def free_bytes(folder: Path) -> int | None:
     No file can be made without an inode, however many bytes are left.
     """
     try:
-        there = os.statvfs(next(p for p in (folder, *folder.parents) if p.exists()))
+        there = _statvfs(folder)
     except OSError:
         return None
     if not there.f_blocks:
         return None
     return 0 if there.f_files and not there.f_favail else there.f_bavail * there.f_frsize
+
+
+def _statvfs(folder: Path) -> os.statvfs_result:
+    """Of a folder, or of the nearest that is there above it."""
+    try:
+        return os.statvfs(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        if folder == folder.parent:
+            raise
+        return _statvfs(folder.parent)

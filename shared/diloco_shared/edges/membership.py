@@ -63,7 +63,7 @@ class DataFolder:
             ) from None
         os.ftruncate(self._file, 0)
         with suppress(OSError):  # for people: a full disk keeps nobody from working
-            os.pwrite(self._file, str(os.getpid()).encode(), 0)
+            os.pwrite(self._file, str(own_pid()).encode(), 0)
 
     @classmethod
     def claim(cls, data: Path, role: str, given: str = "") -> "DataFolder":
@@ -94,6 +94,16 @@ class DataFolder:
         os.close(self._file)
 
 
+def own_pid() -> int:
+    """As people look for it."""
+    return os.getpid()
+
+
+def own_host() -> str:
+    """As people look for it."""
+    return socket.gethostname()
+
+
 def _used_at(folder: Path) -> float:
     """When it was last claimed; 0 if it is gone."""
     try:
@@ -116,6 +126,7 @@ class Membership:
     def __init__(self, bus: Bus, member: str, role: str, lock: str, *, address: str = "") -> None:
         self.bus = bus
         self.changed = asyncio.Event()
+        self.taken = asyncio.Event()  # the key, by this process
         self.writing = asyncio.Lock()
         self.run_id, self.shard = "", 0  # of the run that `assignments` told last
         self.record = MemberRecord.model_validate(
@@ -123,8 +134,8 @@ class Membership:
                 "id": member,
                 "role": role,
                 "boot": uuid.uuid4().hex,
-                "host": socket.gethostname(),
-                "pid": os.getpid(),
+                "host": own_host(),
+                "pid": own_pid(),
                 "lock": lock,
                 "started_at": time.time(),
                 "address": address,
@@ -150,6 +161,7 @@ class Membership:
 
     async def _take(self) -> bool:
         self.update(memory_bytes=anonymous_bytes())
+        self.taken.clear()
         key, value = self.record.id, encode(self.record)
         entry = await self.bus.kv_get(subjects.MEMBERS, key)
         there = entry if entry is not None and entry.value is not None else None
@@ -160,7 +172,13 @@ class Membership:
             await write_if(self.bus, subjects.MEMBERS, key, value, known, ttl_s=TTL_S)
         except Conflict:
             return False
+        self.taken.set()
         return True
+
+    async def regained(self) -> None:
+        """Wait until the key is this process's: while `keep` runs, no other living one has it."""
+        self.taken.clear()
+        await self.taken.wait()
 
     def _ours(self, value: bytes | None) -> bool:
         there = readable(value, MemberRecord)

@@ -1,9 +1,10 @@
 """What runs have on the bus: the buckets of all, and the four streams and the record of each."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, Refused, StreamSpec
+from diloco_shared.edges.repeating import PROMPT, until_done
 from diloco_shared.edges.stored_records import record_at
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
@@ -24,10 +25,10 @@ async def ensure_run_streams(bus: Bus, run: str, limits: Mapping[str, int]) -> N
             await bus.ensure_stream(StreamSpec(name, (captured[name],), limit, synced=synced))
 
 
-async def ensure_buckets(bus: Bus) -> None:
-    """Those that every service uses are there; whoever comes first makes them."""
-    for bucket in subjects.BUCKETS:
-        await bus.ensure_bucket(bucket)
+async def ensure_buckets(bus: Bus, buckets: Iterable[str] = subjects.BUCKETS) -> None:
+    """They are there afterwards; whoever comes first makes them. Waits for the bus."""
+    for bucket in buckets:
+        await until_done(lambda b=bucket: bus.ensure_bucket(b), "buckets", pauses=PROMPT)  # type: ignore[misc]
 
 
 async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec | None:

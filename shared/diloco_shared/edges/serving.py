@@ -94,7 +94,7 @@ class Worker(ABC, Generic[S]):
 
     async def run(self) -> None:
         """Until cancelled, or until the work fails."""
-        await until_done(lambda: ensure_buckets(self.control), "buckets", pauses=PROMPT)
+        await ensure_buckets(self.control)
         await self.membership.register()
         self.ready = True
         async with asyncio.TaskGroup() as tasks:

@@ -40,6 +40,10 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes, kind: type[M]) -> M:
     """Parse `data` as a `kind`; raises WireError naming the first fault."""
+    return _decode(data, kind)
+
+
+def _decode(data: bytes, kind: type[M]) -> M:
     name, body = _open(data)
     if name != kind.__name__:
         raise WireError(f"expected {kind.__name__}, got {name}")

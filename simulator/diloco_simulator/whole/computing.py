@@ -19,12 +19,16 @@ from diloco_learner.events import Leave
 from diloco_learner.train import Rest, Slowed, Stepping, TrainLoop
 from diloco_shared.config import RunSpec
 from diloco_shared.numerics.fragments import Layout
-from diloco_simulator.tiny import TinyTrainer, Values
+from diloco_simulator.tiny import TinyTrainer, Values, tensors_of
 
-# Sequences of a data shard. Of fewer the library takes longer to draw the order of each.
+# Sequences of a data shard.
 SEQUENCES = 512
+# Of few of them, so that a run reads them again and again: two steps. And how often a run has few.
+SEQUENCES_FEW, FEW, SCARCE = 16, (1, 2, 3), 0.25
 # Between two looks at the mailbox of a learner that may not step, in virtual seconds.
 LOOK_S = 0.1
+# Of every step's time in a world: without it, learners could stay in step for ever.
+JITTER = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +107,44 @@ class Trainer:
         self.tiny.moments = int(moments.views(data)["moments"][0])
 
 
-class TinyComputing:
+def tiny(spec: RunSpec) -> RunSpec:
+    """The same run of the tiny model, whose size its streams are made for."""
+    layout = Layout.build(tensors_of(spec.algorithm.fragments), spec.algorithm.fragments)
+    own = {"factory": "tiny:quadratic", "parameters": sum(layout.sizes)}
+    return spec.model_copy(update={"model": spec.model.model_copy(update=own)})
+
+
+def scarce(spec: RunSpec, seed: int) -> RunSpec:
+    """Perhaps with fewer data shards than learners, each read within seconds."""
+    dice = Random(f"data {seed}")
+    if dice.random() >= SCARCE:
+        return spec
+    data = spec.data.model_copy(update={"virtual_shards": dice.choice(FEW)})
+    return spec.model_copy(update={"data": data})
+
+
+class InOrder(Cut):
+    """Nobody sees what is read: drawing an order would only take time."""
+
+    def order(self, shard: int, passes: int) -> Any:
+        return range(self.sequences_per_shard)
+
+
+class Paced:
     """Of one learner; its steps take virtual time. See `diloco_learner.edges.computing`."""
 
     def __init__(
         self,
-        learner: int,
         rng: Random,
         step_s: float,
-        report: Callable[[str, str], None],
-        trains: Callable[[TrainLoop], None] = lambda loop: None,
+        jitter: float,
+        trains: Callable[[TrainLoop, float], None],
     ) -> None:
-        """`trains` is shown every loop before its first turn."""
-        self.learner = learner
+        """`jitter`: of a step's time, uniform within this share of it, either way; `trains` is
+        shown every loop before its first turn, and how long its steps take."""
         self.rng = rng
         self.step_s = step_s
-        self.report = report
+        self.jitter = jitter
         self.trains = trains
         self.turned: list[asyncio.Event] = []  # whoever waits for the next turn
 
@@ -133,20 +159,9 @@ class TinyComputing:
         for event in turned:
             event.set()
 
-    def build(self, spec: RunSpec) -> Built:
-        a = spec.algorithm
-        tiny = TinyTrainer(
-            a.fragments, self.learner, spec.seed, spec.tokens_per_step, a.codec_up, self.report
-        )
-        context = spec.model.context_tokens
-        corpus = np.zeros(spec.data.virtual_shards * SEQUENCES * context + 1, np.uint8)
-        cut = Cut(corpus, spec.data.virtual_shards, context, spec.seed)
-        batches = Batches(cut, spec.inner.batch_sequences * spec.inner.accumulation)
-        return Built(Trainer(spec, tiny), batches, np.zeros((1, context + 1), np.int32))
-
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """As the train thread does, in virtual time."""
-        self.trains(loop)
+        self.trains(loop, self.step_s)
         for pause in loop.turns():
             self._turn()
             match pause:
@@ -155,10 +170,40 @@ class TinyComputing:
                 case Slowed():
                     await asyncio.sleep(pause.seconds)
                 case Stepping():
-                    await asyncio.sleep(self.step_s * self.rng.uniform(0.9, 1.1))
+                    share = self.rng.uniform(1 - self.jitter, 1 + self.jitter)
+                    await asyncio.sleep(self.step_s * share)
         self._turn()
         assert loop.left is not None
         return loop.left
+
+
+class TinyComputing(Paced):
+    """The tiny quadratic."""
+
+    def __init__(
+        self,
+        learner: int,
+        rng: Random,
+        step_s: float,
+        report: Callable[[str, str], None],
+        trains: Callable[[TrainLoop, float], None] = lambda loop, step_s: None,
+    ) -> None:
+        super().__init__(rng, step_s, JITTER, trains)
+        self.learner = learner
+        self.report = report
+
+    def build(self, spec: RunSpec) -> Built:
+        a = spec.algorithm
+        tiny = TinyTrainer(
+            a.fragments, self.learner, spec.seed, spec.tokens_per_step, a.codec_up, self.report
+        )
+        context = spec.model.context_tokens
+        shards = spec.data.virtual_shards
+        sequences = SEQUENCES_FEW if shards in FEW else SEQUENCES
+        corpus = np.zeros(shards * sequences * context + 1, np.uint8)
+        cut = InOrder(corpus, shards, context, spec.seed)
+        batches = Batches(cut, spec.inner.batch_sequences * spec.inner.accumulation)
+        return Built(Trainer(spec, tiny), batches, np.zeros((1, context + 1), np.int32))
 
 
 async def _rest(mailbox: Mailbox, seconds: float) -> None:

@@ -80,26 +80,26 @@ class Net:
 
     def send(self, way: Way, size: int, arrive: Action, *, sure: bool = False) -> None:
         """`arrive` at the other end some time later; or never, if it is not `sure`."""
-        at = max(way.arrived_at, self.loop.now + self._delay_s(way, size))
+        now = self.loop.now
+        at = max(way.arrived_at, now + self._delay_s(way, size, now))
         way.arrived_at = at
-        self._at(at, way, math.inf if sure else self.loop.now + GIVEN_UP_S, arrive)
+        until = math.inf if sure else now + GIVEN_UP_S
+        self.loop.call_at(at, self._there, way, until, arrive, context=self.outside)
 
-    def _delay_s(self, way: Way, size: int) -> float:
-        mean = self.options.delay_s
+    def _delay_s(self, way: Way, size: int, now: float) -> float:
+        mean, link = self.options.delay_s, way.link
         if self.faulty:
-            mean *= (SLOW if way.link.slow else 1.0) * (0.5 + self.rng.expovariate(2.0))
+            mean *= (SLOW if link.slow else 1.0) * (0.5 + self.rng.expovariate(2.0))
         rate = self.options.link_bytes_per_s
         if rate == math.inf:
             return mean
-        link = way.link
-        link.busy_until = max(link.busy_until, self.loop.now) + size / rate
-        return mean + link.busy_until - self.loop.now
+        link.busy_until = max(link.busy_until, now) + size / rate
+        return mean + link.busy_until - now
 
-    def _at(self, when: float, way: Way, until: float, arrive: Action) -> None:
-        def there() -> None:
-            if way.open and not self.away:
-                arrive()
-            elif self.loop.now < until:
-                self._at(self.loop.now + RETRY_S, way, until, arrive)
-
-        self.loop.call_at(when, there, context=self.outside)
+    def _there(self, way: Way, until: float, arrive: Action) -> None:
+        """At the other end, or before a cut."""
+        if not self.away and (way.link.out if way.out else way.link.into):
+            arrive()
+        elif self.loop.now < until:
+            at = self.loop.now + RETRY_S
+            self.loop.call_at(at, self._there, way, until, arrive, context=self.outside)

@@ -1,20 +1,14 @@
 """Shows the checkers what passes the hub of a whole world: tape, uploads and publications.
 
 Only what the product itself wrote is looked at, by its subjects, at the moment at which the hub
-takes it. What a process thinks is not asked for, but for what learners adopt.
+takes it. What processes decide and hold is shown by `leaders`, `learners`, `leases` and `states`.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
-from diloco_learner.events import Adopt, Contribute, Evaluate, KeepPart, Unmerged
-from diloco_learner.events import Merged as MergedEffect
-from diloco_learner.train import TrainLoop
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Stored
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.numerics.digest import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import HEADER_INDEX
 from diloco_shared.protocol.messages import (
@@ -22,12 +16,14 @@ from diloco_shared.protocol.messages import (
     ContributionManifest,
     InitManifest,
     PublicationManifest,
+    TapeRecord,
 )
 from diloco_shared.protocol.wire import WireError, decode, decode_tape
+from diloco_simulator.memory_broker import MemoryBroker
 from diloco_simulator.options import Options
 from diloco_simulator.virtual_loop import VirtualLoop
-from diloco_simulator.watch import Watch
-from diloco_simulator.world import Item
+from diloco_simulator.whole.reached import Reached
+from diloco_simulator.whole.watch import Watch
 
 
 @dataclass(slots=True)
@@ -47,79 +43,87 @@ class Scene:
 class Observer:
     """Of one run. `watch.violations` is what it found."""
 
-    def __init__(self, scene: Scene, spec: RunSpec, broker: MemoryBroker) -> None:
+    def __init__(
+        self, scene: Scene, spec: RunSpec, broker: MemoryBroker, *, numbers: bool = True
+    ) -> None:
+        """`numbers`: every merge is computed again; keeps all that was ever uploaded."""
         self.scene = scene
         self.spec = spec
         self.broker = broker
-        world: Any = scene
-        self.watch = Watch(world, spec)
+        self.watch = Watch(scene, spec, numbers=numbers)
         self.tapes = {subjects.tape(spec.name, n): n for n in range(spec.algorithm.shards)}
-        self.records = [0] * spec.algorithm.shards
-        broker.on_store = self.stored
+        self.refused = subjects.event(spec.name, "refused")
+        # Of every shard's tape, with the sequences on its stream.
+        self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
+        self.reached = Reached(spec, broker, scene.counts)
+        # By the subject of their chunks, which the hub lost before it took them and takes again.
+        self.torn: dict[str, tuple[str, Stored]] = {}
 
     def stored(self, stream: str, message: Stored) -> None:
         """The hub has taken a message."""
         if message.subject in self.tapes:
             self._recorded(self.tapes[message.subject], message)
+        elif message.subject == self.refused:
+            self.scene.counts["refused: told"] += 1
         elif not message.subject.endswith(".m"):
-            return  # a chunk, a key or an event
-        elif stream == subjects.up_stream(self.spec.name):
+            self.reached.stored(stream, message)
+            if message.subject in self.torn:
+                self._sealed(*self.torn.pop(message.subject))
+        else:
+            self._sealed(stream, message)
+
+    def _sealed(self, stream: str, message: Stored) -> None:
+        """A manifest whose chunks are there, or may be."""
+        if stream == subjects.up_stream(self.spec.name):
             self._uploaded(stream, message)
         elif stream == subjects.dn_stream(self.spec.name):
             self._published(stream, message)
 
     def _recorded(self, shard: int, message: Stored) -> None:
-        self.records[shard] += 1
-        self.watch.record(shard, self.records[shard], decode_tape(message.payload))
+        record = decode_tape(message.payload)
+        self.records[shard].append((message.seq, record))
+        self.watch.record(shard, message.seq, record)
+        self.reached.record(shard, record)
+
+    def lost(self) -> None:
+        """The hub lost the newest records: what is not there any more never was."""
+        end = self.broker.info(subjects.tape_stream(self.spec.name)).last_seq
+        for shard, records in enumerate(self.records):
+            kept = [record for seq, record in records if seq <= end]
+            gone = [record for seq, record in records if seq > end]
+            if gone:
+                self.records[shard] = records[: len(kept)]
+                self.watch.lost(shard, kept, gone)
 
     def _uploaded(self, stream: str, message: Stored) -> None:
         m: ContributionManifest | InitManifest
         try:
             m = decode(message.payload, ContributionManifest)
         except WireError:
-            m = decode(message.payload, InitManifest)
-        payload = self._payload(stream, m.blob)
-        self.watch.stored(Item(message.seq, m.blob.subject, m, payload))
+            try:
+                m = decode(message.payload, InitManifest)
+            except WireError:
+                return  # bad input: nobody may take it
+        if (payload := self._payload(stream, m.blob, message)) is not None:
+            self.watch.stored(m.blob, payload)
 
     def _published(self, stream: str, message: Stored) -> None:
         m = decode(message.payload, PublicationManifest)
-        self.watch.published(f"term {m.term}", m, self._payload(stream, m.blob))
+        if (payload := self._payload(stream, m.blob, message)) is not None:
+            self.reached.published(m)
+            self.watch.published(f"term {m.term}", m, payload)
 
-    def _payload(self, stream: str, blob: Blob) -> bytes:
-        """Of several chunks the newest of each, in order; they lie there before their manifest."""
+    def _payload(self, stream: str, blob: Blob, manifest: Stored) -> bytes | None:
+        """Of several chunks the newest of each, in order; they lie there before their manifest.
+
+        None: the hub has lost some of them since it acknowledged them.
+        """
         chunks = {
             int(stored.headers[HEADER_INDEX]): stored.payload
             for stored in self.broker.select(stream, blob.subject, 1)
         }
+        if len(chunks) < blob.chunks:
+            self.scene.counts["manifests without their chunks"] += 1
+            self.torn[blob.subject] = stream, manifest
+            return None
         return b"".join(chunks[index] for index in sorted(chunks))
-
-    # --- learners ------------------------------------------------------------------------------
-
-    def trains(self, learner: str, loop: TrainLoop) -> None:
-        """From now on what the exchange decides is seen."""
-        exchange = loop.exchange
-        life, handle = f"{learner}/{exchange.incarnation}", exchange.handle
-        self.watch.parts.began(life, exchange.joined)
-
-        def watched(event: Any, now: float) -> list[Any]:
-            effects = handle(event, now)
-            for effect in effects:
-                self._decided(learner, life, loop, effect)
-            return effects
-
-        exchange.handle = watched  # type: ignore[method-assign]
-
-    def _decided(self, learner: str, life: str, loop: TrainLoop, effect: Any) -> None:
-        match effect:
-            case Adopt():
-                key = (effect.epoch, effect.fragment, effect.version)
-                self.watch.anchors.adopted(life, *key, digest_array(loop.anchors[key]))
-            case KeepPart() as e:
-                moments = bytes(loop.trainer.inner_state())
-                self.watch.parts.kept(life, learner, e.number, e.epoch, e.versions, moments)
-            case Contribute() as e:
-                whose = self.spec.name, learner
-                subject = subjects.contribution(*whose, e.epoch, e.fragment, e.round, e.term)
-                self.watch.parts.contributed(life, subject)
-            case MergedEffect() | Unmerged() | Evaluate():
-                self.scene.counts[f"learners: {type(effect).__name__}"] += 1

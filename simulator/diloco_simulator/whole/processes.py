@@ -2,9 +2,9 @@
 
 import asyncio
 import shutil
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from diloco_coordinator.app import Coordinator
 from diloco_coordinator.settings import Settings as CoordinatorSettings
@@ -21,8 +21,8 @@ from diloco_syncer.settings import Settings as SyncerSettings
 TOKEN = "of the operator"
 # Before a supervisor starts again what ended by itself, in virtual seconds.
 RESTART_S = 1.0
-# Something that is awaited before a process does what others can see.
-Passing = Callable[[str], Awaitable[None]]
+# Asked before a process does what others can see: whether it lives to do it.
+Passing = Callable[[str], bool]
 # A connection to the world's hub: of its name, the machine that it is on, and what it passes.
 Client = Callable[[str, str, Passing], FarBus]
 
@@ -35,12 +35,25 @@ class App(Protocol):
 
 # Makes what runs under a name: of a client for each plane, and the lock of its folder.
 Make = Callable[[FarBus, FarBus, DataFolder], App]
+# Coordinator, syncer or learner: of a name and the folder in which its own one lies.
+Kind = Callable[[str, Path], Make]
+
+
+class Folder(DataFolder):
+    """Its lock has a name of a length that depends on nothing but the world: messages carry it."""
+
+    disk = ""
+
+    @property
+    def lock(self) -> str:
+        return self.disk
 
 
 class Machine:
     """A name, a folder, and one process at a time.
 
-    `failed` is told what ended a process that nobody killed.
+    `failed` is told what ended a process that nobody killed; `skew_s` says by how much the wall
+    clock of the next process is off. On another `host` it has another link and another disk.
     """
 
     def __init__(
@@ -49,36 +62,51 @@ class Machine:
         name: str,
         folder: Path,
         client: Client,
-        make: Make,
+        kind: Kind,
         failed: Callable[[BaseException | None], None] = lambda error: None,
+        *,
+        host: str = "",
+        skew_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.loop = loop
         self.name = name
+        self.host = host or name  # whose link and disk it has
+        self.skew_s = skew_s
         self.folder = folder
         self.client = client
-        self.make = make
+        self.kind = kind
+        self.make = kind(name, folder)
         self.failed = failed
         self.before: Callable[[str], None] = lambda what: None  # may kill its process
+        # Told of every process before it runs.
+        self.begins: Callable[[App, Hosted], None] = lambda app, process: None
         self.process: Hosted | None = None
         self.app: App | None = None  # of the newest process
         self.lock: DataFolder | None = None
         self.buses: list[FarBus] = []
-        self.starts = 0
+        self.starts = self.wiped = 0
+        # Of all processes: what was killed must not be closed by a collection of garbage.
+        self.apps: list[App] = []
 
     def start(self) -> None:
         """A new process, if none lives."""
         if self.process is not None:
             return
         self.starts += 1
-        self.process = process = Hosted(self.loop, f"{self.name}/{self.starts}")
-        self.lock = lock = DataFolder(self.folder, self.name)
+        self.process = process = Hosted(
+            self.loop, f"{self.name}/{self.starts}", skew_s=self.skew_s()
+        )
+        self.lock = lock = Folder(self.folder, self.name)
+        lock.disk = f"{self.host}:{self.wiped}"
         process.before = self.before
         control, data = (
-            self.client(f"{self.name}-{plane}", self.name, _passing(process))
+            self.client(f"{self.name}-{plane}", self.host, process.passes)
             for plane in ("control", "data")
         )
         self.buses = [control, data]
-        self.app = self.make(control, data, lock)
+        self.app = process.app = self.make(control, data, lock)
+        self.apps.append(self.app)
+        self.begins(self.app, process)
         task = process.run(self._body(self.app))
         task.add_done_callback(lambda done: self._over(process, done))
 
@@ -105,6 +133,7 @@ class Machine:
     def wipe(self) -> None:
         """Its disk is empty, and its process gone."""
         self.kill()
+        self.wiped += 1
         shutil.rmtree(self.folder / self.name, ignore_errors=True)
 
     @property
@@ -112,42 +141,47 @@ class Machine:
         return self.process is not None
 
 
-def _passing(process: Hosted) -> Passing:
-    async def passing(what: str) -> None:
-        if not process.passes(what):
-            await asyncio.Event().wait()
-
-    return passing
-
-
 class CoordinatorApp:
     """The product's coordinator, which answers requests that come by no socket."""
 
     def __init__(self, settings: CoordinatorSettings, bus: FarBus, lock: DataFolder) -> None:
         self.coordinator = Coordinator(settings, bus, lock, TOKEN)
+        self.listens = False
 
     async def run(self) -> None:
         """For ever."""
-        await self.coordinator.run(_for_ever())
+        await self.coordinator.run(self._listening())
+
+    async def _listening(self) -> None:
+        self.listens = True
+        await asyncio.Event().wait()
 
 
-async def _for_ever() -> None:
-    await asyncio.Event().wait()
+S = TypeVar("S", CoordinatorSettings, SyncerSettings, LearnerSettings)
+# By kind, without name and folder: reading what the environment says takes long.
+_SETTINGS: dict[type[Any], Any] = {}
+
+
+def _settings(kind: type[S], name: str, data: Path) -> S:
+    if kind not in _SETTINGS:
+        _SETTINGS[kind] = kind(id="nobody", data=Path(), chaos=True)
+    settings: S = _SETTINGS[kind].model_copy(update={"id": name, "data": data})
+    return settings
 
 
 def coordinator(name: str, data: Path) -> Make:
     """The product's coordinator."""
-    settings = CoordinatorSettings(id=name, data=data)
+    settings = _settings(CoordinatorSettings, name, data)
     return lambda control, bulk, lock: CoordinatorApp(settings, control, lock)
 
 
 def syncer(name: str, data: Path) -> Make:
     """The product's syncer."""
-    settings = SyncerSettings(id=name, data=data)
+    settings = _settings(SyncerSettings, name, data)
     return lambda control, bulk, lock: Syncer(settings, control, bulk, lock)
 
 
 def learner(name: str, data: Path, computing: Callable[[], Computing]) -> Make:
     """The product's learner; every process computes with something new."""
-    settings = LearnerSettings(id=name, data=data)
+    settings = _settings(LearnerSettings, name, data)
     return lambda control, bulk, lock: Learner(settings, control, bulk, lock, computing())

@@ -27,6 +27,9 @@ AGAIN = (0, 503)
 
 View = dict[str, Any]
 
+# Of a run for which the hub has no room now.
+NO_ROOM = "the message server has no room for them"
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -70,14 +73,16 @@ class User:
             self.report("REST", f"{method} {path} fell over: {said}")
         return status, said
 
-    async def begin(self) -> None:
+    async def begin(self, path: str = "/runs") -> None:
         """Submit the run, until it is there; only the answer may have been lost."""
         body = self.spec.model_dump(mode="json", exclude={"id"})
         while not self.begun:
-            status, said = await self._ask("POST", "/runs", body)
-            if status == 422:
+            status, said = await self._ask("POST", path, body)
+            full = status == 422 and NO_ROOM in str(said)
+            if status in (404, 422) and not full:
                 self.report("REST", f"the run is refused: {said}")
                 return
+            self.counts["a later run without room"] += full
             self.begun = status in (201, 409)
             if not self.begun:
                 await asyncio.sleep(AGAIN_S)
@@ -158,8 +163,9 @@ class User:
 
     # --- judging -------------------------------------------------------------------------------
 
-    def unheeded(self, view: View, well_s: float, step_s: float) -> list[str]:
-        """Orders that should be in force by now; `well_s`: since when all is well."""
+    def unheeded(self, view: View, well_s: float, led_s: float, step_s: float) -> list[str]:
+        """Orders that should be in force by now; `well_s`: since when all is well, `led_s`: since
+        when every shard is led. Only a stop needs no leader."""
         found, now = [], time.monotonic()
         for kind, (order, at) in list(self.orders.items()):
             if view["status"] is None and view["state"] not in OVER:
@@ -167,7 +173,7 @@ class User:
             if view["state"] in OVER or order.shown(view):
                 del self.orders[kind]
                 self.counts[f"{kind} in force"] += 1
-            elif min(well_s, now - at) > WITHIN_S[kind] * step_s:
+            elif min(well_s if order.text == "stop" else led_s, now - at) > WITHIN_S[kind] * step_s:
                 del self.orders[kind]
                 found.append(f"{order.text} is accepted, and not so ({view['reason']})")
         return found

@@ -8,7 +8,7 @@ from typing import Any
 from waiting import until
 
 from diloco_shared.edges.faults import Abilities, FaultAgent
-from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_simulator.memory_bus import MemoryBus
 
 
 @asynccontextmanager

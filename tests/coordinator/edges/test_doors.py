@@ -11,6 +11,7 @@ from waiting import until
 from diloco_coordinator.app import AddressTaken, listen
 from diloco_coordinator.edges.auth import REFUSALS_BURST, admin_token
 from diloco_coordinator.edges.gateway import BODY_BYTES_MAX
+from diloco_shared.protocol import subjects
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 OPEN = ("/", "/main.js", "/style.css", "/healthz", "/readyz", "/metrics", "/openapi.json")
@@ -173,6 +174,20 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
             'diloco_http_requests_total{method="POST",status="2xx"} 1.0',
         ):
             assert line in lines, line
+
+
+async def test_metrics_of_a_run_that_nobody_leads_any_more_go_on_ageing(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.says(status(since_round_s=2.0))
+        registry = desk.registry
+        await until(lambda: bool(registry.statuses))
+        registry.standings.renewed_at[subjects.status_key("demo", 0)] -= 100.0
+        text = (await desk.http.get("/metrics")).text
+        (line,) = [x for x in text.splitlines() if x.startswith("diloco_seconds_since_round{")]
+        assert float(line.split()[1]) >= 102.0
 
 
 def test_the_admin_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:

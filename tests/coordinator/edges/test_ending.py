@@ -7,6 +7,7 @@ import pytest
 from waiting import until
 
 from diloco_coordinator import standings
+from diloco_coordinator.edges import registry
 from diloco_shared.edges.standing import Standing
 from diloco_shared.protocol.records import RunStatus, TokenCounts
 
@@ -195,3 +196,24 @@ async def test_a_wish_to_drain_is_not_lost_to_another_coordinator(world: Any) ->
         entry = await world.bus.kv_get("notes", "learner-1")
         assert b'"drained":true' in entry.value
         assert two.registry.roll.notes["learner-1"].drained
+
+
+async def test_a_wish_to_drain_is_shown_whatever_another_coordinator_wrote_before(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other's note of a moment ago arrives while the wish is written."""
+    async with world.coordinator() as one:
+        await world.joins("learner-1")
+        await until(lambda: "learner-1" in one.registry.roll.notes)
+        before = one.registry.roll.notes["learner-1"].model_dump_json().encode()
+        write_if = registry.write_if
+
+        async def overtaken(*args: Any) -> int:
+            monkeypatch.setattr(registry, "write_if", write_if)
+            await world.bus.kv_put("notes", "learner-1", before)
+            await one.registry._take("notes", await world.bus.kv_get("notes", "learner-1"))
+            return await write_if(*args)
+
+        monkeypatch.setattr(registry, "write_if", overtaken)
+        await one.registry.drain("learner-1", True)
+        assert one.registry.roll.notes["learner-1"].drained

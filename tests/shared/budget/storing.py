@@ -10,7 +10,6 @@ from typing import Any
 
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.streams import SNAPSHOT_BYTES, SNAPSHOT_PARTS, streams
-from diloco_shared.edges.memory_broker import MemoryBroker
 from diloco_shared.encoded import bytes_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES, HEADER_CHECK, HEADER_DIGEST, HEADER_INDEX
@@ -31,6 +30,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.wire import encode
 from diloco_shared.shapes import tensors
+from diloco_simulator.memory_broker import MemoryBroker
 
 DIGEST = "0123456789abcdef" * 2
 LARGE = 10**9  # a counter after long training

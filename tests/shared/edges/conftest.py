@@ -8,9 +8,9 @@ from typing import TypeVar
 import pytest
 
 from diloco_shared.edges.bus import Bus
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.edges.nats_bus import NatsBus
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 T = TypeVar("T")
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]

@@ -17,10 +17,10 @@ from diloco_shared.edges.blobs import (
     receiving,
 )
 from diloco_shared.edges.bus import Bus, Progress, StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import Blob
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 SPEC = StreamSpec("UP", ("up.>",), 64 << 20)

@@ -6,11 +6,11 @@ from pathlib import Path
 from waiting import until
 
 from diloco_shared.edges.deletion import remove_deleted
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Deleted
 from diloco_shared.protocol.wire import encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 
 async def test_folders_go_also_of_a_run_that_was_deleted_while_the_process_was_down(

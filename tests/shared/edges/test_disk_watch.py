@@ -9,8 +9,8 @@ import pytest
 from diloco_shared.disk_room import DiskRoom
 from diloco_shared.edges import disk_watch
 from diloco_shared.edges.membership import Membership
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 
 async def test_it_is_shown_at_once_and_told_at_both_ends(

@@ -16,11 +16,11 @@ from waiting import until
 
 from diloco_shared.edges.bus import StreamSpec
 from diloco_shared.edges.faults import ARMED_MAX, Abilities, FaultAgent
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event, Fault, FaultReply
 from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 
 class Victim:
@@ -215,8 +215,8 @@ _PROCESS = """
 import asyncio, json, sys
 from diloco_shared.edges.bus import StreamSpec
 from diloco_shared.edges.faults import FaultAgent
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import (Event, Fault)
 from diloco_shared.protocol.wire import decode

@@ -8,11 +8,11 @@ import pytest
 
 from diloco_shared.edges.bus import Bus
 from diloco_shared.edges.membership import TTL_S, DataFolder, FolderTaken, Membership
-from diloco_shared.edges.memory_broker import Fate, MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, MemberRecord
 from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.memory_broker import Fate, MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 
 class Clock:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.edges.standing import SILENT_S, Standing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Stamp
 from diloco_shared.protocol.records import RunRecord, RunStatus
 from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 
 def status(state: str = "running", run_id: str = "one", **changes: object) -> RunStatus:

@@ -3,8 +3,6 @@
 import pytest
 
 from diloco_shared.edges.bus import Conflict, Stored
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.edges.stored_records import (
     messages_of,
     readable_at,
@@ -14,6 +12,8 @@ from diloco_shared.edges.stored_records import (
 )
 from diloco_shared.protocol.records import Incarnation, Place
 from diloco_shared.protocol.wire import WireError, encode
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 BUCKET = "places"
 

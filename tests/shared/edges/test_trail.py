@@ -7,10 +7,10 @@ import pytest
 from shared.edges.conftest import Open, soon
 
 from diloco_shared.edges.bus import Bus, StreamSpec
-from diloco_shared.edges.memory_broker import MemoryBroker
-from diloco_shared.edges.memory_bus import MemoryBus
 from diloco_shared.edges.nats_api import nanoseconds
 from diloco_shared.edges.trail import YIELDED_MAX, Trail
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.memory_bus import MemoryBus
 
 SPEC = StreamSpec("S", ("s.>",), 1 << 20)
 

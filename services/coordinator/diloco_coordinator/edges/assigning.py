@@ -1,6 +1,7 @@
 """Writes the assignments that members and runs call for, again and again."""
 
 import time
+from collections.abc import Collection
 
 import structlog
 from pydantic import ValidationError
@@ -11,6 +12,7 @@ from diloco_coordinator.scheduler import MemberView, RunView, needed, schedule
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Conflict
 from diloco_shared.edges.repeating import again_and_again
+from diloco_shared.protocol.records import RunRecord
 
 log = structlog.get_logger()
 
@@ -20,10 +22,33 @@ SCHEDULE_S = 0.3
 
 async def keep_assigned(registry: Registry) -> None:
     """For ever."""
-    await again_and_again(lambda: assign(registry), "assignments", SCHEDULE_S)
+    specs = Specs()
+    await again_and_again(lambda: assign(registry, specs), "assignments", SCHEDULE_S)
 
 
-async def assign(registry: Registry) -> None:
+class Specs:
+    """Of runs, as they were read last: several looks a second find them as they were."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, tuple[RunRecord, RunSpec]] = {}  # by name
+
+    def of(self, record: RunRecord) -> RunSpec:
+        """Raises ValidationError for what was written by another version."""
+        known = self.read.get(record.name)
+        if known is not None and known[0] is record:
+            return known[1]
+        spec = RunSpec.model_validate(record.spec)
+        self.read[record.name] = record, spec
+        return spec
+
+    def keep(self, names: Collection[str]) -> None:
+        """Those of other runs are let go."""
+        for name in [*self.read]:
+            if name not in names:
+                del self.read[name]
+
+
+async def assign(registry: Registry, specs: Specs | None = None) -> None:
     """One look, and what follows from it."""
     members = [_member(registry, m, note) for m, note in registry.roll.notes.items()]
     # One to a run that was deleted ends, also if another has taken its name since.
@@ -31,7 +56,7 @@ async def assign(registry: Registry) -> None:
         m: a.run if not a.run or registry.holds(a) else f"{a.run}.{a.run_id}"
         for m, a in registry.assignments.items()
     }
-    runs = _runs(registry)
+    runs = _runs(registry, specs or Specs())
     await _forget(registry, needed(members, runs, assigned))
     plan = schedule(members, runs, assigned)
     registry.waiting = plan.waiting
@@ -70,12 +95,13 @@ def _member(registry: Registry, member: str, note: MemberNote) -> MemberView:
     )
 
 
-def _runs(registry: Registry) -> list[RunView]:
+def _runs(registry: Registry, specs: Specs) -> list[RunView]:
     found = []
+    specs.keep(registry.runs)
     for record in sorted(registry.runs.values(), key=lambda r: (r.created_at, r.name)):
         try:
-            spec = RunSpec.model_validate(record.spec)
-        except ValidationError as error:  # written by another version
+            spec = specs.of(record)
+        except ValidationError as error:
             log.error("unreadable specification", run=record.name, error=str(error))
             continue
         found.append(

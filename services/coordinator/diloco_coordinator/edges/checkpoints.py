@@ -14,6 +14,7 @@ from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import Registry
 from diloco_coordinator.edges.runs import Runs
+from diloco_coordinator.edges.specs import readable, spec_of
 from diloco_coordinator.views import jsonable
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, Conflict
@@ -76,7 +77,7 @@ class RunCheckpoints:
 
     def _of(self, run: str) -> tuple[Checkpoints, str]:
         """Where a run's checkpoints are, and the name of its folder there."""
-        spec = RunSpec.model_validate(self.runs.record(run).spec)
+        spec = spec_of(self.runs.record(run))
         return self._at(spec.keeping.run_checkpoint_root or self.root), spec.folder
 
     def _at(self, root: str) -> Checkpoints:
@@ -123,8 +124,8 @@ class RunCheckpoints:
             text = f"checkpoint {number} of {run!r} is being made: wait for it"
             raise Problem(409, "One is being made", text)
         number = max(record.checkpoint, status.checkpoint) + 1
+        spec = spec_of(record)
         await self.runs.update(run, "", checkpoint=number)
-        spec = RunSpec.model_validate(record.spec)
         return {"run": run, "number": number, "ref": reference(spec.folder, number)}
 
     async def remove(self, run: str, number: int) -> None:
@@ -203,7 +204,7 @@ def _fits(spec: RunSpec, manifest: CheckpointManifest) -> None:
     if spec.algorithm.fragments != fragments:
         text = f"the checkpoint's parameters are cut into {fragments} fragments"
         errors.append({"path": "algorithm.fragments", "message": text})
-    theirs = RunSpec.model_validate(manifest.spec).model
+    theirs = readable(manifest.spec, "the checkpoint").model
     for key in ("preset", "factory", "overrides"):
         ours_, theirs_ = getattr(spec.model, key), getattr(theirs, key)
         if ours_ != theirs_:

@@ -1,5 +1,7 @@
 """Prometheus metrics of the whole cluster, read off the registry when asked for."""
 
+import math
+import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -8,10 +10,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from diloco_coordinator.budgets import used
 from diloco_coordinator.edges.registry import Registry
+from diloco_coordinator.views import standing, syncer_views
 from diloco_shared.edges.loop_watch import LoopWatch
 from diloco_shared.edges.metrics import disk_metric
 from diloco_shared.protocol.fencing import over
-from diloco_shared.protocol.records import RunRecord, RunStatus
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.subjects import status_key
 
 _COUNTERS = {
     "rounds_committed": "Rounds committed",
@@ -92,11 +96,21 @@ class ClusterMetrics:
 
     def _runs(self) -> Metric:
         runs = GaugeMetricFamily("diloco_runs", "Runs by state", labels=["state"])
-        statuses = self.registry.statuses
-        states = Counter(_state(r, statuses.get(r.name)) for r in self.registry.runs.values())
+        states = Counter(self._state(r) for r in self.registry.runs.values())
         for state, count in sorted(states.items()):
             runs.add_metric([state], count)
         return runs
+
+    def _state(self, record: RunRecord) -> str:
+        r = self.registry
+        members = [m for m, run in r.assigned.items() if run == record.name]
+        notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
+        return standing(record, r.statuses.get(record.name), members, syncer_views(notes))[0]
+
+    def _silent_s(self, run: str, shard: int) -> float:
+        """A leader that is gone does not say how long ago its newest round was."""
+        silent_s = self.registry.standings.silent_s(status_key(run, shard), time.monotonic())
+        return silent_s if math.isfinite(silent_s) else 0.0
 
     def _statuses(self) -> Iterator[Metric]:
         statuses = self.registry.statuses
@@ -117,7 +131,7 @@ class ClusterMetrics:
         for run, status in statuses.items():
             stuck.add_metric([run], status.state == "stuck")
             if not over(status):
-                since.add_metric([run], status.since_round_s)
+                since.add_metric([run], status.since_round_s + self._silent_s(run, status.shard))
             for reason, count in status.refused.items():
                 refused.add_metric([run, reason], count)
             alive.add_metric([run], len(status.alive))
@@ -147,9 +161,3 @@ class ClusterMetrics:
             if isinstance(value, float):
                 loss.add_metric([run], value)
         return loss
-
-
-def _state(record: RunRecord, status: RunStatus | None) -> str:
-    if status is not None:
-        return status.state
-    return "stopped" if record.desired == "stopped" else "queued"

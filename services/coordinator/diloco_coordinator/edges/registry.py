@@ -6,10 +6,10 @@ Nothing lives here alone: a coordinator that dies, or a second one, loses nothin
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 from pydantic import ValidationError
@@ -39,10 +39,13 @@ from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 # The coordinator's own buckets.
 NOTES = "notes"  # <member> -> MemberNote, JSON
 TOKENS = "tokens"  # <name> -> TokenRecord, JSON
 REPEATS = "repeats"  # <digest of an Idempotency-Key> -> what was asked, for a day
+
 MIRRORED = (
     NOTES,  # first: they tell what a member was before its key is looked at
     subjects.MEMBERS,
@@ -70,7 +73,7 @@ class Registry:
         self.statuses = self.standings.statuses
         self.assignments: dict[str, Assignment] = {}
         self.tokens: dict[str, TokenRecord] = {}
-        self.revisions: dict[tuple[str, str], int] = {}  # of runs, assignments and notes
+        self.revisions: dict[tuple[str, str], int] = {}  # not of members and statuses
         self.waiting: dict[str, str] = {}  # run -> what it lacks
         self.histories = Histories()
         self.events: deque[tuple[int, Event]] = deque(maxlen=EVENTS_MAX)
@@ -93,47 +96,59 @@ class Registry:
     # --- mirror --------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Buckets, events and all that was known are here afterwards; waits for the bus."""
-        await until_done(self._load, "the bus", pauses=PROMPT)
+        """Buckets, events and all that was known are here afterwards; waits for the bus.
+
+        Each request by itself: what is done need not be done again where a later one fails.
+        """
+        bus, stream, every = self.bus, subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
+        await ensure_buckets(bus, (*subjects.BUCKETS, NOTES, TOKENS, REPEATS))
+        kept = StreamSpec(stream, (every,), EVENTS_BYTES_MAX, drop_oldest=True)
+        await _done(lambda: bus.ensure_stream(kept))
+        for bucket in MIRRORED:
+            for entry in (await self._all_of(bucket)).values():
+                await _done(lambda b=bucket, e=entry: self._take(b, e))  # type: ignore[misc]
+        living = {e.key for e in (await self._all_of(subjects.MEMBERS)).values()}
+        for note in self.roll.absent(living, time.time()):
+            await _done(lambda n=note: self._note(n))  # type: ignore[misc]
+        last = (await _done(lambda: bus.stream_info(stream))).last_seq
+        first = max(1, last - EVENTS_MAX + 1)
+        for message in await _done(lambda: bus.fetch(stream, every, start_seq=first)):
+            self._event(message.seq, message.payload)
         self.ready = True
 
-    async def _load(self) -> None:
-        await ensure_buckets(self.bus)
-        for bucket in (NOTES, TOKENS, REPEATS):
-            await self.bus.ensure_bucket(bucket)
-        await self.bus.ensure_stream(
-            StreamSpec(
-                subjects.EVENTS_STREAM,
-                (subjects.EVENTS_FILTER,),
-                EVENTS_BYTES_MAX,
-                drop_oldest=True,
-            )
-        )
-        for bucket in MIRRORED:
-            for entry in (await self.bus.kv_all(bucket)).values():
-                await self._take(bucket, entry)
-        living = {e.key for e in (await self.bus.kv_all(subjects.MEMBERS)).values()}
-        for note in self.roll.absent(living, time.time()):
-            await self._note(note)
-        last = (await self.bus.stream_info(subjects.EVENTS_STREAM)).last_seq
-        stored = await self.bus.fetch(
-            subjects.EVENTS_STREAM,
-            subjects.EVENTS_FILTER,
-            start_seq=max(1, last - EVENTS_MAX + 1),
-        )
-        for message in stored:
-            self._event(message.seq, message.payload)
+    async def _all_of(self, bucket: str) -> dict[str, Entry]:
+        return await _done(lambda: self.bus.kv_all(bucket))
 
     async def watch(self, bucket: str) -> None:
         """Mirror one bucket, for ever."""
 
         async def mirror() -> None:
             async with self.bus.kv_watch(bucket) as entries:
+                await self._gone_meanwhile(bucket)
                 async for entry in entries:
                     await self._take(bucket, entry)
                     await self._notify()
 
         await again_and_again(mirror, f"watch of {bucket}", RETRY_S)
+
+    async def _gone_meanwhile(self, bucket: str) -> None:
+        """Let go of keys that are not there any more: a watch tells only of those that it saw.
+
+        One that was interrupted may have had their ends still to tell.
+        """
+        known: dict[str, Iterable[str]] = {
+            subjects.MEMBERS: self.roll.living,
+            subjects.RUNS: self.runs,
+            subjects.ASSIGNMENTS: self.assignments,
+            TOKENS: self.tokens,
+        }
+        before = {key: self.revisions.get((bucket, key), 0) for key in known.get(bucket, ())}
+        there = await self.bus.kv_all(bucket)
+        for key, revision in before.items():
+            # One that was written meanwhile is there again, and the watch brings it.
+            if key not in there and self.revisions.get((bucket, key), 0) == revision:
+                await self._take(bucket, Entry(key, None, revision))
+                await self._notify()
 
     async def read_events(self) -> None:
         """Mirror the event stream, for ever."""
@@ -183,9 +198,9 @@ class Registry:
         place = (bucket, key)
         if entry.revision < self.revisions.get(place, 0):
             return  # an echo of what was overwritten meanwhile
-        if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES):
+        if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES, TOKENS):
             self.revisions[place] = entry.revision
-        if value is None and bucket != NOTES:
+        if value is None:
             self.revisions.pop(place, None)
         try:
             await self._set(bucket, key, value)
@@ -246,7 +261,7 @@ class Registry:
             return
         note = MemberNote.model_validate_json(value)
         if there is None:
-            self.roll.restore(note)
+            self.roll.restore(note, time.time())
         elif there.drained != note.drained:  # another coordinator was asked
             self.roll.drain(member, note.drained)
 
@@ -426,6 +441,8 @@ class Registry:
     async def drain(self, member: str, wanted: bool) -> None:
         """Give a known member no more work, or let it have some again."""
         await self._note(self.roll.drain(member, wanted), wish=True)
+        if member in self.roll.notes:  # what another coordinator wrote before may have come since
+            self.roll.drain(member, wanted)
 
     async def forget(self, member: str) -> None:
         """Remove a member that is gone, and its assignment.
@@ -441,13 +458,23 @@ class Registry:
 
     async def put_token(self, record: TokenRecord) -> None:
         """Conflict if the name is taken."""
-        await self.bus.kv_create(TOKENS, record.name, record.model_dump_json().encode())
-        self.tokens[record.name] = record
+        place = (TOKENS, record.name)
+        revision = await self.bus.kv_create(*place, record.model_dump_json().encode())
+        if revision >= self.revisions.get(place, 0):
+            self.tokens[record.name], self.revisions[place] = record, revision
 
     async def delete_token(self, name: str) -> None:
-        await self.bus.kv_delete(TOKENS, name)
-        self.tokens.pop(name, None)
+        """At once: the echo of its making may still be on its way."""
+        place, token = (TOKENS, name), self.tokens.get(name)
+        await self.bus.kv_delete(*place)
+        if self.tokens.get(name) == token:  # else another one has the name by now
+            self.tokens.pop(name, None)
+            self.revisions[place] = self.revisions.get(place, 0) + 1
 
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log."""
         await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
+
+
+async def _done(what: Callable[[], Awaitable[T]]) -> T:
+    return await until_done(what, "the bus", pauses=PROMPT)

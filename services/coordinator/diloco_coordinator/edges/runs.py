@@ -17,6 +17,7 @@ from diloco_coordinator.budgets import used
 from diloco_coordinator.edges.auth import Guard
 from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import REPEATS, Registry
+from diloco_coordinator.edges.specs import spec_of
 from diloco_coordinator.edges.sse import Streams
 from diloco_coordinator.standings import run_id_of
 from diloco_coordinator.views import (
@@ -47,8 +48,9 @@ from diloco_shared.edges.run_streams import ensure_run_streams
 from diloco_shared.edges.tape_archive import archives_of, read_tape
 from diloco_shared.edges.vault import VaultError
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.records import Restore, RunRecord
-from diloco_shared.protocol.wire import decode_tape
+from diloco_shared.protocol.wire import WireError, decode_tape
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0)]
@@ -82,6 +84,13 @@ def _taken(name: str) -> Problem:
 def _keeps_changing(run: str) -> Problem:
     text = f"{ATTEMPTS_MAX} attempts lost: others write {run!r} too"
     return Problem(409, "The run keeps changing", text)
+
+
+def _may_need(spec: RunSpec, quorum: int) -> None:
+    most = spec.membership.learners_max
+    if quorum > most:
+        text = f"must not exceed membership.learners_max ({most}): no round could ever commit"
+        raise invalid("change", [{"path": "quorum", "message": text}])
 
 
 def _no_room(needs: dict[str, Need], storage: StorageInfo) -> dict[str, str]:
@@ -336,10 +345,8 @@ class Runs:
             raise Problem(
                 409, "The run is stopped", f"{record.name!r} was stopped and cannot go on"
             )
-        most = RunSpec.model_validate(record.spec).membership.learners_max
-        if changes.get("quorum", 0) > most:
-            text = f"must not exceed membership.learners_max ({most}): no round could ever commit"
-            raise invalid("change", [{"path": "quorum", "message": text}])
+        if "quorum" in changes:  # else nothing is asked of a specification: anything can be stopped
+            _may_need(spec_of(record), changes["quorum"])
 
     async def change(
         self, run: str, change: Change, response: Response, if_match: IfMatch = ""
@@ -410,13 +417,13 @@ class Runs:
 
         Of all syncer shards, as they were recorded; each numbers its rounds by itself.
         """
-        spec = RunSpec.model_validate(self.record(run).spec)
+        spec = spec_of(self.record(run))
         views: list[dict[str, Any]] = []
         start = after + 1
         while len(views) <= limit:
             stored = await self._tape(spec, start)
             shards = {s.seq: int(s.subject.rpartition(".")[2]) for s in stored}
-            found = round_views((s.seq, decode_tape(s.payload)) for s in stored)
+            found = round_views((s.seq, _record(run, s)) for s in stored)
             views += [{**view, "shard": shards[view["seq"]]} for view in found]
             if len(stored) < FETCH:
                 break
@@ -467,3 +474,12 @@ class Runs:
             return None if record is None else self.view(record)
 
         return self.streams.states(now, over_view)
+
+
+def _record(run: str, stored: Stored) -> TapeRecord:
+    """409 for one that another release wrote."""
+    try:
+        return decode_tape(stored.payload)
+    except WireError as error:
+        text = f"record {stored.seq} of the tape of {run!r} cannot be read by this release: {error}"
+        raise Problem(409, "Written by another release", text) from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -61,17 +62,21 @@ class Streams:
 
     async def _events(self, after: int, run: str) -> AsyncIterator[str]:
         yield ": open\n\n"
+        said_at = time.monotonic()
         while True:
             for seq, event in self.registry.events_after(after, run):
                 after = seq
                 yield f"id: {seq}\ndata: {json.dumps(event_view(seq, event))}\n\n"
-            if not await self._change():
+                said_at = time.monotonic()
+            if not await self._change(said_at):
                 yield ": still here\n\n"
+                said_at = time.monotonic()
 
     async def _states(
         self, now: Callable[[], dict[str, Any] | None], over: Callable[[dict[str, Any]], bool]
     ) -> AsyncIterator[str]:
         last: dict[str, Any] | None = None
+        said_at = time.monotonic()
         while True:
             state = now()
             if state is None:
@@ -81,15 +86,20 @@ class Streams:
                 yield f"data: {json.dumps(state)}\n\n"
                 if over(state):
                     return
+                said_at = time.monotonic()
                 await asyncio.sleep(STATE_S)
-            elif not await self._change():
+            elif not await self._change(said_at):
                 yield ": still here\n\n"
+                said_at = time.monotonic()
 
-    async def _change(self) -> bool:
-        """Whether something changed before it is time to say that we are still here."""
-        changed = self.registry.changed
+    async def _change(self, said_at: float) -> bool:
+        """Whether something changed before it is time to say that we are still here.
+
+        Most changes say nothing to a reader: what counts is when it was told something last.
+        """
+        changed, left_s = self.registry.changed, said_at + KEEP_ALIVE_S - time.monotonic()
         try:
-            async with asyncio.timeout(KEEP_ALIVE_S), changed:
+            async with asyncio.timeout(max(left_s, 0.0)), changed:
                 await changed.wait()
         except TimeoutError:
             return False

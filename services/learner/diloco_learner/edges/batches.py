@@ -42,7 +42,11 @@ class Batches:
     def revoke(self, shard: int) -> None:
         """The lease is lost: read on from another shard as soon as there is one."""
         with self.lock:
-            self.granted = deque(g for g in self.granted if g[0].shard != shard)
+            kept = deque(g for g in self.granted if g[0].shard != shard)
+            if self.reader is None and not kept:
+                # The first one: whoever was told that there is something to read reads it.
+                kept = deque((reader, False) for reader, _ in self.granted)
+            self.granted = kept
             self.finished = tuple(f for f in self.finished if f[0] != shard)
             if self.reader is not None and self.reader.shard == shard:
                 self.leased = False

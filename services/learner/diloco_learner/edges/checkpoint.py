@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import xxhash
@@ -89,8 +90,11 @@ class Checkpoints:
         return None, faults
 
     def _complete(self) -> dict[int, Path]:
-        named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
-        return {int(found[1]): path for found, path in named if found}
+        # Whoever finds that the run is deleted removes the folder, at any moment.
+        with suppress(FileNotFoundError):
+            named = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
+            return {int(found[1]): path for found, path in named if found}
+        return {}
 
     def _settle(self) -> None:
         """Make the new name durable."""

@@ -78,9 +78,15 @@ class Mailbox:
         """Leave something for the train thread; False (and counted) if it is dropped."""
         with self._lock:
             if len(self._in) >= INBOX_MAX and repeated(item):
-                self.dropped += 1
-                return False
-            self._in.append(item)
+                # It may be the last of its kind, as the beat that tells of the end is: nobody says
+                # that again. So it takes the place of what it replaces.
+                kept = essence([*self._in, item])
+                if len(kept) > INBOX_MAX:
+                    self.dropped += 1
+                    return False
+                self._in = deque(kept)
+            else:
+                self._in.append(item)
             if heavy(item) or len(self._in) >= self._look_at:
                 self._in = deque(essence(self._in))
                 self._look_at = len(self._in) + LOOK_EVERY

@@ -284,11 +284,11 @@ class Work:
         self.built = True
 
     def _put(self, event: Any) -> None:
-        if isinstance(event, BeatSeen):
-            self.beat = event.beat
         put = self.events.leave if self.train_loop is None else self.mailbox.put
         if not put(event):
-            log.error("too much waits: an arrival is dropped", event=type(event).__name__)
+            log.error("too much waits: an arrival is dropped", arrival=type(event).__name__)
+        elif isinstance(event, BeatSeen):
+            self.beat = event.beat
 
     def _recovery(self) -> Recovery:
         return Recovery(

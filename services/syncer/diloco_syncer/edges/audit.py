@@ -47,6 +47,7 @@ class Fault:
     seq: int
     subject: str
     text: str
+    purged: bool = False  # the contribution is not there, or not all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,9 @@ class Verified:
     faults: tuple[Fault, ...]
     # Records at which it began again from what was published: nothing of before makes what follows.
     rebirths: tuple[int, ...] = ()
+    # A restore whose checkpoint is gone since a snapshot covers it: what follows it was not
+    # followed; 0: all was.
+    unfollowed: int = 0
 
 
 async def verify(
@@ -76,9 +80,17 @@ async def verify(
 ) -> Verified:
     """Records follow each other; every contribution not yet covered is there, byte for byte."""
     history, faults = History(spec, shard), await _missing(spec, data, checkpoint_root)
+    unfollowed = 0
     for seq, record in records:
         try:
             back = await _back(spec, shard, record, checkpoint_root)
+        except TapeFault as fault:
+            if seq <= _covered_by(records):
+                unfollowed = seq
+            else:
+                faults.append(Fault(seq, "", str(fault)))
+            break
+        try:
             if back is not None and isinstance(record, TapeRestore):
                 history.resume(back.history, record, seq)
             else:
@@ -95,10 +107,11 @@ async def verify(
                 covered += 1
                 continue
             compared += 1
-            _, why = await _contribution(spec.name, data, record, subject)
+            _, why, purged = await _contribution(spec.name, data, record, subject)
             if why and len(faults) < FAULTS_MAX:
-                faults.append(Fault(seq, subject, why))
-    return Verified(len(records), compared, covered, tuple(faults), _rebirths(records))
+                faults.append(Fault(seq, subject, why, purged))
+    born = _rebirths(records)
+    return Verified(len(records), compared, covered, tuple(faults), born, unfollowed)
 
 
 def _rebirths(records: Records) -> tuple[int, ...]:
@@ -122,17 +135,43 @@ async def reexecute(
 
     That place is the initial parameters, or the oldest snapshot in `folders` after which every
     contribution is there. The fault is the first difference. Where the run began again from what
-    was published, no merge made that: it is the oldest snapshot after the newest such record.
+    was published, no merge made that: it is the oldest snapshot after the newest such record; and
+    after the newest restore whose checkpoint was removed, since a snapshot covers it.
     """
+    gone, why_gone = await _unreachable(spec, shard, data, records, checkpoint_root)
+    while True:
+        place = await asyncio.to_thread(_begin, spec, shard, folders, dict(records), gone, why_gone)
+        found = await _executed(spec, shard, data, records, checkpoint_root, place, gone)
+        fault = found.fault
+        if fault is None or not fault.purged or not gone < fault.seq <= _covered_by(records):
+            return found
+        gone, why_gone = fault.seq, f"{fault.text}, which a snapshot covers"
+
+
+async def _unreachable(
+    spec: RunSpec, shard: int, data: Bus, records: Records, checkpoint_root: str
+) -> tuple[int, str]:
+    """The newest record that cannot be executed, and why not; 0: all may be."""
     gone = await _last_gone(spec.name, data, records)
-    born = max(_rebirths(records), default=0)
     why_gone = f"contributions of record {gone} and before are gone"
+    born = max(_rebirths(records), default=0)
     if born >= max(gone, 1):
         gone, why_gone = born, f"record {born} begins again from what was published"
-    known = dict(records)
-    history, store, why = await asyncio.to_thread(
-        _begin, spec, shard, folders, known, gone, why_gone
-    )
+    restored, why_restored = await _newest_gone_back(spec, shard, records, checkpoint_root)
+    return (restored, why_restored) if restored >= max(gone, 1) else (gone, why_gone)
+
+
+async def _executed(
+    spec: RunSpec,
+    shard: int,
+    data: Bus,
+    records: Records,
+    checkpoint_root: str,
+    place: tuple[History, FragmentStore | None, str],
+    gone: int,
+) -> Replayed:
+    """From `place` on, up to the first difference."""
+    history, store, why = place
     if why:
         return Replayed(0, 0, 0, Fault(gone, "", why))
     began_at, rounds, done = history.seq, 0, 0
@@ -144,9 +183,9 @@ async def reexecute(
             continue
         payloads: dict[str, bytes] = {}
         for subject in payloads_needed(record):
-            payload, why = await _contribution(spec.name, data, record, subject)
+            payload, why, purged = await _contribution(spec.name, data, record, subject)
             if why:
-                return Replayed(began_at, done, rounds, Fault(seq, subject, why))
+                return Replayed(began_at, done, rounds, Fault(seq, subject, why, purged))
             payloads[subject] = payload
         try:
             back = await _back(spec, shard, record, checkpoint_root)
@@ -178,7 +217,21 @@ async def _back(
     try:
         return await asyncio.to_thread(load_recorded, spec, shard, record, root)
     except (OSError, ValueError, KeyError) as error:
-        raise TapeFault(f"{record.source}, which it goes back to: {error}") from None
+        raise TapeFault(f"{record.source}, which cannot be read: {error}") from None
+
+
+async def _newest_gone_back(
+    spec: RunSpec, shard: int, records: Records, checkpoint_root: str
+) -> tuple[int, str]:
+    """The newest restore that a snapshot covers and whose checkpoint cannot be had, and why not."""
+    covers = _covered_by(records)
+    for seq, record in reversed(records):
+        if seq <= covers and isinstance(record, TapeRestore):
+            try:
+                await _back(spec, shard, record, checkpoint_root)
+            except TapeFault as fault:
+                return seq, f"record {seq} goes back to {fault}"
+    return 0, ""
 
 
 async def _last_gone(run: str, data: Bus, records: Records) -> int:
@@ -238,19 +291,33 @@ def _sound(store: FragmentStore, meta: dict[str, Any]) -> FragmentStore:
     return store
 
 
-async def _contribution(run: str, data: Bus, record: TapeRecord, subject: str) -> tuple[bytes, str]:
-    """(payload, what is wrong): from UP, compared with the digests of manifest and tape."""
+async def _contribution(
+    run: str, data: Bus, record: TapeRecord, subject: str
+) -> tuple[bytes, str, bool]:
+    """(payload, what is wrong, whether it was purged): compared with the digests of manifest and
+    tape.
+
+    A purge goes up to a sequence: chunks that were sent long before their manifest may go alone.
+    """
     stream = subjects.up_stream(run)
     try:
         blob = await blob_of(data, stream, record, subject)
-        if blob is None:
-            return b"", f"{subject} is not in {stream} (of a live run, perhaps since a moment ago)"
+    except WireError as error:
+        return b"", f"{subject} is damaged: {error}", False
+    if blob is None:
+        why = f"{subject} is not in {stream} (of a live run, perhaps since a moment ago)"
+        return b"", why, True
+    try:
         patience_s = BLOB_S + blob.bytes / BLOB_BYTES_PER_S
         payload = await get_blob(data, stream, blob, timeout_s=patience_s)
-    except (WireError, BlobIncomplete) as error:
-        return b"", f"{subject} is damaged: {error}"
+    except BlobIncomplete as error:
+        there = len(await data.fetch(stream, subject))
+        if there < blob.chunks:
+            return b"", f"{there} of {blob.chunks} chunks of {subject} are in {stream}", True
+        return b"", f"{subject} is damaged: {error}", False
     if isinstance(record, TapeRound):
         named = next((v.digest for v in record.verdicts if v.subject == subject), "")
         if named != blob.digest:
-            return payload, f"{subject} has digest {blob.digest}, the tape says {named}"
-    return payload, ""
+            why = f"{subject} has digest {blob.digest}, the tape says {named}"
+            return payload, why, False
+    return payload, "", False

@@ -97,7 +97,7 @@ class Follower:
             if found is None:
                 return
             # One that is past the tape's end says that the server has lost what it must keep.
-            if await self._is_of_tape(found) or await self._end() < found.seq:
+            if await self._is_of_tape(found) or await self.tape.newest() < found.seq:
                 self._begin(found)
                 self.covered = self.history.seq
                 return
@@ -130,11 +130,6 @@ class Follower:
         info = await self.data.stream_info(self.tape.stream)
         return found.seq < info.first_seq  # it was archived, and is gone from there
 
-    async def _end(self) -> int:
-        """Sequence of the tape's newest record; 0: none."""
-        tail = await self.data.last(self.tape.stream, self.tape.subject)
-        return 0 if tail is None else tail.seq
-
     def _begin(self, found: Found) -> None:
         self.history, self.store = History.restore(self.spec, found.history), found.store
         rounds = self.history.next_round - 1
@@ -146,7 +141,7 @@ class Follower:
         Raises Purged when a contribution is gone, another TapeFault naming the record when a
         digest differs, BusError when the bus does not answer.
         """
-        end = await self._end()
+        end = await self.tape.newest()
         if end < self.history.seq:
             raise TapeFault(
                 f"the tape ends at record {end}, our snapshot is of record {self.history.seq}: the "

@@ -9,18 +9,18 @@ is an error reply instead, and passes by itself.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from diloco_shared.budget.terms import shown
 from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, Refused
+from diloco_shared.edges.bus import Bus, Refused, Stored
 from diloco_shared.edges.repeating import again_and_again
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_syncer.edges.outbox import Outbox
-from diloco_syncer.edges.published import parsed, publications
+from diloco_syncer.edges.published import parsed, publications, without_chunks
 from diloco_syncer.edges.storage import Storage
 from diloco_syncer.edges.tape import Tape
 from diloco_syncer.events import Event, Full, Rewound, StreamSeen
@@ -66,6 +66,8 @@ class Fullness:
         self.unwritten: list[str] = []  # streams, as the server said
         self.said_at = 0.0
         self.up_end = 0  # newest sequence of UP at the last look
+        # Manifests of an earlier leader whose chunks are gone; None: not looked for yet.
+        self.torn: set[str] | None = None
         self.moved: dict[str, tuple[int, float]] = {}  # subject or stream -> progress, since when
 
     async def keep(self) -> None:
@@ -200,6 +202,14 @@ class Fullness:
             known.doubted |= found is None and newest == known.newest
         return known.doubted
 
+    async def _torn(self, mine: Sequence[Stored]) -> set[str]:
+        """Manifests whose chunks the server lost before it took them: the leader before this one
+        died before it put those again. That can only be what it had under way."""
+        if self.torn is None:
+            newest = sorted(mine, key=lambda stored: stored.seq)[-self.outbox.under_way_max :]
+            self.torn = await without_chunks(self.spec.name, self.outbox.data, newest)
+        return self.torn
+
     async def _look_through(self) -> None:
         """All of this epoch that is on DN."""
         h, known = self.machine.history, self.outbox.acknowledged
@@ -209,6 +219,8 @@ class Fullness:
         )
         mine = [s for parts, s in parsed(stored) if parts.fragment in h.owned]
         known.found(max(((s.seq, s.subject) for s in mine), default=None))
+        torn = await self._torn(mine)
+        mine = [s for s in mine if s.subject not in torn]
         if published != self.machine.published or h is not self.machine.history:
             known.doubted = True  # something went on meanwhile: the next look tells
             return

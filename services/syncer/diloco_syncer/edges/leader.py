@@ -255,10 +255,10 @@ class Leader:
 
     async def _next(self) -> Event:
         deadline = self.machine.deadline
-        if deadline is None:
+        if deadline is None or len(self.queue):
             return await self.queue.get()
         wait_s = deadline - time.monotonic()
-        if wait_s <= 0 and not len(self.queue):
+        if wait_s <= 0:
             await asyncio.sleep(0)
             return TimePassed()
         try:

@@ -6,12 +6,14 @@ the store is being built, all of that waits.
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
+import structlog
 
 from diloco_shared.config import RunSpec
 from diloco_shared.numerics.fragments import Piece
@@ -41,6 +43,13 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.replay import build_store, stage_chosen
 from diloco_syncer.store import FragmentStore
 from diloco_syncer.store import Staged as StagedArrays
+
+log = structlog.get_logger()
+
+# Fragments that rounds have replaced while a snapshot has yet to write them: their arrays stay in
+# memory until it has. Beyond this many a merge of another such fragment waits, so that a slow disk
+# takes time and not memory; but not for longer than this, since a disk that hangs stops nobody.
+REPLACED_MAX, REPLACED_S, REPLACED_LOOK_S = 1, 30.0, 0.1
 
 Kept = Snapshot | Capture
 Numeric = Stage | Unstage | Install | InstallInit | InstallLoaded | Publish | Drop | Kept
@@ -74,6 +83,9 @@ class Numbers:
         self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
         self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
         self.publishing: set[asyncio.Task[None]] = set()  # at most D rounds, and keyframes
+        # What a snapshot has yet to write; it takes out what it has written.
+        self.unwritten: dict[str, np.ndarray] = {}
+        self.replacing: set[int] = set()  # fragments that were merged since it began
         self.building = False  # the store, in a thread
         self.waiting: deque[Callable[[], object]] = deque()  # for it, in order: a few per fragment
 
@@ -141,10 +153,31 @@ class Numbers:
         self.spawn(self._staged(effect, merge))
 
     async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
+        await self._may_replace(effect.fragment)
         staged = await asyncio.to_thread(merge)
         self.staged[effect.epoch, effect.round] = staged
         digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
         self.put(Staged(effect.epoch, effect.round, *digests))
+
+    async def _may_replace(self, fragment: int) -> None:
+        """Once the snapshot under way has written enough of what rounds replace."""
+        until = time.monotonic() + REPLACED_S
+        while self._would_add(fragment) and self._replaced() >= REPLACED_MAX:
+            if time.monotonic() > until:
+                log.warning("the disk of snapshots is slow: more stays in memory until it is done")
+                break
+            await asyncio.sleep(REPLACED_LOOK_S)
+        self.replacing.add(fragment)
+
+    def _would_add(self, fragment: int) -> bool:
+        return self._unwritten(fragment) and fragment not in self.replacing
+
+    def _unwritten(self, fragment: int) -> bool:
+        return f"{fragment}.master" in self.unwritten
+
+    def _replaced(self) -> int:
+        """Fragments in memory twice: as they are or will be, and as the snapshot has them."""
+        return sum(self._unwritten(p) for p in self.replacing)
 
     def _install_init(self, effect: InstallInit) -> None:
         """Build the store in a thread; what needs it is done after that."""
@@ -198,13 +231,23 @@ class Numbers:
     def _keep(self, effect: Kept, history: dict[str, Any]) -> None:
         """Capture between two effects; write in a thread."""
         assert self.store is not None
-        store, arrays = self.store.meta(), self.store.state_arrays()
+        store, arrays = self.store.meta(), self._soonest_first(history["next_round"])
         if isinstance(effect, Capture):
             writing = self.checkpointer.capture(effect, history, store, arrays)
         else:
             meta = {"history": history, "store": store}
+            self.unwritten, self.replacing = arrays, set()
             writing = self._write_snapshot(effect, meta, arrays)
         self.spawn(writing)
+
+    def _soonest_first(self, round_: int) -> dict[str, np.ndarray]:
+        """All arrays, those first which rounds will replace first: they are written in this order,
+        and what was written before it is replaced is in memory once."""
+        assert self.store is not None
+        arrays, owned = self.store.state_arrays(), self.machine.history.owned
+        due = {p: (n - round_) % len(owned) for n, p in enumerate(owned)}
+        order = sorted(arrays, key=lambda name: due[int(name.partition(".")[0])])
+        return {name: arrays[name] for name in order}
 
     async def _write_snapshot(
         self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]
@@ -212,6 +255,7 @@ class Numbers:
         try:
             path = await asyncio.to_thread(self.snapshots.save, effect.covers, meta, arrays)
         except OSError as error:
+            arrays.clear()  # nobody writes it any more
             self.put(
                 SnapshotFailed(
                     f"snapshot of record {effect.covers} not written to "

@@ -61,7 +61,8 @@ class Outbox:
         self.bytes_out = 0
         # As many publications under way as rounds in flight, and one of no round: what DN must
         # have room for before a keyframe lets it be purged. In the order in which they were asked.
-        self.turns = asyncio.Semaphore(spec.algorithm.rounds_in_flight_max + 1)
+        self.under_way_max = spec.algorithm.rounds_in_flight_max + 1
+        self.turns = asyncio.Semaphore(self.under_way_max)
         self.sending: dict[str, Progress] = {}  # of each publication under way, by its subject
         self.acknowledged = Acknowledged()
         self.events: asyncio.Queue[EventRecord] = asyncio.Queue(EVENTS_MAX)

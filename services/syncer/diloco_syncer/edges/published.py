@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
+import structlog
+
 from diloco_shared.edges.blobs import BlobIncomplete, fresh, get_blob
 from diloco_shared.edges.bus import Bus, Stored
 from diloco_shared.edges.stored_records import messages_of
@@ -13,6 +15,12 @@ from diloco_shared.protocol.subjects import PublicationSubject
 from diloco_syncer.history import History
 from diloco_syncer.rebirth import Reborn, chains, decoded, reborn, reborn_store
 from diloco_syncer.store import FragmentStore, Shelf, Values
+
+log = structlog.get_logger()
+
+# A publication whose chunks do not come for this long, in seconds, is taken for one without them:
+# it is published again, which harms nobody.
+CHUNKS_S = 5.0
 
 
 class Unpublished(Exception):
@@ -37,6 +45,22 @@ def parsed(stored: Iterable[Stored]) -> list[tuple[PublicationSubject, Stored]]:
         with suppress(ValueError):
             found.append((subjects.parse_publication(one.subject), one))
     return found
+
+
+async def without_chunks(run: str, data: Bus, sealed: Iterable[Stored]) -> set[str]:
+    """Of these manifests, the subjects of those whose chunks DN does not give whole.
+
+    Raises BusError when the bus does not answer.
+    """
+    torn = set[str]()
+    for stored in sealed:
+        for manifest in publications([stored]):
+            try:
+                await get_blob(data, subjects.dn_stream(run), manifest.blob, patience_s=CHUNKS_S)
+            except BlobIncomplete as error:
+                log.warning("a publication is not whole", error=str(error))
+                torn.add(stored.subject)
+    return torn
 
 
 async def read_newest(

@@ -216,7 +216,8 @@ class Stuck:
 
     async def _begin_again(self, follower: Follower, known: History, why: str) -> str:
         """Give it what is published, and what the tape says after `known`; why not, or "" """
-        self.show("catching up", f"{why}; reads what is published", known.seq)
+        # Not "catching up": two that read at the same time would wait for each other for ever.
+        self.show("ineligible", f"{why}; reads what is published", known.seq)
         try:
             await follower.begin_again(known, why)
         except (Unpublished, Purged, BusError) as error:

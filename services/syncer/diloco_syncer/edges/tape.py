@@ -11,7 +11,7 @@ import structlog
 
 from diloco_shared.edges.bus import Bus, BusError, Conflict, Progress, Refused, StreamFull
 from diloco_shared.edges.crash_points import passing
-from diloco_shared.edges.tape_archive import TapeArchive, read_tape
+from diloco_shared.edges.tape_archive import TapeArchive, began_later, read_tape
 from diloco_shared.edges.vault import VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord
@@ -58,6 +58,7 @@ class Tape:
         self.stream = subjects.tape_stream(run)
         self.subject = subjects.tape(run, shard)
         self.end = 0  # stream sequence of the newest record of this shard
+        self.emptied = False  # the stream has none of them: the newest lies in the archive
         self.progress = Progress()  # of the append under way
         self.appending_since = 0.0  # monotonic seconds; 0: none is under way
         # Called when the stream is full: why nothing could be archived, or "".
@@ -89,6 +90,24 @@ class Tape:
         records = [(s.seq, decode_tape(s.payload)) for s in stored]
         self.end = max([self.end, after, *(seq for seq, _ in records)])
         return records
+
+    async def newest(self) -> int:
+        """Sequence of the newest record of this shard, wherever it lies; 0: there is none.
+
+        A server that lost what it had acknowledged may have lost all that was not archived. Raises
+        BusError, or Purged when the archive cannot be read.
+        """
+        tail = await self.bus.last(self.stream, self.subject)
+        self.emptied = tail is None
+        if tail is not None:
+            return tail.seq
+        if self.archive is None or not await began_later(self.bus, self.stream):
+            return 0
+        try:
+            segments = await asyncio.to_thread(self.archive.segments)
+        except VaultError as error:
+            raise Purged(f"archived records of the tape cannot be read: {error}") from None
+        return segments[-1].last if segments else 0
 
     async def _gone(self, after: int, seqs: Sequence[int]) -> set[int]:
         """Sequences from `after` to the last of `seqs` that may have been records of this shard.
@@ -124,7 +143,7 @@ class Tape:
         passing("before-append")
         self.appending_since = time.monotonic()
         try:
-            self.end = await self._append(payload)
+            self.end, self.emptied = await self._append(payload), False
         finally:
             self.appending_since = 0.0
             self.progress.trouble = ""
@@ -135,7 +154,8 @@ class Tape:
     async def _append(self, payload: bytes) -> int:
         while True:
             try:
-                return await self.bus.append(self.subject, payload, expect_last=self.end)
+                expected = 0 if self.emptied else self.end
+                return await self.bus.append(self.subject, payload, expect_last=expected)
             except StreamFull as error:
                 why_not = await self._archived()
                 self.progress.no_room(f"{error}; {why_not}" if why_not else str(error))

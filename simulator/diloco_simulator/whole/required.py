@@ -1,0 +1,151 @@
+"""Which rare states many whole worlds together must reach, and how often promises were checked.
+
+What no seed reaches, no seed has tested. Names are keys of a verdict's `counts`.
+"""
+
+from collections import Counter
+
+# Of 90 worlds (seeds 3000 to 3089) ten or more reached each state of REQUIRED, but for RAREST.
+REACHED, OF = 10, 90
+RAREST = {"without a syncer": 4}
+# What hardships bring was reached by one of twenty worlds or more, of some dozens.
+# So many seeds reach all of them: fewer may miss one by chance, 400 do so in two of 10,000 runs
+# (`chance_to_miss`), and 300 would in six.
+ENOUGH = 400
+REQUIRED = (
+    "another request under a key refused",
+    "audits",
+    "bad input counted",
+    "beats: bootstrapping",
+    "beats: finished",
+    "beats: finishing",
+    "beats: running",
+    "beats: starved",
+    "beats: stopped",
+    "beats: waiting",
+    "desired accepted",
+    "desired in force",
+    "disks lost",
+    "donors asked",
+    "duplicated",
+    "grant sent again",
+    "hangs",
+    "heirs",
+    "initial parameters half sent",
+    "learners without a device",
+    "learners: Merged",
+    "learners: Unmerged",
+    "lost",
+    "lost for good",
+    "members: coordinator idle",
+    "members: learner idle",
+    "members: learner unfit",
+    "members: learner working",
+    "members: syncer catching up",
+    "members: syncer idle",
+    "members: syncer leading",
+    "members: syncer standby",
+    "merges executed again",
+    "missed",
+    "new names",
+    "noise to everybody",
+    "outages",
+    "partitions",
+    "pulls sent again",
+    "quorum accepted",
+    "quorum in force",
+    "refused: told",
+    "rounds in flight: 1",
+    "skipped for want of answers",
+    "skipped round",
+    "squeezes",
+    "starvation",
+    "states lost",
+    "stopped by the user",
+    "streams narrowed",
+    "submitted without room",
+    "the store of checkpoints away",
+    "the store of checkpoints not reached",
+    "told: assigned",
+    "told: began",
+    "told: donated",
+    "told: end",
+    "told: evaluation",
+    "told: fault-applied",
+    "told: fault-planned",
+    "told: full",
+    "told: init",
+    "told: join",
+    "told: learner-alive",
+    "told: learner-lost",
+    "told: learner-seen",
+    "told: leave",
+    "told: no-room",
+    "told: recovered",
+    "told: released",
+    "told: room-again",
+    "told: run-created",
+    "told: run-paused",
+    "told: run-running",
+    "told: run-stopped",
+    "told: setting",
+    "told: shard-repeated",
+    "told: shard-shared",
+    "told: term",
+    "told: unfit",
+    "two coordinators",
+    "two learners of a name",
+    "two processes of a name",
+    "unknown",
+    "visitors: asks_for_a_plan",
+    "visitors: asks_wrongly",
+    "visitors: drains",
+    "visitors: forgets",
+    "visitors: harms_twice",
+    "visitors: inflict",
+    "visitors: keeps_a_copy",
+    "visitors: lacks_room",
+    "visitors: listens",
+    "visitors: looks",
+    "visitors: repeats",
+    "visitors: talks_nonsense",
+    "visitors: wants_to_begin_again",
+    "without a syncer",
+)
+# Promises that every few worlds check.
+CHECKED = (*(f"I{n}" for n in range(1, 13)), "liveness")
+
+
+def chance_to_miss(worlds: int, reached: int = REACHED) -> float:
+    """That so many more worlds all miss a state which `reached` of OF have reached, if any share of
+    worlds that reach it was as likely as any other before: Laplace's rule, again and again."""
+    chance = 1.0
+    for more in range(worlds):
+        chance *= (OF - reached + 1 + more) / (OF + 2 + more)
+    return chance
+
+
+class States:
+    """Sums over worlds."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.worlds: Counter[str] = Counter()  # that reached a state
+        self.looks: Counter[str] = Counter()
+
+    def add(self, counts: Counter[str], looks: Counter[str]) -> None:
+        """One more world."""
+        self.counts += counts
+        self.worlds.update(state for state, n in counts.items() if n)
+        self.looks += looks
+
+    def missing(self) -> list[str]:
+        """What must be reached, and was not; and promises that nobody checked."""
+        unreached = [state for state in REQUIRED if not self.worlds[state]]
+        return unreached + [f"a check of {name}" for name in CHECKED if not self.looks[name]]
+
+    def report(self) -> None:
+        """Print all, the rarest last, and how often each promise was checked."""
+        for what, count in self.counts.most_common():
+            print(f"{count:>8}  in {self.worlds[what]:>4} worlds  {what}")
+        print("checks made: " + "  ".join(f"{n} {c}" for n, c in sorted(self.looks.items())))

@@ -1,0 +1,116 @@
+"""The check: plays seeds and places to die, says what breaks, keeps it, wants enough reached."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from diloco_simulator import check, found, shrink
+from diloco_simulator.options import Options
+from diloco_simulator.whole import constants, crash_points
+from diloco_simulator.whole.case import Case
+from diloco_simulator.whole.required import ENOUGH, REQUIRED
+from diloco_simulator.whole.world import Verdict, played
+from diloco_syncer import rounds
+
+SHORT = Options.calm(steps=18, safety_s=25.0, learners=2, quorum=1)
+
+
+def arguments(monkeypatch: pytest.MonkeyPatch, *said: object) -> None:
+    monkeypatch.setattr("sys.argv", ["check", *map(str, said)])
+
+
+@pytest.mark.whole
+def test_what_a_broken_rule_breaks_is_kept_shrunk_and_played_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "drawn", lambda seed: SHORT.changed(nan=0.3, duplicate=0.05))
+    monkeypatch.setattr(constants, "drawn", lambda rng: {constants.CHUNKS.path: 64})
+    monkeypatch.setattr(shrink, "WORLDS_MAX", 8)
+    summary = tmp_path / "sums.json"
+    keep = ("--keep", tmp_path, "--shrink", "--json", summary)
+    with monkeypatch.context() as broken:
+        broken.setattr(rounds, "judge", lambda *args, **kwargs: None)
+        arguments(broken, "--seeds", 1, "--from", 2, "--workers", 1, *keep)
+        with pytest.raises(SystemExit, match="1"):
+            check.main()
+        said, file = capsys.readouterr().out, tmp_path / "seed-2.json"
+        assert "again: python -m diloco_simulator.check --seeds 1 --workers 1 --from 2\n" in said
+        assert found.again(file) in said
+        left = found.read(file)
+        assert left.options.learners < SHORT.learners
+        assert json.loads(file.read_text())["shrunk_from"]["seed"] == 2
+        arguments(broken, "--kept", file)
+        with pytest.raises(SystemExit, match="1"):
+            check.main()
+        assert "seed-2  I11 at " in capsys.readouterr().out
+    assert json.loads(summary.read_text())["violations"] == 1
+    arguments(monkeypatch, "--kept", file)
+    with pytest.raises(SystemExit, match="0"):
+        check.main()
+
+
+@pytest.mark.whole
+def test_a_world_is_the_same_in_another_process() -> None:
+    tasks = [check.place("", 0), check.Task(Case.drawn(6, SHORT.changed(overtaken=0.3)), "", "")]
+    assert list(check.verdicts(tasks, 2)) == [played(task.case) for task in tasks]
+
+
+def test_every_seed_is_played_with_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments(monkeypatch, "--seeds", 3, "--from", 40, "--syncers", 2, "--shards", 2)
+    tasks = list(check.tasks(check.arguments()))
+    assert [task.case.seed for task in tasks] == [40, 41, 42]
+    assert {(t.case.options.syncers, t.case.options.shards) for t in tasks} == {(2, 2)}
+    assert tasks[0].again.endswith(" --from 40 --syncers 2 --shards 2")
+    arguments(monkeypatch, "--seeds", 1, "--from", 40)
+    (task,) = check.tasks(check.arguments())
+    assert task.case == Case.drawn(40) and "syncers" not in task.again
+
+
+def test_places_to_die_are_named_as_they_are_played_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calm = Verdict(1)
+    calm.passings.update(dict.fromkeys(crash_points.ROLES, 5))
+    monkeypatch.setattr(crash_points, "play", lambda: calm)
+    arguments(monkeypatch, "--seeds", 0, "--crash-points", 4)
+    tasks = list(check.tasks(check.arguments()))
+    assert [t.case.options.dies_at for t in tasks[:3]] == [("", 0), ("leader", 1), ("leader", 5)]
+    assert len(tasks) == 1 + 2 * len(crash_points.ROLES)
+    assert tasks[2].again.endswith("--seeds 0 --workers 1 --dies leader 5")
+    arguments(monkeypatch, "--seeds", 0, "--dies", "leader", 5)
+    assert list(check.tasks(check.arguments())) == [tasks[2]]
+
+
+def test_enough_worlds_that_missed_what_they_must_reach_fail(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sums = check.Sums()
+    sums.add(check.place("leader", 1), Verdict(1))
+    sums.add(check.Task(Case(2, SHORT), "", ""), Verdict(2, ["I1 at 1.00 s: x"], rounds=3))
+    result = sums.result()
+    assert (result["seeds"], result["violations"], result["rounds"]) == (1, 1, 3)
+    assert result["crash_points"] == {"leader": 1}
+    assert set(REQUIRED) < set(result["missing"])
+    for few in ((ENOUGH - 1,), (ENOUGH, "--syncers", 2)):
+        arguments(monkeypatch, "--seeds", *few)
+        assert check.complete(check.arguments(), result)
+    arguments(monkeypatch, "--seeds", ENOUGH)
+    assert not check.complete(check.arguments(), result)
+    assert REQUIRED[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("said", [("--shrink",), ("--dies", "nobody-else", 3), ("--workers", 0)])
+def test_what_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch, said: tuple[object, ...]
+) -> None:
+    arguments(monkeypatch, *said)
+    with pytest.raises(SystemExit) as refused:
+        check.arguments()
+    assert refused.value.code == 2
+
+
+def test_constants_are_drawn_by_names_that_are_known() -> None:
+    for seed in range(20):
+        assert set(constants.drawn(Random(seed))) <= set(constants.KNOWN)

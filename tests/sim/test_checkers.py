@@ -1,0 +1,29 @@
+"""Checkers by themselves: what they are shown, they see."""
+
+import numpy as np
+
+from diloco_simulator.checkers import Leases, Report
+from diloco_simulator.checkers_numbers import Numbers
+from diloco_simulator.options import Options
+from diloco_simulator.whole.spec import spec_of
+
+
+def test_a_lease_is_not_trusted_for_longer_than_it_lasts() -> None:
+    told: list[str] = []
+    leases = Leases(Report(lambda invariant, text: told.append(text)), 3.0)
+    leases.held("a", 1.0, 4.0, 1.5)
+    assert told == []
+    leases.held("a", 1.0, 4.5, 1.5)
+    assert len(told) == 1
+
+
+def test_after_directions_that_cancelled_merges_are_computed_again() -> None:
+    """Of a leader's own arrays, once."""
+    numbers = Numbers(Report(lambda invariant, text: None), spec_of(Options.calm(), 1))
+    numbers.states.append([(np.full(2, np.nan), np.zeros(2)), (np.ones(2), np.zeros(2))])
+    master_F, trace_F = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
+    numbers.installed(1, master_F, (trace_F,))
+    assert numbers.resumed == 0, "it has computed that itself"
+    numbers.installed(0, master_F, (trace_F,))
+    assert numbers.resumed == 1
+    assert [list(a) for a in numbers.state[0]] == [[1.0, 2.0], [3.0, 4.0]]

@@ -1,0 +1,183 @@
+"""What only the in-memory bus has: its own clock, cut connections and lost messages."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_shared.edges.bus import Conflict, Delivery, Refused, StreamSpec, Unavailable
+from diloco_simulator.memory_broker import Fate, MemoryBroker, matches, overlap
+from diloco_simulator.memory_bus import MemoryBus
+
+SPEC = StreamSpec("S", ("s.>",), 1 << 20)
+
+tokens = st.sampled_from(["a", "b"])
+subjects = st.lists(tokens, min_size=1, max_size=4).map(".".join)
+patterns = st.tuples(
+    st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=3), st.sampled_from(["", ".>"])
+).map(lambda parts: ".".join(parts[0]) + parts[1])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "expected"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.b.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b.c", False),
+        ("*.*", "a.b", True),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        (">", "a", True),
+        ("a.*.c", "a.b.c", True),
+        ("a.*.m", "a.b.c", False),
+    ],
+)
+def test_wildcards(pattern: str, subject: str, expected: bool) -> None:
+    assert matches(pattern, subject) is expected
+
+
+@given(patterns, patterns, subjects)
+def test_patterns_that_match_one_subject_overlap(one: str, other: str, subject: str) -> None:
+    assert overlap(one, one)
+    assert overlap(one, other) == overlap(other, one)
+    if matches(one, subject) and matches(other, subject):
+        assert overlap(one, other)
+
+
+async def test_keys_expire_by_the_given_clock() -> None:
+    now = 100.0
+    broker = MemoryBroker(clock=lambda: now)
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_bucket("b")
+    async with bus.kv_watch("b") as changes:
+        revision = await bus.kv_create("b", "k", b"1", ttl_s=4.2)
+        assert (await anext(changes)).value == b"1"
+        now = 104.9
+        # Renewed in time; whole seconds, rounded up, as the server counts them.
+        revision = await bus.kv_update("b", "k", b"2", revision, ttl_s=4.2)
+        assert (await anext(changes)).value == b"2"
+        now = 109.8
+        assert await bus.kv_get("b", "k") is not None
+        now = 109.9
+        broker.expire()
+        assert (await anext(changes)).value is None
+        assert await bus.kv_get("b", "k") is None
+        with pytest.raises(Conflict):
+            await bus.kv_update("b", "k", b"2", revision)
+    # The marker goes as well, after its own minute.
+    assert (await bus.stream_info("KV_b")).messages == 1
+    now = 169.9
+    assert (await bus.stream_info("KV_b")).messages == 0
+
+
+async def test_message_ids_are_forgotten_after_two_minutes() -> None:
+    now = 0.0
+    bus = MemoryBus(MemoryBroker(clock=lambda: now), "a")
+    await bus.ensure_stream(SPEC)
+    assert await bus.append("s.a", b"", msg_id="x") == 1
+    now = 119.0
+    assert await bus.append("s.a", b"", msg_id="x") == 1
+    now = 120.0
+    assert await bus.append("s.a", b"", msg_id="x") == 2
+
+
+async def test_a_client_that_is_cut_off_hears_nothing_and_catches_up() -> None:
+    broker = MemoryBroker()
+    near, far = MemoryBus(broker, "near"), MemoryBus(broker, "far")
+    await near.ensure_stream(SPEC)
+    async with far.subscribe("news") as news, far.read("S", "s.a") as messages:
+        far.disconnect()
+        assert not far.connected
+        await near.publish("news", b"missed")
+        await near.append("s.a", b"kept")
+        await far.publish("news", b"lost without an error")
+        with pytest.raises(Unavailable, match=r"no answer on s\.a"):
+            await far.append("s.a", b"not stored", timeout_s=0.01)
+        far.reconnect()
+        await near.publish("news", b"heard")
+        assert (await anext(news)).payload == b"heard"
+        assert (await anext(messages)).payload == b"kept"
+        assert far.reconnects == 1
+    assert (await near.stream_info("S")).messages == 1
+
+
+async def test_a_call_waits_for_the_reconnect() -> None:
+    bus = MemoryBus(MemoryBroker(), "a")
+    await bus.ensure_stream(SPEC)
+    bus.disconnect()
+    appending = asyncio.create_task(bus.append("s.a", b""))
+    await asyncio.sleep(0)
+    bus.reconnect()
+    assert await appending == 1
+
+
+def fated(*fates: Fate) -> MemoryBroker:
+    rest: Iterator[Fate] = iter(fates)
+    return MemoryBroker(
+        fault=lambda client, operation, subject: (
+            next(rest, "deliver")
+            if (client, operation, subject) == ("a", "append", "s.a")
+            else "deliver"
+        )
+    )
+
+
+async def test_a_lost_request_stores_nothing_and_a_lost_answer_does() -> None:
+    bus = MemoryBus(fated("lose_request", "lose_answer"), "a")
+    await bus.ensure_stream(SPEC)
+    for stored in (0, 1):
+        with pytest.raises(Unavailable):
+            await bus.append("s.a", b"x", expect_last=0)
+        assert (await bus.stream_info("S")).messages == stored
+    with pytest.raises(Conflict):
+        await bus.append("s.a", b"x", expect_last=0)
+
+
+async def test_lost_publishes_and_requests() -> None:
+    lost: Fate = "lose_request"
+    broker = MemoryBroker(
+        fault=lambda _, operation, __: lost if operation == "publish" else "deliver"
+    )
+
+    async def answer(_: Delivery) -> bytes:
+        return b"answer"
+
+    bus = MemoryBus(broker, "a")
+    async with bus.subscribe("s") as got, bus.serve("q", answer):
+        await bus.publish("s", b"1")
+        # The answer is a publish, too.
+        with pytest.raises(Unavailable, match="no answer on q"):
+            await bus.request("q", b"", timeout_s=0.01)
+        lost = "deliver"
+        await bus.publish("s", b"2")
+        assert (await anext(got)).payload == b"2"
+        assert await bus.request("q", b"") == b"answer"
+
+
+async def test_a_closed_client_refuses_and_its_readers_end() -> None:
+    broker = MemoryBroker()
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_stream(SPEC)
+    async with bus.read("S", "s.a") as messages:
+        reading = asyncio.create_task(first(messages))
+        await asyncio.sleep(0)
+        await bus.close()
+        assert await reading is None
+    with pytest.raises(Unavailable, match="closed"):
+        await bus.append("s.a", b"")
+
+
+async def first(messages: object) -> object:
+    async for message in messages:  # type: ignore[attr-defined]
+        return message
+    return None
+
+
+async def test_an_oversized_publish_is_refused() -> None:
+    bus = MemoryBus(MemoryBroker(), "a")
+    with pytest.raises(Refused):
+        await bus.publish("s", bytes((2 << 20) + 1))

@@ -1,0 +1,63 @@
+"""The data client of worlds of whole processes: its connections do not wait for each other."""
+
+import asyncio
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+from diloco_shared.edges.bus import StreamSpec
+from diloco_simulator.memory_broker import MemoryBroker
+from diloco_simulator.options import Options
+from diloco_simulator.virtual_loop import VirtualLoop, play
+from diloco_simulator.whole import world
+from diloco_simulator.whole.chance import Chance
+from diloco_simulator.whole.data_bus import DataBus, is_chunk
+from diloco_simulator.whole.net import Net
+from diloco_simulator.whole.observer import Scene
+
+
+def test_only_chunks_take_a_connection_of_their_own() -> None:
+    assert is_chunk("up.sim.a.0.1.2.3") and is_chunk("state.sim.a.b.n")
+    for subject in ("up.sim.a.0.1.2.3.m", "state.sim.a.b.n.a", "tape.sim.0", "ev.sim.refused"):
+        assert not is_chunk(subject)
+
+
+def test_a_later_payload_overtakes_one_on_a_slow_connection() -> None:
+    """But what follows on the slow one does not."""
+
+    async def main() -> tuple[list[str], list[str]]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        options, broker = Options.calm(), MemoryBroker()
+        scene = Scene(loop, options)
+        net = Net(loop, Random(1), options, scene.counts)
+        bus = DataBus(
+            broker, "a-data", "a", net, None, options, Chance(scene, Random(1)), lambda s, p: p
+        )
+        await bus.ensure_stream(StreamSpec("UP-sim", ("up.sim.>",), 10_000))
+        stored: list[str] = []
+        broker.on_store = lambda stream, message: stored.append(message.subject)
+        first, other = two_lanes(bus)
+        bus._lane(first).out.arrived_at = loop.now + 3.0
+        sent: list[Coroutine[Any, Any, int]] = [
+            bus.append(subject, b"x") for subject in (first, first, other)
+        ]
+        await asyncio.gather(*sent)
+        return stored, [other, first, first]
+
+    stored, expected = play(main(), Random(1))
+    assert stored == expected
+
+
+def two_lanes(bus: DataBus) -> tuple[str, str]:
+    """Subjects whose payloads take different connections."""
+    subjects = [f"up.sim.a.0.0.{n}.1" for n in range(9)]
+    other = next(s for s in subjects if bus._lane(s) is not bus._lane(subjects[0]))
+    return subjects[0], other
+
+
+def test_what_is_overtaken_or_damaged_is_made_good() -> None:
+    options = Options.calm(steps=18, safety_s=25.0, learners=2, quorum=1)
+    found = world.one(6, options.changed(overtaken=0.3, corrupt=0.3))
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["overtaken"] and found.counts["corrupted"]

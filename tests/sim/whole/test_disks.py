@@ -1,0 +1,43 @@
+"""Disks of worlds of whole processes: slow, full, and torn where the writer dies."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from diloco_shared.edges.disk_watch import free_bytes
+from diloco_simulator.options import Options
+from diloco_simulator.whole import disks, world
+
+SHORT = Options.calm(steps=24, safety_s=30.0, learners=2, quorum=1, snapshot_every_rounds=3)
+
+
+def test_a_full_disk_and_a_slow_one_stop_no_run() -> None:
+    found = world.one(3, SHORT.changed(disk_full=1.0, disk_spells=2, disk_s=5.0))
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["disk full"] and found.counts["a disk full for a while"] == 2
+
+
+def test_whoever_dies_while_it_writes_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disks, "TORN", 0.2)
+    found = world.one(4, SHORT.changed(torn=1.0))
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["torn"] >= 1
+
+
+def test_outside_of_a_world_disks_are_what_they_are(tmp_path: Path) -> None:
+    before = os.fsync, os.statvfs
+    world.one(5, Options.calm(steps=6, safety_s=8.0, learners=2, quorum=1))
+    assert (os.fsync, os.statvfs) == before
+    assert (free_bytes(tmp_path) or 0) > 0
+
+
+def test_what_a_torn_folder_loses_is_of_its_newest_snapshot(tmp_path: Path) -> None:
+    for number in (3, 12):
+        (tmp_path / f"snapshot-{number:012d}").mkdir()
+        (tmp_path / f"snapshot-{number:012d}" / "meta.json").write_text("{}")
+    shared = tmp_path / "snapshot-000000000003" / "0.arrays"
+    shared.write_text("values")
+    os.link(shared, tmp_path / "snapshot-000000000012" / "0.arrays")
+    found = disks._written(tmp_path.parent, tmp_path.stat())
+    assert found == [tmp_path / "snapshot-000000000012" / "meta.json"]

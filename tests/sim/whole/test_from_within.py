@@ -1,0 +1,205 @@
+"""What processes decide and hold is looked at in whole worlds: a broken rule of each kind is seen.
+
+The product is broken in one place, a calm world is played, and the promise must be named.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from diloco_learner import anchors, exchange
+from diloco_learner.edges import recoverer
+from diloco_learner.events import Unmerged
+from diloco_learner.exchange import Exchange
+from diloco_learner.merged import Undecided
+from diloco_shared.protocol.messages import LifeCount
+from diloco_simulator.options import Options
+from diloco_simulator.whole import watched_run
+from diloco_simulator.whole.case import Case
+from diloco_simulator.whole.troubles import Troubles
+from diloco_simulator.whole.world import Verdict, played
+from diloco_syncer.announce import Announcer
+from diloco_syncer.edges import checkpointing
+from diloco_syncer.edges.payloads import Payloads
+from diloco_syncer.events import SendBeat
+from diloco_syncer.horizon import Horizon
+from diloco_syncer.lease import Lease
+from diloco_syncer.ledger import Ledger
+from diloco_syncer.roster import Roster
+from diloco_syncer.watchdog import Watchdog
+
+CALM = Options.calm(
+    learners=2, quorum=1, steps=36, safety_s=20.0, snapshot_every_rounds=2, keyframe_every=2
+)
+# It goes back to a checkpoint, once.
+BACK = {"checkpoint_every_steps": 6, "restores": 1}
+
+
+def calm(**changes: Any) -> Verdict:
+    return played(Case(1, CALM.changed(**changes)))
+
+
+def test_a_calm_world_breaks_nothing_and_every_promise_is_looked_at() -> None:
+    found = calm(syncers=2, **BACK)
+    assert found.violations == []
+    for promise in ("I5", "I6", "I7", "I8", "I9", "I10", "I12", "liveness"):
+        assert found.looks[promise], promise
+    assert found.counts["restored"] == 1 and found.counts["moments of its own part"]
+
+
+def of_double_merges(patch: pytest.MonkeyPatch) -> None:
+    merge = Ledger._merge
+
+    def twice(self: Ledger, p: int, v: Any) -> None:
+        merge(self, p, v)
+        self.merged_P[p] += 1
+
+    patch.setattr(Ledger, "_merge", twice)
+
+
+def of_more_than_was_done(patch: pytest.MonkeyPatch) -> None:
+    saw = Ledger.saw
+
+    def more(self: Ledger, count: LifeCount) -> None:
+        saw(self, count.model_copy(update={"tokens": 10 * count.tokens}))
+
+    patch.setattr(Ledger, "saw", more)
+
+
+def of_claims(patch: pytest.MonkeyPatch) -> None:
+    contribute = Exchange._contribute
+
+    def more(self: Exchange, now: float) -> list[Any]:
+        self.counters.tokens += 1
+        return contribute(self, now)
+
+    patch.setattr(Exchange, "_contribute", more)
+
+
+def of_leases(patch: pytest.MonkeyPatch) -> None:
+    written = Lease._written
+
+    def longer(self: Lease, event: Any, now: float) -> None:
+        written(self, event, now)
+        self.until += 1.0
+
+    patch.setattr(Lease, "_written", longer)
+
+
+def of_rests(patch: pytest.MonkeyPatch) -> None:
+    may_step = Exchange.may_step.fget  # type: ignore[attr-defined]
+    patch.setattr(
+        Exchange, "may_step", property(lambda self: may_step(self) and self.counters.step % 5 != 4)
+    )
+
+
+def of_payloads(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Payloads, "drop", lambda self, key: None)
+
+
+def of_purges(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Horizon, "below", lambda self, last_round, up_seq: 1)
+
+
+def of_heads(patch: pytest.MonkeyPatch) -> None:
+    beat = Announcer.beat
+
+    def back(self: Announcer, now: float) -> list[Any]:
+        old = [max(v - self.history.seq % 2, -1) for v in self.history.versions]
+        said = beat(self, now)
+        return [SendBeat(e.beat.model_copy(update={"versions": tuple(old)})) for e in said]
+
+    patch.setattr(Announcer, "beat", back)
+
+
+def of_silence(patch: pytest.MonkeyPatch) -> None:
+    """And somebody dies."""
+    of = Roster.of.__func__  # type: ignore[attr-defined]
+
+    def patient(cls: type[Roster], spec: Any, history: Any) -> Roster:
+        roster: Roster = of(cls, spec, history)
+        roster.lease_s = 60.0
+        return roster
+
+    def plan(self: Troubles) -> None:
+        self.loop.call_later(5.0, self.world.lose, self.world.learners[0])
+
+    patch.setattr(Roster, "of", classmethod(patient))
+    patch.setattr(Troubles, "plan", plan)
+
+
+def of_standstills(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Watchdog, "stuck", lambda self, now: "nobody knows")
+
+
+def of_states(patch: pytest.MonkeyPatch) -> None:
+    load = checkpointing.load
+
+    def other(*args: Any, **kwargs: Any) -> Any:
+        state = load(*args, **kwargs)
+        state.store.fragments[0].master[0] += 1.0
+        return state
+
+    patch.setattr(checkpointing, "load", other)
+
+
+def of_moments(patch: pytest.MonkeyPatch) -> None:
+    read = recoverer.read_part  # type: ignore[attr-defined]
+
+    def other(*args: Any) -> Any:
+        found, faults = read(*args)
+        return {"moments": found["moments"] + 1}, faults
+
+    patch.setattr(recoverer, "read_part", other)
+
+
+def of_last_versions(patch: pytest.MonkeyPatch) -> None:
+    take = Exchange._anchor
+
+    def none(self: Exchange, anchor: Any) -> list[Any]:
+        return [] if self.counters.step > 25 else take(self, anchor)
+
+    patch.setattr(Exchange, "_anchor", none)
+    patch.setattr(exchange, "FINISH_S_MAX", 5.0)
+
+
+def of_residuals(patch: pytest.MonkeyPatch) -> None:
+    decide = Undecided.decide
+
+    def none(self: Undecided, anchor: Any) -> list[Any]:
+        return [Unmerged(fate.fragment, fate.round) for fate in decide(self, anchor)]
+
+    patch.setattr(Undecided, "decide", none)
+
+
+def of_anchors(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(anchors, "KEPT_MAX", 9)
+
+
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, dict[str, Any]]] = {
+    "merges that count twice": (of_double_merges, "I5", {}),
+    "tokens that nobody did": (of_more_than_was_done, "I5", {}),
+    "claims of work that was not done": (of_claims, "I5", {}),
+    "leases that are trusted too long": (of_leases, "I7", {"syncers": 2}),
+    "rests without a reason": (of_rests, "I8", {}),
+    "payloads that nobody lets go": (of_payloads, "I12", {}),
+    "contributions that stay for ever": (of_purges, "I12", {}),
+    "heads that go back": (of_heads, "I1", {}),
+    "the dead, who are asked": (of_silence, "I10", {}),
+    "a standstill without a reason": (of_standstills, "liveness", {}),
+    "another state than was kept": (of_states, "I6", BACK),
+    "other moments than were kept": (of_moments, "I6", BACK),
+    "an end without the last versions": (of_last_versions, "I6", {}),
+    "residuals of what was merged": (of_residuals, "I9", {}),
+    "anchors that nobody lets go": (of_anchors, "I12", {}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_rule_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaks, promise, changes = FAULTS[fault]
+    monkeypatch.setattr(watched_run, "LIVENESS_S", 120.0)
+    breaks(monkeypatch)
+    violations = calm(**changes).violations
+    assert any(v.startswith(f"{promise} at ") for v in violations), violations[:5]

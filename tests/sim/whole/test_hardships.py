@@ -1,0 +1,66 @@
+"""Rarer troubles of whole worlds: each strikes, and the run ends whatever comes together."""
+
+import pytest
+
+from diloco_simulator.options import Options
+from diloco_simulator.whole import computing, hardships, heirs, requests, world
+from diloco_simulator.whole.crash_points import small
+from diloco_syncer.refusals import Refusals
+
+SHORT = Options.calm(steps=24, safety_s=30.0, learners=3, quorum=2, snapshot_every_rounds=3)
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name in ((hardships, "OFTEN"), (hardships, "RARE"), (requests, "OFTEN")):
+        monkeypatch.setattr(module, name, 1.0)
+    monkeypatch.setattr(computing, "SCARCE", 1.0)
+
+
+@pytest.mark.usefixtures("always")
+def test_all_of_them_strike_and_the_run_ends() -> None:
+    found = world.one(3, SHORT.changed(checkpoints=1, syncers=2))
+    assert found.violations == [] and found.rounds > 0
+    for what in (
+        "streams narrowed",
+        "the store of checkpoints away",
+        "learners without a device",
+        "noise to everybody",
+        "two coordinators",
+        "states lost",
+        "two learners of a name",
+        "initial parameters half sent",
+        "visitors: repeats",
+        "visitors: keeps_a_copy",
+    ):
+        assert found.counts[what], what
+
+
+def test_a_full_stream_is_named_and_the_run_goes_on_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Here that of publications."""
+
+    def plan(self: hardships.Hardships) -> None:
+        self.world.loop.call_later(12.0, self._narrow)
+
+    monkeypatch.setattr(hardships.Hardships, "plan", plan)
+    monkeypatch.setattr(hardships, "KINDS", ("DN",))
+    monkeypatch.setattr(hardships, "LEFT", (0,))
+    monkeypatch.setattr(hardships, "SPELL_S", (15.0, 15.0))
+    found = world.one(5, SHORT)
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["told: full"] and found.counts["told: room-again"]
+    assert found.counts["told: no-room"] and found.counts["submitted without room"]
+
+
+def test_a_run_that_begins_with_a_checkpoint_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heirs, "SHARE", 1.0)
+    found = world.one(2, small())
+    assert found.violations == [] and found.counts["heirs"] == 1
+
+
+def test_bad_input_that_nobody_counts_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Refusals, "tell", lambda *_: [])
+    found = world.one(1, SHORT.changed(garbage=0.5))
+    assert any(v.startswith("I11") and "not counted" in v for v in found.violations)

@@ -1,0 +1,145 @@
+"""Standbys and fresh machines of whole worlds: who leads next, how soon, and from what state."""
+
+from collections.abc import Callable
+
+import pytest
+
+from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRound, TapeTerm
+from diloco_simulator.options import Options
+from diloco_simulator.whole.case import Case
+from diloco_simulator.whole.observer import Observer
+from diloco_simulator.whole.processes import Machine
+from diloco_simulator.whole.troubles import Troubles
+from diloco_simulator.whole.world import Verdict, World, played
+
+# When trouble strikes, and how long after the lease the next leader may take: two looks at the
+# lease, one at the tape, a few messages of 0.1 s each; then some steps of a second to a round.
+STRIKE_S, TAKEOVER_S, ROUND_S = 20.0, 3.0, 8.0
+LEASE_S = 3.0
+CALM = Options.calm(learners=2, quorum=1, steps=60, snapshot_every_rounds=2)
+
+
+class Seen:
+    """What the tapes took, and when the trouble came."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, strike: Callable[[World], object]) -> None:
+        self.records: list[tuple[float, TapeRecord]] = []
+        self.struck_at = 0.0
+        recorded = Observer._recorded
+
+        def plan(troubles: Troubles) -> None:
+            troubles.loop.call_later(STRIKE_S, self._strike, troubles.world, strike)
+
+        def record(observer: Observer, shard: int, message: object) -> None:
+            recorded(observer, shard, message)  # type: ignore[arg-type]
+            self.records.append((observer.scene.now, observer.records[shard][-1][1]))
+
+        patch.setattr(Troubles, "plan", plan)
+        patch.setattr(Observer, "_recorded", record)
+
+    def _strike(self, world: World, strike: Callable[[World], object]) -> None:
+        self.struck_at = world.loop.now
+        strike(world)
+
+    def of(self, kind: type[TapeRecord]) -> list[tuple[float, TapeRecord]]:
+        return [(at, record) for at, record in self.records if isinstance(record, kind)]
+
+
+def leader(world: World) -> Machine:
+    name = world.observer.reached.leaders[0]
+    return next(machine for machine in world.syncers if machine.name == name)
+
+
+def cut(world: World, machine: Machine, seconds: float) -> None:
+    link = world.net.link(machine.host)
+    link.out = link.into = False
+
+    def mend() -> None:
+        link.out = link.into = True
+
+    world.loop.call_later(seconds, mend)
+
+
+def stands_still(world: World) -> None:
+    process = leader(world).process
+    assert process is not None
+    process.freeze()
+    world.loop.call_later(12.0, process.thaw)
+
+
+TROUBLES: dict[str, Callable[[World], object]] = {
+    "dies": lambda world: world.crash(leader(world), 60.0),
+    "stands still": stands_still,
+    "is cut off": lambda world: cut(world, leader(world), 12.0),
+}
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_standby_leads_within_a_lease_and_rounds_go_on(
+    trouble: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Seen(monkeypatch, TROUBLES[trouble])
+    found = played(Case(1, CALM.changed(syncers=2)))
+    assert found.violations == []
+    (_, first), (at, second) = seen.of(TapeTerm)
+    assert isinstance(first, TapeTerm) and isinstance(second, TapeTerm)
+    assert first.leader != second.leader
+    assert seen.struck_at < at < seen.struck_at + LEASE_S + TAKEOVER_S
+    round_at = next(t for t, record in seen.records if t > at and isinstance(record, TapeRound))
+    assert round_at < at + ROUND_S
+
+
+def test_a_standby_that_dies_or_is_cut_off_disturbs_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def strike(world: World) -> None:
+        (standby,) = (machine for machine in world.syncers if machine is not leader(world))
+        world.crash(standby, 1.0)
+        world.loop.call_later(6.0, cut, world, standby, 8.0)
+
+    seen = Seen(monkeypatch, strike)
+    assert played(Case(1, CALM.changed(syncers=2))).violations == []
+    assert len(seen.of(TapeTerm)) == 1, "nobody took over"
+
+
+def disks(world: World, *, renamed: bool, apart_s: float = 0.0) -> None:
+    """Of all syncers."""
+    for n, machine in enumerate(list(world.syncers)):
+        world.loop.call_later(n * apart_s, world.troubles._replace, machine, renamed)
+
+
+def rebirths(
+    patch: pytest.MonkeyPatch, strike: Callable[[World], object], **changes: int
+) -> tuple[Verdict, int]:
+    seen = Seen(patch, strike)
+    found = played(Case(3, CALM.changed(**changes)))
+    assert found.violations == []
+    return found, len(seen.of(TapeRebirth))
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+@pytest.mark.parametrize("syncers", [1, 2])
+def test_with_all_disks_at_once_the_run_begins_again_once(
+    syncers: int, monkeypatch: pytest.MonkeyPatch, *, renamed: bool
+) -> None:
+    found, begun = rebirths(
+        monkeypatch, lambda world: disks(world, renamed=renamed), syncers=syncers
+    )
+    assert begun == 1
+    assert found.counts["begun again from what is published"] == 1
+
+
+def test_of_two_shards_each_begins_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"syncers": 2, "shards": 2, "fragments": 4}
+    _, begun = rebirths(monkeypatch, lambda world: disks(world, renamed=True), **changes)
+    assert begun == 2
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_with_one_disk_after_another_nothing_changes_but_who_leads(
+    monkeypatch: pytest.MonkeyPatch, *, renamed: bool
+) -> None:
+    _, begun = rebirths(
+        monkeypatch, lambda world: disks(world, renamed=renamed, apart_s=15.0), syncers=2
+    )
+    assert begun == 0
