@@ -208,6 +208,20 @@ def test_what_a_leader_cannot_write_is_heard_from_its_beats(status: Make) -> Non
     assert state(standings) == written, "a leader writes again"
 
 
+def test_a_run_is_without_a_word_where_its_leader_neither_writes_nor_beats(status: Make) -> None:
+    standings = Standings()
+    assert standings.wordless_s("demo", 99.0) == 0.0, "nobody has said anything yet"
+    standings.take("demo", status(run_id="one"), 10.0)
+    standings.take("demo.1", status(run_id="one", shard=1), 12.0)
+    assert standings.wordless_s("demo", 15.0) == 5.0, "of the shard that is silent"
+    standings.hear(beat(), 14.0)
+    assert standings.wordless_s("demo", 15.0) == 3.0
+    standings.listening_since = 14.5
+    assert standings.wordless_s("demo", 15.0) == 0.5, "what came before was not heard"
+    standings.forget("demo", "one")
+    assert standings.wordless_s("demo", 99.0) == 0.0
+
+
 @pytest.mark.parametrize(
     "more", [{"term": 0}, {"run_id": "two"}, {"state": "finished"}, {"shard": 1}, {"run": "other"}]
 )

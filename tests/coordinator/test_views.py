@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from diloco_coordinator.membership import MemberNote
+from diloco_coordinator.standings import UNLED_S
 from diloco_coordinator.views import (
     fault_views,
     hindered,
@@ -133,14 +134,28 @@ def test_a_run_that_nobody_leads_does_not_say_that_it_runs(status: Callable[...,
     def syncer(name: str, state: str, shard: int = 0) -> dict[str, Any]:
         return {"id": name, "state": state, "shard": shard, "reason": "no snapshot"}
 
-    def shown(*syncers: dict[str, Any], state: str = "running") -> tuple[str, str]:
-        view = run_view(RECORD, status(run="r", state=state), None, ["s1"], list(syncers))
+    def shown(
+        *syncers: dict[str, Any], state: str = "running", wordless_s: float = 0.0
+    ) -> tuple[str, str]:
+        said = status(run="r", state=state)
+        view = run_view(RECORD, said, None, ["s1"], list(syncers), wordless_s=wordless_s)
         return view["state"], view["reason"]
 
-    gone = "s1 is gone and nobody else leads: learners step on, nothing is merged"
+    nothing = "learners step on, nothing is merged"
+    gone = f"s1 is gone and nobody else leads: {nothing} until you start it again"
     assert shown(syncer("s1", "gone")) == ("leaderless", gone)
     assert shown(syncer("s1", "gone"), syncer("s2", "standby")) == ("running", "2 of 2 ready")
     assert shown(syncer("s0", "leading"), syncer("s1", "gone", 1)) == ("leaderless", gone)
     why = "cannot go on, no syncer has its state: no snapshot"
     assert shown(syncer("s1", "ineligible"), syncer("s2", "gone")) == ("leaderless", why)
     assert shown(syncer("s1", "gone"), state="finished") == ("finished", "2 of 2 ready")
+    assert "s1, s2 are gone" in shown(syncer("s1", "gone"), syncer("s2", "gone"))[1]
+    both = (syncer("s1", "standby"), syncer("s2", "standby"))
+    assert shown(*both, wordless_s=UNLED_S) == ("running", "2 of 2 ready"), "one may lead soon"
+    said, why = shown(*both, wordless_s=UNLED_S + 0.1)
+    assert said == "leaderless" and why.startswith("no syncer has led it for more than 12 s")
+    assert "the logs of s1, s2, and at the message server's disk" in why
+    assert shown(*both, state="full", wordless_s=99.0)[0] == "full", "it says why itself"
+    assert shown(*both, state="finished", wordless_s=99.0)[0] == "finished"
+    unassigned = f"no syncer is assigned to it: {nothing} until you start one"
+    assert shown(wordless_s=99.0) == ("leaderless", unassigned)

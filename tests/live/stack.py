@@ -65,7 +65,19 @@ class Stack:
         self, condition: Callable[[], Any], what: str, *, patience_s: float = PATIENCE_S
     ) -> Any:
         """The first true value; whoever does not answer meanwhile is waited for."""
-        return wait_until(condition, what, patience_s=patience_s, every_s=0.1, tolerated=AWAY)
+        try:
+            return wait_until(condition, what, patience_s=patience_s, every_s=0.1, tolerated=AWAY)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.seen()}") from None
+
+    def seen(self) -> str:
+        """Where the run stands, for whoever has to find out why something never came."""
+        try:
+            view = self.client.run("r")
+        except (*AWAY, AttributeError) as error:  # there is no client before it has started
+            return f"the run is not shown: {error!r}"
+        syncers = {s["id"]: s["state"] for s in view["syncers"]}
+        return f"the run is {view['state']}: {view['reason']}; syncers {syncers}"
 
     def diloco(self, *arguments: str, status: int = 0) -> Any:
         """What a command prints as JSON."""

@@ -18,6 +18,9 @@ SILENT_S = 4.0
 # A leader that beats and has not renewed its status for this long cannot write it: where the hub's
 # disk is full no key takes anything, while what is only passed on still comes.
 UNWRITTEN_S = 2.0
+# Nobody leads a run of which nobody has said anything for this long: a leader that dies is replaced
+# within its lease of 3 s, and the next one speaks as soon as it leads.
+UNLED_S = 12.0
 # One that speaks but does not end the run in this time cannot: its tape may take no record.
 FORCE_S_MAX = 30.0
 # An end that its leader did not live to settle is settled after this many seconds of silence.
@@ -49,6 +52,8 @@ class Standings:
     statuses: dict[str, RunStatus] = field(default_factory=dict)  # of runs, made of those
     renewed_at: dict[str, float] = field(default_factory=dict)  # by key
     heard: dict[str, Beat] = field(default_factory=dict)  # by key: of leaders that cannot write
+    heard_at: dict[str, float] = field(default_factory=dict)  # by key: when such a beat came last
+    listening_since: float = 0.0  # before, leaders may have said what nobody here heard
     stopping_since: dict[str, float] = field(default_factory=dict)  # by id of the run
     misfits: set[str] = field(default_factory=set)  # keys whose status says nothing of their run
 
@@ -76,7 +81,7 @@ class Standings:
         if older or over(there) or beat.state in OVER or self.silent_s(key, now) < UNWRITTEN_S:
             return False
         before = self.heard.get(key)
-        self.heard[key] = beat
+        self.heard[key], self.heard_at[key] = beat, now
         return before is None or (before.state, before.reason) != (beat.state, beat.reason)
 
     def _told(self, key: str, status: RunStatus) -> RunStatus:
@@ -117,6 +122,7 @@ class Standings:
     def _drop(self, key: str) -> None:
         self.renewed_at.pop(key, None)
         self.heard.pop(key, None)
+        self.heard_at.pop(key, None)
         self.misfits.discard(key)
 
     def forget(self, run: str, run_id: str) -> None:
@@ -135,6 +141,12 @@ class Standings:
     def silent_s(self, key: str, now: float) -> float:
         """Seconds for which nobody has renewed a status; endless if there is none."""
         return now - self.renewed_at.get(key, -math.inf)
+
+    def wordless_s(self, run: str, now: float) -> float:
+        """Seconds for which the leader of some shard of a run has neither written nor beaten."""
+        keys = self.shards.get(run, {})
+        spoke = (max(self.renewed_at.get(k, 0.0), self.heard_at.get(k, 0.0)) for k in keys)
+        return max((now - max(at, self.listening_since) for at in spoke), default=0.0)
 
     def watch_stop(self, record: RunRecord, now: float) -> None:
         """Remember since when a stop is wished for."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from diloco_coordinator.leading import leaderless
 from diloco_coordinator.membership import MemberNote
 from diloco_shared.phases import recovery_view
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
@@ -39,13 +40,15 @@ def run_view(
     members: list[str],
     syncers: list[dict[str, Any]] | None = None,
     beside: str = "",
+    wordless_s: float = 0.0,
 ) -> dict[str, Any]:
     """A run: what was asked for, where it stands, who works for it, who leads and stands by.
 
     `reason` is the syncer's while one leads the run (`standing`), and who of its members is
-    `hindered`, and why (`beside`); what the scheduler misses is in `waiting`.
+    `hindered`, and why (`beside`); what the scheduler misses is in `waiting`. `wordless_s`: seconds
+    for which no leader has said anything.
     """
-    state, reason = standing(record, status, members, syncers or [])
+    state, reason = standing(record, status, members, syncers or [], wordless_s)
     if state == "queued":
         reason = waiting or reason
     if beside and state not in OVER:
@@ -73,13 +76,14 @@ def standing(
     status: RunStatus | None,
     members: list[str],
     syncers: list[dict[str, Any]],
+    wordless_s: float,
 ) -> tuple[str, str]:
     """(state, reason) of a run: its leader's word, unless nobody leads it any more."""
     if status is None:
         if record.phase == "deleting" or (record.desired == "stopped" and not members):
             return "stopped", "stopped before it began"
         return "queued", "members are being assigned"
-    if status.state not in OVER and (why := leaderless(syncers)):
+    if status.state not in OVER and (why := leaderless(syncers, status.state, wordless_s)):
         return "leaderless", why
     return status.state, status.reason
 
@@ -114,28 +118,6 @@ def quorum_consequence(run: str, quorum: int, status: dict[str, Any] | None) -> 
 def over_view(view: dict[str, Any]) -> bool:
     """Whether a run's view is its last."""
     return view["state"] in OVER
-
-
-def leaderless(syncers: list[dict[str, Any]]) -> str:
-    """Why a shard has nobody who leads it and nobody who could; "" if none has nobody."""
-    if why := cannot_go_on(syncers):
-        return why
-    for shard in sorted({s["shard"] for s in syncers}):
-        mine = [s for s in syncers if s["shard"] == shard]
-        if all(s["state"] == "gone" for s in mine):
-            gone = ", ".join(s["id"] for s in mine)
-            verb = "are" if len(mine) > 1 else "is"
-            return f"{gone} {verb} gone and nobody else leads: learners step on, nothing is merged"
-    return ""
-
-
-def cannot_go_on(syncers: list[dict[str, Any]]) -> str:
-    """Why a shard has nobody who could lead it, of those that live; "" if none has nobody."""
-    for shard in sorted({s["shard"] for s in syncers}):
-        living = [s for s in syncers if s["shard"] == shard and s["state"] != "gone"]
-        if living and all(s["state"] == "ineligible" for s in living):
-            return f"cannot go on, no syncer has its state: {living[0]['reason']}"
-    return ""
 
 
 def syncer_views(notes: Iterable[MemberNote]) -> list[dict[str, Any]]:

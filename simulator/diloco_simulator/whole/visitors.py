@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from diloco_coordinator.views import cannot_go_on
+from diloco_coordinator.leading import cannot_go_on
 from diloco_shared.config import RunSpec
 from diloco_simulator.whole.audits import audited
 from diloco_simulator.whole.copies import Copies

@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from diloco_coordinator.views import cannot_go_on
+from diloco_coordinator.leading import cannot_go_on
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol import subjects
 from diloco_simulator.whole import at_the_end

@@ -105,7 +105,8 @@ class ClusterMetrics:
         r = self.registry
         members = [m for m, run in r.assigned.items() if run == record.name]
         notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
-        return standing(record, r.statuses.get(record.name), members, syncer_views(notes))[0]
+        status, wordless_s = r.statuses.get(record.name), r.wordless_s(record.name)
+        return standing(record, status, members, syncer_views(notes), wordless_s)[0]
 
     def _silent_s(self, run: str, shard: int) -> float:
         """A leader that is gone does not say how long ago its newest round was."""

@@ -89,6 +89,12 @@ class Registry:
         """Whether the run of an assignment is there, and is not a later one of that name."""
         return a.run in self.runs and run_id_of(self.runs[a.run]) == a.run_id
 
+    def wordless_s(self, run: str) -> float:
+        """Seconds for which no leader of a run has said anything; 0 while nobody can be heard."""
+        if not self.bus.connected:
+            self.standings.listening_since = time.monotonic()
+        return self.standings.wordless_s(run, time.monotonic())
+
     def working(self, run: str) -> list[str]:
         """Living members that say they work for a run, whatever they are assigned to."""
         return sorted(m for m, r in self.roll.living.items() if r.run == run)
@@ -124,6 +130,8 @@ class Registry:
 
         async def mirror() -> None:
             async with self.bus.kv_watch(bucket) as entries:
+                if bucket == subjects.STATUS:
+                    self.standings.listening_since = time.monotonic()
                 await self._gone_meanwhile(bucket)
                 async for entry in entries:
                     await self._take(bucket, entry)

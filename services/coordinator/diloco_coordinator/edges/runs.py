@@ -19,10 +19,10 @@ from diloco_coordinator.edges.problems import Problem, invalid
 from diloco_coordinator.edges.registry import REPEATS, Registry
 from diloco_coordinator.edges.specs import spec_of
 from diloco_coordinator.edges.sse import Streams
+from diloco_coordinator.leading import cannot_go_on
 from diloco_coordinator.standings import run_id_of
 from diloco_coordinator.views import (
     PHASES,
-    cannot_go_on,
     hindered,
     over_view,
     quorum_consequence,
@@ -67,6 +67,8 @@ LEAVE_LOOKS, LEAVE_LOOK_S = 50, 0.1
 LEAVE_S_MAX = 30.0
 # Tape records fetched at once; most are rounds.
 FETCH = 256
+# Beside what a run said last, while nothing new can come.
+CUT_OFF = "the coordinator cannot reach the message server, and this is what it heard last"
 
 
 class Change(BaseModel):
@@ -152,7 +154,9 @@ class Runs:
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
         status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
         notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
-        view = run_view(record, status, waiting, members, syncer_views(notes), hindered(notes))
+        beside = hindered(notes) if r.bus.connected else CUT_OFF
+        wordless_s = r.wordless_s(record.name)
+        view = run_view(record, status, waiting, members, syncer_views(notes), beside, wordless_s)
         view["budget"] = used(record, status, [n.record for n in notes])
         view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
         return view
