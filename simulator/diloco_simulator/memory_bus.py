@@ -8,8 +8,8 @@ and `reconnect` cut one client off; `broker.fault` loses single messages or answ
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 from diloco_shared.edges.bus import (
@@ -47,6 +47,7 @@ class MemoryBus(StreamKv):
         self._up.set()
         self._closed = False
         self._deliveries: set[Deliveries] = set()
+        self._subscribed: set[int] = set()  # at the broker
 
     # --- connection ---------------------------------------------------------------------------
 
@@ -65,6 +66,13 @@ class MemoryBus(StreamKv):
     def disconnect(self) -> None:
         """Cut this client off: nothing comes or goes until `reconnect`."""
         self._up.clear()
+
+    def vanish(self) -> None:
+        """Its process is gone, and the connection with it: nothing is sent to it any more."""
+        self.disconnect()
+        for number in self._subscribed:
+            self.broker.unsubscribe(number)
+        self._subscribed.clear()
 
     def reconnect(self) -> None:
         self.reconnects += 1
@@ -126,11 +134,10 @@ class MemoryBus(StreamKv):
     ) -> AsyncIterator[AsyncIterator[Delivery]]:
         waiting = Deliveries(subject, limit, self.traffic)
         self._deliveries.add(waiting)
-        number = self.broker.subscribe(subject, self._receiver(waiting.put))
         try:
-            yield waiting
+            with self._receives(subject, waiting.put):
+                yield waiting
         finally:
-            self.broker.unsubscribe(number)
             self._deliveries.discard(waiting)
 
     async def request(self, subject: str, payload: bytes, *, timeout_s: float = 2.0) -> bytes:
@@ -142,29 +149,35 @@ class MemoryBus(StreamKv):
 
         self._count_out(subject, payload)
         inbox = f"_INBOX.{self.name}.{self.broker.next_id()}"
-        number = self.broker.subscribe(inbox, self._receiver(arrived))
         delivery = Delivery(subject, payload, inbox)
         try:
-            async with asyncio.timeout(timeout_s):
-                listeners = await self._call(
-                    "request", subject, timeout_s, lambda: self.broker.publish(delivery)
-                )
-                if not listeners:
-                    raise Unavailable(f"nobody listens on {subject}")
-                return await answer
+            with self._receives(inbox, arrived):
+                async with asyncio.timeout(timeout_s):
+                    listeners = await self._call(
+                        "request", subject, timeout_s, lambda: self.broker.publish(delivery)
+                    )
+                    if not listeners:
+                        raise Unavailable(f"nobody listens on {subject}")
+                    return await answer
         except TimeoutError:
             raise Unavailable(f"no answer on {subject} within {timeout_s:g} s") from None
-        finally:
-            self.broker.unsubscribe(number)
 
     @asynccontextmanager
     async def serve(self, subject: str, handler: Handler) -> AsyncIterator[None]:
         async with Answers(subject, handler, self.publish, self.traffic) as answers:
-            number = self.broker.subscribe(subject, self._receiver(answers.start))
-            try:
+            with self._receives(subject, answers.start):
                 yield
-            finally:
-                self.broker.unsubscribe(number)
+
+    @contextmanager
+    def _receives(self, subject: str, put: Callable[[Delivery], None]) -> Iterator[None]:
+        """What is published on a subject meanwhile, as long as the connection lasts."""
+        number = self.broker.subscribe(subject, self._receiver(put))
+        self._subscribed.add(number)
+        try:
+            yield
+        finally:
+            self._subscribed.discard(number)
+            self.broker.unsubscribe(number)
 
     def _receiver(self, put: Callable[[Delivery], None]) -> Callable[[Delivery], None]:
         def receive(delivery: Delivery) -> None:

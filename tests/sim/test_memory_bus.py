@@ -105,6 +105,24 @@ async def test_a_client_that_is_cut_off_hears_nothing_and_catches_up() -> None:
     assert (await near.stream_info("S")).messages == 1
 
 
+async def test_what_is_gone_is_sent_nothing_more() -> None:
+    """A dead process's messages would take the link of the one that comes after it."""
+    broker = MemoryBroker()
+    near, far = MemoryBus(broker, "near"), MemoryBus(broker, "far")
+
+    async def answer(delivery: Delivery) -> bytes:
+        return b"here"
+
+    async with far.subscribe("news"), far.serve("asked", answer):
+        assert await near.request("asked", b"") == b"here"
+        far.vanish()
+        assert broker.publish(Delivery("news", b"")) == 0
+        with pytest.raises(Unavailable, match="nobody listens"):
+            await near.request("asked", b"")
+    async with near.subscribe("news"):
+        assert broker.publish(Delivery("news", b"")) == 1
+
+
 async def test_a_call_waits_for_the_reconnect() -> None:
     bus = MemoryBus(MemoryBroker(), "a")
     await bus.ensure_stream(SPEC)

@@ -125,7 +125,7 @@ class Machine:
         if self.process is not None:
             self.process.kill()
         for bus in self.buses:
-            bus.disconnect()
+            bus.vanish()
         if self.lock is not None:
             self.lock.release()
         self.process = self.lock = None
