@@ -6,6 +6,7 @@ would do is done at once, and is over some virtual time later.
     process = Hosted(loop, "syncer-1")
     process.run(syncer.run())
     process.freeze()                # nothing that it began runs, as after SIGSTOP
+    process.freeze(suspended=True)  # nor does its clock, as of a suspended machine
     process.thaw()
     process.kill()                  # nor ever again, as after SIGKILL: no `finally` either
 """
@@ -57,6 +58,9 @@ class Hosted:
         self.frozen = self.killed = False
         self.silent_since = math.inf  # it is gone, or stands still
         self.thawed_at = 0.0  # the last time
+        self.suspended_at: float | None = None  # since then its monotonic clock stands still
+        self.behind_s = 0.0  # by so much its clock is, of all its suspensions
+        self.woke_at = 0.0  # by its clock, from the last of them
         self.app: Any = None  # what runs in it
         # Told of everything that it is about to do and that others can see; may kill it.
         self.before: Callable[[str], None] = lambda what: None
@@ -69,9 +73,17 @@ class Hosted:
         context.run(_HOSTED.set, self)
         return self.loop.create_task(work, context=context)
 
-    def freeze(self) -> None:
-        """It stands still; its clocks go on."""
+    def freeze(self, *, suspended: bool = False) -> None:
+        """It stands still; its clocks go on, unless its whole machine is `suspended`."""
         self.frozen, self.silent_since = True, min(self.silent_since, self.loop.now)
+        if suspended and self.suspended_at is None:
+            self.suspended_at = self.loop.now
+
+    @property
+    def monotonic(self) -> float:
+        """Its clock, in seconds."""
+        until = self.loop.now if self.suspended_at is None else self.suspended_at
+        return ORIGIN + until - self.behind_s
 
     def thaw(self) -> None:
         """It goes on with what came meanwhile, if it lives."""
@@ -90,6 +102,10 @@ class Hosted:
         self._go_on()
 
     def _go_on(self) -> None:
+        if self.suspended_at is not None:
+            self.woke_at = self.monotonic
+            self.behind_s += self.loop.now - self.suspended_at
+            self.suspended_at = None
         self.frozen, held, self.held = False, self.held, []
         for handle in held:
             self.loop.again(handle)
@@ -115,7 +131,7 @@ class _Handle(asyncio.TimerHandle):
     keep more than its own cancelling needs.
     """
 
-    __slots__ = ("hosted",)
+    __slots__ = ("behind_s", "hosted")
 
     def __init__(
         self,
@@ -133,7 +149,8 @@ class _Handle(asyncio.TimerHandle):
         self._when = when
         self._context = context
         self._cancelled = False
-        self.hosted = context.get(_HOSTED)
+        self.hosted = hosted = context.get(_HOSTED)
+        self.behind_s = 0.0 if hosted is None else hosted.behind_s
 
     def cancel(self) -> None:
         """It holds nothing any more, and is not taken out of any order."""
@@ -261,9 +278,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                 if handle._cancelled:
                     continue
                 hosted = handle.hosted
-                if hosted is not None and hosted.frozen:
-                    hosted.held.append(handle)
-                    continue
+                if hosted is not None:
+                    if hosted.frozen:
+                        hosted.held.append(handle)
+                        continue
+                    if hosted.behind_s > handle.behind_s and self._early(handle, hosted):
+                        continue
                 try:
                     handle._context.run(handle._callback, *handle._args)
                 except stops:
@@ -272,6 +292,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
                     handle.failed(error)
             if self._stopping:
                 return
+
+    def _early(self, handle: _Handle, hosted: Hosted) -> bool:
+        """Whether a timer is not due yet by a clock that has stood still since it was set."""
+        stood_s, handle.behind_s = hosted.behind_s - handle.behind_s, hosted.behind_s
+        if not handle._when:
+            return False  # it is no timer
+        handle._when += stood_s
+        if handle._when <= self.now:
+            return False
+        heappush(self._due, (handle._when, next(self._numbers), handle))
+        return True
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
@@ -317,7 +348,11 @@ def _virtual(loop: VirtualLoop) -> Iterator[None]:
         hosted = _HOSTED.get()
         return WALL + loop.now + (hosted.skew_s if hosted is not None else 0.0)
 
-    time.monotonic = lambda: ORIGIN + loop.now
+    def monotonic() -> float:
+        hosted = _HOSTED.get()
+        return ORIGIN + loop.now if hosted is None else hosted.monotonic
+
+    time.monotonic = monotonic
     time.time = wall
     uuid.uuid4 = lambda: uuid.UUID(int=dice.getrandbits(128), version=4)
     secrets.token_hex = lambda nbytes=None: dice.randbytes(nbytes or 32).hex()

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from diloco_simulator.virtual_loop import ORIGIN, WALL, Idle, play
+from diloco_simulator.virtual_loop import ORIGIN, WALL, Hosted, Idle, VirtualLoop, play
 
 
 def test_an_hour_passes_at_once_for_every_clock() -> None:
@@ -57,3 +57,57 @@ def test_nobody_waits_for_ever() -> None:
 
     with pytest.raises(Idle):
         play(main(), Random(1))
+
+
+@pytest.mark.parametrize("suspended", [False, True])
+def test_the_clock_of_a_suspended_machine_stands_still(suspended: bool) -> None:
+    """Timers that it has set come so much later, and it cannot tell that time has passed."""
+    seen: list[tuple[str, float, float]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        process = Hosted(loop, "syncer-1")
+
+        def see(what: str) -> None:
+            seen.append((what, loop.now, time.monotonic() - ORIGIN))
+
+        async def work() -> None:
+            asyncio.get_running_loop().call_later(6.0, see, "timer")
+            for what in ("first", "second", "third"):
+                await asyncio.sleep(2.0)
+                see(what)
+
+        process.run(work())
+        await asyncio.sleep(3.0)
+        process.freeze(suspended=suspended)
+        await asyncio.sleep(10.0)
+        process.thaw()
+        assert time.monotonic() - ORIGIN == 13.0, "the world's clock goes on"
+        await asyncio.sleep(30.0)
+
+    play(main(), Random(1))
+    if suspended:
+        third = ("third", 16.0, 6.0)
+        assert seen == [("first", 2.0, 2.0), ("second", 14.0, 4.0), ("timer", 16.0, 6.0), third]
+    else:
+        rest = [("timer", 13.0, 13.0), ("second", 13.0, 13.0), ("third", 15.0, 15.0)]
+        assert [s for s in seen if s[0] == "first"] == [("first", 2.0, 2.0)]
+        assert sorted(seen[1:]) == sorted(rest)
+
+
+def test_a_machine_that_is_suspended_twice_is_late_by_both() -> None:
+    async def main() -> tuple[float, float, float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        process = Hosted(loop, "learner-1")
+        task = process.run(asyncio.sleep(5.0))
+        for _ in range(2):
+            await asyncio.sleep(1.0)
+            process.freeze(suspended=True)
+            await asyncio.sleep(4.0)
+            process.thaw()
+        await task
+        return loop.now, process.behind_s, process.monotonic - ORIGIN
+
+    assert play(main(), Random(1)) == (13.0, 8.0, 5.0)

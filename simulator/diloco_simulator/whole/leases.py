@@ -18,7 +18,30 @@ class Kept:
     lease: Lease  # held, so that no other has its id
     name: str
     process: Hosted | None
+    watch: Watch
     of: Leases
+    behind_s: float = 0.0  # its process's clock, when it was given the lease
+
+    @property
+    def counts(self) -> bool:
+        """The dead trust nothing, and tell nobody so. Whose clock stood still trusts its lease for
+        longer than it may: only the tape fences that."""
+        p = self.process
+        still = p is None or (p.suspended_at is None and p.behind_s == self.behind_s)
+        return still and not (p is not None and p.killed)
+
+    @property
+    def trusts(self) -> bool:
+        """Whether it leads, or will when its machine goes on, for all that it knows."""
+        p = self.process
+        return p is not None and not p.killed and not self.lease.lapsed(p.monotonic)
+
+    def given(self, sent_at: float, now: float) -> None:
+        """The lease or a renewal. What it asked before its clock stood still counts for nothing."""
+        ahead_s = 0.0 if self.process is None else self.process.behind_s
+        if self.process is None or sent_at > self.process.woke_at:
+            self.behind_s = ahead_s
+            self.of.held(self.name, sent_at + ahead_s, self.lease.until + ahead_s, now + ahead_s)
 
 
 @dataclass(slots=True)
@@ -55,15 +78,16 @@ class Trust:
         if (watch := self.watch_of(run)) is not None:
             trusted = watch.of[int(shard)].leases
             name = f"{keeper.lease.me} of boot {keeper.lease.boot[:6]}"
-            self.kept[id(keeper.lease)] = Kept(keeper.lease, name, current(), trusted)
+            self.kept[id(keeper.lease)] = Kept(keeper.lease, name, current(), watch, trusted)
 
     def _moved(self, kept: Kept, event: Event, was: bool, now: float) -> None:
         lease = kept.lease
         if isinstance(event, Written) and lease.leading:
             for other in self.kept.values():
-                # The dead trust nothing, and tell nobody so.
-                if other.of is kept.of and other.process is not None and other.process.killed:
+                if other.of is kept.of and not other.counts:
                     kept.of.gone(other.name)
-            kept.of.held(kept.name, event.sent_at, lease.until, now)
+                    if other.trusts:
+                        kept.watch.reached("two leaders at once")
+            kept.given(event.sent_at, now)
         elif was and not lease.leading:
             kept.of.gone(kept.name)

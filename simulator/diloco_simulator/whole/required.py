@@ -37,6 +37,7 @@ REQUIRED = (
     "learners: Unmerged",
     "lost",
     "lost for good",
+    "machines suspended",
     "members: coordinator idle",
     "members: learner idle",
     "members: learner unfit",

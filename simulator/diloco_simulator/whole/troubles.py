@@ -6,6 +6,7 @@ Every trouble is planned at the beginning, for some time before the world is hea
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from diloco_shared.protocol import subjects
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 # A process that stands still for minutes is not waited for, in virtual seconds.
 MINUTES_S = (100.0, 300.0)
+# Of what stands still, so many do as a whole machine that is suspended: its clock stands still too.
+SUSPENDED = 0.4
 # On the tape these make sense of all that follows, and learners have seen who leads: a disaster
 # that took them could not be told from another run.
 # What a checkpoint covers is on disk, as is what a snapshot covers.
@@ -31,6 +34,7 @@ class Troubles:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.rng, self.loop, self.net = world.rng, world.loop, world.net
+        self.of_clocks = Random(f"whole {world.seed}, clocks that stand still")
         self.counts = world.found.counts
         self.asked: list[asyncio.Task[object]] = []  # what the user still waits for
         self.renamed = 0
@@ -74,7 +78,7 @@ class Troubles:
             self.world.lose(twin)  # one that died just before would come back
         for machine in self.world.machines:
             if machine.process is not None and machine.process not in self.long:
-                machine.process.thaw()
+                self._goes_on(machine.process)
 
     async def answered(self) -> None:
         """Until the user waits for nothing: what is on its way would overtake what follows."""
@@ -108,8 +112,10 @@ class Troubles:
         if machine is None or process is None or process.frozen:
             return
         self.counts["hangs"] += 1
-        process.freeze()
-        self.loop.call_later(seconds, process.thaw)
+        suspended = self.of_clocks.random() < SUSPENDED
+        self.counts["machines suspended"] += suspended
+        process.freeze(suspended=suspended)
+        self.loop.call_later(seconds, self._goes_on, process)
         if seconds >= MINUTES_S[0]:
             self.long.append(process)
         elif self.rng.random() < 0.3:
@@ -117,6 +123,14 @@ class Troubles:
             self.twins.append(twin := self.world.twin(machine))
             self.loop.call_later(self.rng.uniform(0.5, 8.0), self._strike, twin.start)
             self.loop.call_later(seconds + self.rng.uniform(0.0, 8.0), twin.kill)
+
+    def _goes_on(self, process: Hosted) -> None:
+        """What stood still does. A leader whose clock did too does not notice that it was silent:
+        who must have beaten meanwhile, it cannot say."""
+        suspended = process.suspended_at is not None
+        process.thaw()
+        if suspended:
+            self.world.forgives()
 
     def _blackout(self) -> None:
         self.counts["blackouts"] += 1

@@ -97,6 +97,11 @@ class Watch:
             shard.alive.record(self.scene.now)
             shard.alive.limit_s = SILENT_S * self.scene.options.step_s
 
+    def forgives(self) -> None:
+        """Somebody's clock stood still: by it, whoever was silent meanwhile was not."""
+        for shard in self.of:
+            shard.members.forgiven_at = self.scene.now
+
     def stored(self, blob: Blob, payload: bytes) -> None:
         """UP takes a contribution, or initial parameters."""
         for shard in self.of:

@@ -204,6 +204,12 @@ class World:
         observer = self.observers.get(run)
         return None if observer is None else observer.watch
 
+    def forgives(self) -> None:
+        """A process goes on whose clock stood still (`Watch.forgives`)."""
+        for observer in self.observers.values():
+            if observer.watch is not None:
+                observer.watch.forgives()
+
     def _trains(self, learner: str, loop: TrainLoop, step_s: float) -> None:
         if (watch := self.watch_of(loop.spec.name)) is not None:
             Trained(watch, learner, loop, step_s)

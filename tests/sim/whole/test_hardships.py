@@ -3,7 +3,7 @@
 import pytest
 
 from diloco_simulator.options import Options
-from diloco_simulator.whole import computing, hardships, heirs, requests, world
+from diloco_simulator.whole import computing, hardships, heirs, requests, troubles, world
 from diloco_simulator.whole.crash_points import small
 from diloco_syncer.refusals import Refusals
 
@@ -52,6 +52,24 @@ def test_a_full_stream_is_named_and_the_run_goes_on_by_itself(
     assert found.violations == [] and found.rounds > 0
     assert found.counts["told: full"] and found.counts["told: room-again"]
     assert found.counts["told: no-room"] and found.counts["submitted without room"]
+
+
+def test_a_leader_whose_clock_stood_still_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trusts its lease while another one leads: only the tape keeps it from committing."""
+
+    def suspend(self: troubles.Troubles) -> None:
+        leads = self.world.observer.reached.leaders[0]
+        self._hang(next(m for m in self.world.syncers if m.name == leads), 5.0)
+
+    def plan(self: troubles.Troubles) -> None:
+        for n in range(3):
+            self.loop.call_later(10.0 + 8.0 * n, suspend, self)
+
+    monkeypatch.setattr(troubles, "SUSPENDED", 1.0)
+    monkeypatch.setattr(troubles.Troubles, "plan", plan)
+    found = world.one(5, SHORT.changed(syncers=2))
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["machines suspended"] and found.counts["two leaders at once"]
 
 
 def test_a_run_that_begins_with_a_checkpoint_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
