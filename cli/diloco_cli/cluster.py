@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_cli.faults import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError
+from diloco_cli.words import why
 from diloco_client import ApiError, Client, Unreachable
 
 HERE = Path("diloco-data")
@@ -49,7 +50,7 @@ def token_of(where: Where) -> str:
     try:
         return Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"the token file {path} cannot be read: {error}", REFUSED) from None
+        raise CliError(f"the token file {path} cannot be read: {why(error)}", REFUSED) from None
 
 
 def endpoint_of(data: Path) -> dict[str, Any]:
@@ -72,8 +73,8 @@ def explained(error: ApiError | Unreachable) -> CliError:
     lines = [str(error)]
     lines += [f"  {fault['path']}: {fault['message']}" for fault in error.errors]
     if error.status == 401:
-        lines[0] = f"the token is not accepted ({error.title}): give it with --token, --token-file"
-        lines[0] += " or DILOCO_TOKEN; the admin token is in the coordinator's data folder"
+        lines[0] = "the cluster does not know this token: give one with --token, --token-file or"
+        lines[0] += " DILOCO_TOKEN; the admin token is in the coordinator's data folder"
     return CliError("\n".join(lines), _STATUSES.get(error.status, FAILED))
 
 

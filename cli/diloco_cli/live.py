@@ -18,6 +18,9 @@ LOOK_S = 0.5
 LINES_S = 10.0
 # A coordinator that is restarted is back long before; training goes on meanwhile.
 PATIENCE_S = 30.0
+# What stands above is old after so many seconds without an answer.
+SILENT_S = 2.0
+SILENT = "the coordinator has not answered for {:.0f} s: this is what it said last"
 
 
 class Screen:
@@ -73,12 +76,15 @@ def follow(client: Client, name: str, *, as_json: bool) -> None:
             try:
                 seen.look(client)
                 answered_at = time.monotonic()
+                silent: list[str] = []
             except Unreachable:
-                if time.monotonic() - answered_at > PATIENCE_S:
+                silent_s = time.monotonic() - answered_at
+                if silent_s > PATIENCE_S:
                     raise
+                silent = [SILENT.format(silent_s)] if silent_s > SILENT_S else []
             if as_json:
                 print(json.dumps(seen.run), flush=True)
             else:
-                view.show(seen)
+                view.show(seen, silent, told=len(silent))
             if not seen.over:
                 time.sleep(LOOK_S)

@@ -1,5 +1,6 @@
 """What is shown of a run: who does what, how the rounds go, what has been achieved."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ from rich.text import Text
 
 from diloco_cli.report import activities, data_parallel_bytes, goodput
 from diloco_cli.seen import Seen
+from diloco_cli.words import counted
+from diloco_shared.budget.terms import shown
 
 _STATE_STYLE = {
     "stepping": "green",
@@ -22,15 +25,8 @@ _STATE_STYLE = {
 # Of the newest round, and of the supervisor's messages: what fits below the table.
 _VERDICTS_SHOWN = 4
 _MESSAGES_SHOWN = 6
-
-
-def human_bytes(count: float) -> str:
-    """1.5 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
+# Of what happened to learners: below the table, where the longest text takes no room from a figure.
+_EVENTS_SHOWN = 4
 
 
 def state_line(run: dict[str, Any]) -> str:
@@ -102,7 +98,7 @@ def _syncers_line(run: dict[str, Any], status: dict[str, Any]) -> str:
     others = [s for s in run["syncers"] if s["id"] != status["leader"]]
     line = f"led by {status['leader']}, term {status['term']}"
     for s in others:
-        behind = f", {s['lag_records']} records behind" if s["lag_records"] else ""
+        behind = f", {counted(s['lag_records'], 'record')} behind" if s["lag_records"] else ""
         line += f"; {s['id']} {s['state']}{behind if s['state'] == 'standby' else ''}"
         line += f" ({s['reason']})" if s["reason"] else ""
     return line if others else f"{line}; nobody stands by"
@@ -112,8 +108,8 @@ def _bytes_line(status: dict[str, Any]) -> str:
     learner_steps = status["tokens_processed"] / max(status["tokens_per_step"], 1)
     instead = data_parallel_bytes(learner_steps, len(status["learners"]), status["parameters"])
     return (
-        f"bytes up {human_bytes(status['bytes_up'])}, down {human_bytes(status['bytes_down'])}; "
-        f"data-parallel would have sent {human_bytes(instead)}"
+        f"bytes up {shown(status['bytes_up'])}, down {shown(status['bytes_down'])}; "
+        f"data-parallel would have sent {shown(instead)}"
     )
 
 
@@ -131,41 +127,43 @@ def _range(versions: Sequence[int]) -> str:
     return "none" if high < 0 else str(low) if low == high else f"{low} to {high}"
 
 
-def learners_table(status: dict[str, Any], events: Sequence[dict[str, Any]]) -> Table:
-    """One line per learner."""
+def learners_table(status: dict[str, Any]) -> Table:
+    """One line per learner, of at most 76 columns."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("learner", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("life", "step", "loss", "tokens/s", "waited s", "merged in"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("last event", no_wrap=True, overflow="ellipsis", ratio=1)
-    newest = last_events(events)
-    for name, shown in sorted(status["learners"].items()):
-        state = str(shown.get("state", "?"))
-        loss, merged = shown.get("loss"), shown.get("merged_round", -1)
+    for name, learner in sorted(status["learners"].items()):
+        state = str(learner.get("state", "?"))
+        loss, merged = learner.get("loss"), learner.get("merged_round", -1)
         table.add_row(
             name,
             Text(state, style=_STATE_STYLE.get(state, "")),
-            str(shown.get("incarnation", "")),
-            str(shown.get("step", "")),
+            str(learner.get("incarnation", "")),
+            str(learner.get("step", "")),
             "" if loss is None else f"{loss:.3f}",
-            f"{shown.get('tokens_per_s', 0.0):.0f}" if shown.get("alive") else "",
-            f"{shown.get('wait_s', 0.0):.3f}",
+            f"{learner.get('tokens_per_s', 0.0):.0f}" if learner.get("alive") else "",
+            f"{learner.get('wait_s', 0.0):.3f}",
             "" if merged < 0 else f"round {merged}",
-            newest.get(name, ""),
         )
     return table
 
 
-def last_events(events: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Per learner the text of the newest event about it; evaluations are about the run."""
-    newest: dict[str, str] = {}
-    for event in events:
-        if event["kind"] not in ("evaluation", "refused"):
-            data = event["data"]
-            about = data.get("learner") or data.get("target") or event["source"]
-            newest[str(about)] = str(event["text"])
-    return newest
+def event_lines(events: Sequence[dict[str, Any]]) -> list[str]:
+    """What happened last to learners, newest last; evaluations are about the run."""
+    told = [e for e in events if e["kind"] not in ("evaluation", "refused")]
+    return [_event_line(e) for e in told[-_EVENTS_SHOWN:]]
+
+
+def _event_line(event: dict[str, Any]) -> str:
+    at, data, text = (
+        time.strftime("%H:%M:%S", time.localtime(event["at"])),
+        event["data"],
+        event["text"],
+    )
+    about = str(data.get("learner") or data.get("target") or event["source"])
+    return f"{at} {text}" if about in text else f"{at} {about}: {text}"
 
 
 def lines(seen: Seen) -> list[str]:
@@ -182,7 +180,8 @@ def screen(seen: Seen | None, messages: Sequence[str] = ()) -> RenderableType:
     if seen is not None and seen.run:
         parts += [Text(line) for line in lines(seen)]
         if seen.status:
-            parts += [Text(""), learners_table(seen.status, seen.events)]
+            parts += [Text(""), learners_table(seen.status)]
+            parts += [Text(""), *(Text(line) for line in event_lines(seen.events))]
     if messages:
         parts += [Text(""), *(Text(m, style="dim") for m in list(messages)[-_MESSAGES_SHOWN:])]
     return Group(*parts)

@@ -88,7 +88,7 @@ def run() -> Row:
     return {
         "name": "demo",
         "state": "finished",
-        "reason": "run finished",
+        "reason": "its budget is used up",
         "desired": "running",
         "created_at": 1.0,
         "quorum": 2,

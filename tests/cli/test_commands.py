@@ -103,7 +103,7 @@ def test_without_a_name_the_newest_run_is_meant(server: Server, diloco: Diloco, 
     older = run | {"name": "older", "created_at": 0.5}
     server.answers["GET /v1/runs"] = (200, {"runs": [run, older], "next": None})
     _, out, _ = diloco("status")
-    assert out.startswith("run demo: finished - run finished\n")
+    assert out.startswith("run demo: finished - its budget is used up\n")
 
 
 def test_status_tells_alive_participating_and_useful_apart(server: Server, diloco: Diloco) -> None:
@@ -111,7 +111,7 @@ def test_status_tells_alive_participating_and_useful_apart(server: Server, diloc
     assert "alive 3, participating 2, useful 80.0 % of 153,600 tokens" in out
     assert "validation loss 1.5000 after 96 steps" in out
     assert "round 4 committed: 2 of 3 ready, 2 needed; grace 0.25 s" in out
-    assert "data-parallel would have sent 800.0 kB" in out
+    assert "data-parallel would have sent 800 kB" in out
     assert "refused: late 2" in out
 
 
@@ -146,12 +146,32 @@ def test_report_writes_a_page_and_prints_figures(
     assert page.read_text().startswith("<!doctype html>")
 
 
-@pytest.mark.parametrize(("verb", "desired"), [("pause", "paused"), ("resume", "running")])
-def test_verbs_change_the_run(
-    server: Server, diloco: Diloco, run: Row, verb: str, desired: str
+def test_a_report_for_people_says_where_its_page_is(
+    server: Server, diloco: Diloco, tmp_path: Path
 ) -> None:
-    server.answers[f"POST /v1/runs/demo/{verb}"] = (200, run | {"desired": desired})
-    assert diloco(verb, "demo")[:2] == (0, f"run demo shall be {desired}\n")
+    page = tmp_path / "r.html"
+    status, out, _ = diloco("report", "demo", "--html", str(page))
+    assert status == 0 and out.endswith(f"page with charts: {page}\n")
+    assert "{" not in out, "sentences, and no dictionaries"
+    nowhere = tmp_path / "no" / "such" / "r.html"
+    status, out, told = diloco("report", "demo", "--html", str(nowhere))
+    assert status != 0 and not out
+    assert told == f"diloco: {nowhere} cannot be written: no such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("verb", "then"),
+    [
+        ("pause", "every learner rests after its step"),
+        ("resume", "the learners go on"),
+        ("stop", "it merges once more, and ends"),
+    ],
+)
+def test_verbs_change_the_run(
+    server: Server, diloco: Diloco, run: Row, verb: str, then: str
+) -> None:
+    server.answers[f"POST /v1/runs/demo/{verb}"] = (200, run)
+    assert diloco(verb, "demo")[:2] == (0, f"run demo: {then}\n")
 
 
 def test_a_run_without_its_state_begins_again_when_asked_to(

@@ -7,6 +7,7 @@ import pytest
 
 from diloco_cli.page import page
 from diloco_cli.report import data_parallel_bytes, report
+from diloco_cli.report_lines import OVERWRITTEN, report_lines
 from diloco_shared.protocol.records import RecoveryRecord
 
 Row = dict[str, Any]
@@ -118,3 +119,45 @@ def test_a_page_of_a_run_without_recoveries_has_no_empty_tables(
     run: Row, rounds: list[Row], events: list[Row]
 ) -> None:
     assert "<h2>" not in page(report(run, rounds, events), run, rounds, events)
+
+
+def test_a_report_in_sentences_says_what_each_figure_means(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    figures = report(run, rounds, events) | {
+        "tokens": {"merged": 800, "overwritten": 150, "in_flight": 50},
+        "tokens_processed": 1000,
+        "tokens_useful": 800,
+        "tokens_reread": 10,
+        "command": "diloco report demo",
+        "machine": "Linux, 2 cores",
+        "versions": {"python": "3.11"},
+    }
+    lines = report_lines(figures)
+    assert lines[0] == "run demo: finished, seed 7"
+    assert "tokens: 1,000 processed, 80.0% of them useful" in lines
+    assert "  merged 800, overwritten 150, in flight 50, read again 10" in lines
+    assert OVERWRITTEN[0] in lines
+    assert any(line.startswith("fault: b was taken away; 2 rounds went on") for line in lines)
+    assert lines[-1] == "versions: python 3.11"
+    few = figures | {"tokens": {"merged": 950, "overwritten": 50}}
+    assert OVERWRITTEN[0] not in report_lines(few), "only where it is much"
+
+
+def test_a_report_in_sentences_leaves_out_what_a_run_cannot_have(run: Row) -> None:
+    run |= {"status": None, "state": "queued"}
+    figures = report(run, [], []) | {"command": "c", "machine": "m", "versions": {}}
+    lines = report_lines(figures)
+    assert "tokens: none yet" in lines
+    assert not any("None" in line for line in lines)
+
+
+def test_a_recovery_is_told_with_its_phases(run: Row, rounds: list[Row], events: list[Row]) -> None:
+    back = {"learner": "b", "incarnation": 1, "donor": "a", "source": "donor"}
+    back |= {"phases_s": {"detected": 5.0, "donor_chosen": 0.0, "total": 17.5}}
+    more = {"command": "c", "machine": "m", "versions": {}}
+    figures = report(run, rounds, events) | more | {"recoveries": [back]}
+    told = "recovery: b (life 1), moments of a, 17.5 s in all: detected 5.0 s"
+    assert told in report_lines(figures)
+    fresh = back | {"donor": "", "source": "fresh"}
+    assert any("fresh moments" in x for x in report_lines(figures | {"recoveries": [fresh]}))

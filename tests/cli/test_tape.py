@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 
 from diloco_cli.__main__ import main
-from diloco_cli.commands.tape import _line
+from diloco_cli.commands.tape import KEEP_ALL, _line, replayed_lines
 from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER
 from diloco_cli.tape_file import plain, written
 from diloco_shared.protocol.messages import TapeSetting, TapeTerm
+from diloco_syncer.edges.audit import Fault, Replayed
 
 
 def diloco(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -58,6 +59,24 @@ def test_records_are_lines() -> None:
     )
     setting = TapeSetting(term=2, name="quorum", value=3, reason="as the user asked", at=2.0)
     assert _line(7, setting) == "7 setting term=2 name=quorum value=3 reason=as the user asked"
+
+
+def test_a_replay_says_how_to_keep_what_it_lacks() -> None:
+    whole = Replayed(0, 3, 2, None)
+    assert replayed_lines(whole) == [
+        "3 records from the beginning on, 2 merges: every digest is the same"
+    ]
+    late = replayed_lines(Replayed(508, 1, 1, None))
+    assert late[0].startswith("1 record from the snapshot of record 508 on, 1 merge:")
+    assert late[1].endswith(KEEP_ALL)
+    purged = replayed_lines(Replayed(508, 2, 1, Fault(511, "up.r", "up.r is not there", True)))
+    assert purged[1] == "record 511: up.r is not there"
+    assert "run this again" in purged[2] and purged[2].endswith(KEEP_ALL)
+    other = replayed_lines(Replayed(0, 2, 1, Fault(3, "", "another digest")))
+    assert other == [
+        "the first difference, after 2 records from the beginning on, 1 merge:",
+        "record 3: another digest",
+    ]
 
 
 def test_floats_that_json_cannot_say_become_null() -> None:

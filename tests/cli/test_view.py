@@ -3,11 +3,14 @@
 import io
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from diloco_cli import live
 from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
-from diloco_cli.view import human_bytes, last_events, lines, screen
+from diloco_cli.view import event_lines, learners_table, lines, screen
+from diloco_client import Unreachable
 
 Row = dict[str, Any]
 
@@ -16,8 +19,8 @@ def seen_of(run: Row, rounds: list[Row], events: list[Row]) -> Seen:
     return Seen("demo", run, rounds, events)
 
 
-def printed(what: Any) -> str:
-    console = Console(file=io.StringIO(), width=160, force_terminal=False)
+def printed(what: Any, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
     console.print(what)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     return str(text)
@@ -29,7 +32,7 @@ def test_the_screen_shows_every_learner_with_its_state(
     text = printed(screen(seen_of(run, rounds, events), ["12:00:00 b ended"]))
     table = {line.split()[0]: line for line in text.splitlines() if line[:2] in ("a ", "b ", "c ")}
     assert table["c"].split()[1] == "down"
-    assert "recovered b" in table["b"]
+    assert "recovered b" in text
     assert table["a"].split()[1:5] == ["stepping", "0", "100", "1.600"]
     assert "goodput 73.3 % of the learners' time" in text
     assert "12:00:00 b ended" in text
@@ -49,10 +52,28 @@ def test_before_the_first_round_everything_is_shown_that_there_is(run: Row) -> N
     assert "goodput" not in text
 
 
-def test_the_newest_event_about_a_learner_counts(events: list[Row]) -> None:
-    newest = last_events(events)
-    assert newest["b"] == "recovered b"
-    assert newest["a"] == "leave a"
+def test_the_newest_events_stand_below_the_table_each_with_whom_it_is_about(
+    events: list[Row],
+) -> None:
+    told = event_lines(events)
+    assert len(told) == 4 and told[-1].endswith("leave a")
+    assert not any("evaluation" in line for line in told)
+    other = events[-1] | {"data": {"learner": "b"}, "text": "it stepped"}
+    assert event_lines([other])[0].endswith("b: it stepped")
+
+
+def test_every_figure_is_readable_in_80_columns(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    """Whatever has happened: a long text must not squeeze the figures."""
+    learners = run["status"]["learners"]
+    learners["a"] |= {"step": 123456, "loss": 11.25, "tokens_per_s": 1234567.0, "wait_s": 12.5}
+    learners["a"] |= {"merged_round": 12345, "incarnation": 12, "state": "recovering"}
+    events[-1]["text"] = "x" * 300
+    table = printed(learners_table(run["status"]), width=80)
+    for figure in ("recovering", "123456", "11.250", "1234567", "12.500", "round 12345"):
+        assert figure in table
+    assert "…" not in table
 
 
 def test_without_a_terminal_messages_come_once_and_lines_at_every_change(
@@ -61,28 +82,17 @@ def test_without_a_terminal_messages_come_once_and_lines_at_every_change(
     file = io.StringIO()
     with Screen(Console(file=file, force_terminal=False)) as view:
         seen = seen_of(run, rounds, events)
-        view.show(None, ["up"], 1)
-        view.show(seen, ["up", "b [ended]"], 2)
-        view.show(seen, ["up", "b [ended]"], 2)
+        view.show(None, ["it is up"], 1)
+        view.show(seen, ["it is up", "b [ended]"], 2)
+        view.show(seen, ["it is up", "b [ended]"], 2)
         seen.run = run | {"state": "stopped"}
         view.show(seen, ["b [ended]", "again"], 3)
     shown = file.getvalue()
-    assert shown.count("up\n") == 1
+    assert shown.count("it is up\n") == 1
     assert shown.count("b [ended]") == 1
     assert shown.count("again") == 1
     assert shown.count("run demo: finished") == 1
     assert shown.count("run demo: stopped") == 1
-
-
-def test_sizes_are_readable() -> None:
-    assert [human_bytes(n) for n in (0, 999, 1500, 2_500_000, 3e9, 4e12)] == [
-        "0 B",
-        "999 B",
-        "1.5 kB",
-        "2.5 MB",
-        "3.0 GB",
-        "4.0 TB",
-    ]
 
 
 def test_every_class_of_tokens_is_shown(run: Row, rounds: list[Row], events: list[Row]) -> None:
@@ -119,3 +129,34 @@ def test_a_view_keeps_the_newest_round_and_nothing_twice(
     assert view.rounds == rounds[-1:] and whole.rounds == rounds
     assert view.events == whole.events == events
     assert lines(view) == lines(whole)
+
+
+def test_a_coordinator_that_does_not_answer_is_told_of(
+    run: Row, rounds: list[Row], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is shown meanwhile is old."""
+    now = 0.0
+
+    class Away:
+        def run(self, name: str) -> Row:
+            if 1.0 <= now < 5.0:
+                raise Unreachable("nobody listens")
+            return run | {"state": "running" if now < 5.0 else "finished"}
+
+        def rounds(self, name: str, after: int = 0) -> list[Row]:
+            return []
+
+        def events(self, name: str, after: int = 0) -> list[Row]:
+            return []
+
+    def passes(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(live.time, "sleep", passes)
+    monkeypatch.setattr(live.time, "monotonic", lambda: now)
+    client: Any = Away()
+    live.follow(client, "demo", as_json=False)
+    out = capsys.readouterr().out
+    assert out.count("the coordinator has not answered for 2 s: this is what it said last") == 1
+    assert "run demo: running" in out and "run demo: finished" in out

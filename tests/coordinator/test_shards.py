@@ -72,13 +72,13 @@ def test_its_state_is_that_of_the_shard_that_keeps_it_waiting(status: Any) -> No
         assert whole is not None
         return whole.state, whole.reason
 
-    running, over = status(), status(state="finished", reason="run finished")
+    running, over = status(), status(state="finished", reason="its budget is used up")
     starved = status(shard=1, state="starved", reason="starved (0 of 1)")
     assert state_of(running, starved) == ("starved", "shard 1: starved (0 of 1)")
     assert state_of(running) == ("waiting", "1 of 2 syncer shards have a leader")
     assert state_of(over, status(shard=1))[0] == "finishing"
     ended = status(shard=1, state="finished")
-    assert state_of(over, ended) == ("finished", "run finished")
+    assert state_of(over, ended) == ("finished", "its budget is used up")
     whole = merged([over, ended], 2)
     assert whole is not None and whole.settled
 

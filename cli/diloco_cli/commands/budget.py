@@ -8,6 +8,7 @@ import typer
 
 from diloco_cli.commands.options import Json, show
 from diloco_cli.faults import INVALID, CliError
+from diloco_cli.words import why
 from diloco_shared.budget import known, learners_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.budget.traffic import view
@@ -38,7 +39,7 @@ def budget(
         lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
         raise CliError("\n".join([f"{file} has faults", *lines]), INVALID) from None
     except (OSError, ValueError) as error:
-        raise CliError(f"{file}: {error}", INVALID) from None
+        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
     job = known(spec, learners=learners or learners_of(spec))
     if job is None:
         raise CliError(

@@ -8,6 +8,7 @@ import typer
 
 from diloco_cli.cluster import Where, connect, token_of
 from diloco_cli.commands.options import Json, anywhere, show
+from diloco_cli.words import counted
 
 app = typer.Typer()
 
@@ -37,7 +38,7 @@ def _member_line(m: dict[str, Any]) -> str:
     if learner:
         line += f", {learner['state']} at step {learner.get('step', 0)}"
     elif m["role"] == "syncer" and m["assigned"] and m["alive"]:
-        behind = f", {m['lag_records']} records behind" if m.get("lag_records") else ""
+        behind = f", {counted(m['lag_records'], 'record')} behind" if m.get("lag_records") else ""
         line += f", {m['state']}{behind}"
     line += f" on {m['host']}"
     full = f"its disk is full: {m['full']}" if m.get("full") else ""
@@ -67,6 +68,7 @@ def forget(
     """Give up the place of a member that will not come back."""
     with connect(where) as client:
         client.forget(member)
+    print(f"{member} is forgotten: its place is free")
 
 
 @app.command()
@@ -194,3 +196,4 @@ def revoke_token(where: Where, name: Name) -> None:
     """Make a token useless, at once."""
     with connect(where) as client:
         client.revoke_token(name)
+    print(f"the token {name} is revoked")

@@ -15,6 +15,7 @@ from rich.console import Console
 from diloco_cli.cluster import HERE, Where, connect, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, CliError
+from diloco_cli.words import counted, why
 
 app = typer.Typer()
 
@@ -146,10 +147,11 @@ def config(
         spec = load(file.read_text(encoding="utf-8"))
     except Invalid as error:
         lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
-        count = f"{len(lines)} fault{'s' if len(lines) > 1 else ''}"
-        raise CliError("\n".join([f"{file} has {count}", *lines]), INVALID) from None
+        raise CliError(
+            "\n".join([f"{file} has {counted(len(lines), 'fault')}", *lines]), INVALID
+        ) from None
     except (OSError, ValueError) as error:
-        raise CliError(f"{file}: {error}", INVALID) from None
+        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
     print(spec.model_dump_json(indent=2))
 
 

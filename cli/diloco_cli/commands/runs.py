@@ -10,6 +10,7 @@ from diloco_cli.cluster import Where, connect, newest_rounds, only_run
 from diloco_cli.commands.options import Json, Run, anywhere, show
 from diloco_cli.faults import INVALID, CliError
 from diloco_cli.view import run_lines, state_line
+from diloco_cli.words import why
 from diloco_client import ApiError
 
 app = typer.Typer()
@@ -31,7 +32,7 @@ def submit(
     try:
         spec = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CliError(f"{file}: {error}", INVALID) from None
+        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
     with connect(where) as client:
         try:
             run = (
@@ -74,21 +75,22 @@ def watch(where: Where, run: Run = "", as_json: Json = False) -> None:
         follow(client, only_run(client, run)["name"], as_json=as_json)
 
 
-def _verb(name: str, text: str) -> None:
-    """`pause`, `resume` and `stop` are one command each, alike but for the verb."""
+def _verb(name: str, text: str, then: str) -> None:
+    """`pause`, `resume` and `stop` are one command each, alike but for the verb. `then`: what
+    follows from it."""
 
     def command(where: Where, run: Run = "", as_json: Json = False) -> None:
         with connect(where) as client:
             changed = getattr(client, name)(only_run(client, run)["name"])
-        show(changed, as_json, lambda: [f"run {changed['name']} shall be {changed['desired']}"])
+        show(changed, as_json, lambda: [f"run {changed['name']}: {then}"])
 
     command.__doc__ = text
     app.command(name)(anywhere(command))
 
 
-_verb("pause", "Hold every learner at a step boundary.")
-_verb("resume", "Go on after a pause.")
-_verb("stop", "Merge once more, evaluate, and end the run.")
+_verb("pause", "Hold every learner at a step boundary.", "every learner rests after its step")
+_verb("resume", "Go on after a pause.", "the learners go on")
+_verb("stop", "Merge once more, evaluate, and end the run.", "it merges once more, and ends")
 
 
 @app.command()
@@ -163,6 +165,7 @@ def report(
 ) -> None:
     """What a run achieved, in figures."""
     from diloco_cli.report import report as figures_of
+    from diloco_cli.report_lines import report_lines
     from diloco_cli.versions import versions
 
     with connect(where) as client:
@@ -171,8 +174,13 @@ def report(
         events = client.events(found["name"])
     figures = figures_of(found, rounds, events)
     figures |= {"command": f"diloco report {found['name']}", **versions()}
+    written = []
     if html is not None:
         from diloco_cli.page import page
 
-        html.write_text(page(figures, found, rounds, events), encoding="utf-8")
-    show(figures, as_json, lambda: [f"{k}: {v}" for k, v in figures.items()])
+        try:
+            html.write_text(page(figures, found, rounds, events), encoding="utf-8")
+        except OSError as error:
+            raise CliError(f"{html} cannot be written: {why(error)}") from None
+        written = [f"page with charts: {html}"]
+    show(figures, as_json, lambda: [*report_lines(figures), *written])

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from diloco_cli.cluster import HERE, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError
 from diloco_cli.tape_file import FORMATS, check, plain, written
+from diloco_cli.words import counted, why
 from diloco_shared.config import RunSpec
 from diloco_shared.edges.bus import Bus, BusError, Unavailable
 from diloco_shared.edges.nats_bus import NatsBus
@@ -23,6 +24,9 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape
+
+if TYPE_CHECKING:  # slow to import, and only what executes a tape needs it
+    from diloco_syncer.edges.audit import Replayed
 
 T = TypeVar("T")
 
@@ -90,7 +94,9 @@ def _on_tape(
         try:
             key = (data / "nats-token").read_text(encoding="ascii").strip()
         except OSError as error:
-            raise CliError(f"the token of the message server cannot be read: {error}") from None
+            raise CliError(
+                f"the token of the message server cannot be read: {why(error)}"
+            ) from None
     return asyncio.run(work())
 
 
@@ -167,7 +173,7 @@ def export(
         with file.open("wb") as out:
             out.writelines(written(rows, file.suffix))
     except OSError as error:
-        raise CliError(f"{file} cannot be written: {error}") from None
+        raise CliError(f"{file} cannot be written: {why(error)}") from None
     print(f"{len(rows)} records in {file}")
 
 
@@ -180,7 +186,7 @@ def check_file(
     try:
         sound, fault = check(file.read_bytes(), file.suffix)
     except OSError as error:
-        raise CliError(f"{file} cannot be read: {error}") from None
+        raise CliError(f"{file} cannot be read: {why(error)}") from None
     told = f"{file}: {fault}" if fault else f"{sound} records, all as they were written"
     show({"records": sound, "fault": fault or None}, as_json, lambda: [told])
     if fault:
@@ -263,16 +269,32 @@ def replay(
         )
 
     result = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
-    begin = f"the snapshot of record {result.began_at}" if result.began_at else "the beginning"
-    done = f"{result.records} records from {begin} on, {result.rounds} merges"
-    lines = (
-        [f"{done}: every digest is the same"]
-        if result.fault is None
-        else [f"the first difference, after {done}:", _fault_line(result.fault)]
-    )
-    show(asdict(result), as_json, lambda: lines)
+    show(asdict(result), as_json, lambda: replayed_lines(result))
     if result.fault is not None:
         raise typer.Exit(FAILED)
+
+
+# What a run must keep to be executed from its beginning.
+KEEP_ALL = 'keeping.contributions = "all" in a run\'s specification keeps all of them'
+
+
+def replayed_lines(result: "Replayed") -> list[str]:
+    """What was executed and what came of it; for what is not there, how to keep it."""
+    begin = f"the snapshot of record {result.began_at}" if result.began_at else "the beginning"
+    merges = counted(result.rounds, "merge")
+    done = f"{counted(result.records, 'record')} from {begin} on, {merges}"
+    if result.fault is None:
+        lines = [f"{done}: every digest is the same"]
+        before = "what came before was merged of contributions that are removed since"
+        return [*lines, f"{before}: {KEEP_ALL}"] if result.began_at else lines
+    if result.fault.purged:
+        told = "contributions are removed once a snapshot covers them: run this again"
+        return [
+            f"not all could be executed, after {done}:",
+            _fault_line(result.fault),
+            f"{told}, or {KEEP_ALL}",
+        ]
+    return [f"the first difference, after {done}:", _fault_line(result.fault)]
 
 
 def _fault_line(fault: Any) -> str:

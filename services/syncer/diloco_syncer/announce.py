@@ -12,6 +12,8 @@ from diloco_syncer.watchdog import Watchdog
 # An initializer is passed over for another once nothing of anybody's initial parameters has moved
 # for this many seconds, however long all of them take.
 INITIALIZER_S = silence_s()
+# Why a run is over, or rests.
+SPENT, ASKED = "its budget is used up", "as the user asked"
 
 
 class Announcer:
@@ -107,9 +109,9 @@ class Announcer:
     def _state(self, now: float) -> tuple[RunState, str]:
         h = self.history
         if h.outcome:
-            return ("finished" if h.outcome == "finished" else "stopped"), f"run {h.outcome}"
+            return ("finished", SPENT) if h.outcome == "finished" else ("stopped", ASKED)
         if h.paused:
-            return "paused", "as the user asked"
+            return "paused", ASKED
         if not h.initialised and self.rounds.suspended:
             return "waiting", self.rounds.suspended
         if not h.initialised:

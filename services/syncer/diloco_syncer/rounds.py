@@ -353,7 +353,8 @@ class Rounds:
                 round=r.n,
                 fragment=r.fragment,
                 outcome="committed" if committed else "skipped",
-                reason=r.skip_reason or f"merged {len(r.kept)} contributions",
+                reason=r.skip_reason
+                or f"merged {len(r.kept)} contribution" + "s" * (len(r.kept) != 1),
                 quorum_reason=r.quorum_reason,
                 quorum=r.quorum,
                 version=h.versions[r.fragment] + (1 if committed else 0),
