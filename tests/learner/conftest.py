@@ -93,6 +93,7 @@ class ScriptedSyncer:
         self.nonces: dict[str, str] = {}  # last granted
         self.state: Any = "waiting"
         self.fields: dict[str, Any] = {}  # of every beat
+        self.refuses = ""  # why nobody is let in
         self.layout: Any = ()
 
     # --- set-up --------------------------------------------------------------------------------
@@ -181,8 +182,8 @@ class ScriptedSyncer:
             learner=join.learner,
             incarnation=join.incarnation,
             nonce=join.nonce,
-            accepted=True,
-            reason="as scripted",
+            accepted=not self.refuses,
+            reason=self.refuses or "as scripted",
             epoch=0,
             term=1,
             versions=tuple(self.versions),

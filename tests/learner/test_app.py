@@ -461,6 +461,23 @@ async def _joined(syncer: Any, name: str) -> Any:
     )
 
 
+async def test_who_was_refused_says_why_and_asks_again(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stays assigned: nobody else would be asked in its place."""
+    monkeypatch.setattr("diloco_learner.app.UNFIT_RETRY_S", 0.05)
+    syncer.refuses = "the configuration differs: layout"
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await until(lambda: app.membership.record.state == "unfit")
+        assert app.membership.record.reason == syncer.refuses
+        syncer.refuses = ""
+        await syncer.bootstrap("a")
+        await syncer.reported("a", stepping)
+        assert app.membership.record.state == "working"
+
+
 async def test_what_a_learner_is_unfit_for_is_told_and_tried_again(
     broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -208,7 +208,11 @@ class Learner(Worker[Settings]):
         )
         self.work.fit = lambda: self.membership.update(state="working", reason="")
         try:
-            return await self.work.run()
+            leave = await self.work.run()
+            # Whoever refused it may let it in later: another configuration, or a free place.
+            if leave.outcome == "refused" and not await self._is_over(spec):
+                raise Unfit(leave.reason)
+            return leave
         except Unfit as unfit:
             self.work = None
             # Its member record says so for as long as it is true; the event comes once a try.

@@ -30,8 +30,7 @@ class Admission:
         return [SendDonate(d) for d in self.donations.due(self.roster, now)]
 
     def join(self, join: Join, now: float) -> list[Effect]:
-        if join.incarnation <= self.roster.gone.get(join.learner, -1):
-            self.roster.over(join.learner, join.incarnation, now)
+        if self.roster.over(join.learner, join.incarnation, now):
             return []  # not refused for good: a beat tells it to begin a new life
         cached = self.grants.get(join.nonce)
         asked = (join.learner, join.incarnation)
@@ -90,9 +89,6 @@ class Admission:
         # Where others' shards go on, they need learners: whose grant is of all shards.
         if self.history.outcome and self.spec.algorithm.shards == 1:
             return f"the run is over ({self.history.outcome})"
-        known = self.roster.newest(join.learner)
-        if join.incarnation < known:
-            return f"incarnation {join.incarnation} is superseded by {known}"
         if self.roster.full(join.learner, now):
             return f"the run has {MEMBERS_MAX} learners: as many as it can take"
         differing = differing_keys(self._config(join.config.get("layout", "")), join.config)
