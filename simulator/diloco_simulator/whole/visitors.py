@@ -285,15 +285,17 @@ class Visitors:
         if not machines:
             return
         name = self.rng.choice(machines).name
+        if name in self.drained:
+            return  # by another one, who undoes it
+        self.drained.add(name)
         status, said = await self.ask("POST", f"/members/{name}/drain", may=(200, 404))
-        if status == 404:
-            return
-        self.drained.add(name)  # or nobody knows
-        if status == 200 and not said["draining"]:
+        if status == 200 and self.world.scene.faulty and not said["draining"]:
             self.broken(f"{name} is drained, and shown as if it were not")
         await asyncio.sleep(self.rng.uniform(1.0, 20.0))
         status, _ = await self.ask("DELETE", f"/members/{name}/drain", may=(200, 404))
-        if status in (200, 404):
+        if status in AGAIN and not self.world.scene.faulty:  # nobody else undoes it any more
+            status, _ = await self.until("DELETE", f"/members/{name}/drain", may=(200, 404))
+        if status not in AGAIN:
             self.drained.discard(name)
 
     async def _undrain(self) -> None:
