@@ -87,7 +87,8 @@ class Tokens:
                 if v.outcome == "merged":
                     spans = self.spans[f"{v.learner}/{v.incarnation}", p]
                     merged[p] += spans.add(v.tokens_from, v.tokens_to)
-            self.made_of[p, record.version], self.versions[p] = merged[p] - had, record.version
+            if record.outcome == "committed":  # a skipped round stands at the version before it
+                self.made_of[p, record.version], self.versions[p] = merged[p] - had, record.version
         self.merged.append(merged)
 
     def lost(self, kept: int) -> None:

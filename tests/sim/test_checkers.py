@@ -1,8 +1,13 @@
 """Checkers by themselves: what they are shown, they see."""
 
+from typing import Any
+
 import numpy as np
 
-from diloco_simulator.checkers import Leases, Report
+from diloco_shared.protocol.messages import TapeRebirth, TapeRound, Verdict
+from diloco_simulator.checkers import Leases, Merges, Report
+from diloco_simulator.checkers_claims import Claims
+from diloco_simulator.checkers_ledger import Tokens
 from diloco_simulator.checkers_numbers import Numbers
 from diloco_simulator.options import Options
 from diloco_simulator.whole.spec import spec_of
@@ -27,3 +32,19 @@ def test_after_directions_that_cancelled_merges_are_computed_again() -> None:
     numbers.installed(0, master_F, (trace_F,))
     assert numbers.resumed == 1
     assert [list(a) for a in numbers.state[0]] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_tokens_of_a_version_that_is_gone_are_merged_no_more() -> None:
+    """Also where a round was skipped since: it stands at the version before it."""
+    report = Report(lambda invariant, text: None)
+    spec = spec_of(Options.calm(fragments=1), 1)
+    tokens = Tokens(report, spec, Claims(report, lambda p: Merges(report, spec)))
+    merged = Verdict.model_construct(
+        learner="a", incarnation=0, outcome="merged", tokens_from=0, tokens_to=70
+    )
+    one: dict[str, Any] = {"fragment": 0, "version": 1}
+    tokens.record(TapeRound.model_construct(**one, outcome="committed", verdicts=(merged,)))
+    assert tokens.merged[-1] == [70]
+    tokens.record(TapeRound.model_construct(**one, outcome="skipped", verdicts=()))
+    tokens.record(TapeRebirth.model_construct(epoch=1, versions=(0,)))
+    assert tokens.merged[-1] == [0]
