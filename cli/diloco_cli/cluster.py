@@ -79,13 +79,15 @@ def explained(error: ApiError | Unreachable) -> CliError:
 
 
 def only_run(client: Client, name: str) -> dict[str, Any]:
-    """The run of that name; without a name the newest, which is what people mean."""
+    """The run of that name; without a name the one that people mean: the newest that is going on,
+    or else the newest."""
     if name:
         return client.run(name)
     runs = sorted(client.runs(), key=lambda run: float(run["created_at"]))
     if not runs:
         raise CliError("there is no run: submit one with 'diloco submit run.toml'", UNKNOWN)
-    return runs[-1]
+    going = [run for run in runs if run["state"] not in ("queued", "finished", "stopped")]
+    return (going or runs)[-1]
 
 
 def newest_rounds(client: Client, run: dict[str, Any], count: int) -> list[dict[str, Any]]:

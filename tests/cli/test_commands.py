@@ -106,6 +106,20 @@ def test_without_a_name_the_newest_run_is_meant(server: Server, diloco: Diloco, 
     assert out.startswith("run demo: finished - its budget is used up\n")
 
 
+def test_without_a_name_a_run_that_is_going_on_is_meant(
+    server: Server, diloco: Diloco, run: Row
+) -> None:
+    """Not one that waits behind it, nor one that is over."""
+    others = [
+        run | {"name": "going", "created_at": 0.5, "state": "running", "reason": "2 of 2 ready"},
+        run | {"name": "later", "created_at": 9.0, "state": "queued", "reason": "waits"},
+    ]
+    server.answers["GET /v1/runs"] = (200, {"runs": [*others, run], "next": None})
+    server.answers["GET /v1/runs/going/metrics"] = (200, {"evaluations": []})
+    server.answers["GET /v1/runs/going/rounds"] = (200, {"rounds": [], "next": None})
+    assert diloco("status")[1].startswith("run going: running - 2 of 2 ready\n")
+
+
 def test_status_tells_alive_participating_and_useful_apart(server: Server, diloco: Diloco) -> None:
     _, out, _ = diloco("status")
     assert "alive 3, participating 2, useful 80.0 % of 153,600 tokens" in out

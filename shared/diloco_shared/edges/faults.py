@@ -81,16 +81,15 @@ class FaultAgent:
         except WireError as error:
             return encode(FaultReply(id="unknown", accepted=False, reason=str(error)))
         reason = self._refuses(fault)
+        when = self._when(fault)
         if not reason:
             self._arm(fault)
         log.warning("fault", id=fault.id, kind=fault.kind, refused=reason or "no")
-        return encode(
-            FaultReply(id=fault.id, accepted=not reason, reason=reason or self._when(fault))
-        )
+        return encode(FaultReply(id=fault.id, accepted=not reason, reason=reason or when))
 
     def _refuses(self, fault: Fault) -> str:
         if not self.enabled:
-            return f"chaos is off for {self.target}: start it with DILOCO_CHAOS=1"
+            return f"{self.target} allows no faults: start it with DILOCO_CHAOS=1, or 'up --chaos'"
         if fault.kind == "slow" and self.abilities.slow is None:
             return f"{self.target} has no training loop to slow down"
         if fault.kind == "nan" and self.abilities.nan is None:
@@ -106,6 +105,8 @@ class FaultAgent:
         return ""
 
     def _when(self, fault: Fault) -> str:
+        if 0 <= fault.at_step <= self.step:
+            return f"at once: step {fault.at_step} is past (now {self.step})"
         if fault.at_step >= 0:
             return f"at step {fault.at_step} (now {self.step})"
         return f"in {fault.after_s:g} s"

@@ -85,6 +85,8 @@ def train(
 
         with settings_named():
             dying = None if mtbi_seconds is None else Interruptions(mtbi_seconds, away_seconds)
+        if not as_json:
+            typer.echo("trains on a virtual clock; a line follows whenever the loss is measured")
         setting = Setting(learners, speeds=numbers(speeds), interruptions=dying)
         result = Fleet(spec, setting, told=None if as_json else told).run()
         result |= {"method": "decoupled", "preset": spec.algorithm.preset}

@@ -95,6 +95,6 @@ async def test_chaos_is_off_unless_the_deployment_says_so(world: Any) -> None:
     async with world.coordinator(chaos=False) as desk:
         await world.joins("a")
         answer = await desk.ask("POST", "/v1/chaos", {"kind": "kill", "target": "a"})
-        assert (answer.status_code, answer.json()["title"]) == (403, "Chaos is off")
+        assert (answer.status_code, answer.json()["title"]) == (403, "No faults are allowed here")
         assert "DILOCO_CHAOS=1" in answer.json()["detail"]
         assert not (await desk.get("/v1/access"))["chaos"]

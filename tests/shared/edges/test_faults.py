@@ -174,7 +174,8 @@ async def test_a_step_already_taken_is_due_at_once() -> None:
     agent = new_agent(victim)
     agent.stepped(9)
     async with serving(agent) as bus:
-        assert (await ask(bus, at_step=5, kind="nan")).accepted
+        reply = await ask(bus, at_step=5, kind="nan")
+        assert reply.accepted and reply.reason == "at once: step 5 is past (now 9)"
         await until(lambda: victim.done)
         assert victim.done == ["nan"]
 

@@ -56,7 +56,9 @@ class Chaos:
         """Ask a process to inflict a fault on itself; 202 once it is armed."""
         if not self.on:
             raise Problem(
-                403, "Chaos is off", "start the deployment with DILOCO_CHAOS=1 to allow faults"
+                403,
+                "No faults are allowed here",
+                "start with 'diloco up --chaos', or every service with DILOCO_CHAOS=1",
             )
         name = digest(idempotency_key)[:12] if idempotency_key else uuid.uuid4().hex[:12]
         fault = self._fault(request, f"fault-{name}")
