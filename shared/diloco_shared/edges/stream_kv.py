@@ -203,8 +203,8 @@ class Watch:
         if last is not None and last.revision >= entry.revision:
             return
         self._remember(entry)
-        # A marker of a key never seen alive tells a watcher nothing.
-        if entry.value is not None or (last is not None and last.value is not None):
+        # Of a key never seen alive too: whoever asked for all keys before may know it from there.
+        if entry.value is not None or last is None or last.value is not None:
             self._waiting.append(entry)
             self._ready.set()
             if len(self._waiting) >= _WATCH_LIMIT:
