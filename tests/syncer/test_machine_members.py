@@ -21,6 +21,7 @@ from diloco_syncer.events import (
     BusBack,
     JoinSeen,
     ProgressSeen,
+    Publish,
     SendBeat,
     SendDonate,
     SendGrant,
@@ -60,6 +61,42 @@ def test_an_older_incarnation_is_refused_i10(running: Any) -> None:
     assert not of(asked, SendGrant), "though the life before it was let in under this nonce"
     beat = of(running.wait(1.0), SendBeat)[-1].beat
     assert beat.incarnations["b"] == 1
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_nobody_waits_for_a_life_that_another_has_replaced(driver_of: Any, sent: bool) -> None:
+    """What that life has sent before is merged all the same, if others are waited for."""
+    driver = driver_of(quorum=1)
+    driver.start("a", "b")
+    driver.step("a", 4)
+    driver.step("b", 4)
+    pull = driver.pulls[0]
+    assert pull.participants == ("a", "b")
+    driver.join("b", incarnation=1)
+    if sent:
+        driver.answer(pull, "b")
+    driver.answer(pull, "a")
+    (record,) = driver.rounds
+    assert record.outcome == "committed", "without another second"
+    of_b = {v.learner: (v.incarnation, v.outcome) for v in record.verdicts}["b"]
+    assert of_b == (0, "merged" if sent else "missed")
+
+
+def test_a_shard_that_has_not_begun_follows_the_epoch_of_another(driver_of: Any) -> None:
+    """The other one lost its state and began again; learners wait until all are in one epoch."""
+    driver = driver_of(shards=2)
+    driver.lead()
+    driver.join("a")
+    assert driver.machine.history.epoch == 0
+    ahead = Join(learner="a", incarnation=1, nonce="n", config=driver.config, epoch=2)
+    stranger = ahead.model_copy(update={"learner": "x", "config": {}})
+    driver.give(JoinSeen(stranger))
+    assert driver.machine.history.epoch == 0, "who is not let in tells nothing"
+    driver.give(JoinSeen(ahead))
+    assert driver.machine.history.epoch == 2
+    assert not of(driver.effects, Publish), "there is nothing to publish yet"
+    again = of(driver.give(JoinSeen(ahead)), SendGrant)[-1].grant
+    assert again.accepted and again.epoch == 2
 
 
 def test_a_newcomer_gets_a_healthy_donor_which_is_asked_until_it_trains(running: Any) -> None:

@@ -181,6 +181,7 @@ class Recovery:
             config=self.config,
             failed_donors=self.failed_donors,
             parameters=self.parameters,
+            epoch=max(self.epoch, 0),
         )
 
     def _rejoin(self, now: float) -> list[RecoveryEffect]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import (
+    Join,
     Message,
     Progress,
     TapeCheckpoint,
@@ -56,6 +57,7 @@ from diloco_syncer.events import (
     PurgeUp,
     Rewound,
     Sealed,
+    SendGrant,
     Snapshot,
     SnapshotDone,
     SnapshotFailed,
@@ -152,7 +154,7 @@ class Machine:
             case JoinSeen():
                 # Whoever joined before a restore would begin with the wrong moments.
                 able = self.leading and not self.wishes.restoring.due
-                return self.admission.join(event.join, now) if able else []
+                return self._join(event.join, now) if able else []
             case InitSeen():
                 if self.wishes.restoring.due:
                     return [Drop(s) for s in event.subjects]
@@ -299,7 +301,7 @@ class Machine:
                 self.admission.donations = Donations()
                 return [
                     *self.rounds.abort(),
-                    *(self._keyframe(p) for p in h.owned),
+                    *(self._keyframe(p) for p in h.owned if h.versions[p] >= 0),
                     Tell("epoch", f"epoch {record.epoch} begins: {record.reason}"),
                 ]
             case TapeRestore():
@@ -458,10 +460,21 @@ class Machine:
             for p, version in enumerate(progress.adopted):
                 effects += self._lost(p, version, progress.learner, self._wall(now))
         elif self.leading and progress.epoch > h.epoch:
-            alone = self.spec.algorithm.shards == 1  # no other shard began it: its record is lost
-            why = f"{progress.learner} is in epoch {progress.epoch}, the tape in {h.epoch}"
-            effects += self._begin_epoch(progress.epoch + alone, why, self._wall(now))
+            effects += self._catch_up(progress.learner, progress.epoch, now)
         return effects
+
+    def _join(self, join: Join, now: float) -> list[Effect]:
+        effects = self.admission.join(join, now)
+        let_in = any(isinstance(e, SendGrant) and e.grant.accepted for e in effects)
+        if let_in and join.epoch > self.history.epoch:
+            effects += self._catch_up(join.learner, join.epoch, now)
+        return effects
+
+    def _catch_up(self, learner: str, epoch: int, now: float) -> list[Effect]:
+        """A learner is ahead of the tape: with another shard, or its record is lost."""
+        alone = self.spec.algorithm.shards == 1  # no other shard began it
+        why = f"{learner} is in epoch {epoch}, the tape in {self.history.epoch}"
+        return self._begin_epoch(epoch + alone, why, self._wall(now))
 
     def _lost(self, p: int, version: int, whose: str, at: float) -> list[Effect]:
         """A version above the tape's head was published: its record is lost, history restarts."""
@@ -475,7 +488,10 @@ class Machine:
     def _begin_epoch(self, epoch: int, reason: str, at: float) -> list[Effect]:
         h = self.history
         pending = any(isinstance(r, TapeEpoch | TapeRestore) for r in self._pending)
-        if not h.initialised or pending or self.wishes.restoring.due:
+        # Another shard may have lost its state and begun again before this one has begun at all:
+        # learners wait until all are in one epoch.
+        able = h.initialised or self.spec.algorithm.shards > 1
+        if not able or pending or self.wishes.restoring.due:
             return []
         return self._push(TapeEpoch(epoch=epoch, term=h.term, reason=reason, at=at))
 

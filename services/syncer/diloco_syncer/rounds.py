@@ -119,11 +119,20 @@ class Rounds:
         if r.phase is Phase.GRACE and (now >= r.grace_until or self._everyone(r, now)):
             effects += self._pull(r, now)
         if r.phase is Phase.PULLING:
+            self._without_replaced(r)
             if r.complete or now >= r.deadline:
                 effects += self._close(r, now)
             elif now >= r.resend_at:
                 effects.append(self._send_pull(r, now))
         return effects
+
+    def _without_replaced(self, r: Round) -> None:
+        """A learner's newer life does not answer for the one that was asked: that is not waited
+        for. What it has sent before is taken all the same, should it come in time."""
+        for learner in r.unanswered:
+            asked, newest = r.participants[learner], self.roster.newest(learner)
+            if newest > asked:
+                r.leave_out(learner, asked, "missed", f"incarnation {newest} has taken its place")
 
     def _collect(self, r: Round, now: float) -> None:
         reached, why = self._quorum(r, now)

@@ -75,6 +75,7 @@ class Join(Message):
     # Donors that did not deliver in earlier attempts of this incarnation.
     failed_donors: tuple[Id, ...] = ()
     parameters: Count = 0  # N of its model, for the streams' limits; 0: not told
+    epoch: Count = 0  # newest of any syncer shard that it has heard of
 
 
 class ContributionManifest(Message):
