@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from diloco_simulator import found, shrink
@@ -28,6 +29,10 @@ from diloco_simulator.whole.world import Verdict, played
 _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused")
 # Between two lines that say how far it has come, in seconds.
 PROGRESS_S = 20.0
+# A worker is replaced after so many: each leaves some MB behind, in thousands all that there is.
+WORLDS_OF_A_WORKER = 100
+# Between two looks of a worker at whether the process that it works for lives, in seconds.
+PARENT_S = 1.0
 COMMAND = "python -m diloco_simulator.check"
 
 
@@ -84,8 +89,26 @@ def verdicts(everything: list[Task], workers: int) -> Iterator[Verdict]:
         return
     # What libraries begin in threads of their own does not live on in a fork.
     spawned = get_context("spawn")
-    with ProcessPoolExecutor(min(workers, len(everything) or 1), mp_context=spawned) as pool:
+    pool = ProcessPoolExecutor(
+        min(workers, len(everything) or 1),
+        mp_context=spawned,
+        initializer=_ends_with,
+        initargs=(os.getpid(),),
+        max_tasks_per_child=WORLDS_OF_A_WORKER,
+    )
+    with pool:
         yield from pool.map(play, everything)
+
+
+def _ends_with(parent: int) -> None:
+    """This worker does, whatever ends that process: nobody else would ever stop it."""
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_S)
+        os._exit(1)
+
+    Thread(target=look, daemon=True).start()
 
 
 @dataclass(slots=True)
