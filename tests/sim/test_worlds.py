@@ -4,12 +4,15 @@ Checked in each: I1 to I12, as far as a world shows them (docs/simulation.md).
 `make sim SEEDS=2000` plays more; a failing seed is named with the command that plays it again.
 """
 
+import gc
+import weakref
+
 import pytest
 
 from diloco_simulator import check
 from diloco_simulator.whole import crash_points
 from diloco_simulator.whole.case import Case
-from diloco_simulator.whole.world import Verdict, played
+from diloco_simulator.whole.world import Verdict, World, one, played, uncollected
 
 SEEDS = range(20, 32)
 TROUBLES = (
@@ -60,3 +63,23 @@ def test_a_process_may_die_before_anything_that_others_see(role: str) -> None:
         found = check.play(task)
         assert sum(k.startswith(f"{role} dies before") for k in found.counts) == 1
         assert found.violations == [], task.again
+
+
+def test_nothing_of_a_world_is_left_when_the_next_one_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands are played in one process."""
+    worlds: list[weakref.ref[World]] = []
+
+    play = World.play
+
+    async def playing(self: World) -> None:
+        worlds.append(weakref.ref(self))
+        await play(self)
+
+    monkeypatch.setattr(World, "play", playing)
+    assert one(3, crash_points.small()).violations == []
+    with uncollected():
+        gc.unfreeze()
+        gc.collect()
+        assert [world() for world in worlds] == [None]
