@@ -29,8 +29,6 @@ from diloco_simulator.whole.world import Verdict, played
 _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused")
 # Between two lines that say how far it has come, in seconds.
 PROGRESS_S = 20.0
-# A worker is replaced after so many: each leaves some MB behind, in thousands all that there is.
-WORLDS_OF_A_WORKER = 100
 # Between two looks of a worker at whether the process that it works for lives, in seconds.
 PARENT_S = 1.0
 COMMAND = "python -m diloco_simulator.check"
@@ -94,7 +92,6 @@ def verdicts(everything: list[Task], workers: int) -> Iterator[Verdict]:
         mp_context=spawned,
         initializer=_ends_with,
         initargs=(os.getpid(),),
-        max_tasks_per_child=WORLDS_OF_A_WORKER,
     )
     with pool:
         yield from pool.map(play, everything)
