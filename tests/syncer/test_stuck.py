@@ -1,14 +1,21 @@
 """Standbys that cannot execute the tape: what they show while they look for a way on."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from syncer.test_standby import SPEC
+from syncer.test_tape import stream, term
 
+from diloco_shared.edges.tape_archive import TapeArchive
+from diloco_shared.edges.vault import Vault, VaultError
+from diloco_simulator.memory_bus import MemoryBroker, MemoryBus
 from diloco_syncer.edges import stuck
+from diloco_syncer.edges.follow import Follower
 from diloco_syncer.edges.stuck import Stuck
+from diloco_syncer.edges.tape import Purged, Tape, Unread
 
 
 class Reading:
@@ -63,3 +70,74 @@ async def test_two_that_read_what_is_published_do_not_wait_for_each_other(
         return await together.stuck(name)._begin_again(follower, known, "no snapshot")
 
     assert list(await asyncio.gather(begins("s1"), begins("s2"))) == ["", ""]
+
+
+class InVain(Stuck):
+    """Nobody else has anything."""
+
+    async def _newer(self, after: int) -> Follower | None:
+        self.checkpoints_at = 0.0
+        return None
+
+    async def _ask_for_snapshot(self, after: int) -> str:
+        return "nobody answers"
+
+    async def _why_not_begin_again(self, seq: int) -> str:
+        return "not yet"
+
+
+async def archived(folder: Path) -> Tape:
+    """Two records of three lie in the archive alone."""
+    bus = MemoryBus(MemoryBroker(), "s")
+    await stream(bus)
+    archive = TapeArchive(str(folder), "r.1")
+    tape = Tape(bus, "r", 0, archive)
+    for number in (1, 2, 3):
+        await tape.append(term(number, "s"))
+    archive.write((await bus.fetch(tape.stream, tape.subject))[:2])
+    await bus.purge(tape.stream, tape.subject, below_seq=3)
+    return tape
+
+
+async def test_a_store_that_was_away_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both syncers read the archive while its store was away, and no disk had a snapshot."""
+    tape = await archived(tmp_path)
+    away, keys = [True] * 3, Vault.keys
+
+    def reached(vault: Vault, prefix: str = "") -> list[str]:
+        if away and away.pop():
+            raise VaultError("No route to host")
+        return keys(vault, prefix)
+
+    monkeypatch.setattr(Vault, "keys", reached)
+    monkeypatch.setattr(stuck, "RETRY_S", 0.0)
+    nothing: Any = None
+    finder: Any = SimpleNamespace(snapshots=None)
+    follower = Follower(SPEC, tape.bus, tape, finder)
+    with pytest.raises(Unread) as fault:
+        await tape.read()
+    shown: list[str] = []
+
+    async def tell(kind: str, text: str) -> None:
+        shown.append(text)
+
+    keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=lambda why: None)
+    here = InVain(SPEC, 0, keeper, nothing, nothing, nothing, lambda *_: None, tell)
+    assert await here.way_on(follower, fault.value) is follower
+    assert len(shown) == 1 and "No route to host" in shown[0] and not away
+    assert len(await follower.tape.read()) == 3
+
+
+async def test_what_is_gone_from_the_archive_stays_unread(tmp_path: Path) -> None:
+    tape = await archived(tmp_path)
+    assert tape.archive is not None
+    finder: Any = SimpleNamespace(snapshots=None)
+    follower = Follower(SPEC, tape.bus, tape, finder)
+    assert await follower.readable()
+    tape.archive.vault.write(tape.archive.segments()[0].key, None)
+    assert not await follower.readable()
+    with pytest.raises(Purged) as fault:
+        await tape.read()
+    assert not isinstance(fault.value, Unread)

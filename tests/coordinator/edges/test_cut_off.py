@@ -187,6 +187,40 @@ async def test_a_submission_that_was_cut_off_is_deleted(world: Any) -> None:
         assert not await streams(desk)
 
 
+async def test_a_deletion_while_it_is_submitted_again_does_not_say_that_it_is_gone(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.coordinator() as desk:
+        Cut(desk.registry.bus, 1)
+        assert (await desk.ask("POST", "/v1/runs", SPEC)).status_code == 503
+    async with world.coordinator() as desk:
+        update, begun, on = desk.registry.update_run, asyncio.Event(), asyncio.Event()
+
+        async def slowly(record: RunRecord) -> None:
+            begun.set()
+            await on.wait()
+            await update(record)
+
+        monkeypatch.setattr(desk.registry, "update_run", slowly)
+        # The deletion has looked at what was cut off, and waits until nobody works for it.
+        looked = asyncio.Event()
+
+        def working(run: str) -> list[str]:
+            looked.set()
+            return [] if begun.is_set() else ["syncer-1"]
+
+        monkeypatch.setattr(desk.registry, "working", working)
+        gone = asyncio.create_task(desk.ask("DELETE", "/v1/runs/demo"))
+        await looked.wait()
+        again = asyncio.create_task(desk.ask("POST", "/v1/runs", SPEC))
+        await begun.wait()
+        on.set()
+        assert (await again).status_code == 201
+        answer = await gone
+        assert answer.status_code == 409 and "submitted anew" in answer.text
+        assert len(await streams(desk)) == 4
+
+
 async def test_one_name_for_two_submissions_at_once(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -386,8 +386,11 @@ class Runs:
         run_id = run_id_of(record)
         async with self.changing:
             for _ in range(ATTEMPTS_MAX):
-                if run in self.registry.runs and run_id_of(self.record(run)) == run_id:
-                    self._may_delete(self.record(run))  # its submission may have ended meanwhile
+                if now := self.registry.runs.get(run):
+                    if run_id_of(now) != run_id:  # "deleted" would seem to speak of this one
+                        text = f"{run!r} was submitted anew meanwhile: look at it and decide again"
+                        raise Problem(409, "The run is another one by now", text)
+                    self._may_delete(now)  # its submission may have ended meanwhile
                 with contextlib.suppress(Conflict):  # its record changed, and is known anew
                     return await self.registry.delete_run(run, run_id)
         raise _keeps_changing(run)

@@ -34,7 +34,7 @@ from diloco_syncer.edges.published import (
     read_recorded,
 )
 from diloco_syncer.edges.tape import Purged as Purged
-from diloco_syncer.edges.tape import Tape
+from diloco_syncer.edges.tape import Tape, Unread
 from diloco_syncer.history import History, TapeFault, is_of
 from diloco_syncer.rebirth import Reborn
 from diloco_syncer.replay import State, newest_keyframes, newest_published, payloads_needed, replay
@@ -48,7 +48,7 @@ READS_MAX = 2
 BATCH_RECORDS = 64
 
 
-class Damaged(Purged):
+class Damaged(Unread):
     """The tape names something that UP has, and does not give whole."""
 
 
@@ -183,11 +183,12 @@ class Follower:
         self.unread = 0
         return payloads
 
-    async def whole_again(self) -> bool:
-        """Whether what was damaged can be read after all: a stalled server looks alike."""
+    async def readable(self) -> bool:
+        """Whether what was `Unread` can be read after all: a server may stall, a store be away."""
         try:
-            ((_, record),) = await self.tape.read(after=self.history.seq, limit=1)
-            await payloads_of(self.spec.name, self.data, record)
+            for _, record in await self.tape.read(after=self.history.seq, limit=1):
+                await payloads_of(self.spec.name, self.data, record)
+                await self._back(record)
         except (BlobIncomplete, Purged):
             return False
         return True
@@ -230,7 +231,7 @@ class Follower:
                 load_recorded, self.spec, self.tape.shard, record, root, self.snapshots.shelf
             )
         except (OSError, ValueError, KeyError) as error:
-            raise Purged(f"the tape goes back to {record.source}, and {error}") from None
+            raise Unread(f"the tape goes back to {record.source}, and {error}") from None
 
     async def _cover(self) -> None:
         """A snapshot of our own, once the leader's allows contributions to be purged."""

@@ -21,6 +21,7 @@ from diloco_syncer.edges.handover import NoSnapshot, fetch_snapshot
 from diloco_syncer.edges.lease import LeaseKeeper
 from diloco_syncer.edges.published import Unpublished
 from diloco_syncer.edges.purging import other_syncers
+from diloco_syncer.edges.tape import Unread
 from diloco_syncer.history import History
 from diloco_syncer.rebirth import LastResort
 
@@ -85,7 +86,7 @@ class Stuck:
 
         One that is left behind keeps no store: two of them are twice what a syncer needs.
         """
-        if not isinstance(fault, Damaged):  # that one may still turn out to be whole
+        if not isinstance(fault, Unread):  # that one may still go on by itself
             follower.store = None
         found = await self._way_on(follower, fault)
         if found is not follower:
@@ -95,6 +96,7 @@ class Stuck:
     async def _way_on(self, follower: Follower, fault: Purged) -> Follower:
         seq = follower.history.seq
         while True:
+            store = time.monotonic() >= self.checkpoints_at  # its turn to be asked
             found = await self._newer(seq)
             if found is not None:
                 return found
@@ -102,15 +104,16 @@ class Stuck:
             if not why and (found := await self._newer(seq)) is not None:
                 return found
             why = why or "the snapshot that was sent is of records that the tape has lost"
-            if isinstance(fault, Damaged) and await self._whole_again(follower):
+            again = isinstance(fault, Damaged) or (store and isinstance(fault, Unread))
+            if again and await self._readable(follower):
                 return follower
             text = f"{fault}, and {why}"
             not_yet = await self._why_not_begin_again(seq)
             if not not_yet:
-                again = self.fresh()
-                not_yet = await self._begin_again(again, follower.history, str(fault))
+                reborn = self.fresh()
+                not_yet = await self._begin_again(reborn, follower.history, str(fault))
                 if not not_yet:
-                    return again
+                    return reborn
             await self.unfit(f"{text}: {not_yet}", text, seq)
             await asyncio.sleep(RETRY_S)
 
@@ -175,9 +178,9 @@ class Stuck:
         except (NoSnapshot, BusError, OSError, ValueError) as error:
             return f"no snapshot: {error}", 0
 
-    async def _whole_again(self, follower: Follower) -> bool:
+    async def _readable(self, follower: Follower) -> bool:
         try:
-            return await follower.whole_again()
+            return await follower.readable()
         except BusError:
             return False
 

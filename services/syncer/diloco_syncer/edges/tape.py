@@ -34,6 +34,10 @@ class Purged(TapeFault):
     """What the tape needs, or records of its own, are gone: only a newer snapshot helps."""
 
 
+class Unread(Purged):
+    """What the tape needs may be there, and could not be read: perhaps it can be later."""
+
+
 async def _no_room() -> str:
     return "nobody archives it"
 
@@ -69,7 +73,8 @@ class Tape:
     ) -> list[tuple[int, TapeRecord]]:
         """The first `limit` records with sequence > `after`; remembers where they end.
 
-        Raises Purged when records after that are neither in the stream nor in the archive.
+        Raises Purged when records after that are neither in the stream nor in the archive, Unread
+        when the archive cannot be read.
         """
         if self.archive is None:
             start = after + 1
@@ -80,7 +85,7 @@ class Tape:
                     self.bus, self.run, [self.archive], after=after, limit=limit
                 )
             except VaultError as error:
-                raise Purged(f"archived records of the tape cannot be read: {error}") from None
+                raise Unread(f"archived records of the tape cannot be read: {error}") from None
         if gone := await self._gone(after, [s.seq for s in stored]):
             place = "any archive" if self.archive is None else self.archive.vault.root
             raise Purged(
@@ -95,7 +100,7 @@ class Tape:
         """Sequence of the newest record of this shard, wherever it lies; 0: there is none.
 
         A server that lost what it had acknowledged may have lost all that was not archived. Raises
-        BusError, or Purged when the archive cannot be read.
+        BusError, or Unread when the archive cannot be read.
         """
         tail = await self.bus.last(self.stream, self.subject)
         self.emptied = tail is None
@@ -106,7 +111,7 @@ class Tape:
         try:
             segments = await asyncio.to_thread(self.archive.segments)
         except VaultError as error:
-            raise Purged(f"archived records of the tape cannot be read: {error}") from None
+            raise Unread(f"archived records of the tape cannot be read: {error}") from None
         return segments[-1].last if segments else 0
 
     async def _gone(self, after: int, seqs: Sequence[int]) -> set[int]:
