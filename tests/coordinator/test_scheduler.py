@@ -1,5 +1,7 @@
 """Who works for which run, decision by decision, and promises for any cluster."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -263,3 +265,45 @@ def test_every_shard_gets_a_leader_before_any_gets_a_standby() -> None:
     ]
     plan = schedule(members, [run(shards=2)], had)
     assert [(c.member, c.shard) for c in plan.changes] == [("s3", 1)]
+
+
+def test_a_shard_whose_syncers_are_gone_for_long_gets_the_standby_of_another() -> None:
+    """Under a new name: the old one never comes back, and nobody leads its shard."""
+
+    def plan(gone_s: float, *more: MemberView) -> list[tuple[str, str, int]]:
+        members = [
+            MemberView("s", "syncer", alive=True, shard=0),
+            MemberView("s2", "syncer", alive=True, shard=0),
+            MemberView("old", "syncer", alive=False, shard=1, since_s=gone_s),
+            learner("a"),
+            *more,
+        ]
+        had = dict.fromkeys([m.id for m in members if m.id != "free"], "r")
+        found = schedule(members, [run(shards=2, leader="s")], had)
+        return [(c.member, c.run, c.shard) for c in found.changes]
+
+    assert plan(GRACE_S - 1) == []
+    assert plan(GRACE_S) == [("s2", "r", 1)]
+    assert plan(GRACE_S, MemberView("free", "syncer", alive=True)) == [("free", "r", 1)]
+
+
+@given(MEMBERS, st.lists(st.integers(0, 1), min_size=8, max_size=8), ASSIGNED)
+def test_shards_are_given_once(
+    members: list[MemberView], shards: list[int], had: dict[str, str]
+) -> None:
+    members = [replace(m, shard=s) for m, s in zip(members, shards, strict=False)]
+    runs = [run("x", shards=2, syncers=2), run("y", shards=2, least=2)]
+    plan = schedule(members, runs, had)
+    now = {**had, **{c.member: c.run for c in plan.changes}}
+    moved = {c.member: c.shard for c in plan.changes}
+    there = [replace(m, shard=moved.get(m.id, m.shard)) for m in members]
+    assert schedule(there, runs, now).changes == ()
+    for r in runs:
+        mine = [m for m in there if m.role == "syncer" and now.get(m.id) == r.name]
+        gone_for_long = [
+            s
+            for s in (0, 1)
+            if mine and not any((m.alive or m.since_s < GRACE_S) for m in mine if m.shard == s)
+        ]
+        spare = [s for s in (0, 1) if sum(m.alive for m in mine if m.shard == s) > 1]
+        assert not (gone_for_long and spare)

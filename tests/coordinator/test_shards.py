@@ -128,3 +128,11 @@ def test_a_run_of_which_a_part_was_ended_by_force_waits_for_no_other_part(status
         assert going_on is not None and not going_on.settled
     well = merged([ended, status(state="finished", shard=1)], 2)
     assert well is not None and not well.settled, "its leader publishes the last merges"
+
+
+def test_the_quorum_is_that_of_the_shards_that_go_on(status: Any) -> None:
+    """One that is over does not take a new one any more."""
+    over, on = status(state="finished", quorum=1), status(shard=1, state="starved", quorum=2)
+    for parts, quorum in (((over, on), 2), ((over,), 1)):
+        whole = merged(parts, 2)
+        assert whole is not None and whole.quorum == quorum

@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-# A learner that is gone keeps its place among `learners_max` for this many seconds: a process that
-# is started again, or a container that is made anew, is back by then and goes on where it was.
+# A learner that is gone keeps its place among `learners_max` for this many seconds, and a syncer its
+# shard: a process that is started again, or a container that is made anew, is back by then and goes
+# on where it was.
 GRACE_S = 30.0
 # A syncer that comes back to a run whose end was forced is left with it for this many seconds: it
 # reads the tape, ends the run properly, and is free.
@@ -70,7 +71,8 @@ def schedule(
 
     A run begins with a syncer for each of its shards and at least `learners_min` living learners;
     from then on it gets every free learner up to `learners_max` living ones, and free syncers until
-    `syncers` of every shard live. A run that waits for a syncer gets the standby of another one.
+    `syncers` of every shard live. A run that waits for a syncer gets the standby of another one;
+    so does a shard whose syncers are gone for longer than `GRACE_S`.
     """
     return _Scheduling(members, runs, assigned).plan()
 
@@ -114,9 +116,14 @@ class _Scheduling:
                 member, self.now.get(member, ""), self.reasons[member], self.shards.get(member, 0)
             )
             for member in sorted(self.assigned.keys() | self.now.keys())
-            if self.assigned.get(member, "") != self.now.get(member, "")
+            if self._changed(member)
         )
         return Plan(changes, self.waiting)
+
+    def _changed(self, member: str) -> bool:
+        before, now = self.assigned.get(member, ""), self.now.get(member, "")
+        moved = member in self.shards and self.shards[member] != self.by_id[member].shard
+        return before != now or moved
 
     def _keep(self) -> None:
         """Assignments that still hold."""
@@ -178,6 +185,7 @@ class _Scheduling:
             for shard, candidate in zip(unled, candidates, strict=False):
                 self._give(candidate, run, self._named("a free syncer for", run, shard), shard)
         for shard in led:
+            self._replace(run, shard)
             self._look_at(run, self._of_shard(run, shard))
         taken = spare[: max(run.learners_max - len(learners), 0)]
         for member in taken:
@@ -185,6 +193,16 @@ class _Scheduling:
         living = sum(m.alive for m in learners) + len(taken)
         if run.name not in self.waiting and living < run.learners_min:
             self.waiting[run.name] = f"{living} of {run.learners_min} learners alive"
+
+    def _replace(self, run: RunView, shard: int) -> None:
+        """The standby of another shard, or run, for one whose syncers are gone for long.
+
+        It finds what the run has of the shard, or begins again. Free ones come as standbys.
+        """
+        gone = all(not m.alive and m.since_s >= GRACE_S for m in self._of_shard(run, shard))
+        if gone and not self._free("syncer") and (spare := self._standbys()):
+            reason = f"{self._named('leads', run, shard)}, whose syncers are gone"
+            self._give(spare[0], run, reason, shard)
 
     def _learners(self, run: RunView) -> list[MemberView]:
         """Those that count: the living, and those that are gone for a moment.

@@ -34,6 +34,8 @@ def merged(parts: Sequence[RunStatus], shards: int) -> RunStatus | None:
         update={
             "state": state,
             "reason": reason,
+            # A shard that is over takes no order any more.
+            "quorum": next((p.quorum for p in parts if p.state not in OVER), first.quorum),
             "epoch": max(p.epoch for p in parts),
             "versions": tuple(max(of_p) for of_p in zip(*(p.versions for p in parts), strict=True)),
             "stamp": min((p.stamp for p in parts), key=lambda stamp: stamp.steps),
