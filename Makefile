@@ -82,7 +82,7 @@ sim: install
 		--crash-points $(CRASH_POINTS) --keep diloco-data/found --shrink $(if $(JSON),--json $(JSON))
 
 ends: install
-	$(BIN)/python -m diloco_simulator.ends --seeds $(ENDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh)
+	$(BIN)/python -m diloco_simulator.worlds.ends --seeds $(ENDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh)
 
 mutants: install
 	$(BIN)/python bench/mutants.py $(if $(JSON),--json $(JSON))

@@ -24,11 +24,11 @@ from gaps import Case, experiment
 from numpy.typing import NDArray
 from runs import surroundings
 
-from diloco_learner.trainer import evaluate_anchors
-from diloco_shared.edges.orphans import dies_with_parent
+from diloco_learner.training.trainer import evaluate_anchors
+from diloco_shared.process.stopping import dies_with_parent
 from diloco_shared.protocol.messages import TapeEnd, TapeRecord, TapeRound
-from diloco_simulator.experiments import SINGLE_THREAD, Experiment
-from diloco_simulator.train import Fleet
+from diloco_simulator.experiments.bulk import SINGLE_THREAD, Experiment
+from diloco_simulator.experiments.train import Fleet
 
 Values = NDArray[np.float32]
 COUNTS = (1, 2, 4, 8, 12, 16, 24, 32)

@@ -36,26 +36,27 @@ PLACES = (
 )
 # What speaks to a real server over a socket. Worlds have a bus in memory in its place; live tests
 # and fuzzing play these.
-SOCKETS = ("nats_", "lane")
+SOCKETS = ("bus/nats/", "process/nats_")
+COMPUTING = "services/learner/diloco_learner/training/computing_io.py"
 # What starts a real process, and what serves its sockets and signals: a world starts the same
 # applications without them. Live tests play these. They count as not executed in the share that
 # must be reached, and are left out in one beside it.
 STARTERS = {
     "services/learner/diloco_learner/__main__.py:_live": "signals, and the way out of a process",
     "services/learner/diloco_learner/app.py:serve": "connects over a socket",
-    "services/learner/diloco_learner/edges/computing.py:OnThisMachine.handed": "of the next one",
-    "services/learner/diloco_learner/edges/computing.py:OnThisMachine.train": "a thread, a device",
+    f"{COMPUTING}:OnThisMachine.handed": "of the next one",
+    f"{COMPUTING}:OnThisMachine.train": "a thread, a device",
     "services/syncer/diloco_syncer/app.py:serve": "connects over a socket",
     "services/coordinator/diloco_coordinator/app.py:serve": "a socket, and the web server on it",
     "services/coordinator/diloco_coordinator/app.py:_listening": "the web server",
-    "shared/diloco_shared/edges/health.py:HealthServer.start": "the web server of health",
-    "shared/diloco_shared/edges/health.py:HealthServer._serve": "the web server of health",
-    "shared/diloco_shared/edges/health.py:HealthServer.close": "the web server of health",
-    "shared/diloco_shared/edges/loop_watch.py:LoopWatch.keep": "how late a real loop is",
-    "shared/diloco_shared/edges/serving.py:connected": "connects over a socket",
-    "shared/diloco_shared/edges/serving.py:serve": "connects over a socket",
-    "shared/diloco_shared/edges/serving.py:_run": "signals, and the web server of health",
-    "shared/diloco_shared/edges/stopping.py:until_stopped": "signals",
+    "shared/diloco_shared/process/health.py:HealthServer.start": "the web server of health",
+    "shared/diloco_shared/process/health.py:HealthServer._serve": "the web server of health",
+    "shared/diloco_shared/process/health.py:HealthServer.close": "the web server of health",
+    "shared/diloco_shared/process/loop_watch.py:LoopWatch.keep": "how late a real loop is",
+    "shared/diloco_shared/process/serving.py:connected": "connects over a socket",
+    "shared/diloco_shared/process/serving.py:serve": "connects over a socket",
+    "shared/diloco_shared/process/serving.py:_run": "signals, and the web server of health",
+    "shared/diloco_shared/process/stopping.py:until_stopped": "signals",
 }
 # Functions shown that no world executes; the JSON has all of them.
 SHOWN = 40
@@ -173,7 +174,7 @@ def measured(play: Any, files: Sequence[str]) -> tuple[Any, dict[str, Lines]]:
 
 def one(task: tuple[int, Sequence[str]]) -> tuple[int, list[str], dict[str, Lines]]:
     """A world in a worker: its seed, what it broke, and what it executed."""
-    from diloco_simulator.whole import world  # imported once in every worker
+    from diloco_simulator.worlds import world
 
     seed, files = task
     found, executed = measured(lambda: world.one(seed), files)
@@ -189,7 +190,7 @@ def share(of: Iterable[Function], executed: Lines) -> Share:
 
 def speaks_to_sockets(file: str) -> bool:
     """Whether no world can reach it, as SOCKETS says."""
-    return Path(file).name.startswith(SOCKETS)
+    return any(place in file for place in SOCKETS)
 
 
 def missing(of: dict[str, list[Function]], executed: dict[str, Lines]) -> list[dict[str, Any]]:

@@ -38,11 +38,11 @@ from diloco_cli.seen import Seen
 from diloco_cli.up.attended import answers
 from diloco_cli.up.stack import Stack, started
 from diloco_client import ApiError, Unreachable
-from diloco_learner.trainer import Program
-from diloco_shared.config import RunSpec
+from diloco_learner.training.trainer import Program
 from diloco_shared.numerics import codec
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.commands import spec_of as spec_for
-from diloco_simulator.experiments import Experiment
+from diloco_simulator.experiments.bulk import Experiment
 
 LEARNERS = 3
 FOUR_BITS = {"codec_up": "int4", "codec_down": "int4", "quorum": LEARNERS, "overlap_steps": 8}

@@ -22,8 +22,7 @@ from typing import Any
 from runs import surroundings
 from scaling.learners import DIGEST, VALUES, Voice
 
-from diloco_shared.config import RunSpec
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -33,6 +32,7 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
 )
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -53,10 +53,10 @@ from diloco_syncer.events import (
     Staged,
     TimePassed,
 )
-from diloco_syncer.history import History
+from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
-from diloco_syncer.roster import GONE_S
-from diloco_syncer.status import status
+from diloco_syncer.members.roster import GONE_S
+from diloco_syncer.status.status import status
 
 RUN = "churn"
 FRAGMENTS = 4

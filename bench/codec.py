@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 from runs import surroundings
 
-from diloco_learner.encoding import encode as encode_on_device
+from diloco_learner.exchange.encoding import encode as encode_on_device
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.codec.layout import BLOCK, blocks_of
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from runs import results_of, surroundings
 
-from diloco_shared.config import RunSpec
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.commands import spec_of
-from diloco_simulator.experiments import Experiment
+from diloco_simulator.experiments.bulk import Experiment
 
 GRID = (4e-3, 8e-3)
 # name -> settings of the algorithm beside fp32 publications.

@@ -32,9 +32,9 @@ from typing import Any
 
 from diloco_cli.up.stack import free_port
 from diloco_client import Client
-from diloco_shared.edges.bus import Bus
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import Bus
+from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Progress, TapeRound, TapeTerm
 from diloco_shared.protocol.wire import decode, decode_tape

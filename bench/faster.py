@@ -32,7 +32,7 @@ from runs import surroundings
 from wan.link import CANNOT, DEVICE, HUB, Link, LinkMissing, Shape
 from wan.training import Training
 
-from diloco_learner.model.transformer import SHAPES
+from diloco_learner.models.transformer import SHAPES
 
 PEERS = Path(__file__).with_name("racing")
 PORT = 29400
@@ -187,7 +187,7 @@ def _tokens(folder: Path) -> str:
     import numpy as np
 
     from diloco_learner.data.corpus import load
-    from diloco_shared.config import Data
+    from diloco_shared.spec.run import Data
 
     file = folder / "tokens.npy"
     np.save(file, load(Data()).train)

@@ -34,8 +34,8 @@ from runs import surroundings
 from storms.disks import MIB, fill, small_disk
 from storms.stack import Stack, until
 
-from diloco_shared.edges.bus import StreamFull
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import StreamFull
 from diloco_shared.protocol import subjects
 
 RUN = "full"

@@ -31,11 +31,11 @@ from typing import Any, Literal
 from runs import results_of, surroundings
 
 from diloco_cli.report import data_parallel_bytes
-from diloco_learner.trainer import Program
-from diloco_shared.config import RunSpec
+from diloco_learner.training.trainer import Program
 from diloco_shared.numerics import codec
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.commands import spec_of
-from diloco_simulator.experiments import Experiment
+from diloco_simulator.experiments.bulk import Experiment
 
 METHODS = ("decoupled", "data-parallel")
 # Where the search begins: what the best rates of small models were so far.

@@ -39,7 +39,7 @@ from storms.stack import Stack, until
 
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import processes
-from diloco_shared.config import RunSpec
+from diloco_shared.spec.run import RunSpec
 
 RUN = "large"
 HERE = Path(__file__).resolve().parent

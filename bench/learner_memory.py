@@ -96,13 +96,13 @@ def phases(params: float, optimizer: str, folder: str) -> Iterator[tuple[str, in
     """In a child: lives through the phases; (phase, parameters) after each."""
     import numpy as np
 
-    from diloco_learner.edges.checkpoint import Checkpoints
-    from diloco_learner.trainer import Program, Trainer
-    from diloco_shared.config import RunSpec
+    from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+    from diloco_learner.training.trainer import Program, Trainer
+    from diloco_shared.spec.run import RunSpec
 
     program = Program.build(RunSpec.model_validate(spec_of(params, optimizer)))
     count, tokens = sum(program.layout.sizes), np.zeros((1, 9), np.int32)
-    checkpoints = Checkpoints(Path(folder), 2)
+    checkpoints = LocalCheckpoints(Path(folder), 2)
 
     def step() -> None:
         float(trainer.step(tokens, 1e-3))

@@ -28,13 +28,12 @@ from typing import Any
 
 import numpy as np
 
+from diloco_shared.memory.pages import Recycled
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array, digest_bytes
-from diloco_shared.numerics.fragments import Layout, Piece
+from diloco_shared.numerics.arrays import Layout, Piece, digest_array, digest_bytes
+from diloco_shared.numerics.compiled import cores
 from diloco_shared.numerics.merge import Delta, Nesterov, Publishing, merge_and_step, norms
-from diloco_shared.numerics.passes import State
-from diloco_shared.numerics.recycled import Recycled
-from diloco_shared.numerics.spread import cores
+from diloco_shared.numerics.merge_kernels import State
 from diloco_shared.protocol.messages import TensorSpec
 
 COPIED = 1 << 26  # values: 256 MB, beyond any cache that is ours

@@ -136,8 +136,8 @@ class Finder(importlib.abc.MetaPathFinder):
 
 def breaks(seed: int, world: dict[str, Any]) -> str:
     """What one world breaks, with these options of its own, in short; "" for nothing."""
-    from diloco_simulator.whole.case import Case
-    from diloco_simulator.whole.world import played
+    from diloco_simulator.worlds.case import Case
+    from diloco_simulator.worlds.world import played
 
     warmed()
     verdict = played(Case.drawn(seed).changed(**world))

@@ -40,7 +40,7 @@ SOURCES = {
 }
 # What worlds do not play, by the beginning of a file's or a folder's name: what starts a real
 # process, speaks to a socket, or computes a real model.
-UNPLAYED = ("__main__", "data_parallel", "lane", "model", "nats_")
+UNPLAYED = ("__main__", "data_parallel", "lane", "models", "nats")
 # Imported before forking, besides the libraries of bench/mutants.py: tests need them.
 LIBRARIES = ("coverage", "fastapi", "httpx", "hypothesis", "nats", "pytest", "rich", "structlog")
 COLUMNS = ("tests", "worlds", "limit", "survived")
@@ -58,7 +58,7 @@ def files(only: Sequence[str]) -> list[str]:
 
 
 def matches(file: str, wanted: str) -> bool:
-    """Whether a file is the one, or in the folder, that is meant: `rounds`, `syncer.edges`."""
+    """Whether a file is the one, or in the folder, that is meant: `rounds`, `syncer.leadership`."""
     dotted = f".{mutants.dotted(file)}."
     return file == wanted or f".{wanted}." in dotted
 

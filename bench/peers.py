@@ -54,8 +54,8 @@ from racing.told import (
 )
 from runs import surroundings
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.orphans import dies_with_parent
+from diloco_shared.process.stopping import dies_with_parent
+from diloco_shared.spec.run import RunSpec
 
 # What each system's workers run, and the packages it needs.
 SCRIPTS = {

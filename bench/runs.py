@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from diloco_simulator.experiments import Experiment, results
+from diloco_simulator.experiments.bulk import Experiment, results
 
 FOLDER = Path("diloco-data/experiments")
 # Results that came with the repository, a line each: hours of training need not be repeated.

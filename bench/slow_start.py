@@ -39,7 +39,7 @@ from runs import surroundings
 from sizes.standin import layout_of
 from storms.stack import Stack, until
 
-from diloco_shared.config import Model, RunSpec
+from diloco_shared.spec.run import Model, RunSpec
 
 RUN = "slow-start"
 HERE = Path(__file__).resolve().parent

@@ -34,27 +34,26 @@ import numpy as np
 import structlog
 from scaling.merging import layout
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.blobs import fresh
-from diloco_shared.edges.buffers import Buffers
-from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.checkpoints import Checkpoints
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.blobs import fresh
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
+from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout, digest_array
 from diloco_shared.numerics.merge import warm
+from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object, ShardPart, reference
 from diloco_shared.protocol.chunks import describe
-from diloco_syncer.edges.handover import SnapshotSender, fetch_snapshot
-from diloco_syncer.edges.parts import read_store, write_part
-from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.history import History
-from diloco_syncer.norms import inspect
-from diloco_syncer.replay import build_store
-from diloco_syncer.store import Contribution, FragmentStore
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.parts_io import read_store, write_part
+from diloco_syncer.history.history import History
+from diloco_syncer.history.replay import build_store
+from diloco_syncer.merging.store import Contribution, FragmentStore
+from diloco_syncer.rounds.norms import inspect
+from diloco_syncer.snapshots.handover_io import SnapshotSender, fetch_snapshot
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 f32 = np.float32
 LOOK_S = 0.002
@@ -323,7 +322,7 @@ def restart(pipe: Connection, case: Case, folder: Path, url: str) -> None:
     with looking.phase("restart"):
         _load(case, snapshots)
     with looking.phase("restart from a checkpoint"):
-        there, ref = Checkpoints(str(folder / "vault")), reference(case.spec().folder, 1)
+        there, ref = RunCheckpoints(str(folder / "vault")), reference(case.spec().folder, 1)
         part = Object.model_validate_json((folder / "part").read_text())
         found = there.part(ref, part, ShardPart)
         read_store(there, ref, found, case.spec(), snapshots.shelf)

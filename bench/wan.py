@@ -30,8 +30,8 @@ from wan.link import CANNOT, HUB, Link, LinkMissing, Shape
 from wan.raw import Server
 from wan.training import Training
 
-from diloco_shared.edges.nats_server import NatsServer
-from diloco_shared.edges.orphans import dies_with_parent
+from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.process.stopping import dies_with_parent
 
 CONNECTIONS = (1, 2, 4, 8)
 WHAT = ("raw", "cold", "warm")

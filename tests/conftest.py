@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.process.nats_server import NatsServer
 
 # Examples in exploring for each one of every day.
 EXPLORING = 20

@@ -221,7 +221,10 @@ def test_names_and_samples_outlive_what_changes_elsewhere_in_the_file(tiny: Path
 
 
 def test_every_fault_of_the_product_compiles_and_has_a_name_of_its_own() -> None:
-    for file in ("services/syncer/diloco_syncer/rounds.py", "shared/diloco_shared/edges/blobs.py"):
+    for file in (
+        "services/syncer/diloco_syncer/rounds/rounds.py",
+        "shared/diloco_shared/bus/blobs.py",
+    ):
         found = faults(ROOT, file)
         assert len({f.id for f in found}) == len(found) > 30
         for fault in found:

@@ -69,22 +69,6 @@ def test_no_names_that_say_nothing_and_no_leftovers() -> None:
     assert not faults, "\n".join(faults)
 
 
-def test_no_log_line_has_a_field_that_the_logger_takes_for_its_text() -> None:
-    """`log.error("text", event=...)` raises TypeError where something went wrong already."""
-    faults = []
-    for path in sources():
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and isinstance(node.func.value, ast.Name)
-                and node.func.value.id == "log"
-                and any(keyword.arg == "event" for keyword in node.keywords)
-            ):
-                faults.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert not faults, "\n".join(faults)
-
-
 def test_properties_have_no_profile_of_their_own() -> None:
     """Else exploring would try what the tests of every day try (examples.py)."""
     own = re.compile(r"\b(derandomize|max_examples)=")

@@ -11,7 +11,7 @@ from typing import Any
 
 from written import write
 
-from diloco_simulator.bandwidth import Link, required
+from diloco_planner.bandwidth import Link, required
 
 # The published 4-bit format is not known; 0.43 of 1.67 fits blocks with scales of 32 bits.
 INT4 = 4.125
@@ -87,7 +87,7 @@ def main() -> None:
         published = {known.name: known.published for known in (*KNOWN, *EARLIER)}
         write(args.json, figures, 0, published=published, data_centers=rows)
     if args.png:
-        from diloco_simulator.plots import bandwidth_chart
+        from diloco_simulator.experiments.plots import bandwidth_chart
 
         bandwidth_chart(
             [("Data-parallel", 198, figures["dp_m8"]),

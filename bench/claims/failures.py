@@ -26,11 +26,11 @@ from typing import Any, Literal
 from fleets import found, options, provenance, reference, shown, spec, spread, tokens_of
 from written import write
 
-from diloco_simulator.experiments import Experiment
-from diloco_simulator.goodput import Cell, simulate
-from diloco_simulator.goodput_model import PUBLISHED, YEAR_S, Failures
-from diloco_simulator.setting import Interruptions
-from diloco_simulator.tally import reached_s
+from diloco_planner.goodput_model import PUBLISHED, YEAR_S, Failures
+from diloco_simulator.experiments.bulk import Experiment
+from diloco_simulator.experiments.setting import Interruptions
+from diloco_simulator.experiments.tally import reached_s
+from diloco_simulator.fleets.goodput import Cell, simulate
 
 LEARNERS = 8
 CHIPS = 1_200_000

@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from runs import results_of
 
-from diloco_shared.config import RunSpec
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.commands import spec_of
-from diloco_simulator.experiments import Experiment
-from diloco_simulator.goodput import student
+from diloco_simulator.experiments.bulk import Experiment
+from diloco_simulator.fleets.goodput import student
 
 # Sequences of one pass of a learner; what is more is accumulated.
 PASS = 8

@@ -7,7 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
-from diloco_simulator.plots import gaps_chart
+from diloco_simulator.experiments.plots import gaps_chart
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from written import write
 
-from diloco_simulator.goodput import Cell
-from diloco_simulator.goodput_model import Failures
-from diloco_simulator.goodput_rounds import Coupling, simulate_rounds
-from diloco_simulator.goodput_table import lines, table
+from diloco_planner.goodput_model import Failures
+from diloco_simulator.fleets.goodput import Cell
+from diloco_simulator.fleets.goodput_rounds import Coupling, simulate_rounds
+from diloco_simulator.fleets.goodput_table import lines, table
 
 # Table 5: four learners of each of two generations, 18 % apart, with 10 % of injected variance.
 GENERATIONS = (1.0, 0.82)
@@ -41,7 +41,7 @@ def main() -> None:
     if args.json:
         write(args.json, figures, args.seed, seeds=args.seeds, cells=cells)
     if args.png:
-        from diloco_simulator.plots import goodput_chart
+        from diloco_simulator.experiments.plots import goodput_chart
 
         goodput_chart(cells, args.png)
 

@@ -14,7 +14,7 @@ from fleets import found, options, provenance, shown, spec, spread, tokens_of
 from goodput import GENERATIONS, generations
 from written import write
 
-from diloco_simulator.experiments import Experiment
+from diloco_simulator.experiments.bulk import Experiment
 
 LEARNERS = 8
 # Uniform within 17 % either way: a standard deviation of 10 %.

@@ -16,16 +16,16 @@ from typing import Any
 
 from written import write
 
-from diloco_learner.trainer import Program
-from diloco_shared.config import RunSpec
+from diloco_learner.training.trainer import Program
+from diloco_planner import hub_model
+from diloco_planner.goodput_model import YEAR_S, Failures
+from diloco_planner.planner import Settings, predict
+from diloco_planner.wanted import Wishes
 from diloco_shared.protocol.messages import TapeRound
-from diloco_simulator import hub_model
-from diloco_simulator.goodput_model import YEAR_S, Failures
-from diloco_simulator.planner import Settings, predict
-from diloco_simulator.setting import Interruptions
-from diloco_simulator.setting import Setting as Islands
-from diloco_simulator.train import IdleFleet
-from diloco_simulator.wishes import Wishes
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.experiments.setting import Interruptions
+from diloco_simulator.experiments.setting import Setting as Islands
+from diloco_simulator.experiments.train import IdleFleet
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 FAST_LINK = 1e5  # Gbit/s, where the link was not what was measured

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from statistics import fmean
 
-from diloco_simulator.plots import quality_chart
+from diloco_simulator.experiments.plots import quality_chart
 
 
 def main() -> None:

@@ -20,9 +20,9 @@ from typing import Any
 from fleets import found, options, provenance, shown, spec, spread, tokens_of
 from written import write
 
-from diloco_simulator.experiments import Experiment
-from diloco_simulator.setting import Loan
-from diloco_simulator.tally import reached_s
+from diloco_simulator.experiments.bulk import Experiment
+from diloco_simulator.experiments.setting import Loan
+from diloco_simulator.experiments.tally import reached_s
 
 LEARNERS = 4
 EXTRA = (1, 2, 4, 12)

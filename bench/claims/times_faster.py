@@ -15,7 +15,7 @@ from pathlib import Path
 
 from written import write
 
-from diloco_simulator.bandwidth import CODEC_BITS, Link, Method, on_link, required
+from diloco_planner.bandwidth import CODEC_BITS, Link, Method, on_link, required
 
 PARAMS, REGIONS = 12e9, 4
 LINKS_GBIT = (2.0, 3.0, 5.0)

@@ -12,9 +12,9 @@ from typing import Any
 
 import psutil
 
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.protocol.messages import Blob
 
 STREAM = "BENCH"

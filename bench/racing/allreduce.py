@@ -44,10 +44,10 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
     from diloco_learner.data.corpus import load
     from diloco_learner.data.shards import Cut
-    from diloco_learner.data_parallel import LearnerStream
-    from diloco_learner.inner import optimizer
-    from diloco_learner.model import build
-    from diloco_shared.config import RunSpec
+    from diloco_learner.models import build
+    from diloco_learner.training.data_parallel import LearnerStream
+    from diloco_learner.training.inner import optimizer
+    from diloco_shared.spec.run import RunSpec
 
     body = {"name": "allreduce", "model": {"preset": args.model}, "budget": {"steps": 1}}
     spec = RunSpec.model_validate(body)

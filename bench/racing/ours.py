@@ -14,8 +14,8 @@ from recovery import PATIENCE_S, RUN, Processes, Seen, until
 from diloco_cli.report import socket_bytes
 from diloco_cli.up.stack import LEARNER_NICENESS, free_port
 from diloco_client import Client
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.process.nats_server import NatsServer
 from racing.timeline import WINDOW_S
 
 MODULE = "diloco_learner"

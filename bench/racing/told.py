@@ -10,14 +10,14 @@ import numpy as np
 
 from diloco_cli.up.stack import free_port
 from diloco_learner.data.corpus import load
+from diloco_learner.data.leases import order
 from diloco_learner.data.shards import Cut, ShardReader
-from diloco_learner.evaluate import held_out
-from diloco_learner.leases import order
-from diloco_learner.model.named import from_named, to_named
-from diloco_learner.model.transformer import SHAPES
-from diloco_learner.trainer import Program, Trainer
-from diloco_shared.config import RunSpec
+from diloco_learner.models.named import from_named, to_named
+from diloco_learner.models.transformer import SHAPES
+from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics.schedule import inner_rate
+from diloco_shared.spec.run import RunSpec
 from racing import job
 
 WORKERS = 2

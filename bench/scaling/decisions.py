@@ -11,8 +11,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from diloco_shared.config import RunSpec
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
@@ -24,6 +23,7 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
 )
 from diloco_shared.protocol.wire import decode, encode
+from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -44,9 +44,9 @@ from diloco_syncer.events import (
     Staged,
     TimePassed,
 )
-from diloco_syncer.history import History
+from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
-from diloco_syncer.status import status
+from diloco_syncer.status.status import status
 from scaling.learners import DIGEST, VALUES, Voice
 
 WALL = 1e9  # of the tape's clock at the start

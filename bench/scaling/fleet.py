@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from diloco_shared.config import RunSpec
-from diloco_simulator.setting import Setting
-from diloco_simulator.train import Fleet
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.experiments.setting import Setting
+from diloco_simulator.experiments.train import Fleet
 
 
 def spec(learners: int, fragments: int, cycles: int) -> RunSpec:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from diloco_shared.config import RunSpec, config_hash, shared_keys
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -12,6 +11,7 @@ from diloco_shared.protocol.messages import (
     Progress,
     Pull,
 )
+from diloco_shared.spec.run import RunSpec, config_hash, shared_keys
 
 DIGEST = "0" * 32
 # Of a fragment: decisions never look at them.

@@ -9,12 +9,12 @@ import numpy as np
 from fragments.workers import peak, reset_peak
 from numpy.typing import NDArray
 
-from diloco_shared.config import Algorithm
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_syncer.norms import inspect
-from diloco_syncer.store import Contribution, FragmentStore
+from diloco_shared.spec.run import Algorithm
+from diloco_syncer.merging.store import Contribution, FragmentStore
+from diloco_syncer.rounds.norms import inspect
 
 f32 = np.float32
 

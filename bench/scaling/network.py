@@ -13,10 +13,10 @@ from typing import Any
 
 from fragments.workers import PATIENCE_S, STREAM, Row, Server, Stopwatch, Worker, _Client, client
 
-from diloco_shared.edges.blobs import get_blob, put_blob
+from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.protocol.messages import Blob
-from diloco_syncer.norms import inspect
-from diloco_syncer.store import Contribution
+from diloco_syncer.merging.store import Contribution
+from diloco_syncer.rounds.norms import inspect
 from scaling.merging import Case
 
 GB = 1e9

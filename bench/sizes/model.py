@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diloco_shared.config import Model
+from diloco_shared.spec.run import Model
 
 # As in a decoder of that size: about a tenth of the parameters are the embedding.
 EMBEDDING_SHARE = 0.1

@@ -14,15 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from diloco_learner.counters import Counters
-from diloco_learner.edges.incarnation import take_incarnation
-from diloco_shared.config import Model, RunSpec, config_hash, shared_keys
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import BusError
-from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_learner.exchange.counters import Counters
+from diloco_learner.recovery.incarnation_io import take_incarnation
+from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import BusError
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout
+from diloco_shared.process.membership import DataFolder, Membership
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
@@ -37,6 +36,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode, encode
+from diloco_shared.spec.run import Model, RunSpec, config_hash, shared_keys
 from sizes.model import Synthetic, shapes
 
 # Noise of this size: a step of a real learner moves a value by about its rate.

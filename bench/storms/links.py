@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from diloco_shared.protocol.budget import TokenBucket
+from diloco_shared.protocol.pace import TokenBucket
 
 # Read at once; what a cut link holds is one block each way of every connection.
 BLOCK = 64 * 1024

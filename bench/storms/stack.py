@@ -15,7 +15,7 @@ from typing import Any, Self
 import psutil
 
 from diloco_client import ApiError, Client, Unreachable
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.bus.nats.bus import NatsBus
 from storms.links import Links
 
 # Starting many processes on few busy cores takes its time, in seconds.

@@ -14,9 +14,9 @@ import random
 import sys
 import time
 
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import StreamSpec
 from wan.raw import Connections
 
 STREAM = "WAN"

@@ -13,11 +13,10 @@ from diloco_cli.cluster import Where, connect
 from diloco_cli.faults import FAILED, INTERRUPTED, CliError
 from diloco_cli.live import Screen
 from diloco_cli.page import page
-from diloco_cli.report import report
+from diloco_cli.report import report, versions
 from diloco_cli.seen import Seen
 from diloco_cli.up.attended import answers
 from diloco_cli.up.stack import Stack, started
-from diloco_cli.versions import versions
 from diloco_client import ApiError, Client, Unreachable
 
 LOOK_S = 0.5
@@ -83,7 +82,7 @@ def _number(value: float | None) -> str:
 
 def run_demo(data: Path, *, port: int, steps: int, limit_s: float, console: Console) -> int:
     """Run it, write `<data>/demo/report.json` and `.html`; the exit status."""
-    from diloco_shared.edges.stopping import until_stopped
+    from diloco_shared.process.stopping import until_stopped
 
     began = time.monotonic()
     stack = Stack(data, learners=3, port=port, chaos=True, threads=1, throwaway=True)

@@ -16,3 +16,14 @@ class CliError(Exception):
     def __init__(self, message: str, status: int = FAILED) -> None:
         super().__init__(message)
         self.status = status
+
+
+def counted(number: int, what: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def why(error: Exception) -> str:
+    """What the system says of a file, without number and path, which stand beside it."""
+    said = error.strerror if isinstance(error, OSError) else None
+    return said.lower() if said else str(error)

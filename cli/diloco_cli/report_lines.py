@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from diloco_cli.words import counted
+from diloco_cli.faults import counted
 from diloco_shared.budget.terms import shown
 
 Figures = dict[str, Any]

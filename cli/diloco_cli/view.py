@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from diloco_cli.faults import counted
 from diloco_cli.report import activities, data_parallel_bytes, goodput
 from diloco_cli.seen import Seen
-from diloco_cli.words import counted
 from diloco_shared.budget.terms import shown
 
 _STATE_STYLE = {

@@ -1,1 +1,1 @@
-"""What every service shares: configuration, numerics, protocol and edges."""
+"""What every service shares: specification, protocol, numbers, bus and process."""

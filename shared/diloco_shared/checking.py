@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from diloco_shared.budget.refusing import faults
-from diloco_shared.config import RunSpec
-from diloco_shared.faults import SpecFault, did_you_mean
+from diloco_shared.spec.faults import SpecFault, did_you_mean
+from diloco_shared.spec.run import RunSpec
 
 # Each pass sets aside at least one value, and a specification has fewer than a hundred.
 PASSES_MAX = 100

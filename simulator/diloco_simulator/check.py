@@ -1,7 +1,7 @@
 """`python -m diloco_simulator.check --seeds 300`: many seeded worlds, every violation printed.
 
 With `--crash-points 50` also one small world again and again, in which a process dies at its first
-place to die, its fiftieth, its hundredth … of every role (whole/crash_points.py).
+place to die, its fiftieth, its hundredth … of every role (worlds/crash_points.py).
 """
 
 import argparse
@@ -19,12 +19,12 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from diloco_simulator import found, shrink
-from diloco_simulator.options import fresh_seed
-from diloco_simulator.whole import crash_points
-from diloco_simulator.whole.case import Case, drawn
-from diloco_simulator.whole.required import ENOUGH, States
-from diloco_simulator.whole.world import Verdict, played
+from diloco_simulator import shrink
+from diloco_simulator.coverage.required import ENOUGH, States
+from diloco_simulator.worlds import crash_points, found
+from diloco_simulator.worlds.case import Case, drawn
+from diloco_simulator.worlds.options import fresh_seed
+from diloco_simulator.worlds.world import Verdict, played
 
 _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused")
 # Between two lines that say how far it has come, in seconds.

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diloco_simulator import found
-from diloco_simulator.options import Options
-from diloco_simulator.whole.case import Case
-from diloco_simulator.whole.spec import spec_of
-from diloco_simulator.whole.world import played
+from diloco_simulator.worlds import found
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.tiny import spec_of
+from diloco_simulator.worlds.world import played
 
 # A fault that strikes in most worlds is bare after some dozens, a rare one after two or three
 # hundred. What is left then is read by somebody anyway.

@@ -6,8 +6,8 @@ import sys
 import mutants
 import pytest
 
-from diloco_simulator.whole.case import Case
-from diloco_simulator.whole.world import Verdict
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.world import Verdict
 
 # Left to worlds on purpose. Each takes seconds where a test takes a fraction of one.
 OF_WORLDS_MAX = 15
@@ -26,13 +26,15 @@ def test_every_mutation_fits_the_code_and_compiles() -> None:
 
 
 def test_one_that_no_longer_fits_is_named() -> None:
-    gone = mutants.Mutant("gone", "shared/diloco_shared/ids.py", "no such text", "", "")
-    with pytest.raises(ValueError, match=r"gone: its old text is 0 times in .*ids\.py"):
+    gone = mutants.Mutant(
+        "gone", "shared/diloco_shared/protocol/subjects.py", "no such text", "", ""
+    )
+    with pytest.raises(ValueError, match=r"gone: its old text is 0 times in .*subjects\.py"):
         gone.source()
 
 
 def test_the_fault_is_there_when_the_module_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "diloco_shared.numerics.weights"
+    name = "diloco_shared.numerics.merge"
     mutant = next(m for m in mutants.mutants() if m.name == "weight-without-quality")
     assert mutant.module == name
     monkeypatch.delitem(sys.modules, name, raising=False)
@@ -53,7 +55,7 @@ def test_a_world_is_as_its_seed_has_it_but_for_the_mutants_options(
         broken = ["I9 at 1.00 s: first", "I4 at 2.00 s: later"] if case.seed == 2 else []
         return Verdict(case.seed, broken)
 
-    monkeypatch.setattr("diloco_simulator.whole.world.played", played)
+    monkeypatch.setattr("diloco_simulator.worlds.world.played", played)
     assert mutants.seen_by_worlds(9, {"garbage": 0.2}) == ("I9 at 1.00 s: first", 3)
     assert cases == [Case.drawn(seed).changed(garbage=0.2) for seed in range(3)]
     assert mutants.seen_by_worlds(2, {}) == ("", 2)
@@ -63,5 +65,5 @@ def test_a_world_that_falls_over_a_fault_has_seen_it(monkeypatch: pytest.MonkeyP
     def played(case: Case) -> Verdict:
         raise ValueError(f"of seed {case.seed}")
 
-    monkeypatch.setattr("diloco_simulator.whole.world.played", played)
+    monkeypatch.setattr("diloco_simulator.worlds.world.played", played)
     assert mutants.seen_by_worlds(2, {}) == ("crash: ValueError('of seed 0')", 1)

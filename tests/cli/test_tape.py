@@ -9,7 +9,7 @@ from diloco_cli.commands.tape import KEEP_ALL, _line, replayed_lines
 from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER
 from diloco_cli.tape_file import plain, written
 from diloco_shared.protocol.messages import TapeSetting, TapeTerm
-from diloco_syncer.edges.audit import Fault, Replayed
+from diloco_syncer.history.audit_io import Fault, Replayed
 
 
 def diloco(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

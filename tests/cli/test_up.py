@@ -18,8 +18,7 @@ from diloco_cli.demo import conclude, free_name, verdicts
 from diloco_cli.faults import CONFLICT, FAILED, CliError
 from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder, supervisor_of
-from diloco_cli.up.logfile import bound, last_line
-from diloco_cli.up.restarts import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts
+from diloco_cli.up.process import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts, bound, last_line
 from diloco_cli.up.stack import Stack, free_port
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import httpx
 import pytest
 
+from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.app import create_app, fed
-from diloco_coordinator.edges.registry import Registry
-from diloco_coordinator.edges.sse import Streams
-from diloco_shared.edges.bus import StreamSpec
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Message, Stamp, TapeRound, TapeTerm, Verdict
 from diloco_shared.protocol.records import Event, MemberRecord, RunStatus, TokenCounts
 from diloco_shared.protocol.wire import encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 TOKEN = "secret-of-the-admin"
 

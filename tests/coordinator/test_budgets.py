@@ -2,8 +2,8 @@
 
 from coordinator.conftest import member, spec, status
 
-from diloco_coordinator.budgets import used
-from diloco_coordinator.membership import Roll
+from diloco_coordinator.runs.budgets import used
+from diloco_coordinator.runs.membership import Roll
 from diloco_shared.protocol.records import MemberRecord, RunRecord, StreamUse
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from diloco_coordinator.history import RUNS_MAX, SAMPLES_MAX, Histories, useful_share
+from diloco_coordinator.runs.history import RUNS_MAX, SAMPLES_MAX, Histories, useful_share
 
 
 def test_a_curve_of_any_length_is_bounded_and_keeps_both_ends(status: Callable[..., Any]) -> None:

@@ -1,6 +1,6 @@
 """Who is a member and who was one, by notes that outlive a coordinator."""
 
-from diloco_coordinator.membership import FORGET_S, MEMBERS_MAX, MemberNote, Roll
+from diloco_coordinator.runs.membership import FORGET_S, MEMBERS_MAX, MemberNote, Roll
 from diloco_shared.protocol.records import MemberRecord
 
 

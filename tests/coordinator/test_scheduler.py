@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_coordinator.scheduler import (
+from diloco_coordinator.runs.scheduler import (
     GRACE_S,
     RETURN_S,
     MemberView,

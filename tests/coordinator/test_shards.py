@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from diloco_coordinator.shards import merged
+from diloco_coordinator.runs.shards import merged
 from diloco_shared.protocol.messages import Stamp
 from diloco_shared.protocol.records import RecoveryRecord, TokenCounts
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from diloco_coordinator.standings import (
+from diloco_coordinator.runs.standings import (
     FORCE_S,
     FORCE_S_MAX,
     SETTLE_S,
@@ -13,9 +13,9 @@ from diloco_coordinator.standings import (
     Standings,
     forced,
 )
-from diloco_shared.protocol.fencing import keeps
 from diloco_shared.protocol.messages import Beat, Stamp
 from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
+from diloco_shared.protocol.run_states import keeps
 
 Make = Callable[..., RunStatus]
 

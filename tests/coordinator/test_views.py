@@ -4,9 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from diloco_coordinator.membership import MemberNote
-from diloco_coordinator.standings import UNLED_S
-from diloco_coordinator.views import (
+from diloco_coordinator.api.views import (
     fault_views,
     hindered,
     jsonable,
@@ -15,6 +13,8 @@ from diloco_coordinator.views import (
     run_view,
     syncer_views,
 )
+from diloco_coordinator.runs.membership import MemberNote
+from diloco_coordinator.runs.standings import UNLED_S
 from diloco_shared.protocol.records import Event, MemberRecord, RecoveryRecord, RunRecord
 
 RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)

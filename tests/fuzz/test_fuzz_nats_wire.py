@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fuzz.wire_target import one, parse
 
-from diloco_shared.protocol import nats_wire
+from diloco_shared.bus.nats import wire as nats_wire
 
 HERE = Path(__file__).parent
 # A quarter of a minute of one core; `make fuzz` looks for longer, and elsewhere every time.

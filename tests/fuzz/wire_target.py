@@ -4,7 +4,7 @@ The same bytes, whole and in pieces, must give the same events or the same fault
 events, waiting for more or a WireFault may come of any bytes.
 """
 
-from diloco_shared.protocol.nats_wire import Arrived, Event, Parser, WireFault
+from diloco_shared.bus.nats.wire import Arrived, Event, Parser, WireFault
 
 
 def plain(event: Event) -> object:

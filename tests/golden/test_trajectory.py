@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_shared.config import Algorithm
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_syncer.store import Contribution, FragmentStore
+from diloco_shared.spec.run import Algorithm
+from diloco_syncer.merging.store import Contribution, FragmentStore
 
 GOLDEN = Path(__file__).with_name("trajectory.json")
 ROUNDS = 20

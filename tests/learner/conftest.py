@@ -11,12 +11,11 @@ import pytest
 from learner.rig import Rig, rigs
 from waiting import NotYet, until
 
-from diloco_learner.trainer import Program
-from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import StreamSpec
+from diloco_learner.training.trainer import Program
+from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Beat,
@@ -32,8 +31,9 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 Values = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -13,9 +13,9 @@ from diloco_learner.events import (
     Stepped,
     TimePassed,
 )
-from diloco_learner.exchange import Exchange
-from diloco_shared.config import RunSpec
+from diloco_learner.exchange.exchange import Exchange
 from diloco_shared.protocol.messages import Beat, Cursor, Donate, Progress, Pull, Stamp
+from diloco_shared.spec.run import RunSpec
 
 SPEC = RunSpec.model_validate(
     {

@@ -3,22 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
+from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.shards import Cut
-from diloco_learner.edges import computing
-from diloco_learner.edges.batches import Batches
-from diloco_learner.edges.clocks import WaitClock
-from diloco_learner.edges.mailbox import Mailbox
-from diloco_learner.evaluate import held_out
 from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
     Leave,
     PullSeen,
 )
-from diloco_learner.exchange import Exchange
-from diloco_learner.train import Anchored, Injected, Outgoing, TrainLoop
-from diloco_learner.trainer import Program, Trainer
+from diloco_learner.exchange.exchange import Exchange
+from diloco_learner.training import computing_io as computing
+from diloco_learner.training.computing_io import WaitClock
+from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.train import Anchored, Injected, Outgoing, TrainLoop
+from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.protocol.messages import Beat, Donate, Pull, Stamp
 
 START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)

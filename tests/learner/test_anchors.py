@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from diloco_learner.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX, AnchorBook
 from diloco_learner.events import Merged
-from diloco_learner.merged import Undecided
+from diloco_learner.exchange.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX, AnchorBook
+from diloco_learner.exchange.counters import Undecided
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array, digest_bytes
+from diloco_shared.numerics.arrays import digest_array, digest_bytes
 from diloco_shared.protocol.messages import Blob, PublicationManifest, Stamp
 
 SIZES_P = (5, 3)

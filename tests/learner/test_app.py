@@ -11,11 +11,10 @@ import pytest
 from waiting import until
 
 from diloco_learner.app import TAKEN, Learner
-from diloco_learner.moments import pack, views
+from diloco_learner.recovery.moments import pack, views
 from diloco_learner.settings import Settings
-from diloco_learner.trainer import Program
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.membership import DataFolder
+from diloco_learner.training.trainer import Program
+from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Stamp
 from diloco_shared.protocol.records import (
@@ -27,8 +26,9 @@ from diloco_shared.protocol.records import (
     TokenCounts,
 )
 from diloco_shared.protocol.wire import decode, encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 pytestmark = pytest.mark.whole
 

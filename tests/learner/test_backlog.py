@@ -2,7 +2,7 @@
 
 import asyncio
 
-from diloco_learner.edges.backlog import WAITING_MAX, Backlog
+from diloco_learner.exchange.downlink_io import WAITING_MAX, Backlog
 from diloco_shared.protocol.messages import Blob, PublicationManifest, Stamp
 
 

@@ -6,8 +6,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_learner.data.batches_io import FINISHED_TOLD, Batches
 from diloco_learner.data.shards import Cut, ShardReader
-from diloco_learner.edges.batches import FINISHED_TOLD, Batches
 from diloco_shared.protocol.messages import Cursor
 
 CUT = Cut(np.arange(4 * 5 * 8 + 1), shards=4, context=8, seed=0)  # five sequences each

@@ -1,4 +1,4 @@
-"""Checkpoints of inner moments: the newest sound one, and why the others were passed over."""
+"""LocalCheckpoints of inner moments: the newest sound one, and why the others were passed over."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from diloco_learner.edges.checkpoint import Checkpoints
-from diloco_learner.moments import Buffer, State, check, pack, pieces, views
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.moments import Buffer, State, check, pack, pieces, views
 
 MOMENTS = {"mu/w": np.arange(6, dtype=np.float32).reshape(2, 3), "count": np.array(7, np.int32)}
 
@@ -17,20 +17,20 @@ def accept(data: State) -> None:
 
 
 def saved(folder: Path, *sequences: int, keep: int = 2) -> None:
-    checkpoints = Checkpoints(folder, keep)
+    checkpoints = LocalCheckpoints(folder, keep)
     for n in sequences:
         checkpoints.save(n, [pack({name: array + n for name, array in MOMENTS.items()})])
 
 
 def test_there_is_none_at_first(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "c", 2)
+    checkpoints = LocalCheckpoints(tmp_path / "c", 2)
     assert checkpoints.newest is None
     assert checkpoints.load(accept) == (None, [])
 
 
 def test_of_a_deleted_run_there_is_none_though_its_folder_was_there(tmp_path: Path) -> None:
     """Whoever finds that a run is deleted removes its folder, also while a learner recovers."""
-    checkpoints = Checkpoints(tmp_path / "c", 2)
+    checkpoints = LocalCheckpoints(tmp_path / "c", 2)
     (tmp_path / "c").rmdir()
     assert checkpoints.newest is None
     assert checkpoints.load(accept) == (None, [])
@@ -38,7 +38,7 @@ def test_of_a_deleted_run_there_is_none_though_its_folder_was_there(tmp_path: Pa
 
 def test_the_last_ones_are_kept_and_the_newest_is_restored(tmp_path: Path) -> None:
     saved(tmp_path, 1, 2, 1_000_000_003)
-    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints = LocalCheckpoints(tmp_path, 2)
     assert checkpoints.newest == 1_000_000_003
     assert sorted(p.name.partition(".")[0] for p in tmp_path.iterdir()) == ["1000000003", "2"]
     data, faults = checkpoints.load(accept)
@@ -50,8 +50,8 @@ def test_the_last_ones_are_kept_and_the_newest_is_restored(tmp_path: Path) -> No
 
 
 def test_written_piece_by_piece_it_is_the_same_file(tmp_path: Path) -> None:
-    Checkpoints(tmp_path / "whole", 2).save(1, [pack(MOMENTS)])
-    Checkpoints(tmp_path / "pieces", 2).save(1, pieces(MOMENTS))
+    LocalCheckpoints(tmp_path / "whole", 2).save(1, [pack(MOMENTS)])
+    LocalCheckpoints(tmp_path / "pieces", 2).save(1, pieces(MOMENTS))
     (whole,), (parts,) = (tmp_path / "whole").iterdir(), (tmp_path / "pieces").iterdir()
     assert whole.name == parts.name and whole.read_bytes() == parts.read_bytes()
 
@@ -64,7 +64,7 @@ def test_a_damaged_one_is_passed_over_and_said_so(tmp_path: Path, damage: str) -
     body = bytearray(path.read_bytes())
     body[-1] ^= 1
     path.write_bytes(body[: len(body) // 2] if damage == "torn" else body)
-    data, faults = Checkpoints(tmp_path, 2).load(accept)
+    data, faults = LocalCheckpoints(tmp_path, 2).load(accept)
     assert data is not None
     np.testing.assert_array_equal(views(data)["mu/w"], MOMENTS["mu/w"] + 1)
     assert len(faults) == 1 and faults[0].startswith("checkpoint 2 passed over")
@@ -76,14 +76,14 @@ def test_one_that_the_trainer_cannot_use_is_passed_over(tmp_path: Path) -> None:
     def refuse(data: State) -> None:
         raise ValueError("moments that are not finite")
 
-    data, faults = Checkpoints(tmp_path, 2).load(refuse)
+    data, faults = LocalCheckpoints(tmp_path, 2).load(refuse)
     assert data is None and "not finite" in faults[0]
 
 
 @pytest.mark.parametrize("name", ["5.part", "6", "notes", "lock"])
 def test_what_is_not_a_complete_checkpoint_is_not_taken_for_one(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
-    assert Checkpoints(tmp_path, 2).newest is None
+    assert LocalCheckpoints(tmp_path, 2).newest is None
 
 
 def test_a_disk_that_fills_leaves_the_older_ones(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_disk_that_fills_leaves_the_older_ones(tmp_path: Path) -> None:
         yield b"some"
         raise OSError("no space left on device")
 
-    checkpoints = Checkpoints(tmp_path, 2)
+    checkpoints = LocalCheckpoints(tmp_path, 2)
     with pytest.raises(OSError, match="no space"):
         checkpoints.save(2, full())
     assert checkpoints.newest == 1 and len(list(tmp_path.iterdir())) == 1
@@ -113,7 +113,7 @@ def test_what_a_dead_process_was_writing_is_gone_before_the_next_is_written(
         assert not (tmp_path / "5.part").exists()
         yield b"some"
 
-    Checkpoints(tmp_path, 2).save(6, looking())
+    LocalCheckpoints(tmp_path, 2).save(6, looking())
 
 
 def test_what_a_dead_process_was_writing_is_removed_with_the_next(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_learner.counters import Counters
+from diloco_learner.exchange.counters import Counters
 
 FRAGMENTS = 3
 

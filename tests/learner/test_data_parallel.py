@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from diloco_learner.data.shards import Cut, ShardReader
-from diloco_learner.data_parallel import LearnerStream, train_data_parallel
-from diloco_shared.config import RunSpec
+from diloco_learner.training.data_parallel import LearnerStream, train_data_parallel
+from diloco_shared.spec.run import RunSpec
 
 CUT = Cut(np.arange(7 * 3 * 8 + 1), shards=7, context=8, seed=0)  # three sequences each
 

@@ -11,22 +11,22 @@ import pytest
 import structlog
 from waiting import until
 
-from diloco_learner.anchors import AnchorBook
-from diloco_learner.edges import downlink
-from diloco_learner.edges.downlink import Downlink
 from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, StateMoved, StateSeen
-from diloco_learner.train import Anchored
-from diloco_shared.edges import blobs
-from diloco_shared.edges.blobs import announcement_subject, put_blob
-from diloco_shared.edges.metrics import traffic_metrics
+from diloco_learner.exchange import downlink_io as downlink
+from diloco_learner.exchange.anchors import AnchorBook
+from diloco_learner.exchange.downlink_io import Downlink
+from diloco_learner.training.train import Anchored
+from diloco_shared.bus import blobs
+from diloco_shared.bus.blobs import announcement_subject, put_blob
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
+from diloco_shared.numerics.arrays import digest_array
+from diloco_shared.process.health import traffic_metrics
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import HEADER_DIGEST, cut, describe
 from diloco_shared.protocol.messages import Blob, Join, PublicationManifest, Stamp, StateManifest
 from diloco_shared.protocol.wire import encode
-from diloco_simulator.memory_broker import Fate, MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_simulator.hub.broker import Fate, MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 SIZE = 4
 

@@ -2,9 +2,9 @@
 
 from learner.desk import SPEC, Desk, anchor, beat, last_progress, only, pull
 
-from diloco_learner.counters import Counters
-from diloco_learner.draining import DRAIN_S_MIN, Draining
 from diloco_learner.events import Checkpoint, Contribute, Leave, SendProgress
+from diloco_learner.exchange.counters import Counters
+from diloco_learner.recovery.draining import DRAIN_S_MIN, Draining
 
 
 def draining(steps: int = 2) -> Desk:

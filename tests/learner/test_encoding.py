@@ -9,7 +9,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_learner.encoding import Encoded, encode, feeds_back
+from diloco_learner.exchange.encoding import Encoded, encode, feeds_back
 from diloco_shared.numerics import codec
 
 quick = examples(40)

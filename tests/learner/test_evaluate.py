@@ -4,8 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco_learner.evaluate import SEQUENCES_MAX, TOKENS_MAX, at_once, held_out, make_evaluate
-from diloco_learner.model import ModelDef
+from diloco_learner.models import ModelDef
+from diloco_learner.training.evaluate import (
+    SEQUENCES_MAX,
+    TOKENS_MAX,
+    at_once,
+    held_out,
+    make_evaluate,
+)
 
 TOKENS = np.arange(1001)
 

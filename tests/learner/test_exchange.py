@@ -11,7 +11,7 @@ from diloco_learner.events import (
     TimePassed,
     Unmerged,
 )
-from diloco_learner.pulls import ANSWERED_MAX, PENDING_MAX
+from diloco_learner.exchange.pulls import ANSWERED_MAX, PENDING_MAX
 from diloco_shared.protocol.messages import Cursor, Pull
 
 # --- pulls and adoption --------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from diloco_learner.events import (
     Stepped,
     TimePassed,
 )
-from diloco_learner.exchange import PROGRESS_S_MIN, Exchange
-from diloco_shared.config import RunSpec
+from diloco_learner.exchange.exchange import PROGRESS_S_MIN, Exchange
 from diloco_shared.protocol.messages import Beat, Cursor, Donate, Progress, Pull, Stamp
+from diloco_shared.spec.run import RunSpec
 
 P = 2
 SPEC = RunSpec.model_validate(

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_learner.events import AnchorReady, Merged
-from diloco_learner.feedback import PENDING_MAX, Feedback
-from diloco_learner.merged import Undecided
+from diloco_learner.exchange.counters import Undecided
+from diloco_learner.exchange.encoding import PENDING_MAX, Feedback
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.messages import Stamp
 

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from diloco_learner.edges.incarnation import newest_boot, take_incarnation
+from diloco_learner.recovery.incarnation_io import newest_boot, take_incarnation
 from diloco_shared.protocol import subjects
-from diloco_simulator.memory_broker import Fate, MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_simulator.hub.broker import Fate, MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 
 async def prepared(broker: MemoryBroker) -> MemoryBus:

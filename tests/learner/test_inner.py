@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco_learner.inner import make_step, optimizer
-from diloco_learner.model import ModelDef
-from diloco_shared.config import Inner
+from diloco_learner.models import ModelDef
+from diloco_learner.training.inner import make_step, optimizer
+from diloco_shared.spec.run import Inner
 
 
 def linear(params: Any, tokens_BxL1: jax.Array) -> jax.Array:

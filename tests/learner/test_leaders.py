@@ -3,10 +3,10 @@
 from typing import Any
 
 from diloco_learner.events import BeatSeen, Contribute, PullSeen, Stepped, TimePassed
-from diloco_learner.exchange import Exchange
-from diloco_learner.leaders import Leaders
-from diloco_shared.config import RunSpec
+from diloco_learner.exchange.exchange import Exchange
+from diloco_learner.exchange.leaders import Leaders
 from diloco_shared.protocol.messages import Beat, Grant, Pull, Restored, Stamp
+from diloco_shared.spec.run import RunSpec
 
 
 def stamp(steps: int) -> Stamp:

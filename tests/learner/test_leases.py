@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_learner.leases import choose, given_back, order, place, taken
+from diloco_learner.data.leases import choose, given_back, order, place, taken
 from diloco_shared.protocol.records import ShardLease
 
 

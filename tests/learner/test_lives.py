@@ -8,9 +8,9 @@ import pytest
 from diloco_learner.app import Learner
 from diloco_learner.events import Leave
 from diloco_learner.settings import Settings
-from diloco_shared.edges.membership import DataFolder
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.process.membership import DataFolder
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 
 @pytest.mark.parametrize(("assigned", "again"), [("r", True), ("", False), ("other", False)])

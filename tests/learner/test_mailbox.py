@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from learner.desk import beat
 
-from diloco_learner.edges.arrivals import Arrivals
-from diloco_learner.edges.clocks import WaitClock
-from diloco_learner.edges.mailbox import INBOX_MAX, OUTBOX_MAX, Mailbox
-from diloco_learner.edges.work import Work
 from diloco_learner.events import AnchorReady, BeatSeen, DonateSeen, PartSettled
+from diloco_learner.recovery.recoverer_io import Arrivals
+from diloco_learner.training.computing_io import WaitClock
+from diloco_learner.training.mailbox_io import INBOX_MAX, OUTBOX_MAX, Mailbox
+from diloco_learner.work_io import Work
 from diloco_shared.protocol.messages import Donate, Stamp
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_learner.edges.parts import read_part, write_part
 from diloco_learner.events import (
     Adopt,
     AnchorReady,
@@ -19,14 +18,15 @@ from diloco_learner.events import (
     Stepped,
     TimePassed,
 )
-from diloco_learner.exchange import Exchange
-from diloco_learner.moments import State, pack
-from diloco_learner.recovery import Recovery
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.checkpoints import Checkpoints
+from diloco_learner.exchange.exchange import Exchange
+from diloco_learner.recovery.checkpoint_io import read_part, write_part
+from diloco_learner.recovery.moments import State, pack
+from diloco_learner.recovery.recovery import Recovery
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import Arrays
 from diloco_shared.protocol.checkpoints import CheckpointManifest, LearnerPart, reference
 from diloco_shared.protocol.messages import Beat, Restored, Stamp
+from diloco_shared.spec.run import RunSpec
 
 STAMP = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0)
 SPEC = RunSpec.model_validate(
@@ -133,7 +133,7 @@ MOMENTS = {"mu": np.arange(4, dtype=np.float32), "count": np.array(3, np.int32)}
 
 
 def sealed(root: str, *learners: str, damaged: str = "") -> str:
-    there, ref = Checkpoints(root), reference(SPEC.folder, 4)
+    there, ref = RunCheckpoints(root), reference(SPEC.folder, 4)
     parts = {}
     for name in learners:
         moments = {k: v + ord(name) for k, v in MOMENTS.items()}

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import pytest
 
-from diloco_learner import moments
-from diloco_learner.cuts import Cuts
-from diloco_learner.model.named import tensor_specs, to_named
-from diloco_learner.trainer import Program, Trainer
-from diloco_shared.config import RunSpec
-from diloco_shared.numerics.fragments import Layout
+from diloco_learner.models.named import tensor_specs, to_named
+from diloco_learner.recovery import moments
+from diloco_learner.training.cuts import Cuts
+from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.numerics.arrays import Layout
+from diloco_shared.spec.run import RunSpec
 
 FRAGMENTS, BATCH, CONTEXT = 3, 2, 8
 # Losses, random keys and counts: nothing that grows with the model.
@@ -159,7 +159,7 @@ def test_an_inner_state_is_read_and_loaded_leaf_by_leaf(
         alive.append(sum(not leaf.is_deleted() for leaf in old))
         return array(*args, **more)
 
-    monkeypatch.setattr("diloco_learner.trainer.jnp.array", watching)
+    monkeypatch.setattr("diloco_learner.training.trainer.jnp.array", watching)
     trainer.load_inner_state(data)
     assert alive == list(range(len(old) - 1, -1, -1))
 

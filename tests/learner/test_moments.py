@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from safetensors.numpy import save
 
-from diloco_learner.moments import DTYPES, Handed, digest_of, finite, pack, pieces, size_of, views
-from diloco_shared.numerics.digest import digest_bytes
+from diloco_learner.recovery.moments import (
+    DTYPES,
+    Handed,
+    digest_of,
+    finite,
+    pack,
+    pieces,
+    size_of,
+    views,
+)
+from diloco_shared.numerics.arrays import digest_bytes
 
 ARRAYS = {
     "1/mu/w": np.arange(6, dtype=np.float32).reshape(2, 3),

@@ -3,13 +3,13 @@
 import asyncio
 from typing import Any
 
-from diloco_learner.anchors import AnchorBook
-from diloco_learner.edges.downlink import Downlink
+from diloco_learner.exchange.anchors import AnchorBook
+from diloco_learner.exchange.downlink_io import Downlink
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Pull
 from diloco_shared.protocol.wire import encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 
 def pull(round_: int, run_id: str) -> bytes:

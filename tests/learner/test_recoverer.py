@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
+from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import Cut
-from diloco_learner.edges.batches import Batches
-from diloco_learner.edges.checkpoint import Checkpoints
-from diloco_learner.edges.recoverer import Recoverer
-from diloco_learner.edges.shards import Leases
-from diloco_learner.edges.uplink import Uplink
 from diloco_learner.events import InitMoved, Leave, SendInit
-from diloco_shared.config import RunSpec
+from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.recoverer_io import Recoverer
 from diloco_shared.protocol import subjects
-from diloco_simulator.memory_broker import Fate, MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import Fate, MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 FRAGMENTS = 6
 
@@ -51,7 +51,7 @@ def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
 
     leases = Leases(bus, spec, "a", 1, batches, tuple, tell)
     sizes = (4,) * FRAGMENTS
-    return Uplink(spec, "a", 1, bus, bus, sizes, Checkpoints(tmp_path, 2), leases, print, "")
+    return Uplink(spec, "a", 1, bus, bus, sizes, LocalCheckpoints(tmp_path, 2), leases, print, "")
 
 
 async def test_initial_fragments_do_not_wait_for_the_manifest_before(

@@ -23,7 +23,7 @@ from diloco_learner.events import (
     Tell,
     TimePassed,
 )
-from diloco_learner.recovery import (
+from diloco_learner.recovery.recovery import (
     DONORS_MAX,
     INIT_S,
     JOIN_S,
@@ -33,10 +33,10 @@ from diloco_learner.recovery import (
     STATE_SILENCE_S,
     Recovery,
     State,
+    recovery_times,
 )
-from diloco_learner.reports import recovery_times
-from diloco_shared.config import RunSpec, shared_keys
 from diloco_shared.protocol.messages import Beat, Grant, Stamp
+from diloco_shared.spec.run import RunSpec, shared_keys
 
 SPEC = RunSpec.model_validate(
     {

@@ -19,9 +19,9 @@ from diloco_learner.events import (
     StateSeen,
     TimePassed,
 )
-from diloco_learner.recovery import DONORS_MAX, JOIN_S, STATE_S_MAX, Recovery, State
-from diloco_shared.config import RunSpec
+from diloco_learner.recovery.recovery import DONORS_MAX, JOIN_S, STATE_S_MAX, Recovery, State
 from diloco_shared.protocol.messages import Beat, Grant, Join, Stamp
+from diloco_shared.spec.run import RunSpec
 
 P = 2
 SPEC = RunSpec.model_validate(

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from diloco_learner.anchors import AnchorBook
-from diloco_learner.edges import reporter
-from diloco_learner.edges.mailbox import Mailbox
-from diloco_learner.edges.reporter import Reporter, Stuck
-from diloco_learner.edges.work import counting
-from diloco_learner.reports import before_training
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Traffic
-from diloco_shared.edges.faults import FaultAgent
+from diloco_learner.exchange import reporter_io as reporter
+from diloco_learner.exchange.anchors import AnchorBook
+from diloco_learner.exchange.reporter_io import Reporter, Stuck
+from diloco_learner.recovery.recovery import before_training
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.work_io import counting
+from diloco_shared.bus.port import Traffic
+from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.protocol.messages import Progress, SocketBytes
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 
 @pytest.fixture

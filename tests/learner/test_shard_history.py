@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from diloco_learner.data import batches_io as module
+from diloco_learner.data.batches_io import Batches
+from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import Cut, ShardReader
-from diloco_learner.edges import batches as module
-from diloco_learner.edges.batches import Batches
-from diloco_learner.edges.shards import Leases
-from diloco_shared.config import RunSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor, LifeCount, TapeRound, Verdict
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.places import Places
-from diloco_syncer.ledger import Ledger
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.history.ledger import Ledger
+from diloco_syncer.messages.places_io import Places
 
 SHARDS, PER_SHARD, CONTEXT, BATCH = 24, 8, 2, 3
 SPEC = RunSpec.model_validate(

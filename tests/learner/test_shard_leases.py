@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from waiting import until
 
+from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
+from diloco_learner.data.leasing_io import FINISHED_MAX, VERIFY_S, Leases
 from diloco_learner.data.shards import Cut
-from diloco_learner.edges.batches import Batches
-from diloco_learner.edges.shards import FINISHED_MAX, VERIFY_S, Leases
-from diloco_shared.config import RunSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import ShardLease
 from diloco_shared.protocol.wire import decode, encode
-from diloco_simulator.memory_broker import Fate, MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.places import Places
-from diloco_syncer.ledger import Ledger
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import Fate, MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.history.ledger import Ledger
+from diloco_syncer.messages.places_io import Places
 
 
 class Fleet:

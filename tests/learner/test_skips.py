@@ -9,8 +9,8 @@ from learner.rig import Rig, beat, outgoing, run
 from diloco_learner.events import (
     Tell,
 )
-from diloco_learner.skips import SKIPS_MAX, Diverged
-from diloco_learner.train import TrainLoop
+from diloco_learner.training.inner import SKIPS_MAX, Diverged
+from diloco_learner.training.train import TrainLoop
 
 
 def always_bad(loop: TrainLoop) -> None:

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from diloco_learner.edges import storing
-from diloco_learner.edges.storing import Storing
+from diloco_learner.recovery import checkpoint_io as storing
+from diloco_learner.recovery.checkpoint_io import Storing
 
 
 async def test_what_is_stored_is_waited_for_and_its_fault_is_raised() -> None:

@@ -16,8 +16,8 @@ from diloco_learner.events import (
     GiveState,
     Leave,
 )
-from diloco_learner.moments import pack, views
-from diloco_learner.train import Anchored
+from diloco_learner.recovery.moments import pack, views
+from diloco_learner.training.train import Anchored
 from diloco_shared.protocol.messages import Stamp
 
 START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from diloco_learner.model.named import to_named
-from diloco_learner.trainer import (
+from diloco_learner.models.named import to_named
+from diloco_learner.training.trainer import (
     Program,
     Trainer,
     assemble,
     evaluate_anchors,
 )
-from diloco_shared.config import RunSpec
 from diloco_shared.numerics import codec
+from diloco_shared.spec.run import RunSpec
 
 FRAGMENTS = 3
 

@@ -9,25 +9,25 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
+from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import Cut
-from diloco_learner.edges.batches import Batches
-from diloco_learner.edges.checkpoint import Checkpoints
-from diloco_learner.edges.shards import Leases
-from diloco_learner.edges.uplink import Uplink
-from diloco_learner.encoding import Encoded
 from diloco_learner.events import Checkpoint, Contribute, Evaluate, GiveState, Tell
-from diloco_learner.moments import Handed, pack, pieces
-from diloco_learner.train import Outgoing
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.blobs import get_blob
-from diloco_shared.edges.bus import Progress
+from diloco_learner.exchange.encoding import Encoded
+from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.moments import Handed, pack, pieces
+from diloco_learner.training.train import Outgoing
+from diloco_shared.bus.blobs import get_blob
+from diloco_shared.bus.port import Progress
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Donate, Stamp, StateManifest
 from diloco_shared.protocol.wire import decode
-from diloco_simulator.memory_broker import Fate, MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import Fate, MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 
 DELTA_F = np.arange(4, dtype=np.float32)
 SENT = Encoded("fp32", 4, (jnp.asarray(DELTA_F),))
@@ -58,7 +58,9 @@ def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
         raise AssertionError("nothing to tell here")
 
     leases = Leases(bus, spec, "a", 1, batches, tuple, tell)
-    return Uplink(spec, "a", 1, bus, bus, (9, 9, 4), Checkpoints(tmp_path, 2), leases, print, "")
+    return Uplink(
+        spec, "a", 1, bus, bus, (9, 9, 4), LocalCheckpoints(tmp_path, 2), leases, print, ""
+    )
 
 
 async def uploaded(syncer: Any) -> list[ContributionManifest]:

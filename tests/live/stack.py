@@ -14,8 +14,8 @@ from live.processes import ENDING_S, PATIENCE_S, Process, diloco, family, tails
 from waiting import wait_until
 
 from diloco_client import ApiError, Client, Unreachable
-from diloco_shared.edges.crash_points import done_in
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.process.crash_points import done_in
 
 # What a question ends with while those who would answer it are away.
 AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError, ValueError)

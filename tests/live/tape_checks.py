@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 from live.stack import Stack
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.nats_bus import NatsBus
+from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TapeRound
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode
-from diloco_syncer.edges.follow import payloads_of
-from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.edges.tape import Tape
-from diloco_syncer.history import History
-from diloco_syncer.replay import replay
-from diloco_syncer.store import FragmentStore
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.history.follow_io import payloads_of
+from diloco_syncer.history.history import History
+from diloco_syncer.history.replay import replay
+from diloco_syncer.history.tape_io import Tape
+from diloco_syncer.merging.store import FragmentStore
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 
 def check_tape(rounds: list[dict[str, Any]], fragments: int = 6) -> None:

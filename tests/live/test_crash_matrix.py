@@ -12,7 +12,7 @@ from live.stack import Stack, spec, up
 from live.tape_checks import check_tape, executed_again
 
 from diloco_client import Unreachable
-from diloco_shared.edges.crash_points import POINTS
+from diloco_shared.process.crash_points import POINTS
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
 

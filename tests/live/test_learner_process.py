@@ -12,14 +12,14 @@ import pytest
 from live.processes import PATIENCE_S, Services, services
 from waiting import NotYet, until
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Progress, TapeRound
 from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, decode_tape, encode
+from diloco_shared.spec.run import RunSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
 

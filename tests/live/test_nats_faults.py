@@ -8,11 +8,11 @@ import pytest
 from live.gate import connected
 from waiting import until
 
-from diloco_shared.edges import nats_link
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import Delivery, Entry, Stored, StreamSpec, Unavailable
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.nats import link as nats_link
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import Delivery, Entry, Stored, StreamSpec, Unavailable
+from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from diloco_shared.edges.bus import StreamSpec, Unavailable
-from diloco_shared.edges.nats_binary import ServerError
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import StreamSpec, Unavailable
+from diloco_shared.process.nats_binary import ServerError
+from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.live
 ABANDON = """
 import asyncio, os, sys
 from pathlib import Path
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.process.nats_server import NatsServer
 server = NatsServer(Path(sys.argv[1]))
 asyncio.run(server.start())
 print(server.pid, server.port, flush=True)

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from diloco_shared.edges import nats_link
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.nats import link as nats_link
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

@@ -10,7 +10,7 @@ import pytest
 from live.stack import Stack, spec, up
 
 from diloco_client import ApiError
-from diloco_shared.edges.bus import StreamFull
+from diloco_shared.bus.port import StreamFull
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(600)]
 

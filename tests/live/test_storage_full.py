@@ -13,21 +13,21 @@ from live.small_disk import MIB, small_disk
 from syncer.conftest import Driver, spec
 from waiting import until
 
-from diloco_shared.edges.blobs import get_blob
-from diloco_shared.edges.bus import Bus, StreamSpec
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
-from diloco_shared.edges.tape_archive import TapeArchive
+from diloco_shared.bus.blobs import get_blob
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import Bus, StreamSpec
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive
+from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TapeTerm
 from diloco_shared.protocol.wire import decode
-from diloco_syncer.edges.archiving import TapeArchiver
-from diloco_syncer.edges.fullness import Fullness
-from diloco_syncer.edges.outbox import Outbox
-from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.edges.storage import Storage
-from diloco_syncer.edges.tape import Tape
 from diloco_syncer.events import Publish
+from diloco_syncer.history.archiving_io import TapeArchiver
+from diloco_syncer.history.tape_io import Tape
+from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+from diloco_syncer.streams.fullness_io import Fullness
+from diloco_syncer.streams.storage_io import Storage
 
 pytestmark = pytest.mark.live
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.edges.bus import StreamFull
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
-from diloco_shared.edges.run_streams import ensure_run_streams
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import StreamFull
+from diloco_shared.bus.run_streams import ensure_run_streams
+from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 MB = 1 << 20

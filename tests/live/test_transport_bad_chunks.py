@@ -11,12 +11,11 @@ import pytest
 from live.gate import connected, goes_through
 from waiting import until
 
-from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges import blobs
-from diloco_shared.edges.blobs import BlobIncomplete, get_blob, put_blob
-from diloco_shared.edges.bus import Bus, Refused, StreamSpec
-from diloco_shared.edges.nats_server import MAX_PAYLOAD_BYTES, NatsServer
+from diloco_shared.bus import blobs
+from diloco_shared.bus.blobs import BlobIncomplete, get_blob, put_blob
+from diloco_shared.bus.port import Bus, Refused, StreamSpec
 from diloco_shared.numerics import codec
+from diloco_shared.process.nats_server import MAX_PAYLOAD_BYTES, NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import (
     HEADER_CHECK,
@@ -28,9 +27,10 @@ from diloco_shared.protocol.chunks import (
 )
 from diloco_shared.protocol.messages import Blob, ContributionManifest
 from diloco_shared.protocol.wire import encode
-from diloco_syncer.edges.inbox import Inbox
-from diloco_syncer.edges.payloads import Payloads
+from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.events import ContributionSeen, Event, Malformed
+from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.messages.inbox_io import Inbox
 
 pytestmark = pytest.mark.live
 

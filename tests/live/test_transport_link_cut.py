@@ -8,9 +8,9 @@ import pytest
 from live.gate import Gate, connected, goes_through
 from waiting import until
 
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import StreamSpec, Unavailable
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.port import StreamSpec, Unavailable
+from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

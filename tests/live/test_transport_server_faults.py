@@ -7,9 +7,9 @@ import psutil
 import pytest
 from live.gate import Gate, connected, goes_through
 
-from diloco_shared.edges.blobs import get_blob, put_blob
-from diloco_shared.edges.bus import Progress, StreamSpec
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_shared.bus.blobs import get_blob, put_blob
+from diloco_shared.bus.port import Progress, StreamSpec
+from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
 

@@ -11,19 +11,19 @@ from typing import Any
 from coordinator.conftest import Desk, World
 from old import stored
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.membership import DataFolder
-from diloco_shared.edges.tape_archive import TapeArchive, archives_of, read_tape
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive, archives_of, read_tape
+from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import messages, records, subjects
 from diloco_shared.protocol.messages import Message, TapeRebirth, TapeRecord, TapeTerm
 from diloco_shared.protocol.records import Assignment, MemberRecord, RunRecord
 from diloco_shared.protocol.wire import WIRE_VERSION, decode, decode_tape, encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Syncer
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.merging.store import in_memory
 from diloco_syncer.settings import Settings
-from diloco_syncer.store import in_memory
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 # Records with which somebody begins to lead.
 Led = (TapeTerm, TapeRebirth)

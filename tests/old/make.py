@@ -285,8 +285,8 @@ def _headers(message: dict[str, Any]) -> dict[str, str]:
 
 def archived(folder: Path, run: str) -> None:
     """The oldest records of shard 0 move to the archive, as a leader does it with thousands."""
-    from diloco_shared.edges.bus import Stored
-    from diloco_shared.edges.tape_archive import TapeArchive
+    from diloco_shared.bus.port import Stored
+    from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 
     path = folder / run / stored.STREAMS
     streams = stored.read_streams(path)

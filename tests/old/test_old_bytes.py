@@ -8,21 +8,21 @@ import pytest
 from old import stored
 from old.hub import READ, RUNS, SHARDS, VERSIONS, Hub, all_messages, kind_of, snapshots, within
 
-from diloco_coordinator.edges.registry import NOTES
-from diloco_learner.edges.checkpoint import Checkpoints as OwnCheckpoints
-from diloco_learner.moments import views
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.checkpoints import Checkpoints
+from diloco_coordinator.runs.registry_io import NOTES
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.moments import views
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import MANIFEST, LearnerPart, ShardPart
 from diloco_shared.protocol.messages import TapeRecord, TapeRestore, TapeSetting
 from diloco_shared.protocol.wire import decode, encode
-from diloco_syncer.edges.audit import reexecute, verify
-from diloco_syncer.edges.parts import load
-from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.history import History
-from diloco_syncer.replay import payloads_needed
-from diloco_syncer.store import FragmentStore
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.parts_io import load
+from diloco_syncer.history.audit_io import reexecute, verify
+from diloco_syncer.history.history import History
+from diloco_syncer.history.replay import payloads_needed
+from diloco_syncer.merging.store import FragmentStore
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 EVERY_SHARD = [("over", 0), *SHARDS]
 KINDS = {kind.__name__ for kind in get_args(get_args(TapeRecord)[0])}
@@ -76,7 +76,7 @@ async def test_a_snapshot_is_written_as_it_was(run: str, shard: int, tmp_path: P
 
 @pytest.mark.parametrize("run", ("one", "two"))
 def test_a_checkpoint_is_written_as_it_was(run: str) -> None:
-    there = Checkpoints(str(NEWEST / run / stored.DISK / "checkpoints"))
+    there = RunCheckpoints(str(NEWEST / run / stored.DISK / "checkpoints"))
     refs = there.complete()
     assert refs
     for ref in refs:
@@ -157,10 +157,10 @@ async def test_a_syncer_goes_on_from_the_snapshot_alone(version: Path, tmp_path:
 def test_a_checkpoint_is_read(version: Path, run: str) -> None:
     """Its arrays are those that its history names, whichever version wrote it."""
     root = str(version / run / stored.DISK / "checkpoints")
-    refs = Checkpoints(root).complete()
+    refs = RunCheckpoints(root).complete()
     assert refs
     for ref in refs:
-        spec = RunSpec.model_validate(Checkpoints(root).manifest(ref)[0].spec)
+        spec = RunSpec.model_validate(RunCheckpoints(root).manifest(ref)[0].spec)
         for shard in range(spec.algorithm.shards):
             state = load(spec, shard, ref, root)
             assert [state.store.version(p) for p in spec.algorithm.owned(shard)] == [
@@ -180,8 +180,8 @@ async def test_a_new_run_begins_with_a_checkpoint(
         kept, hub = hub.checkpoints, Hub(None, "again", tmp_path / "new")
         shutil.copytree(kept, hub.checkpoints)
     hub.run = "again"
-    ref = Checkpoints(hub.checkpoints).complete()[-1]
-    manifest, _ = Checkpoints(hub.checkpoints).manifest(ref)
+    ref = RunCheckpoints(hub.checkpoints).complete()[-1]
+    manifest, _ = RunCheckpoints(hub.checkpoints).manifest(ref)
     async with hub.coordinator() as desk:
         body = {**manifest.spec, "name": "again"}
         path = f"/v1/checkpoints/submit?checkpoint={ref}"
@@ -225,6 +225,6 @@ def test_a_learner_reads_its_own_checkpoint(version: Path, run: str, tmp_path: P
     assert folders
     for folder in folders:
         copy = shutil.copytree(folder, tmp_path / folder.parts[-3])
-        found, faults = OwnCheckpoints(copy, 1).load(lambda state: None)
+        found, faults = LocalCheckpoints(copy, 1).load(lambda state: None)
         assert found is not None and faults == []
         assert len(views(found)) > 1

@@ -10,15 +10,15 @@ from old.hub import REFUSED, RUNS, SHARDS, Hub, all_messages, kind_of, snapshots
 
 from diloco_cli.commands.tape import _recorded
 from diloco_cli.faults import CliError
-from diloco_learner.edges.checkpoint import Checkpoints as OwnCheckpoints
-from diloco_learner.moments import pack
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.checkpoints import Checkpoints
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.moments import pack
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode, encode
-from diloco_syncer.history import History
-from diloco_syncer.store import FragmentStore
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.history.history import History
+from diloco_syncer.merging.store import FragmentStore
 
 # A run that needs larger streams than those that are there.
 LARGE = {
@@ -36,7 +36,7 @@ def says_so(version: Path) -> str:
 
 def old_spec(version: Path, run: str) -> RunSpec:
     """Of a run whose record cannot be read; its checkpoints tell it."""
-    there = Checkpoints(str(version / run / stored.DISK / "checkpoints"))
+    there = RunCheckpoints(str(version / run / stored.DISK / "checkpoints"))
     return RunSpec.model_validate(there.manifest(there.complete()[-1])[0].spec)
 
 
@@ -67,7 +67,7 @@ def test_a_learner_passes_over_its_own_checkpoint(version: Path, run: str, tmp_p
     for folder in (version / run / stored.DISK).glob("learner-*/checkpoints/*"):
         copy = shutil.copytree(folder, tmp_path / folder.parts[-3])
         before = sorted(copy.rglob("*"))
-        own = OwnCheckpoints(copy, 1)
+        own = LocalCheckpoints(copy, 1)
         assert own.load(lambda state: None) == (None, [])
         own.save(1, [pack({"w": np.zeros(2, np.float32)})])
         assert set(before) < set(copy.rglob("*")) and own.newest == 1
@@ -88,9 +88,9 @@ async def test_the_cluster_of_this_release_leaves_it_alone(
         assert desk.registry.runs == {}
         answer = await desk.ask("POST", "/v1/runs", {**LARGE, "name": run})
         assert (answer.status_code, answer.json()["title"]) == (409, "The name is taken")
-        for ref in Checkpoints(hub.checkpoints).complete():
+        for ref in RunCheckpoints(hub.checkpoints).complete():
             path = f"/v1/checkpoints/submit?checkpoint={ref}"
-            body = {**Checkpoints(hub.checkpoints).manifest(ref)[0].spec, "name": run}
+            body = {**RunCheckpoints(hub.checkpoints).manifest(ref)[0].spec, "name": run}
             answer = await desk.ask("POST", path, body)
             assert (answer.status_code, answer.json()["title"]) == (409, "The name is taken")
     assert {name: hub.kept(name) for name in before} == before

@@ -5,7 +5,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_simulator.bandwidth import BadSetting, Bursts, Link, Method, on_link, required
+from diloco_planner.bandwidth import BadSetting, Bursts, Link, Method, on_link, required
 
 
 def gbit(method: Method, **changes: float) -> float:

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from diloco_simulator import check, found, shrink
-from diloco_simulator.options import Options
-from diloco_simulator.whole import constants, crash_points
-from diloco_simulator.whole.case import Case
-from diloco_simulator.whole.required import ENOUGH, REQUIRED
-from diloco_simulator.whole.world import Verdict, played
-from diloco_syncer import rounds
+from diloco_simulator import check, shrink
+from diloco_simulator.coverage.required import ENOUGH, REQUIRED
+from diloco_simulator.worlds import constants, crash_points, found
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.world import Verdict, played
+from diloco_syncer.rounds import rounds
 
 SHORT = Options.calm(steps=18, safety_s=25.0, learners=2, quorum=1)
 

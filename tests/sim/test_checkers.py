@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 from diloco_shared.protocol.messages import TapeRebirth, TapeRound, Verdict
-from diloco_simulator.checkers import Leases, Merges, Report
-from diloco_simulator.checkers_claims import Claims
-from diloco_simulator.checkers_ledger import Tokens
-from diloco_simulator.checkers_numbers import Numbers
-from diloco_simulator.options import Options
-from diloco_simulator.whole.spec import spec_of
+from diloco_simulator.checkers.claims import Claims
+from diloco_simulator.checkers.ledger import Tokens
+from diloco_simulator.checkers.numbers import Numbers
+from diloco_simulator.checkers.promises import Leases, Merges, Report
+from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.tiny import spec_of
 
 
 def test_a_lease_is_not_trusted_for_longer_than_it_lasts() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_simulator.ends import one
+from diloco_simulator.worlds.ends import one
 
 
 @pytest.mark.whole

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.config import RunSpec
-from diloco_simulator import experiments
-from diloco_simulator.experiments import Experiment, results
-from diloco_simulator.setting import Interruptions, Loan
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.experiments import bulk as experiments
+from diloco_simulator.experiments.bulk import Experiment, results
+from diloco_simulator.experiments.setting import Interruptions, Loan
 
 
 def experiment(**algorithm: Any) -> Experiment:

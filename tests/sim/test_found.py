@@ -3,10 +3,9 @@
 import json
 from pathlib import Path
 
-from diloco_simulator import found
-from diloco_simulator.options import Options
-from diloco_simulator.whole import constants
-from diloco_simulator.whole.case import CAST, Case
+from diloco_simulator.worlds import constants, found
+from diloco_simulator.worlds.case import CAST, Case
+from diloco_simulator.worlds.options import Options
 
 
 def test_a_kept_world_is_read_as_it_was_written(tmp_path: Path) -> None:

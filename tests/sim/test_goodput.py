@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_simulator.bandwidth import BadSetting
-from diloco_simulator.goodput import Cell, Estimate, Replicas, simulate, student
-from diloco_simulator.goodput_model import (
+from diloco_planner.bandwidth import BadSetting
+from diloco_planner.goodput_model import (
     PUBLISHED,
     SIZES,
     Failures,
@@ -17,8 +16,9 @@ from diloco_simulator.goodput_model import (
     mean_goodput,
     uptime,
 )
-from diloco_simulator.goodput_rounds import Coupling, lockstep, simulate_rounds
-from diloco_simulator.goodput_table import lines, table
+from diloco_simulator.fleets.goodput import Cell, Estimate, Replicas, simulate, student
+from diloco_simulator.fleets.goodput_rounds import Coupling, lockstep, simulate_rounds
+from diloco_simulator.fleets.goodput_table import lines, table
 
 SHORT_S = 4000.0
 

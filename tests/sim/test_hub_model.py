@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from diloco_simulator import hub_model as h
+from diloco_planner import hub_model as h
 
 MEASURED = Path(__file__).parents[2] / "docs" / "results" / "scale.json"
 LAWS: dict[str, Any] = json.loads(MEASURED.read_text(encoding="utf-8"))["laws"]

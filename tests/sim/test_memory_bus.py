@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_shared.edges.bus import Conflict, Delivery, Refused, StreamSpec, Unavailable
-from diloco_simulator.memory_broker import Fate, MemoryBroker, matches, overlap
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.bus.port import Conflict, Delivery, Refused, StreamSpec, Unavailable
+from diloco_simulator.hub.broker import Fate, MemoryBroker, matches, overlap
+from diloco_simulator.hub.bus import MemoryBus
 
 SPEC = StreamSpec("S", ("s.>",), 1 << 20)
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from diloco_shared.config import Algorithm
-from diloco_simulator.planner import (
+from diloco_planner.planner import (
     CODECS,
     LEARNERS_MAX,
     LOAD_MAX,
@@ -19,7 +18,8 @@ from diloco_simulator.planner import (
     plan,
     sensitivity,
 )
-from diloco_simulator.wishes import Wishes
+from diloco_planner.wanted import Wishes
+from diloco_shared.spec.run import Algorithm
 
 PAPER = {"params": 5e9, "chips": 1_200_000, "centers": 8, "step_s": 1.0, "tokens": 1e12}
 

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from diloco_simulator import plots
-from diloco_simulator.goodput_model import Failures
-from diloco_simulator.goodput_table import table
-from diloco_simulator.plots import bandwidth_chart, gaps_chart, goodput_chart, quality_chart
+from diloco_planner.goodput_model import Failures
+from diloco_simulator.experiments import plots
+from diloco_simulator.experiments.plots import (
+    bandwidth_chart,
+    gaps_chart,
+    goodput_chart,
+    quality_chart,
+)
+from diloco_simulator.fleets.goodput_table import table
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

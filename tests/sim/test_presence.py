@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.config import RunSpec
-from diloco_simulator.setting import Interruptions, Loan, Setting
-from diloco_simulator.train import IdleFleet
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.experiments.setting import Interruptions, Loan, Setting
+from diloco_simulator.experiments.train import IdleFleet
 
 pytestmark = pytest.mark.whole
 

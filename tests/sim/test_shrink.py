@@ -5,21 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from diloco_simulator import found, shrink
-from diloco_simulator.options import Options
-from diloco_simulator.whole import constants, limit
-from diloco_simulator.whole.case import Case
-from diloco_simulator.whole.world import played
-from diloco_syncer import rounds
+from diloco_simulator import shrink
+from diloco_simulator.worlds import constants, found, limit
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.world import played
 from diloco_syncer.events import Effect
-from diloco_syncer.rounds import Rounds
+from diloco_syncer.rounds import rounds
+from diloco_syncer.rounds.rounds import Rounds
 
 SHORT = Options.calm(steps=18, safety_s=25.0, learners=2, quorum=1)
 # Of what it has, only what is not finite has to do with what breaks.
 CASE = Case(
     2,
     SHORT.changed(nan=0.3, duplicate=0.05, wishes=1),
-    {constants.CHUNKS.path: 64, "diloco_shared.edges.disk_watch.LOOK_S": 5.0},
+    {constants.CHUNKS.path: 64, "diloco_shared.process.disk_watch.LOOK_S": 5.0},
     early=True,
     visitors=True,
 )

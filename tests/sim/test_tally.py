@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from diloco_shared.protocol.messages import Cursor, Stamp, TapeRound, Verdict
-from diloco_simulator.tally import Tally, reached_s
+from diloco_simulator.experiments.tally import Tally, reached_s
 
 STAMP = Stamp(round=0, steps=4, fraction=0.0, fraction_per_step=0.0)
 

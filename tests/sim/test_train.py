@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.config import RunSpec
-from diloco_simulator.setting import Interruptions, Loan
-from diloco_simulator.train import Fleet, IdleFleet, Setting
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.experiments.setting import Interruptions, Loan
+from diloco_simulator.experiments.train import Fleet, IdleFleet, Setting
 
 pytestmark = pytest.mark.whole
 

@@ -7,8 +7,8 @@ from random import Random
 import pytest
 
 from diloco_simulator.virtual_loop import Hosted, VirtualLoop, play
-from diloco_simulator.whole import watched_run, world
-from diloco_syncer.edges.outbox import Outbox
+from diloco_simulator.worlds import watched_run, world
+from diloco_syncer.messages.outbox_io import Outbox
 
 
 def test_whatever_dies_or_stands_still_the_run_ends_and_nothing_wrong_is_said() -> None:

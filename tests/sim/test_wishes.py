@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from diloco_simulator.planner import Infeasible, plan, sensitivity
-from diloco_simulator.wishes import Wishes
+from diloco_planner.planner import Infeasible, plan, sensitivity
+from diloco_planner.wanted import Wishes
 
 WISHES = Wishes.model_json_schema()["properties"]
 

@@ -10,9 +10,9 @@ import weakref
 import pytest
 
 from diloco_simulator import check
-from diloco_simulator.whole import crash_points
-from diloco_simulator.whole.case import Case
-from diloco_simulator.whole.world import Verdict, World, one, played, uncollected
+from diloco_simulator.worlds import crash_points
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.world import Verdict, World, one, played, uncollected
 
 SEEDS = range(20, 32)
 TROUBLES = (

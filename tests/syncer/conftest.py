@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.config import RunSpec, config_hash, shared_keys
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     Blob,
@@ -19,6 +18,7 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     TensorSpec,
 )
+from diloco_shared.spec.run import RunSpec, config_hash, shared_keys
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -38,7 +38,7 @@ from diloco_syncer.events import (
     Staged,
     TimePassed,
 )
-from diloco_syncer.history import History
+from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
 
 LAYOUT = (

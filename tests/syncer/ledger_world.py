@@ -6,8 +6,7 @@ from typing import Any
 
 from diloco_shared.protocol.messages import LifeCount, Stamp, TapeEnd, TapeRound, Verdict
 from diloco_shared.protocol.records import TokenCounts
-from diloco_syncer.counts import Counts
-from diloco_syncer.ledger import Ledger
+from diloco_syncer.history.ledger import Counts, Ledger
 
 P = 2
 PER_STEP = 3

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from syncer.small_run import drawn, first_record
 
-from diloco_shared.config import RunSpec
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import (
@@ -14,10 +13,11 @@ from diloco_shared.protocol.messages import (
     TapeTerm,
     Verdict,
 )
+from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import Chosen, Stage
-from diloco_syncer.history import History
-from diloco_syncer.replay import build_store, stage_chosen
-from diloco_syncer.store import FragmentStore
+from diloco_syncer.history.history import History
+from diloco_syncer.history.replay import build_store, stage_chosen
+from diloco_syncer.merging.store import FragmentStore
 
 SPEC = RunSpec.model_validate(
     {

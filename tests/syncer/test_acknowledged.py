@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_syncer.acknowledged import Acknowledged, torn, with_coming
+from diloco_syncer.merging.acknowledged import Acknowledged, torn, with_coming
 
 
 def test_a_new_leader_looks_through_what_was_left_to_it() -> None:

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import BusError, StreamSpec
-from diloco_shared.edges.membership import DataFolder
+from diloco_shared.bus.port import BusError, StreamSpec
+from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, Event, RunRecord
 from diloco_shared.protocol.wire import decode, encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Syncer
-from diloco_syncer.edges.candidate import Candidate
+from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.settings import Settings
 
 

@@ -4,7 +4,6 @@ import asyncio
 
 from diloco_shared.protocol.messages import Join, Progress
 from diloco_shared.protocol.records import Restore
-from diloco_syncer.edges.arrivals import LONG, MAX, Arrivals
 from diloco_syncer.events import (
     Appended,
     BusBack,
@@ -23,6 +22,7 @@ from diloco_syncer.events import (
     Suspended,
     Wanted,
 )
+from diloco_syncer.messages.arrivals_io import LONG, MAX, Arrivals
 
 # Each is the answer to an effect, or the only word of something.
 INTERNAL: list[Event] = [

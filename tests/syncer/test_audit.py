@@ -8,9 +8,8 @@ import pytest
 from syncer.recording import SPEC, Recording
 from syncer.small_run import TENSORS
 
-from diloco_shared.config import config_hash
-from diloco_shared.edges.blobs import put_blob
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.bus.blobs import put_blob
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     ContributionManifest,
@@ -21,11 +20,12 @@ from diloco_shared.protocol.messages import (
     TapeSnapshot,
 )
 from diloco_shared.protocol.wire import encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges import audit
-from diloco_syncer.edges.audit import reexecute, verify
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_shared.spec.run import config_hash
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.history import audit_io as audit
+from diloco_syncer.history.audit_io import reexecute, verify
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 ROUNDS = 6
 

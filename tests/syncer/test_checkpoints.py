@@ -13,6 +13,7 @@ from diloco_shared.protocol.messages import (
     TapeSnapshot,
 )
 from diloco_shared.protocol.records import Restore
+from diloco_syncer.checkpoints.restoring import Restoring
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -36,9 +37,8 @@ from diloco_syncer.events import (
     Unload,
     Wanted,
 )
-from diloco_syncer.history import History, TapeFault
+from diloco_syncer.history.history import History, TapeFault
 from diloco_syncer.machine import Machine
-from diloco_syncer.restoring import Restoring
 
 
 def wanted(checkpoint: int = 0, restore: Restore | None = None) -> Wanted:

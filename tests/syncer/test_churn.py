@@ -3,7 +3,7 @@
 import churn
 import pytest
 
-from diloco_syncer import roster
+from diloco_syncer.members import roster
 
 
 def test_what_is_remembered_follows_from_who_is_there_not_from_who_ever_was(
@@ -12,7 +12,7 @@ def test_what_is_remembered_follows_from_who_is_there_not_from_who_ever_was(
     """Hundreds of ids in minutes of virtual time, with gaps that shrink in proportion."""
     monkeypatch.setattr(roster, "GONE_S", 40.0)
     monkeypatch.setattr(roster, "LEFT_S", 10.0)
-    monkeypatch.setattr("diloco_syncer.ledger.NAMES_MAX", 16)
+    monkeypatch.setattr("diloco_syncer.history.ledger.NAMES_MAX", 16)
     moments = churn.churn(ids=300, seconds=600, lives_s=12.0, moments=6)  # checks the balance
     assert moments[-1]["merged"] > 300
     grown = churn.growth(moments, 200)

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from diloco_syncer.counts import Counts, count_of
-from diloco_syncer.ledger import Ledger
+from diloco_syncer.history.ledger import Counts, Ledger, count_of
 
 
 def test_a_report_says_where_each_fragment_was_adopted(running: Any) -> None:

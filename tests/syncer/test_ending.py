@@ -7,7 +7,6 @@ import pytest
 
 from diloco_shared.protocol.messages import Pull, TapeEnd, TapeInit, TapeRound
 from diloco_shared.protocol.records import Restore
-from diloco_syncer.ending import STOP_S
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -22,6 +21,7 @@ from diloco_syncer.events import (
     Stage,
     Wanted,
 )
+from diloco_syncer.leadership.ending import STOP_S
 
 STOP = Wanted(paused=False, stopping=True, quorum=2)
 

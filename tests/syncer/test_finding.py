@@ -6,10 +6,10 @@ import pytest
 from syncer.recording import SPEC, Recording
 
 from diloco_shared.protocol.checkpoints import reference
-from diloco_syncer.edges.finding import Finder
-from diloco_syncer.edges.parts import seal, write_part
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_syncer.checkpoints.parts_io import seal, write_part
 from diloco_syncer.events import Capture, Seal
+from diloco_syncer.snapshots.finding_io import Finder
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 
 class Kept:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from diloco_shared.protocol.messages import Blob, ContributionManifest
-from diloco_syncer.gate import Expected, judge
+from diloco_syncer.rounds.gate import Expected, judge
 
 HASH = "a" * 32
 EXPECTED = Expected(

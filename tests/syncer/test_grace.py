@@ -4,7 +4,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_syncer.grace import Average, Timings, grace_s, pull_timeout_s, stragglers_s
+from diloco_syncer.rounds.grace import Average, Timings, grace_s, pull_timeout_s, stragglers_s
 
 quick = examples(60)
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import StreamSpec, Unavailable
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import SnapshotWish
 from diloco_shared.protocol.wire import decode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges import handover
-from diloco_syncer.edges.handover import NoSnapshot, SnapshotSender, fetch_snapshot
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.snapshots import handover_io as handover
+from diloco_syncer.snapshots.handover_io import NoSnapshot, SnapshotSender, fetch_snapshot
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 VALUES = 3000
 

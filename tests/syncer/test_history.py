@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import (
     LifeCount,
@@ -22,8 +21,9 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
     Verdict,
 )
-from diloco_syncer.history import History, TapeFault
-from diloco_syncer.replay import newest_keyframes, newest_published
+from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_syncer.history.history import History, TapeFault
+from diloco_syncer.history.replay import newest_keyframes, newest_published
 
 
 def spec(**budget: Any) -> RunSpec:

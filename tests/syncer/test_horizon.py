@@ -1,6 +1,6 @@
 """What may be purged: nothing that a later round may have brought."""
 
-from diloco_syncer.horizon import Horizon
+from diloco_syncer.streams.room import Horizon
 
 
 def test_the_first_pull_of_the_next_round_is_the_limit() -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges.blobs import manifest_subject, put_blob
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.bus.blobs import manifest_subject, put_blob
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Progress
 from diloco_shared.protocol.wire import encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.inbox import Inbox
-from diloco_syncer.edges.payloads import Payloads
+from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import ContributionSeen, Event, Malformed, ProgressSeen
+from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.messages.inbox_io import Inbox
 
 SPEC = RunSpec.model_validate(
     {

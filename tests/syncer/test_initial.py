@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 from waiting import until
 
-from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges import blobs
-from diloco_shared.edges.blobs import manifest_subject, put_blob
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.bus import blobs
+from diloco_shared.bus.blobs import manifest_subject, put_blob
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import Blob, InitManifest, TensorSpec
 from diloco_shared.protocol.wire import encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges import initial
-from diloco_syncer.edges.initial import InitialSets
-from diloco_syncer.edges.payloads import Payloads
+from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import Event, InitMoved, InitSeen, Malformed
+from diloco_syncer.leadership import initial_io as initial
+from diloco_syncer.leadership.initial_io import InitialSets
+from diloco_syncer.merging.payloads_io import Payloads
 
 TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(4,), embedding=False) for n in range(3))
 SPEC = RunSpec.model_validate(

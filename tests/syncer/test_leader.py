@@ -8,16 +8,16 @@ import structlog
 from syncer.conftest import spec
 
 from diloco_shared.protocol.messages import Join
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges import arrivals
-from diloco_syncer.edges.follow import Recovered
-from diloco_syncer.edges.leader import DROPPED_SAY_S, LINGER_S, Leader
-from diloco_syncer.edges.lease import LeaseKeeper
-from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.edges.tape import Tape
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import JoinSeen
-from diloco_syncer.history import History
+from diloco_syncer.history.follow_io import Recovered
+from diloco_syncer.history.history import History
+from diloco_syncer.history.tape_io import Tape
+from diloco_syncer.leadership.leader_io import DROPPED_SAY_S, LINGER_S, Leader
+from diloco_syncer.leadership.lease_io import LeaseKeeper
+from diloco_syncer.messages import arrivals_io as arrivals
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 
 @pytest.fixture

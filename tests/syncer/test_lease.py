@@ -6,7 +6,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_syncer.lease import (
+from diloco_syncer.leadership.lease import (
     Away,
     Fitness,
     Held,

@@ -9,7 +9,7 @@ from syncer.ledger_world import P, World, apply, end, record, verdict
 
 from diloco_shared.protocol.messages import Cursor, LifeCount
 from diloco_shared.protocol.records import TokenCounts
-from diloco_syncer.ledger import LIVES_MAX, SPANS_MAX, Ledger, of_run
+from diloco_syncer.history.ledger import LIVES_MAX, SPANS_MAX, Ledger, of_run
 
 ACTIONS = (
     *("step", "step", "report", "report", "adopt", "contribute", "contribute", "close", "close"),

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from diloco_shared.config import config_hash
 from diloco_shared.protocol.messages import TapeEnd, TapeSetting, TapeTerm, TensorSpec
+from diloco_shared.spec.run import config_hash
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -27,7 +27,7 @@ from diloco_syncer.events import (
     Tell,
     Wanted,
 )
-from diloco_syncer.history import TapeFault
+from diloco_syncer.history.history import TapeFault
 
 LAYOUT = (
     TensorSpec(name="a", shape=(8,), embedding=False),

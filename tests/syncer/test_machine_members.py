@@ -15,8 +15,6 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_shared.protocol.wire import encode
-from diloco_syncer import admission as admission_module
-from diloco_syncer import roster as roster_module
 from diloco_syncer.events import (
     BusBack,
     JoinSeen,
@@ -29,10 +27,12 @@ from diloco_syncer.events import (
     Tell,
     Wanted,
 )
-from diloco_syncer.history import History
+from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
-from diloco_syncer.roster import GONE_S, LEFT_S, MEMBERS_MAX, REFUSED_MAX
-from diloco_syncer.status import size
+from diloco_syncer.members import admission as admission_module
+from diloco_syncer.members import roster as roster_module
+from diloco_syncer.members.roster import GONE_S, LEFT_S, MEMBERS_MAX, REFUSED_MAX
+from diloco_syncer.status.status import size
 
 
 def of(effects: list[Any], kind: type) -> list[Any]:

@@ -5,9 +5,8 @@ from typing import Any
 
 from tests.syncer.conftest import LAYOUT
 
-from diloco_shared.config import config_hash
 from diloco_shared.protocol.messages import TapeEnd, TapeEpoch, TapeInit
-from diloco_syncer.announce import INITIALIZER_S
+from diloco_shared.spec.run import config_hash
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -19,8 +18,9 @@ from diloco_syncer.events import (
     Led,
     SendBeat,
 )
-from diloco_syncer.history import History
+from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
+from diloco_syncer.status.announce import INITIALIZER_S
 
 
 def parameters(driver: Any, learner: str, **over: Any) -> InitSeen:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.fragments import Piece
-from diloco_syncer.norms import HISTORY, NormHistory, inspect
+from diloco_shared.numerics.arrays import Piece
+from diloco_syncer.rounds.norms import HISTORY, NormHistory, inspect
 
 
 def history(*seen: float, samples_min: int = 20, z_max: float = 6.0) -> NormHistory:

@@ -12,12 +12,8 @@ import numpy as np
 import pytest
 from syncer.small_run import LAYOUT, TENSORS, drawn, first_record
 
-from diloco_shared.config import RunSpec
 from diloco_shared.numerics import codec
-from diloco_syncer.edges import numbers
-from diloco_syncer.edges.numbers import Numbers
-from diloco_syncer.edges.payloads import Payloads
-from diloco_syncer.edges.snapshots import SnapshotStore
+from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
     Chosen,
     Drop,
@@ -34,10 +30,14 @@ from diloco_syncer.events import (
     Staged,
     Unstage,
 )
-from diloco_syncer.history import NOT_STARTED, History
+from diloco_syncer.history.history import NOT_STARTED, History
 from diloco_syncer.machine import Machine
-from diloco_syncer.norms import inspect
-from diloco_syncer.store import Fragment, FragmentStore
+from diloco_syncer.merging import numbers_io as numbers
+from diloco_syncer.merging.numbers_io import Numbers
+from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.merging.store import Fragment, FragmentStore
+from diloco_syncer.rounds.norms import inspect
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 SPEC = RunSpec.model_validate(
     {

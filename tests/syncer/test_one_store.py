@@ -11,23 +11,23 @@ import numpy as np
 import pytest
 from syncer.small_run import LAYOUT, drawn, first_record
 
-from diloco_shared.config import RunSpec
 from diloco_shared.protocol.records import Restore
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges import checkpointing
-from diloco_syncer.edges.candidate import Candidate
-from diloco_syncer.edges.checkpointing import Checkpointer
-from diloco_syncer.edges.finding import Found
-from diloco_syncer.edges.follow import Damaged, Follower, Purged, Recovered
-from diloco_syncer.edges.leader import Leader
-from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.edges.stuck import Stuck
-from diloco_syncer.edges.tape import Deposed, Tape
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.checkpoints import checkpointing_io as checkpointing
+from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.events import Event, InstallLoaded, Loaded
-from diloco_syncer.history import History
-from diloco_syncer.replay import State
-from diloco_syncer.store import FragmentStore
+from diloco_syncer.history.follow_io import Damaged, Follower, Purged, Recovered
+from diloco_syncer.history.history import History
+from diloco_syncer.history.replay import State
+from diloco_syncer.history.stuck_io import Stuck
+from diloco_syncer.history.tape_io import Deposed, Tape
+from diloco_syncer.leadership.candidate_io import Candidate
+from diloco_syncer.leadership.leader_io import Leader
+from diloco_syncer.merging.store import FragmentStore
+from diloco_syncer.snapshots.finding_io import Found
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 SPEC = RunSpec.model_validate(
     {

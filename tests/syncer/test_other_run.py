@@ -3,16 +3,16 @@
 import asyncio
 from typing import Any
 
-from diloco_shared.config import RunSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Progress, Stamp
 from diloco_shared.protocol.wire import decode, encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.inbox import Inbox
-from diloco_syncer.edges.outbox import Outbox
-from diloco_syncer.edges.payloads import Payloads
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import Malformed, ProgressSeen, SendBeat
+from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.messages.inbox_io import Inbox
+from diloco_syncer.messages.outbox_io import Outbox
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "02", "budget": {"steps": 8}})
 

@@ -7,20 +7,22 @@ from typing import Any
 import pytest
 from syncer.conftest import Driver, spec
 
-from diloco_shared.edges import blobs
-from diloco_shared.edges.bus import Progress, Refused, StreamSpec
+from diloco_shared.bus import blobs
+from diloco_shared.bus.port import Progress, Refused, StreamSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES, HEADER_INDEX
 from diloco_shared.protocol.messages import Beat
 from diloco_shared.protocol.wire import decode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges import fullness, outbox, published
-from diloco_syncer.edges.fullness import Fullness
-from diloco_syncer.edges.outbox import Outbox
-from diloco_syncer.edges.storage import Storage
-from diloco_syncer.edges.tape import Tape
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import Event, Full, Publish, Rewound, SendBeat
+from diloco_syncer.history.tape_io import Tape
+from diloco_syncer.merging import published_io as published
+from diloco_syncer.messages import outbox_io as outbox
+from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.streams import fullness_io as fullness
+from diloco_syncer.streams.fullness_io import Fullness
+from diloco_syncer.streams.storage_io import Storage
 
 PAYLOAD = bytes(3000)
 

@@ -7,13 +7,13 @@ import pytest
 
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
-from diloco_shared.config import RunSpec
-from diloco_shared.encoded import bytes_of
+from diloco_shared.budget.terms import bytes_of
 from diloco_shared.protocol.messages import Blob
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.inbox import Inbox
-from diloco_syncer.edges.payloads import Payloads, PayloadsFull
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.merging.payloads_io import Payloads, PayloadsFull
+from diloco_syncer.messages.inbox_io import Inbox
 
 
 def spec(fragments: int, codec: str, parameters: int) -> RunSpec:

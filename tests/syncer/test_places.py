@@ -3,10 +3,10 @@
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Place
 from diloco_shared.protocol.wire import decode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.places import Places
-from diloco_syncer.ledger import Ledger
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.history.ledger import Ledger
+from diloco_syncer.messages.places_io import Places
 
 
 async def told(bus: MemoryBus) -> dict[str, tuple[int, int]]:

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from diloco_shared.config import Algorithm
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout, digest_array
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_syncer.store import Contribution, FragmentStore
+from diloco_shared.spec.run import Algorithm
+from diloco_syncer.merging.store import Contribution, FragmentStore
 
 F = 700  # two blocks and a part of one
 LAYOUT = Layout.build([TensorSpec(name="w", shape=(F,), embedding=False)], 1)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from syncer.test_rebirth import init_spec
 
-from diloco_shared.edges.blobs import put_blob
-from diloco_shared.edges.bus import StreamSpec, Unavailable
+from diloco_shared.bus.blobs import put_blob
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.outbox import Outbox
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import PurgeDown
+from diloco_syncer.messages.outbox_io import Outbox
 
 
 class Down:

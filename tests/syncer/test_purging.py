@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from waiting import until
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import StreamSpec, Unavailable
+from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
 from diloco_shared.protocol.wire import encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges import purging
-from diloco_syncer.edges.outbox import Outbox
-from diloco_syncer.edges.purging import UpPurger
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.streams import purging_io as purging
+from diloco_syncer.streams.purging_io import UpPurger
 
 COVERS = 10
 

@@ -4,7 +4,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_syncer.quorum import Readiness, explain, quorum
+from diloco_syncer.rounds.quorum import Readiness, explain, quorum
 
 
 def ready(learner: str, steps: int, silent_s: float = 0.0) -> Readiness:

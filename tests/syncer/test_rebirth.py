@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from syncer.test_history import init, round_, term, verdict
 
-from diloco_shared.config import RunSpec, config_hash
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import describe
 from diloco_shared.protocol.messages import (
@@ -18,11 +17,19 @@ from diloco_shared.protocol.messages import (
     TapeRebirth,
     TapeRecord,
 )
+from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.events import Appended, Led, Publish, Published, PurgeDown, Snapshot
-from diloco_syncer.history import History, TapeFault
+from diloco_syncer.history.history import History, TapeFault
+from diloco_syncer.leadership.rebirth import (
+    LastResort,
+    Reborn,
+    chains,
+    decoded,
+    reborn,
+    reborn_store,
+)
 from diloco_syncer.machine import Machine
-from diloco_syncer.rebirth import LastResort, Reborn, chains, decoded, reborn, reborn_store
-from diloco_syncer.round import Phase, Round
+from diloco_syncer.rounds.round import Phase, Round
 
 F = 8
 RNG = np.random.default_rng(4)

@@ -9,8 +9,7 @@ from typing import TypeVar
 import pytest
 from syncer.test_standby import SPEC, Hub
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges import blobs
+from diloco_shared.bus import blobs
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     PublicationManifest,
@@ -21,8 +20,9 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import LeaderLease, MemberRecord, RunRecord
 from diloco_shared.protocol.wire import decode, decode_tape, encode
-from diloco_syncer.edges import audit
-from diloco_syncer.edges.lease import LeaseKeeper
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.history import audit_io as audit
+from diloco_syncer.leadership.lease_io import LeaseKeeper
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ import pytest
 
 from diloco_shared.protocol.messages import Progress, RecoveryTimes, TapeRound, Verdict
 from diloco_syncer.events import Tell
-from diloco_syncer.history import History
-from diloco_syncer.recoveries import RECOVERIES_MAX, ROUNDS_MAX, Recoveries
+from diloco_syncer.history.history import History
+from diloco_syncer.members.recoveries import RECOVERIES_MAX, ROUNDS_MAX, Recoveries
 
 Report = Callable[..., Progress]
 

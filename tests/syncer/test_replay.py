@@ -9,9 +9,9 @@ from syncer.recording import SPEC, Recording
 
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.messages import TapeEnd, TapeRecord
-from diloco_syncer.history import History, TapeFault
-from diloco_syncer.replay import payloads_needed, replay
-from diloco_syncer.store import FragmentStore
+from diloco_syncer.history.history import History, TapeFault
+from diloco_syncer.history.replay import payloads_needed, replay
+from diloco_syncer.merging.store import FragmentStore
 
 
 @pytest.fixture

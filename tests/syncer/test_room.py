@@ -22,7 +22,7 @@ from diloco_syncer.events import (
     Tell,
 )
 from diloco_syncer.machine import SNAPSHOT_RETRY_S
-from diloco_syncer.room import CROWDED
+from diloco_syncer.streams.room import CROWDED
 
 GIB = 1 << 30
 FULL_DN = "DN is full: 2.1 GB of 2.1 GB used, a keyframe needs 300 MB: raise the limit"

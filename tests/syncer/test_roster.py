@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_shared.protocol.messages import LearnerState, Progress
-from diloco_syncer.roster import REFUSED_MAX, Member, Roster
+from diloco_syncer.members.roster import REFUSED_MAX, Member, Roster
 
 LEASE_S = 5.0
 STATES: tuple[LearnerState, ...] = ("recovering", "stepping", "paused", "draining", "finished")

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges.blobs import manifest_subject, put_blob
-from diloco_shared.edges.bus import StreamSpec
+from diloco_shared.bus.blobs import manifest_subject, put_blob
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     InitManifest,
@@ -22,11 +21,9 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import Restore
 from diloco_shared.protocol.wire import encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.inbox import Inbox
-from diloco_syncer.edges.payloads import Payloads
-from diloco_syncer.edges.showing import over_elsewhere, shown_over, until_over
+from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import (
     Append,
     Event,
@@ -41,10 +38,13 @@ from diloco_syncer.events import (
     SendPull,
     Wanted,
 )
-from diloco_syncer.history import History, TapeFault
+from diloco_syncer.history.history import History, TapeFault
 from diloco_syncer.machine import Machine
-from diloco_syncer.status import status
-from diloco_syncer.store import FragmentStore
+from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.merging.store import FragmentStore
+from diloco_syncer.messages.inbox_io import Inbox
+from diloco_syncer.status.showing_io import over_elsewhere, shown_over, until_over
+from diloco_syncer.status.status import status
 
 # As the driver's learners have it.
 TENSORS = (

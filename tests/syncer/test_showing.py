@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from diloco_shared.config import RunSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeEnd, TapeTerm
 from diloco_shared.protocol.records import RunRecord, RunStatus
 from diloco_shared.protocol.wire import decode, encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.showing import Showing, shown_over
-from diloco_syncer.history import History
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
+from diloco_syncer.status.showing_io import Showing, shown_over
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "01", "budget": {"steps": 8}})
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 from syncer.small_run import TENSORS, drawn, first_record
 
-from diloco_shared.config import RunSpec, config_hash
-from diloco_shared.edges.blobs import put_blob
-from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.membership import DataFolder
+from diloco_shared.bus.blobs import put_blob
+from diloco_shared.bus.port import StreamSpec
 from diloco_shared.numerics import codec
+from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     InitManifest,
@@ -31,8 +30,9 @@ from diloco_shared.protocol.records import (
     RunStatus,
 )
 from diloco_shared.protocol.wire import decode, decode_tape, encode
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
+from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Syncer
 from diloco_syncer.settings import Settings
 

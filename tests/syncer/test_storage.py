@@ -1,14 +1,14 @@
 """What the run's streams hold against their limits, and limits that grow with the run."""
 
 from diloco_shared.budget import assumed, limits
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import StreamSpec
-from diloco_shared.edges.run_streams import ensure_run_streams
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.protocol import subjects
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.memory_bus import MemoryBus
-from diloco_syncer.edges.storage import Storage
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import Tell
+from diloco_syncer.streams.storage_io import Storage
 
 OWN = {"factory": "my_models:make"}
 SPEC = RunSpec.model_validate({"name": "r", "model": OWN, "budget": {"steps": 1000}})

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from diloco_shared.config import Algorithm
 from diloco_shared.numerics import codec
-from diloco_shared.numerics.digest import digest_array, digest_bytes
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout, digest_array, digest_bytes
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_syncer.edges.shelf import FileShelf
-from diloco_syncer.norms import inspect
-from diloco_syncer.store import Contribution, FragmentStore, Staged
+from diloco_shared.spec.run import Algorithm
+from diloco_syncer.merging.shelf_io import FileShelf
+from diloco_syncer.merging.store import Contribution, FragmentStore, Staged
+from diloco_syncer.rounds.norms import inspect
 
 f32 = np.float32
 LAYOUT = Layout.build(

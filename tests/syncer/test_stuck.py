@@ -9,13 +9,13 @@ import pytest
 from syncer.test_standby import SPEC
 from syncer.test_tape import stream, term
 
-from diloco_shared.edges.tape_archive import TapeArchive
-from diloco_shared.edges.vault import Vault, VaultError
-from diloco_simulator.memory_bus import MemoryBroker, MemoryBus
-from diloco_syncer.edges import stuck
-from diloco_syncer.edges.follow import Follower
-from diloco_syncer.edges.stuck import Stuck
-from diloco_syncer.edges.tape import Purged, Tape, Unread
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive
+from diloco_shared.checkpoints.vault_io import Vault, VaultError
+from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
+from diloco_syncer.history import stuck_io as stuck
+from diloco_syncer.history.follow_io import Follower
+from diloco_syncer.history.stuck_io import Stuck
+from diloco_syncer.history.tape_io import Purged, Tape, Unread
 
 
 class Reading:

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Refused, Stored, StreamFull, StreamSpec
-from diloco_shared.edges.tape_archive import TapeArchive, read_tape
+from diloco_shared.bus.port import Refused, Stored, StreamFull, StreamSpec
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive, read_tape
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeTerm
-from diloco_simulator.memory_bus import MemoryBroker, MemoryBus
-from diloco_syncer.edges import archiving
-from diloco_syncer.edges import tape as tape_module
-from diloco_syncer.edges.archiving import TapeArchiver
-from diloco_syncer.edges.snapshots import SnapshotStore
-from diloco_syncer.edges.tape import Deposed, Purged, Tape
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
+from diloco_syncer.history import archiving_io as archiving
+from diloco_syncer.history import tape_io as tape_module
+from diloco_syncer.history.archiving_io import TapeArchiver
+from diloco_syncer.history.tape_io import Deposed, Purged, Tape
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 
 def term(number: int, leader: str) -> TapeTerm:

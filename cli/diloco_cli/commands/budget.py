@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from diloco_cli.commands.options import Json, show
-from diloco_cli.faults import INVALID, CliError
-from diloco_cli.words import why
+from diloco_cli.faults import INVALID, CliError, why
 from diloco_shared.budget import known, learners_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.budget.traffic import view

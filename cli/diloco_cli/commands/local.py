@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
 from rich.console import Console
 
 from diloco_cli.cluster import HERE, Where, connect, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
-from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, CliError
-from diloco_cli.words import counted, why
+from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
+from diloco_shared.spec.run import PRESETS, RunSpec
 
 app = typer.Typer()
 
@@ -47,7 +49,7 @@ def up(
         return
     from diloco_cli.up.attended import attend
     from diloco_cli.up.stack import Stack
-    from diloco_shared.edges.stopping import until_stopped
+    from diloco_shared.process.stopping import until_stopped
 
     stack = Stack(data, learners=learners, syncers=syncers, port=port, chaos=chaos, threads=threads)
     asyncio.run(until_stopped(attend(stack, Console())))
@@ -57,7 +59,7 @@ def up(
 def _detached(data: Path, given: list[str]) -> None:
     """Start `diloco up` as a process of its own; returns once the API answers."""
     from diloco_cli.up.folder import Folder as DataFolder
-    from diloco_cli.up.logfile import last_line
+    from diloco_cli.up.process import last_line
 
     logs = DataFolder(data).logs
     logs.mkdir(parents=True, exist_ok=True)
@@ -134,7 +136,7 @@ def config(
     explained: Annotated[bool, typer.Option("--explain", help="Every setting, why.")] = False,
 ) -> None:
     """Check a run.toml and print it with every default, or explain every setting."""
-    from diloco_cli.explain import explain
+    from diloco_cli.commands.local import explain
     from diloco_shared.checking import Invalid, load
 
     if file is None and not explained:
@@ -158,8 +160,36 @@ def config(
 @app.command()
 def version(as_json: Json = False) -> None:
     """Versions of what runs here."""
-    from diloco_cli.versions import versions
+    from diloco_cli.report import versions
 
     found = versions()
     lines = [f"{name} {number}" for name, number in found["versions"].items()]
     show(found, as_json, lambda: [*lines, found["machine"]])
+
+
+def explain() -> list[str]:
+    """One line per setting, by path."""
+    return [*_lines("", RunSpec), "", *_presets()]
+
+
+def _lines(prefix: str, model: type[BaseModel]) -> list[str]:
+    lines: list[str] = []
+    for name, field in model.model_fields.items():
+        path, kind = f"{prefix}{name}", field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            lines += _lines(path + ".", kind)
+            continue
+        default = "required" if field.default is PydanticUndefined else repr(field.default)
+        if field.default_factory is not None:
+            default = "empty"
+        if prefix == "algorithm." and name in PRESETS["long"]:
+            default = "by preset"
+        lines.append(f"{path} = {default}: {field.description or ''}")
+    return lines
+
+
+def _presets() -> list[str]:
+    return [
+        f"preset {name}: " + ", ".join(f"{k} = {v}" for k, v in settings.items())
+        for name, settings in PRESETS.items()
+    ]

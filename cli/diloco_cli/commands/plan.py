@@ -9,8 +9,8 @@ from pydantic.fields import FieldInfo
 
 from diloco_cli.commands.options import Json, show
 from diloco_cli.faults import INVALID, CliError
-from diloco_simulator.planner import Infeasible, plan, sensitivity
-from diloco_simulator.wishes import Wishes
+from diloco_planner.planner import Infeasible, plan, sensitivity
+from diloco_planner.wanted import Wishes
 
 app = typer.Typer()
 

@@ -8,9 +8,8 @@ import typer
 
 from diloco_cli.cluster import Where, connect, newest_rounds, only_run
 from diloco_cli.commands.options import Json, Run, anywhere, show
-from diloco_cli.faults import INVALID, CliError
+from diloco_cli.faults import INVALID, CliError, why
 from diloco_cli.view import run_lines, state_line
-from diloco_cli.words import why
 from diloco_client import ApiError
 
 app = typer.Typer()
@@ -165,8 +164,8 @@ def report(
 ) -> None:
     """What a run achieved, in figures."""
     from diloco_cli.report import report as figures_of
+    from diloco_cli.report import versions
     from diloco_cli.report_lines import report_lines
-    from diloco_cli.versions import versions
 
     with connect(where) as client:
         found = only_run(client, run)

@@ -11,22 +11,21 @@ from pydantic import ValidationError
 
 from diloco_cli.cluster import HERE, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
-from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError
+from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError, counted, why
 from diloco_cli.tape_file import FORMATS, check, plain, written
-from diloco_cli.words import counted, why
-from diloco_shared.config import RunSpec
-from diloco_shared.edges.bus import Bus, BusError, Unavailable
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.stored_records import record_at
-from diloco_shared.edges.tape_archive import archives_of, read_tape
-from diloco_shared.edges.vault import VaultError
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import Bus, BusError, Unavailable
+from diloco_shared.bus.stored_records import record_at
+from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
+from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape
+from diloco_shared.spec.run import RunSpec
 
 if TYPE_CHECKING:  # slow to import, and only what executes a tape needs it
-    from diloco_syncer.edges.audit import Replayed
+    from diloco_syncer.history.audit_io import Replayed
 
 T = TypeVar("T")
 
@@ -209,7 +208,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Whether records follow each other, and every contribution still needed is there and sound."""
-    from diloco_syncer.edges import audit
+    from diloco_syncer.history import audit_io as audit
 
     async def act(found: Recorded) -> audit.Verified:
         return await audit.verify(
@@ -252,8 +251,8 @@ def replay(
     as_json: Json = False,
 ) -> None:
     """Execute a run's merges again and compare every digest; status 1 at the first difference."""
-    from diloco_syncer.edges import audit
-    from diloco_syncer.edges.snapshots import SNAPSHOTS
+    from diloco_syncer.history import audit_io as audit
+    from diloco_syncer.snapshots.snapshots_io import SNAPSHOTS
 
     async def act(found: Recorded) -> audit.Replayed:
         of_shard = f"/shard-{shard}" if shard else ""

@@ -6,11 +6,70 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from diloco_cli.up.logfile import bound, last_line
-from diloco_cli.up.restarts import Restarts
-from diloco_shared.edges.orphans import dies_with_parent
+from diloco_shared.process.stopping import dies_with_parent
+
+# One log file; one older file of the same size is kept beside it.
+LOG_BYTES_MAX = 8 << 20
+
+
+def bound(log: Path, limit: int = LOG_BYTES_MAX) -> bool:
+    """Move a log that has reached `limit` bytes aside and empty it; whether it was.
+
+    Works while a process appends to it. What is appended between copy and cut is lost: a few lines
+    of millions.
+    """
+    if not log.exists() or log.stat().st_size < limit:
+        return False
+    with log.open("rb") as file:
+        file.seek(-limit, os.SEEK_END)
+        tail = file.read(limit)
+    log.with_name(log.name + ".1").write_bytes(tail)
+    os.truncate(log, 0)
+    return True
+
+
+def last_line(log: Path) -> str:
+    """The last thing a process said; empty when it said nothing."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4096))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+# First and longest pause before a restart, in seconds.
+PAUSE_S, PAUSE_S_MAX = 0.2, 10.0
+# A process that lived this long was well: its next restart is prompt again.
+WELL_S = 20.0
+# Exits in a row, each soon after a start, after which people are told that it does not work.
+LOOP = 5
+
+
+@dataclass(slots=True)
+class Restarts:
+    """The history of one supervised process."""
+
+    started_at: float = 0.0
+    in_a_row: int = 0
+    total: int = 0
+
+    def started(self, now: float) -> None:
+        self.started_at = now
+
+    def died(self, now: float) -> float:
+        """Seconds to wait before starting it again."""
+        self.total += 1
+        self.in_a_row = 1 if now - self.started_at >= WELL_S else self.in_a_row + 1
+        return float(min(PAUSE_S * 2 ** (self.in_a_row - 1), PAUSE_S_MAX))
+
+    @property
+    def looping(self) -> bool:
+        return self.in_a_row >= LOOP
+
 
 # Time to stop after SIGTERM before SIGKILL, in seconds.
 STOP_S = 8.0

@@ -14,16 +14,15 @@ from pathlib import Path
 
 from diloco_cli.faults import CONFLICT, INVALID, CliError
 from diloco_cli.up.folder import Folder, unusable
-from diloco_cli.up.logfile import bound, last_line
-from diloco_cli.up.process import Child
-from diloco_shared.edges import crash_points
-from diloco_shared.edges.bus import BusError
-from diloco_shared.edges.faults import Abilities, FaultAgent
-from diloco_shared.edges.logs import configure
-from diloco_shared.edges.membership import Membership
-from diloco_shared.edges.nats_binary import ServerError
-from diloco_shared.edges.nats_bus import NatsBus
-from diloco_shared.edges.nats_server import NatsServer
+from diloco_cli.up.process import Child, bound, last_line
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import BusError
+from diloco_shared.process import crash_points
+from diloco_shared.process.chaos import Abilities, FaultAgent
+from diloco_shared.process.logs import configure
+from diloco_shared.process.membership import Membership
+from diloco_shared.process.nats_binary import ServerError
+from diloco_shared.process.nats_server import NatsServer
 
 # Learners leave the processor to whoever carries messages: a round then takes fewer steps.
 LEARNER_NICENESS = 5

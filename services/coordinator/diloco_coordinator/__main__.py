@@ -8,9 +8,9 @@ from pydantic import ValidationError
 
 from diloco_coordinator.app import AddressTaken, serve
 from diloco_coordinator.settings import Settings
-from diloco_shared.edges.bus import BusError
-from diloco_shared.edges.logs import configure
-from diloco_shared.edges.membership import FolderTaken
+from diloco_shared.bus.port import BusError
+from diloco_shared.process.logs import configure
+from diloco_shared.process.membership import FolderTaken
 
 
 def main() -> None:

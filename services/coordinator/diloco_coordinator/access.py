@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from diloco_shared.ids import Id
+from diloco_shared.protocol.subjects import Id
 
 # Each may do what the ones before it may: look; create, pause and stop runs; inflict faults;
 # make and revoke tokens.

@@ -14,26 +14,26 @@ from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 
-from diloco_coordinator.edges import problems
-from diloco_coordinator.edges.assigning import keep_assigned
-from diloco_coordinator.edges.auth import Guard, admin_token
-from diloco_coordinator.edges.chaos import Chaos
-from diloco_coordinator.edges.checkpoints import RunCheckpoints
-from diloco_coordinator.edges.ending import keep_ending
-from diloco_coordinator.edges.gateway import Gateway
-from diloco_coordinator.edges.members import Members
-from diloco_coordinator.edges.metrics import ClusterMetrics
-from diloco_coordinator.edges.plans import Plans
-from diloco_coordinator.edges.registry import MIRRORED, Registry
-from diloco_coordinator.edges.runs import Runs
-from diloco_coordinator.edges.sse import Streams
+from diloco_coordinator.api import problems_io as problems
+from diloco_coordinator.api.auth_io import Guard, admin_token
+from diloco_coordinator.api.chaos_io import Chaos
+from diloco_coordinator.api.checkpoints_io import CheckpointRoutes
+from diloco_coordinator.api.gateway_io import Gateway
+from diloco_coordinator.api.members_io import Members
+from diloco_coordinator.api.metrics_io import ClusterMetrics
+from diloco_coordinator.api.plans_io import Plans
+from diloco_coordinator.api.runs_io import Runs
+from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.runs.assigning_io import keep_assigned
+from diloco_coordinator.runs.ending_io import keep_ending
+from diloco_coordinator.runs.registry_io import MIRRORED, Registry
 from diloco_coordinator.settings import Settings
-from diloco_shared.edges.bus import Bus
-from diloco_shared.edges.crash_points import arm
-from diloco_shared.edges.faults import FaultAgent
-from diloco_shared.edges.loop_watch import LoopWatch
-from diloco_shared.edges.membership import DataFolder, Membership
-from diloco_shared.edges.serving import connected
+from diloco_shared.bus.port import Bus
+from diloco_shared.process.chaos import FaultAgent
+from diloco_shared.process.crash_points import arm
+from diloco_shared.process.loop_watch import LoopWatch
+from diloco_shared.process.membership import DataFolder, Membership
+from diloco_shared.process.serving import connected
 from diloco_shared.protocol import subjects
 
 log = structlog.get_logger()
@@ -68,7 +68,7 @@ def create_app(
     app.state.streams = streams
     runs = Runs(registry, guard, streams, checkpoints)
     app.include_router(runs.router)
-    app.include_router(RunCheckpoints(registry, guard, runs, checkpoints).router)
+    app.include_router(CheckpointRoutes(registry, guard, runs, checkpoints).router)
     app.include_router(Members(registry, guard, streams, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)
     app.include_router(Plans(guard).router)

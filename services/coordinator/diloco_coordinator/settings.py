@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from diloco_shared.edges.process_settings import ProcessSettings
-from diloco_shared.ids import Id
+from diloco_shared.process.settings import ProcessSettings
+from diloco_shared.protocol.subjects import Id
 
 
 class Settings(ProcessSettings):

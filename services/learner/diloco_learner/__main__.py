@@ -14,7 +14,7 @@ def main() -> None:
     from pydantic import ValidationError
 
     from diloco_learner.settings import Settings
-    from diloco_shared.edges.logs import configure
+    from diloco_shared.process.logs import configure
 
     try:
         settings = Settings()
@@ -34,9 +34,9 @@ async def _live(settings: "Settings") -> None:
     import structlog
 
     from diloco_learner.app import serve
-    from diloco_shared.edges.bus import BusError
-    from diloco_shared.edges.membership import FolderTaken
-    from diloco_shared.edges.stopping import until_stopped
+    from diloco_shared.bus.port import BusError
+    from diloco_shared.process.membership import FolderTaken
+    from diloco_shared.process.stopping import until_stopped
 
     log, status = structlog.get_logger(), 0
     try:

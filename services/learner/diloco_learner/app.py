@@ -7,21 +7,21 @@ from typing import Any
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from diloco_learner.edges.computing import Computing, OnThisMachine
-from diloco_learner.edges.incarnation import newest_boot
-from diloco_learner.edges.work import CHECKPOINTS, WITHDRAW_S, Unfit, Work
 from diloco_learner.events import Leave
+from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
-from diloco_shared.config import RunSpec
-from diloco_shared.disk_room import DiskRoom
-from diloco_shared.edges import serving
-from diloco_shared.edges.bus import Bus, BusError
-from diloco_shared.edges.faults import Abilities
-from diloco_shared.edges.membership import DataFolder
-from diloco_shared.edges.serving import Worker
-from diloco_shared.edges.standing import shown
-from diloco_shared.edges.telling import event_now, tell
-from diloco_shared.protocol.fencing import over
+from diloco_learner.training.computing_io import Computing, OnThisMachine
+from diloco_learner.work_io import CHECKPOINTS, WITHDRAW_S, Unfit, Work
+from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.standing import shown
+from diloco_shared.bus.stored_records import event_now, tell
+from diloco_shared.process import serving
+from diloco_shared.process.chaos import Abilities
+from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.process.membership import DataFolder
+from diloco_shared.process.serving import Worker
+from diloco_shared.protocol.run_states import over
+from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
 

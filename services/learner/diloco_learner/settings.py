@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from diloco_shared.edges.process_settings import WorkerSettings
+from diloco_shared.process.settings import WorkerSettings
 
 
 class Settings(WorkerSettings):

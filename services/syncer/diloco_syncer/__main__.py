@@ -13,10 +13,10 @@ def main() -> None:
     import uvloop
     from pydantic import ValidationError
 
-    from diloco_shared.edges.bus import BusError
-    from diloco_shared.edges.logs import configure
-    from diloco_shared.edges.membership import FolderTaken
-    from diloco_shared.edges.stopping import until_stopped
+    from diloco_shared.bus.port import BusError
+    from diloco_shared.process.logs import configure
+    from diloco_shared.process.membership import FolderTaken
+    from diloco_shared.process.stopping import until_stopped
     from diloco_syncer.app import serve
     from diloco_syncer.settings import Settings
 

@@ -8,18 +8,18 @@ from typing import Any
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from diloco_shared.disk_room import DiskRoom
-from diloco_shared.edges import serving
-from diloco_shared.edges.bus import Bus
-from diloco_shared.edges.membership import DataFolder
-from diloco_shared.edges.serving import Worker
+from diloco_shared.bus.port import Bus
 from diloco_shared.numerics.merge import warm
-from diloco_syncer.edges.candidate import Candidate
-from diloco_syncer.edges.leader import Leader
-from diloco_syncer.edges.lease import LeaseKeeper
-from diloco_syncer.edges.snapshots import SNAPSHOTS
+from diloco_shared.process import serving
+from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.process.membership import DataFolder
+from diloco_shared.process.serving import Worker
+from diloco_syncer.leadership.candidate_io import Candidate
+from diloco_syncer.leadership.leader_io import Leader
+from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.machine import Machine
 from diloco_syncer.settings import Settings
+from diloco_syncer.snapshots.snapshots_io import SNAPSHOTS
 
 log = structlog.get_logger()
 

@@ -20,7 +20,7 @@ from diloco_shared.protocol.messages import (
     TensorSpec,
 )
 from diloco_shared.protocol.records import Restore
-from diloco_syncer.rebirth import Reborn
+from diloco_syncer.leadership.rebirth import Reborn
 
 # --- events ------------------------------------------------------------------------------------
 

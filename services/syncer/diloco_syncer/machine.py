@@ -8,7 +8,6 @@ Composes what it knows from the tape (`history`), who there is (`roster`), round
 from collections import deque
 from collections.abc import Iterable
 
-from diloco_shared.config import RunSpec
 from diloco_shared.protocol.messages import (
     Join,
     Message,
@@ -25,13 +24,7 @@ from diloco_shared.protocol.messages import (
     TapeSnapshot,
     TapeTerm,
 )
-from diloco_syncer import rebirth
-from diloco_syncer.acknowledged import torn, with_coming
-from diloco_syncer.admission import Admission
-from diloco_syncer.announce import Announcer
-from diloco_syncer.beginning import Beginning
-from diloco_syncer.donations import Donations
-from diloco_syncer.ending import Ending
+from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -68,11 +61,18 @@ from diloco_syncer.events import (
     TimePassed,
     Wanted,
 )
-from diloco_syncer.history import History
-from diloco_syncer.refusals import Refusals
-from diloco_syncer.roster import Roster
-from diloco_syncer.rounds import Rounds
-from diloco_syncer.wishes import Wishes, covering
+from diloco_syncer.history.history import History
+from diloco_syncer.leadership import rebirth
+from diloco_syncer.leadership.beginning import Beginning
+from diloco_syncer.leadership.ending import Ending
+from diloco_syncer.leadership.wishes import Wishes, covering
+from diloco_syncer.members.admission import Admission
+from diloco_syncer.members.donations import Donations
+from diloco_syncer.members.roster import Roster
+from diloco_syncer.merging.acknowledged import torn, with_coming
+from diloco_syncer.rounds.gate import Refusals
+from diloco_syncer.rounds.rounds import Rounds
+from diloco_syncer.status.announce import Announcer
 
 # A disk that took no snapshot is asked again with the next round; or, where none comes before a
 # stream has room, after this many seconds: each attempt writes until the disk is full.

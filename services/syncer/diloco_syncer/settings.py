@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from diloco_shared.edges.process_settings import WorkerSettings
+from diloco_shared.process.settings import WorkerSettings
 
 
 class Settings(WorkerSettings):

@@ -4,16 +4,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from diloco_shared.budget.overhead import layout_bytes
-from diloco_shared.config import RunSpec
-from diloco_shared.optimizers import inner_state_bytes
-from diloco_shared.protocol.parts import TensorSpec
-from diloco_shared.shapes import Shape, cut, shape_of, tensors
+from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.optimizers import inner_state_bytes
+from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.shapes import Shape, cut, shape_of, tensors
 
 # A model of one's own until a learner tells its size: streams of a few hundred MB.
 ASSUMED_PARAMETERS = 1_000_000
 # And of how many tensors, where they are not known.
 ASSUMED_TENSORS = 1_000
-# Every tensor above twice the mean fragment is cut, so that none is larger than that (layout.py).
+# Every tensor above twice the mean fragment is cut, so that none is larger than that
+# (spec/fragmentation.py).
 LARGEST_OVER_MEAN = 2
 # Between two rounds of a shard, in seconds, where a run ends by the clock: messages and commits of
 # a round take about as much.

@@ -6,11 +6,10 @@ is the host's: both figures add up.
 """
 
 from diloco_shared.budget.job import Job
-from diloco_shared.budget.tape import SNAPSHOTS
-from diloco_shared.budget.terms import Need, Term
-from diloco_shared.encoded import bytes_of
-from diloco_shared.optimizers import outer_state_bytes
-from diloco_shared.shapes import Shape
+from diloco_shared.budget.streams import SNAPSHOTS
+from diloco_shared.budget.terms import Need, Term, bytes_of
+from diloco_shared.spec.optimizers import outer_state_bytes
+from diloco_shared.spec.shapes import Shape
 
 MB = 1_000_000
 # Measured with a model of 0.1M parameters: Python and its libraries, compiled loops, buffers.

@@ -4,9 +4,9 @@ Measured with nats-server 2.12: a stream's size over the payload's. Names are co
 longest (63 characters each for run and learner), since a budget is a bound.
 """
 
-from diloco_shared.encoded import bytes_of
+from diloco_shared.budget.terms import bytes_of
 from diloco_shared.protocol.chunks import CHUNK_BYTES
-from diloco_shared.protocol.parts import TensorSpec
+from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.protocol.wire import MESSAGE_BYTES_MAX as WIRE_BYTES_MAX
 
 # A chunk: measured 210 bytes of headers, checks and framing, and its subject twice (once in the

@@ -10,10 +10,10 @@ from diloco_shared.budget.job import Job, assumed
 from diloco_shared.budget.overhead import INITIAL, MESSAGE_BYTES_MAX
 from diloco_shared.budget.streams import streams
 from diloco_shared.budget.terms import shown
-from diloco_shared.config import RunSpec
-from diloco_shared.faults import SpecFault, did_you_mean
-from diloco_shared.protocol.parts import COUNT_MAX
-from diloco_shared.shapes import TOKENS, WrongModel
+from diloco_shared.protocol.messages import COUNT_MAX
+from diloco_shared.spec.faults import SpecFault, did_you_mean
+from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.shapes import TOKENS, WrongModel
 
 # An encoded fragment counts its values in 32 bits.
 FRAGMENT_MAX = 2**32 - 1

@@ -8,9 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
+
+from diloco_shared.spec.fragmentation import CUT_ABOVE_MEANS as CUT_ABOVE_MEANS
+from diloco_shared.spec.fragmentation import Layout as Layout
+from diloco_shared.spec.fragmentation import Piece as Piece
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -39,3 +44,38 @@ def unpack(blob: bytes) -> Arrays:
     except SafetensorError as error:
         raise ValueError(f"not a blob of arrays: {error}") from None
     return arrays
+
+
+def digest_bytes(data: bytes | bytearray | memoryview) -> str:
+    """Digest of raw bytes."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def digest_array(values_F: NDArray[np.float32]) -> str:
+    """Digest of fp32 values; two arrays share it exactly if their bits are equal."""
+    assert values_F.dtype == np.float32, f"fp32 expected, got {values_F.dtype}"
+    return digest_bytes(np.ascontiguousarray(values_F, dtype="<f4").data.cast("B"))
+
+
+def flatten(layout: Layout, fragment: int, tensors: Mapping[str, Any], xp: Any = np) -> Any:
+    """Values of one fragment as fp32 of shape (F,). `xp`: numpy, or jax.numpy inside jit."""
+    parts = [
+        (tensors[p.name] if p.whole else tensors[p.name][p.start : p.stop])
+        .reshape(-1)
+        .astype(xp.float32)
+        for p in layout.fragments[fragment]
+    ]
+    return xp.concatenate(parts)
+
+
+def unflatten(layout: Layout, fragment: int, values_F: Any) -> list[tuple[Piece, Any]]:
+    """The pieces of one fragment with their values in the pieces' shapes; numpy or jax."""
+    return [
+        (p, values_F[p.offset : p.offset + p.size].reshape(p.piece_shape))
+        for p in layout.fragments[fragment]
+    ]
+
+
+def pseudogradient(anchor_F: Any, theta_F: Any) -> Any:
+    """anchor - theta, for numpy or jax arrays."""
+    return anchor_F - theta_F

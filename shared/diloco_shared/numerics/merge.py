@@ -28,12 +28,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.numerics import codec, passes
-from diloco_shared.numerics.fragments import Piece
-from diloco_shared.numerics.passes import Outcome, Reading, Rule, Share, State, Step
-from diloco_shared.numerics.recycled import Recycled
-from diloco_shared.numerics.spread import spread
+from diloco_shared.memory.pages import Recycled
+from diloco_shared.numerics import codec
+from diloco_shared.numerics import merge_kernels as passes
+from diloco_shared.numerics.arrays import Piece
+from diloco_shared.numerics.compiled import spread
+from diloco_shared.numerics.merge_kernels import Outcome, Reading, Rule, Share, State, Step
 from diloco_shared.numerics.sums import Cut, Doubles, Values, by_piece, cut
+from diloco_shared.spec.run import Weighting
 
 Flags = NDArray[np.bool_]
 
@@ -333,3 +335,15 @@ def _headed(out: Outcome, codec_name: str, values: int) -> Outcome:
     head = codec.header(codec_name, values)
     out.payload[: len(head)] = np.frombuffer(head, np.uint8)
     return out
+
+
+def weight(c_tokens: int, c_steps: int, weighting: Weighting = "quality") -> float:
+    """By `quality`: c_tokens^2 / c_steps, tokens since adoption times tokens per step.
+
+    By all three 0 if either is 0: who has done nothing is not merged.
+    """
+    if c_tokens <= 0 or c_steps <= 0:
+        return 0.0
+    if weighting == "quality":
+        return c_tokens * c_tokens / c_steps
+    return float(c_tokens) if weighting == "tokens" else 1.0

@@ -1,9 +1,9 @@
 """The outer optimizer (paper section 3.6): Nesterov SGD by default, any optax optimizer by name.
 
-Nesterov SGD is part of the merge's own passes (passes.py), with the roundings that optax has when
-it runs eagerly, one operation at a time; so do the others. Of those optax compiles parts, and some
-(`lamb`, `lars`, `adafactor`) reduce over the fragment: they repeat to the bit on one kind of
-machine and one version of jax.
+Nesterov SGD is part of the merge's own passes (merge_kernels.py), with the roundings that optax
+has when it runs eagerly, one operation at a time; so do the others. Of those optax compiles parts,
+and some (`lamb`, `lars`, `adafactor`) reduce over the fragment: they repeat to the bit on one kind
+of machine and one version of jax.
 """
 
 import inspect
@@ -15,8 +15,8 @@ import numpy as np
 import optax
 from numpy.typing import NDArray
 
-from diloco_shared.config import Algorithm
 from diloco_shared.numerics.merge import Nesterov
+from diloco_shared.spec.run import Algorithm
 
 Values = NDArray[np.float32]
 

@@ -6,8 +6,8 @@ the run.
 
 import math
 
-from diloco_shared.config import Inner
 from diloco_shared.protocol.messages import Stamp
+from diloco_shared.spec.run import Inner
 
 Position = tuple[float, float]  # (steps of the run, fraction of the budget)
 

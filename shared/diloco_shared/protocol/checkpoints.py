@@ -10,9 +10,9 @@ The manifest names its parts by digest, each part its arrays: what was read whol
 import re
 from typing import Any, Literal
 
-from diloco_shared.ids import Id
 from diloco_shared.protocol.messages import Count, Digest, Message, Reason, Seconds, Stamp, Version
 from diloco_shared.protocol.records import ShardLease
+from diloco_shared.protocol.subjects import Id
 
 MANIFEST = "manifest.json"
 # A reference to a checkpoint: of the root in use, or an address of its own.

@@ -13,6 +13,8 @@ the sign of congestion, since the link below loses nothing.
 import math
 from dataclasses import dataclass, field
 
+from diloco_shared.protocol.chunks import CHUNK_BYTES
+
 # The window grows while answers take less, and shrinks while they take more than twice this:
 # below the 10 s that two missed pings take, and above any round trip.
 LATENCY_S = 1.0
@@ -76,3 +78,60 @@ class Pace:
         self._backed_off_at = now
         self._timeout_s = 2 * self.timeout_s
         self._window = max(1.0, self._window / 2)
+
+
+# What may go at once after a silence, in seconds of the rate: shorter than a step of training,
+# long enough that a sender woken late loses nothing.
+BURST_S = 0.25
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """`bytes_per_s` 0 is no limit. Mutated only through `take`."""
+
+    bytes_per_s: float = 0.0
+    _left: float = field(default=0.0, init=False)
+    _at: float = field(default=float("-inf"), init=False)
+
+    def __post_init__(self) -> None:
+        if self.bytes_per_s < 0:
+            raise ValueError(f"a budget of {self.bytes_per_s} bytes per second is below 0")
+
+    def take(self, size: int, now: float) -> float:
+        """Seconds to wait before asking again; 0.0: the `size` bytes may go and are counted."""
+        if not self.bytes_per_s:
+            return 0.0
+        burst = self.bytes_per_s * BURST_S
+        self._left = min(burst, self._left + (now - self._at) * self.bytes_per_s)
+        self._at = now
+        if self._left > 0:
+            self._left -= size
+            return 0.0
+        # One part in a million more: a sum of floats must not end just below what was waited for.
+        return (-self._left / self.bytes_per_s) * (1 + 1e-6) + 1e-6
+
+
+# The slowest link worth using for one payload, in bytes per second: 0.8 Mbit/s. A model of 1M
+# parameters takes 40 s over it.
+BYTES_PER_S_MIN = 100_000
+# Silence that has other reasons than the link: a server that restarts, a connection that is made
+# anew, a process that stands still for a garbage collection or a compilation.
+PAUSE_S = 30.0
+# Chunks of one payload under way side by side before the first of them lands: two on each of four
+# connections, as `pace` begins.
+_SIDE_BY_SIDE = 8
+
+
+def transfer_s(size: int) -> float:
+    """Seconds that `size` bytes take on the slowest link worth using."""
+    return size / BYTES_PER_S_MIN
+
+
+def inner_state_s(parameters: int) -> float:
+    """Seconds that an inner state takes on that link: two fp32 moments per parameter."""
+    return transfer_s(8 * parameters)
+
+
+def silence_s(chunk_bytes: int = CHUNK_BYTES) -> float:
+    """Seconds without one more chunk after which a transfer stands still."""
+    return PAUSE_S + transfer_s(_SIDE_BY_SIDE * chunk_bytes)

@@ -1,6 +1,7 @@
 """States of a run: which mean its end, and which one speaks for all where shards differ."""
 
 from diloco_shared.protocol.messages import RunState
+from diloco_shared.protocol.records import RunStatus
 
 OVER: tuple[RunState, ...] = ("finished", "stopped")
 # While shards differ, the run is said to be what comes first here. One that has no parameters yet
@@ -14,3 +15,30 @@ SHOWN_FIRST: tuple[RunState, ...] = (
     "stuck",
     "finishing",
 )
+
+
+def over(status: RunStatus) -> bool:
+    """Whether nothing more is opened."""
+    return status.state in OVER
+
+
+def keeps(there: RunStatus, new: RunStatus) -> str:
+    """Why `there` must stay although `new`, of the same run, would replace it; "" if it may go.
+
+    Within an epoch the end is final, and so is what is settled: only a restore, which raises the
+    epoch, takes either back. What the coordinator forced gives way to a leader
+    that has settled it.
+    """
+    if new.epoch > there.epoch:
+        return ""
+    if there.forced and new.settled and not new.forced:
+        return ""
+    if new.epoch < there.epoch:
+        return f"it is of epoch {there.epoch}, this one of {new.epoch}"
+    if there.settled and not (over(new) and new.settled and new.term > there.term):
+        return "the run is settled"
+    if over(there) and not over(new):
+        return f"the run is {there.state}"
+    if new.term < there.term:
+        return f"it is of term {there.term}, this one of {new.term}"
+    return ""

@@ -4,7 +4,11 @@ ctl.* and hb are plain publish/subscribe (lost is lost, repeated by design); up,
 state and ev are kept in JetStream streams.
 """
 
+import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import StringConstraints
 
 # Key-value buckets.
 MEMBERS = "members"  # <member> -> MemberRecord, per-key TTL
@@ -155,3 +159,18 @@ def parse_publication(subject: str) -> PublicationSubject:
     if len(parts) != 6 or parts[0] != "dn":
         raise ValueError(f"not a publication's subject: {subject!r}")
     return PublicationSubject(*(int(part) for part in parts[2:]))
+
+
+# One NATS subject token, one DNS label, one file name: valid in all three.
+ID_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+Id = Annotated[str, StringConstraints(pattern=ID_PATTERN)]
+
+
+def check_id(value: str, what: str) -> str:
+    """Return `value`, or raise ValueError naming `what`, the value and the rule."""
+    if not re.fullmatch(ID_PATTERN, value):
+        raise ValueError(
+            f"{what} {value!r} is not a valid id: use 1 to 63 lower-case letters, digits and "
+            "hyphens, beginning and ending with a letter or digit"
+        )
+    return value

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from diloco_simulator.commands.shown import numbers, settings_named, show
+from diloco_simulator.commands.bandwidth import numbers, settings_named, show
 
 app = typer.Typer()
 
@@ -37,10 +37,10 @@ def goodput(
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Goodput and uptime of a fleet whose chips fail, with 95 % confidence intervals."""
-    from diloco_simulator import goodput_table
-    from diloco_simulator.goodput import Cell
-    from diloco_simulator.goodput_model import YEAR_S, Failures
-    from diloco_simulator.goodput_rounds import Coupling
+    from diloco_planner.goodput_model import YEAR_S, Failures
+    from diloco_simulator.fleets import goodput_table
+    from diloco_simulator.fleets.goodput import Cell
+    from diloco_simulator.fleets.goodput_rounds import Coupling
 
     with settings_named():
         failures = Failures(

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_simulator.commands.shown import numbers, settings_named
+from diloco_simulator.commands.bandwidth import numbers, settings_named
 
 app = typer.Typer()
 
@@ -16,7 +16,7 @@ def spec_of(
     preset: str, steps: int, seed: int, inner_rate: float | None, sequences: int = 1024
 ) -> Any:
     """The nano run on the standard library's source; `inner_rate` is the learners' peak rate."""
-    from diloco_shared.config import PRESETS, RunSpec
+    from diloco_shared.spec.run import PRESETS, RunSpec
 
     inner: dict[str, Any] = {}
     if inner_rate is not None:
@@ -57,7 +57,7 @@ def train(
 ) -> None:
     """Train with the real machines and real numerics, deterministically."""
     from diloco_shared.checking import load
-    from diloco_shared.config import PRESETS
+    from diloco_shared.spec.run import PRESETS
 
     if preset not in PRESETS:
         raise typer.BadParameter(f"choose one of {', '.join(PRESETS)}", param_hint="--preset")
@@ -75,13 +75,13 @@ def train(
     else:
         spec = spec_of(preset, steps, seed, inner_rate)
     if data_parallel:
-        from diloco_learner.data_parallel import train_data_parallel
+        from diloco_learner.training.data_parallel import train_data_parallel
 
         result = train_data_parallel(spec, learners, rate=inner_rate, progress=told)
         result |= {"method": "data-parallel"}
     else:
-        from diloco_simulator.setting import Interruptions, Setting
-        from diloco_simulator.train import Fleet
+        from diloco_simulator.experiments.setting import Interruptions, Setting
+        from diloco_simulator.experiments.train import Fleet
 
         with settings_named():
             dying = None if mtbi_seconds is None else Interruptions(mtbi_seconds, away_seconds)

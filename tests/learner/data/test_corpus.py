@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from diloco_learner.data.corpus import END_OF_DOCUMENT, load
-from diloco_shared.config import Data
+from diloco_shared.spec.run import Data
 
 
 def write(folder: Path, files: int) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.streams import SNAPSHOT_BYTES, SNAPSHOT_PARTS, streams
-from diloco_shared.encoded import bytes_of
+from diloco_shared.budget.terms import bytes_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES, HEADER_CHECK, HEADER_DIGEST, HEADER_INDEX
 from diloco_shared.protocol.messages import (
@@ -29,8 +29,8 @@ from diloco_shared.protocol.messages import (
     Verdict,
 )
 from diloco_shared.protocol.wire import encode
-from diloco_shared.shapes import tensors
-from diloco_simulator.memory_broker import MemoryBroker
+from diloco_shared.spec.shapes import tensors
+from diloco_simulator.hub.broker import MemoryBroker
 
 DIGEST = "0123456789abcdef" * 2
 LARGE = 10**9  # a counter after long training

@@ -8,11 +8,10 @@ from shared.budget.storing import Stored
 
 from diloco_shared.budget import known, limits, streams
 from diloco_shared.budget.job import Job
-from diloco_shared.budget.streams import FLOOR
-from diloco_shared.budget.tape import records_max
+from diloco_shared.budget.streams import FLOOR, records_max
+from diloco_shared.bus.port import StreamFull
 from diloco_shared.checking import check
-from diloco_shared.config import Codec
-from diloco_shared.edges.bus import StreamFull
+from diloco_shared.spec.run import Codec
 
 CODECS = get_args(Codec)
 # A budget, not a guess: at most so many times what a run was seen to store.

@@ -10,7 +10,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_shared.numerics.fragments import CUT_ABOVE_MEANS, Layout, flatten, unflatten
+from diloco_shared.numerics.arrays import CUT_ABOVE_MEANS, Layout, flatten, unflatten
 from diloco_shared.protocol.messages import TensorSpec
 
 quick = examples(60)

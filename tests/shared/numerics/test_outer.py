@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diloco_shared.config import Algorithm
 from diloco_shared.numerics.merge import Nesterov
 from diloco_shared.numerics.outer import Outer
-from diloco_shared.optimizers import OPTIMIZERS
+from diloco_shared.spec.optimizers import OPTIMIZERS
+from diloco_shared.spec.run import Algorithm
 
 f32 = np.float32
 

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from diloco_shared.numerics.pseudogradient import pseudogradient
+from diloco_shared.numerics.arrays import pseudogradient
 
 
 def test_it_points_against_training_like_a_gradient() -> None:

@@ -5,9 +5,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_shared.config import Inner
 from diloco_shared.numerics.schedule import inner_rate, position
 from diloco_shared.protocol.messages import Stamp
+from diloco_shared.spec.run import Inner
 
 quick = examples(60)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diloco_shared.numerics.fragments import Layout
+from diloco_shared.numerics.arrays import Layout
 from diloco_shared.numerics.sums import RANGE, STRIDE, WIDTH, add_squares, by_piece, cut, fold
 from diloco_shared.protocol.messages import TensorSpec
 

@@ -5,7 +5,7 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_shared.numerics.weights import weight
+from diloco_shared.numerics.merge import weight
 
 
 def test_tokens_squared_over_steps() -> None:

@@ -1,6 +1,6 @@
 """Waiting follows from sizes, and from the slowest link worth using."""
 
-from diloco_shared.protocol.patience import BYTES_PER_S_MIN, PAUSE_S, silence_s, transfer_s
+from diloco_shared.protocol.pace import BYTES_PER_S_MIN, PAUSE_S, silence_s, transfer_s
 
 
 def test_a_transfer_is_given_what_it_takes_on_the_slowest_link() -> None:

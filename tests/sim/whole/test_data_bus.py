@@ -5,15 +5,15 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
-from diloco_shared.edges.bus import StreamSpec
-from diloco_simulator.memory_broker import MemoryBroker
-from diloco_simulator.options import Options
+from diloco_shared.bus.port import StreamSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.data_bus import DataBus, is_chunk
+from diloco_simulator.hub.net import Net
+from diloco_simulator.inside.observer import Scene
+from diloco_simulator.troubles.chance import Chance
 from diloco_simulator.virtual_loop import VirtualLoop, play
-from diloco_simulator.whole import world
-from diloco_simulator.whole.chance import Chance
-from diloco_simulator.whole.data_bus import DataBus, is_chunk
-from diloco_simulator.whole.net import Net
-from diloco_simulator.whole.observer import Scene
+from diloco_simulator.worlds import world
+from diloco_simulator.worlds.options import Options
 
 
 def test_only_chunks_take_a_connection_of_their_own() -> None:

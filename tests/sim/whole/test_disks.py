@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.edges.disk_watch import free_bytes
-from diloco_simulator.options import Options
-from diloco_simulator.whole import disks, world
+from diloco_shared.process.disk_watch import free_bytes
+from diloco_simulator.troubles import disks
+from diloco_simulator.worlds import world
+from diloco_simulator.worlds.options import Options
 
 SHORT = Options.calm(steps=24, safety_s=30.0, learners=2, quorum=1, snapshot_every_rounds=3)
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from diloco_simulator import found
-from diloco_simulator.whole.world import played
+from diloco_simulator.worlds import found
+from diloco_simulator.worlds.world import played
 
 FOLDER = Path(__file__).parent / "found"
 KEPT = [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.json"))]

@@ -8,26 +8,26 @@ from typing import Any
 
 import pytest
 
-from diloco_learner import anchors, exchange
-from diloco_learner.edges import recoverer
 from diloco_learner.events import Unmerged
-from diloco_learner.exchange import Exchange
-from diloco_learner.merged import Undecided
+from diloco_learner.exchange import anchors, exchange
+from diloco_learner.exchange.counters import Undecided
+from diloco_learner.exchange.exchange import Exchange
+from diloco_learner.recovery import recoverer_io as recoverer
 from diloco_shared.protocol.messages import LifeCount
-from diloco_simulator.options import Options
-from diloco_simulator.whole import watched_run
-from diloco_simulator.whole.case import Case
-from diloco_simulator.whole.troubles import Troubles
-from diloco_simulator.whole.world import Verdict, played
-from diloco_syncer.announce import Announcer
-from diloco_syncer.edges import checkpointing
-from diloco_syncer.edges.payloads import Payloads
+from diloco_simulator.troubles.troubles import Troubles
+from diloco_simulator.worlds import watched_run
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.world import Verdict, played
+from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.events import SendBeat
-from diloco_syncer.horizon import Horizon
-from diloco_syncer.lease import Lease
-from diloco_syncer.ledger import Ledger
-from diloco_syncer.roster import Roster
-from diloco_syncer.watchdog import Watchdog
+from diloco_syncer.history.ledger import Ledger
+from diloco_syncer.leadership.lease import Lease
+from diloco_syncer.members.roster import Roster
+from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.status.announce import Announcer
+from diloco_syncer.status.watchdog import Watchdog
+from diloco_syncer.streams.room import Horizon
 
 CALM = Options.calm(
     learners=2, quorum=1, steps=36, safety_s=20.0, snapshot_every_rounds=2, keyframe_every=2

@@ -2,10 +2,12 @@
 
 import pytest
 
-from diloco_simulator.options import Options
-from diloco_simulator.whole import computing, hardships, heirs, requests, troubles, world
-from diloco_simulator.whole.crash_points import small
-from diloco_syncer.refusals import Refusals
+from diloco_simulator.people import requests, sequel
+from diloco_simulator.troubles import hardships, troubles
+from diloco_simulator.worlds import computing, world
+from diloco_simulator.worlds.crash_points import small
+from diloco_simulator.worlds.options import Options
+from diloco_syncer.rounds.gate import Refusals
 
 SHORT = Options.calm(steps=24, safety_s=30.0, learners=3, quorum=2, snapshot_every_rounds=3)
 
@@ -73,7 +75,7 @@ def test_a_leader_whose_clock_stood_still_does_no_harm(monkeypatch: pytest.Monke
 
 
 def test_a_run_that_begins_with_a_checkpoint_ends_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heirs, "SHARE", 1.0)
+    monkeypatch.setattr(sequel, "SHARE", 1.0)
     found = world.one(2, small())
     assert found.violations == [] and found.counts["heirs"] == 1
 

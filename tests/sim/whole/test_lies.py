@@ -2,10 +2,10 @@
 
 import pytest
 
-from diloco_simulator.options import Options
-from diloco_simulator.whole import world
-from diloco_syncer import rounds
-from diloco_syncer.gate import Refusal
+from diloco_simulator.worlds import world
+from diloco_simulator.worlds.options import Options
+from diloco_syncer.rounds import rounds
+from diloco_syncer.rounds.gate import Refusal
 
 # So short that a world takes seconds.
 SHORT = Options.calm(steps=18, safety_s=25.0, learners=2, quorum=1)

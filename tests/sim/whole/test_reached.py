@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from diloco_simulator.whole import crash_points, required
-from diloco_simulator.whole.required import CHECKED, ENOUGH, OF, REQUIRED, States
+from diloco_simulator.coverage import required
+from diloco_simulator.coverage.required import CHECKED, ENOUGH, OF, REQUIRED, States
+from diloco_simulator.worlds import crash_points
 
 
 def test_what_no_world_reached_is_missing_where_there_were_enough() -> None:

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 
 from diloco_shared.protocol.messages import TapeRebirth, TapeRecord, TapeRound, TapeTerm
-from diloco_simulator.options import Options
-from diloco_simulator.whole.case import Case
-from diloco_simulator.whole.observer import Observer
-from diloco_simulator.whole.processes import Machine
-from diloco_simulator.whole.troubles import Troubles
-from diloco_simulator.whole.world import Verdict, World, played
+from diloco_simulator.inside.observer import Observer
+from diloco_simulator.troubles.troubles import Troubles
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.processes import Machine
+from diloco_simulator.worlds.world import Verdict, World, played
 
 # When trouble strikes, and how long after the lease the next leader may take: two looks at the
 # lease, one at the tape, a few messages of 0.1 s each; then some steps of a second to a round.

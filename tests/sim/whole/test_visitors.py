@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
-from diloco_coordinator.edges.registry import Registry
-from diloco_simulator.memory_broker import MemoryBroker
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.far_bus import FarBus
+from diloco_simulator.hub.net import Net
+from diloco_simulator.people import requests, visitors
+from diloco_simulator.people.rest import Rest
 from diloco_simulator.virtual_loop import VirtualLoop, play
-from diloco_simulator.whole import requests, visitors, world
-from diloco_simulator.whole.crash_points import small
-from diloco_simulator.whole.far_bus import FarBus
-from diloco_simulator.whole.net import Net
-from diloco_simulator.whole.processes import Machine, coordinator
-from diloco_simulator.whole.rest import Rest
-from diloco_syncer.edges import audit
+from diloco_simulator.worlds import world
+from diloco_simulator.worlds.crash_points import small
+from diloco_simulator.worlds.processes import Machine, coordinator
+from diloco_syncer.history import audit_io as audit
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.config import Data
+from diloco_shared.spec.run import Data
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 VOCABULARY = {"bytes": 256}

@@ -1,0 +1,115 @@
+"""/v1/chaos: faults on purpose, and what became of them."""
+
+import time
+import uuid
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header
+from pydantic import BaseModel, ConfigDict, Field
+
+from diloco_coordinator.access import digest
+from diloco_coordinator.api.auth_io import Guard
+from diloco_coordinator.api.problems_io import Problem
+from diloco_coordinator.api.views import fault_views
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared.bus.port import Unavailable
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Fault, FaultKind, FaultReply
+from diloco_shared.protocol.wire import WireError, decode, encode
+
+# Targets that are not members: the supervisor inflicts their faults.
+OTHER_TARGETS = ("nats",)
+
+
+class FaultRequest(BaseModel):
+    """One fault: now, after seconds, or at an inner step of a learner."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: FaultKind
+    target: str = Field(max_length=63)
+    run: str = Field("", max_length=63, description="By default the run the target works for.")
+    at_step: int | None = Field(None, ge=0, le=2**53)
+    after_s: float = Field(0.0, ge=0, le=86_400, allow_inf_nan=False)
+    duration_s: float = Field(0.0, ge=0, le=3600, allow_inf_nan=False)
+    factor: float = Field(1.0, ge=1, le=1000, allow_inf_nan=False)
+
+
+class Chaos:
+    """The routes, over one registry; `on` only where the deployment turned chaos on."""
+
+    def __init__(self, registry: Registry, guard: Guard, *, on: bool) -> None:
+        self.registry = registry
+        self.on = on
+        self.router = APIRouter(prefix="/v1/chaos", tags=["chaos"])
+        may = [Depends(guard.needs("chaos"))]
+        look = [Depends(guard.needs("viewer"))]
+        self.router.add_api_route(
+            "", self.inflict, methods=["POST"], status_code=202, dependencies=may
+        )
+        self.router.add_api_route("", self.inflicted, methods=["GET"], dependencies=look)
+
+    async def inflict(
+        self,
+        request: FaultRequest,
+        idempotency_key: Annotated[str, Header(max_length=200)] = "",
+    ) -> dict[str, Any]:
+        """Ask a process to inflict a fault on itself; 202 once it is armed."""
+        if not self.on:
+            raise Problem(
+                403,
+                "No faults are allowed here",
+                "start with 'diloco up --chaos', or every service with DILOCO_CHAOS=1",
+            )
+        name = digest(idempotency_key)[:12] if idempotency_key else uuid.uuid4().hex[:12]
+        fault = self._fault(request, f"fault-{name}")
+        for known in fault_views(self.registry.events):
+            if known["id"] == fault.id:
+                return {k: known[k] for k in ("id", "kind", "target", "when")}
+        try:
+            answer = await self.registry.bus.request(subjects.chaos(fault.target), encode(fault))
+            reply = decode(answer, FaultReply)
+        except Unavailable:
+            raise Problem(
+                503, "The target does not answer", f"{fault.target!r} did not confirm the fault"
+            ) from None
+        except WireError as error:
+            raise Problem(502, "The target speaks another language", str(error)) from None
+        if not reply.accepted:
+            raise Problem(409, "The fault was refused", reply.reason)
+        await self.registry.tell(
+            fault.run,
+            "fault-planned",
+            f"{fault.kind} on {fault.target} {reply.reason}",
+            {**fault.model_dump(), "when": reply.reason, "at": time.time()},
+        )
+        return {"id": fault.id, "kind": fault.kind, "target": fault.target, "when": reply.reason}
+
+    def _fault(self, request: FaultRequest, name: str) -> Fault:
+        r = self.registry
+        # The supervisor harms the message server for us, and nobody would start it again.
+        members = [m for m, record in r.roll.living.items() if record.role != "supervisor"]
+        known = sorted([*members, *OTHER_TARGETS])
+        if request.target not in known:
+            raise Problem(
+                404,
+                "No such target",
+                f"there is no living target {request.target!r}; known: {', '.join(known)}",
+            )
+        run = r.assigned.get(request.target, "")
+        if request.run not in ("", run):
+            text = f"{request.target!r} works for {run or 'no run'}, not for {request.run!r}"
+            raise Problem(409, "Another run's target", text)
+        return Fault(
+            id=name,
+            kind=request.kind,
+            target=request.target,
+            run=run,
+            at_step=-1 if request.at_step is None else request.at_step,
+            after_s=request.after_s,
+            duration_s=request.duration_s,
+            factor=request.factor,
+        )
+
+    async def inflicted(self) -> dict[str, Any]:
+        """Every fault that was planned, with when it was applied and healed."""
+        return {"faults": fault_views(self.registry.events)}

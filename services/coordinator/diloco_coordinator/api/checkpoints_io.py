@@ -1,0 +1,255 @@
+"""/v1/runs/RUN/checkpoints and /v1/checkpoints: make, list, show, restore, remove."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, Body, Depends, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from diloco_coordinator.api.auth_io import Guard
+from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_of
+from diloco_coordinator.api.runs_io import Runs
+from diloco_coordinator.api.views import jsonable
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared.bus.port import Bus, Conflict
+from diloco_shared.bus.stored_records import record_at, write_if
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.checkpoints import CheckpointManifest, reference
+from diloco_shared.protocol.records import Incarnation, Restore, RunRecord
+from diloco_shared.protocol.run_states import OVER
+from diloco_shared.protocol.subjects import Id
+from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
+
+T = TypeVar("T")
+
+# What of a manifest is for people; the rest is found beside the arrays.
+_SHOWN = {
+    "run",
+    "number",
+    "reason",
+    "at",
+    "epoch",
+    "stamp",
+    "versions",
+    "parameters",
+    "missing",
+    "bytes",
+}
+
+
+class RestoreRequest(BaseModel):
+    """Where to restore to."""
+
+    model_config = ConfigDict(extra="forbid")
+    as_run: Id | None = Field(None, alias="as", description="A new run of this name.")
+
+
+class CheckpointRoutes:
+    """The routes, over one registry. `root`: where the checkpoints of most runs are."""
+
+    def __init__(self, registry: Registry, guard: Guard, runs: Runs, root: str) -> None:
+        self.registry = registry
+        self.runs = runs
+        self.root = root
+        self.router = APIRouter(prefix="/v1", tags=["checkpoints"])
+        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("viewer"))]}
+        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
+        add = self.router.add_api_route
+        add("/checkpoints", self.everywhere, methods=["GET"], **look)
+        gone: dict[str, Any] = {"methods": ["DELETE"], "status_code": 204, **act}
+        add("/checkpoints/{folder}/{number}", self.remove_stored, **gone)
+        of_run, one = "/runs/{run}/checkpoints", "/runs/{run}/checkpoints/{number}"
+        add(of_run, self.index, methods=["GET"], **look)
+        add(of_run, self.make, methods=["POST"], status_code=202, **act)
+        add(one, self.show, methods=["GET"], **look)
+        add(one, self.remove, **gone)
+        add(f"{one}/restore", self.restore, methods=["POST"], status_code=202, **act)
+        add("/checkpoints/submit", self.submit, methods=["POST"], status_code=201, **act)
+
+    # --- where ---------------------------------------------------------------------------------
+
+    def _of(self, run: str) -> tuple[RunCheckpoints, str]:
+        """Where a run's checkpoints are, and the name of its folder there."""
+        spec = spec_of(self.runs.record(run))
+        return self._at(spec.keeping.run_checkpoint_root or self.root), spec.folder
+
+    def _at(self, root: str) -> RunCheckpoints:
+        with _problems():
+            return RunCheckpoints(root)
+
+    async def _manifest(self, there: RunCheckpoints, ref: str) -> CheckpointManifest:
+        return (await _asked(lambda: there.manifest(ref)))[0]
+
+    # --- look ----------------------------------------------------------------------------------
+
+    async def everywhere(self) -> dict[str, Any]:
+        """Complete checkpoints where most runs keep them; of deleted runs too."""
+        return {"checkpoints": await self._list(self._at(self.root), "")}
+
+    async def index(self, run: str) -> dict[str, Any]:
+        """Complete checkpoints of a run, oldest first."""
+        there, folder = self._of(run)
+        return {"checkpoints": await self._list(there, folder)}
+
+    async def _list(self, there: RunCheckpoints, folder: str) -> list[dict[str, Any]]:
+        def read() -> list[dict[str, Any]]:
+            return [_view(ref, there.manifest(ref)[0]) for ref in there.complete(folder)]
+
+        return await _asked(read)
+
+    async def show(self, run: str, number: int) -> dict[str, Any]:
+        """One checkpoint, and the specification it was made under."""
+        there, folder = self._of(run)
+        ref = reference(folder, number)
+        manifest = await self._manifest(there, ref)
+        return _view(ref, manifest) | {"spec": jsonable(manifest.spec)}
+
+    # --- act -----------------------------------------------------------------------------------
+
+    async def make(self, run: str) -> dict[str, Any]:
+        """Begin a checkpoint of a live run; the run's status tells what becomes of it."""
+        record, status = self.runs.record(run), self.registry.statuses.get(run)
+        if status is None or min(status.versions, default=-1) < 0:
+            text = f"{run!r} has no parameters yet: try again once it trains"
+            raise Problem(409, "Nothing to keep yet", text)
+        if status.checkpoint_state == "making" or record.checkpoint > status.checkpoint:
+            number = max(record.checkpoint, status.checkpoint)
+            text = f"checkpoint {number} of {run!r} is being made: wait for it"
+            raise Problem(409, "One is being made", text)
+        number = max(record.checkpoint, status.checkpoint) + 1
+        spec = spec_of(record)
+        await self.runs.update(run, "", checkpoint=number)
+        return {"run": run, "number": number, "ref": reference(spec.folder, number)}
+
+    async def remove(self, run: str, number: int) -> None:
+        """Remove one checkpoint for good."""
+        await self._remove(*self._of(run), number)
+
+    async def remove_stored(self, folder: str, number: int) -> None:
+        """Remove one by its folder, of a deleted run perhaps."""
+        await self._remove(self._at(self.root), folder, number)
+
+    async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
+        with _problems():
+            _, ref = RunCheckpoints.at(reference(folder, number), there.root)
+        await self._manifest(there, ref)
+        await _asked(lambda: there.remove(ref))
+
+    async def restore(
+        self, run: str, number: int, request: RestoreRequest, response: Response
+    ) -> dict[str, Any]:
+        """Go back to a checkpoint: this run itself, or a new one that begins with it."""
+        there, folder = self._of(run)
+        ref = reference(folder, number)
+        manifest = await self._manifest(there, ref)
+        if request.as_run is None:
+            record, status = self.runs.record(run), self.registry.statuses.get(run)
+            self._may_go_back(run)
+            before = record.restore.serial if record.restore else 0
+            serial = max(before, status.restores if status else 0) + 1
+            await self.runs.update(run, "", restore=Restore(serial=serial, source=ref))
+            return {"run": run, "number": number, "serial": serial}
+        body = {**manifest.spec, "name": request.as_run}
+        await self._begin(body, there, ref, manifest)
+        response.headers["Location"] = f"/v1/runs/{request.as_run}"
+        return {"run": request.as_run, "number": number, "serial": 1}
+
+    def _may_go_back(self, run: str) -> None:
+        """A shard of the syncer that is over goes back no more, and the others cannot alone."""
+        shards = self.registry.standings.shards.get(run, {}).values()
+        over = [s for s in shards if s.state in OVER]
+        if 0 < len(over) < len(shards):
+            part = f"syncer shard {over[0].shard} of {run!r} is {over[0].state}"
+            text = f"{part} and cannot go back: restore as a new run"
+            raise Problem(409, "Part of the run is over", text)
+
+    async def submit(
+        self, checkpoint: str, body: Annotated[dict[str, Any], Body()], response: Response
+    ) -> dict[str, Any]:
+        """Submit a run that begins with a checkpoint: FOLDER/NUMBER, or an address of its own."""
+        with _problems():
+            there, ref = RunCheckpoints.at(checkpoint, self.root)
+        manifest = await self._manifest(there, ref)
+        record = await self._begin(body, there, ref, manifest)
+        response.headers["Location"] = f"/v1/runs/{record.name}"
+        return self.runs.view(record)
+
+    async def _begin(
+        self, body: dict[str, Any], there: RunCheckpoints, ref: str, manifest: CheckpointManifest
+    ) -> RunRecord:
+        spec = await self.runs.checked(body)
+        _fits(spec, manifest)
+        await self.runs.free(spec.name)
+        own = spec.keeping.run_checkpoint_root or self.root
+        source = ref if there.root == own else f"{there.root.rstrip('/')}/{ref}"
+
+        async def seed() -> None:
+            """Nobody may begin a life that the ledger of the checkpoint knows."""
+            await seed_incarnations(self.registry.bus, spec.name, manifest.incarnations)
+
+        return await self.runs.begin(spec, Restore(serial=1, source=source), seed)
+
+
+def _fits(spec: RunSpec, manifest: CheckpointManifest) -> None:
+    """422 for what could never begin with it."""
+    errors = []
+    fragments = len(manifest.versions)
+    if spec.algorithm.fragments != fragments:
+        text = f"the checkpoint's parameters are cut into {fragments} fragments"
+        errors.append({"path": "algorithm.fragments", "message": text})
+    theirs = readable(manifest.spec, "the checkpoint").model
+    for key in ("preset", "factory", "overrides"):
+        ours_, theirs_ = getattr(spec.model, key), getattr(theirs, key)
+        if ours_ != theirs_:
+            text = f"another layout: the checkpoint is of {json.dumps(theirs_)}"
+            errors.append({"path": f"model.{key}", "message": text})
+    if errors:
+        raise invalid("run for this checkpoint", errors)
+
+
+def _view(ref: str, manifest: CheckpointManifest) -> dict[str, Any]:
+    shown = manifest.model_dump(mode="json", include=_SHOWN)
+    view: dict[str, Any] = jsonable({"ref": ref, **shown, "learners": sorted(manifest.learners)})
+    return view
+
+
+async def _asked(read: Callable[[], T]) -> T:
+    """What the store answers; its own words if it does not."""
+    with _problems():
+        return await asyncio.to_thread(read)
+
+
+@contextmanager
+def _problems() -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise Problem(404, "No such checkpoint", str(error)) from None
+    except OSError as error:
+        raise Problem(503, "The checkpoints cannot be reached", str(error)) from None
+
+
+async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:
+    """Learners of a run to come begin above these; never moves a number back."""
+    for learner, number in newest.items():
+        while not await _seed(bus, run, learner, number):
+            pass  # somebody was granted one meanwhile: it may be higher by now
+
+
+async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
+    place = (subjects.INCARNATIONS, f"{run}.{learner}")
+    found = await record_at(bus, *place, Incarnation)
+    if found and found.record.incarnation >= number:
+        return True
+    record = Incarnation(learner=learner, incarnation=number, boot="", at=time.time())
+    try:
+        await write_if(bus, *place, encode(record), found.revision if found else 0)
+    except Conflict:
+        return False
+    return True

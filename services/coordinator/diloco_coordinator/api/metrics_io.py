@@ -1,0 +1,164 @@
+"""Prometheus metrics of the whole cluster, read off the registry when asked for."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from diloco_coordinator.api.views import standing, syncer_views
+from diloco_coordinator.runs.budgets import used
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared.process.health import disk_metric
+from diloco_shared.process.loop_watch import LoopWatch
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.run_states import over
+from diloco_shared.protocol.subjects import status_key
+
+_COUNTERS = {
+    "rounds_committed": "Rounds committed",
+    "rounds_skipped": "Rounds skipped",
+    "contributions_merged": "Contributions merged",
+    "tokens_processed": "Tokens that learners trained on",
+    "tokens_useful": "Tokens that were merged",
+    "bytes_up": "Bytes of contributions",
+    "bytes_down": "Bytes of publications, counted once per reader",
+}
+
+
+class ClusterMetrics:
+    """A collector over one registry; `requests` counts (method, status class)."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        requests: Counter[tuple[str, str]],
+        loop_watch: LoopWatch | None = None,
+    ) -> None:
+        self.registry = registry
+        self.requests = requests
+        self.loop_watch = loop_watch
+        self.collectors = CollectorRegistry()
+        self.collectors.register(self)
+
+    def text(self) -> bytes:
+        """Prometheus exposition format."""
+        return generate_latest(self.collectors)
+
+    def collect(self) -> Iterator[Metric]:
+        members = GaugeMetricFamily("diloco_members", "Living members", labels=["role"])
+        roles = Counter(record.role for record in self.registry.roll.living.values())
+        for role in ("learner", "syncer", "coordinator", "supervisor"):
+            members.add_metric([role], roles[role])
+        yield members
+        yield disk_metric(*self.registry.roll.living.values())
+        if self.loop_watch is not None:
+            yield from self.loop_watch.metrics()
+        yield self._runs()
+        yield from self._budgets()
+        yield from self._statuses()
+        yield self._val_loss()
+        requests = CounterMetricFamily(
+            "diloco_http_requests", "Requests answered", labels=["method", "status"]
+        )
+        for labels, count in sorted(self.requests.items()):
+            requests.add_metric(labels, count)
+        yield requests
+
+    def _budgets(self) -> Iterator[Metric]:
+        """Used and budget side by side, so that a rule may divide them."""
+        memory = GaugeMetricFamily(
+            "diloco_memory_bytes", "Anonymous memory of a member", labels=["run", "member"]
+        )
+        may = GaugeMetricFamily(
+            "diloco_memory_budget_bytes", "What its run allows it", labels=["run", "member"]
+        )
+        held = GaugeMetricFamily(
+            "diloco_stream_bytes", "What a stream holds", labels=["run", "stream"]
+        )
+        limit = GaugeMetricFamily(
+            "diloco_stream_limit_bytes", "What it may hold", labels=["run", "stream"]
+        )
+        r = self.registry
+        for name, record in r.runs.items():
+            here = [n.record for n in r.roll.notes.values() if n.alive and n.record.run == name]
+            budget = used(record, r.statuses.get(name), here) or {"memory": {}, "streams": {}}
+            for member, of_member in budget["memory"].items():
+                memory.add_metric([name, member], of_member["used"] or 0)
+                may.add_metric([name, member], of_member["budget"])
+            for kind, of_stream in budget["streams"].items():
+                if of_stream["used"] is not None:
+                    held.add_metric([name, kind], of_stream["used"])
+                    limit.add_metric([name, kind], of_stream["limit"])
+        yield from (memory, may, held, limit)
+
+    def _runs(self) -> Metric:
+        runs = GaugeMetricFamily("diloco_runs", "Runs by state", labels=["state"])
+        states = Counter(self._state(r) for r in self.registry.runs.values())
+        for state, count in sorted(states.items()):
+            runs.add_metric([state], count)
+        return runs
+
+    def _state(self, record: RunRecord) -> str:
+        r = self.registry
+        members = [m for m, run in r.assigned.items() if run == record.name]
+        notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
+        status, wordless_s = r.statuses.get(record.name), r.wordless_s(record.name)
+        return standing(record, status, members, syncer_views(notes), wordless_s)[0]
+
+    def _silent_s(self, run: str, shard: int) -> float:
+        """A leader that is gone does not say how long ago its newest round was."""
+        silent_s = self.registry.standings.silent_s(status_key(run, shard), time.monotonic())
+        return silent_s if math.isfinite(silent_s) else 0.0
+
+    def _statuses(self) -> Iterator[Metric]:
+        statuses = self.registry.statuses
+        for name, text in _COUNTERS.items():
+            counter = CounterMetricFamily(f"diloco_{name}", text, labels=["run"])
+            for run, status in statuses.items():
+                counter.add_metric([run], getattr(status, name))
+            yield counter
+        refused = CounterMetricFamily("diloco_refused", "Refused input", labels=["run", "reason"])
+        alive = GaugeMetricFamily("diloco_learners_alive", "Heartbeats seen", labels=["run"])
+        taking_part = GaugeMetricFamily(
+            "diloco_learners_participating", "Merged within the last H rounds", labels=["run"]
+        )
+        stuck = GaugeMetricFamily("diloco_stuck", "No progress, no reason known", labels=["run"])
+        since = GaugeMetricFamily(
+            "diloco_seconds_since_round", "Since a round closed", labels=["run"]
+        )
+        for run, status in statuses.items():
+            stuck.add_metric([run], status.state == "stuck")
+            if not over(status):
+                since.add_metric([run], status.since_round_s + self._silent_s(run, status.shard))
+            for reason, count in status.refused.items():
+                refused.add_metric([run, reason], count)
+            alive.add_metric([run], len(status.alive))
+            taking_part.add_metric([run], len(status.participating))
+        yield from (refused, alive, taking_part, stuck, since, *self._ledger())
+
+    def _ledger(self) -> Iterator[Metric]:
+        """Gauges: a token may move on, from in flight to merged for one."""
+        tokens = GaugeMetricFamily(
+            "diloco_tokens", "Tokens processed, by what became of them", labels=["run", "became"]
+        )
+        reread = GaugeMetricFamily(
+            "diloco_tokens_reread", "Tokens read again since their reader is gone", labels=["run"]
+        )
+        for run, status in self.registry.statuses.items():
+            for became, count in status.tokens.model_dump().items():
+                tokens.add_metric([run, became], count)
+            reread.add_metric([run], status.tokens_reread)
+        yield from (tokens, reread)
+
+    def _val_loss(self) -> Metric:
+        loss = GaugeMetricFamily("diloco_val_loss", "Newest validation loss", labels=["run"])
+        newest = {
+            e.run: e.data.get("val_loss") for _, e in self.registry.events if e.kind == "evaluation"
+        }
+        for run, value in newest.items():
+            if isinstance(value, float):
+                loss.add_metric([run], value)
+        return loss

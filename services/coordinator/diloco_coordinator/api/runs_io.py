@@ -1,0 +1,490 @@
+"""/v1/runs: create, list, show, change, stop, delete; rounds and metrics of a run."""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from diloco_coordinator.access import digest
+from diloco_coordinator.api.auth_io import Guard
+from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
+from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.views import (
+    PHASES,
+    hindered,
+    over_view,
+    quorum_consequence,
+    recovery_views,
+    round_views,
+    run_view,
+    syncer_views,
+)
+from diloco_coordinator.runs.budgets import used
+from diloco_coordinator.runs.registry_io import REPEATS, Registry
+from diloco_coordinator.runs.standings import cannot_go_on, run_id_of
+from diloco_shared.budget import Need, assumed, limits, streams
+from diloco_shared.budget.terms import shown
+from diloco_shared.bus.port import (
+    BusError,
+    Conflict,
+    Refused,
+    StorageInfo,
+    Stored,
+    StreamFull,
+    Unavailable,
+)
+from diloco_shared.bus.run_streams import ensure_run_streams
+from diloco_shared.checking import Invalid, check
+from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
+from diloco_shared.checkpoints.vault_io import VaultError
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TapeRecord
+from diloco_shared.protocol.records import Restore, RunRecord
+from diloco_shared.protocol.wire import WireError, decode_tape
+from diloco_shared.spec.run import RunSpec
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+After = Annotated[int, Query(ge=0)]
+Desired = Literal["running", "paused", "stopped"]
+IfMatch = Annotated[str, Header(max_length=100)]
+Key = Annotated[str, Header(max_length=200)]
+# How long a repeat of a request with the same Idempotency-Key is known as one.
+REPEAT_S = 86_400.0
+# Losing a compare-and-set that often means that somebody writes without end.
+ATTEMPTS_MAX = 5
+# Looks at whether everybody has left a run that is to be deleted: it takes a second or two.
+LEAVE_LOOKS, LEAVE_LOOK_S = 50, 0.1
+# Whoever has not left a run by so many seconds after its deletion was first asked for hangs.
+LEAVE_S_MAX = 30.0
+# Tape records fetched at once; most are rounds.
+FETCH = 256
+# Beside what a run said last, while nothing new can come.
+CUT_OFF = "the coordinator cannot reach the message server, and this is what it heard last"
+
+
+class Change(BaseModel):
+    """What may be changed on a live run."""
+
+    model_config = ConfigDict(extra="forbid")
+    quorum: int = Field(ge=1, le=1024, description="K: contributions a merge needs.")
+
+
+def _taken(name: str) -> Problem:
+    text = f"there is a run {name!r} already: choose another name, or delete it"
+    return Problem(409, "The name is taken", text)
+
+
+def _keeps_changing(run: str) -> Problem:
+    text = f"{ATTEMPTS_MAX} attempts lost: others write {run!r} too"
+    return Problem(409, "The run keeps changing", text)
+
+
+def _may_need(spec: RunSpec, quorum: int) -> None:
+    most = spec.membership.learners_max
+    if quorum > most:
+        text = f"must not exceed membership.learners_max ({most}): no round could ever commit"
+        raise invalid("change", [{"path": "quorum", "message": text}])
+
+
+def _no_room(needs: dict[str, Need], storage: StorageInfo) -> dict[str, str]:
+    """The fault of a run that the message server cannot hold."""
+    total, most = sum(n.bytes for n in needs.values()), max(needs.values(), key=lambda n: n.bytes)
+    each = ", ".join(f"{kind} {shown(need.bytes)}" for kind, need in needs.items())
+    of_all = f" of {shown(storage.bytes_max)}" if storage.bytes_max else ""
+    text = (
+        f"the run's streams need {total} bytes ({each}), and the message server has no room for "
+        f"them: {shown(storage.reserved)}{of_all} are promised to other streams. Delete runs that "
+        f"are over, raise the server's max_file_store, or change {most.lower}"
+    )
+    return {"path": "(whole)", "message": text}
+
+
+class Runs:
+    """The routes, over one registry."""
+
+    def __init__(
+        self, registry: Registry, guard: Guard, streams: Streams, checkpoints: str = ""
+    ) -> None:
+        self.registry = registry
+        self.checkpoints = checkpoints  # where those of most runs are, and archived tapes
+        self.streams = streams
+        self.leaving: dict[str, float] = {}  # by id: since when a run is to be deleted
+        # One at a time, lest two requests for one name undo each other's steps.
+        self.changing = asyncio.Lock()  # held while a run is made or removed
+        self.router = APIRouter(prefix="/v1/runs", tags=["runs"])
+        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("viewer"))]}
+        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
+        add = self.router.add_api_route
+        add("", self.create, methods=["POST"], status_code=201, **act)
+        add("", self.index, methods=["GET"], **look)
+        add("/{run}", self.show, methods=["GET"], **look)
+        add("/{run}", self.change, methods=["PATCH"], **act)
+        add("/{run}", self.delete, methods=["DELETE"], status_code=204, **act)
+        verbs: tuple[tuple[str, Desired], ...] = (
+            ("pause", "paused"),
+            ("resume", "running"),
+            ("stop", "stopped"),
+        )
+        for verb, desired in verbs:
+            add(f"/{{run}}/{verb}", self._verb(desired), methods=["POST"], name=verb, **act)
+        add("/{run}/begin-again", self.begin_again, methods=["POST"], status_code=202, **act)
+        add("/{run}/rounds", self.rounds, methods=["GET"], **look)
+        add("/{run}/metrics", self.metrics, methods=["GET"], **look)
+        add("/{run}/recoveries", self.recoveries, methods=["GET"], **look)
+        add("/{run}/stream", self.stream, methods=["GET"], **look)
+
+    def record(self, run: str) -> RunRecord:
+        """The run, or a 404 that names the known ones."""
+        if run not in self.registry.runs:
+            known = ", ".join(sorted(self.registry.runs)) or "none"
+            raise Problem(404, "No such run", f"there is no run {run[:63]!r}; known: {known}")
+        return self.registry.runs[run]
+
+    def view(self, record: RunRecord) -> dict[str, Any]:
+        r = self.registry
+        members = sorted(m for m, run in r.assigned.items() if run == record.name)
+        status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
+        notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
+        beside = hindered(notes) if r.bus.connected else CUT_OFF
+        wordless_s = r.wordless_s(record.name)
+        view = run_view(record, status, waiting, members, syncer_views(notes), beside, wordless_s)
+        view["budget"] = used(record, status, [n.record for n in notes])
+        view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
+        return view
+
+    def etag(self, run: str) -> str:
+        """Of what a user may change: the record, not the progress."""
+        return f'"{self.registry.revisions.get((subjects.RUNS, run), 0)}"'
+
+    async def create(
+        self,
+        request: Request,
+        response: Response,
+        body: Annotated[dict[str, Any], Body()],
+        idempotency_key: Key = "",
+    ) -> dict[str, Any]:
+        """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
+        spec = await self.checked(body)
+        if idempotency_key and await self._repeated(idempotency_key, body, spec.name):
+            response.headers["Idempotency-Replayed"] = "true"
+            record = self.record(spec.name)
+        else:
+            record = await self.begin(spec)
+        response.headers["Location"] = f"/v1/runs/{spec.name}"
+        response.headers["ETag"] = self.etag(spec.name)
+        return self.view(record)
+
+    @staticmethod
+    async def checked(body: dict[str, Any]) -> RunSpec:
+        """A specification; 422 names the path of every fault. Large ones take a while to count."""
+        try:
+            return await asyncio.to_thread(check, body)
+        except Invalid as error:
+            faults = [{"path": f.path, "message": f.message} for f in error.faults]
+            raise invalid("run", faults) from None
+
+    async def begin(
+        self,
+        spec: RunSpec,
+        restore: Restore | None = None,
+        first: Callable[[], Awaitable[None]] | None = None,
+    ) -> RunRecord:
+        """Create a run, perhaps with a checkpoint to begin with; 409 says the name is taken.
+
+        `first`: what has to be done under its name before anybody may work for it.
+        """
+        spec = spec.model_copy(update={"id": secrets.token_hex(6)})
+        record = RunRecord(
+            name=spec.name,
+            spec=spec.model_dump(mode="json"),
+            desired="running",
+            quorum=spec.algorithm.quorum,
+            created_at=time.time(),
+            restore=restore,
+            phase="submitting",
+        )
+        async with self.changing:
+            await self.free(spec.name)
+            try:
+                await self.registry.create_run(record)
+            except Conflict:
+                raise _taken(spec.name) from None
+            try:
+                record = await self._made(record, spec, first)
+            except Conflict:  # another coordinator took the same submission up
+                raise _taken(spec.name) from None
+            except (StreamFull, Refused) as error:  # without an answer it may be repeated as it is
+                with contextlib.suppress(BusError):
+                    await self.registry.delete_run(spec.name, spec.id)
+                if isinstance(error, StreamFull):
+                    storage = await self.registry.bus.storage()
+                    raise invalid("run", [_no_room(streams(assumed(spec)), storage)]) from None
+                raise
+        text = f"run {spec.name} submitted" + (f" from {restore.source}" if restore else "")
+        await self.registry.tell(spec.name, "run-created", text, {})
+        return record
+
+    async def free(self, name: str) -> None:
+        """409 for a name that is taken, also by a run that is not mirrored here.
+
+        It may be another coordinator's of a moment ago, or be written by another release: what is
+        kept under its name is nobody's to change or remove.
+        """
+        there = name in self.registry.runs or await self.registry.look_for_run(name)
+        known = self.registry.runs.get(name)
+        if known is not None and known.phase != "submitting":
+            raise _taken(name)  # a submission that was cut off holds no name
+        if there and known is None:
+            text = (
+                f"the message server has a run {name!r} that cannot be read here: another release "
+                "submitted it. Choose another name"
+            )
+            raise Problem(409, "The name is taken", text)
+
+    async def _made(
+        self, record: RunRecord, spec: RunSpec, first: Callable[[], Awaitable[None]] | None
+    ) -> RunRecord:
+        """What a run needs before anybody may work for it: its streams, for one."""
+        # Whoever checked the specification has counted it: that is not done again.
+        await ensure_run_streams(self.registry.bus, spec.name, limits(assumed(spec)))
+        if first is not None:
+            await first()
+        record = record.model_copy(update={"phase": "there"})
+        await self.registry.update_run(record)
+        return record
+
+    async def _repeated(self, key: str, body: dict[str, Any], run: str) -> bool:
+        """Whether this very request created its run already; 422 if it was another one."""
+        place, asked = digest(key)[:32], digest(json.dumps(body, sort_keys=True)).encode()
+        try:
+            await self.registry.bus.kv_create(REPEATS, place, asked, ttl_s=REPEAT_S)
+        except Conflict:
+            entry = await self.registry.bus.kv_get(REPEATS, place)
+            if entry is not None and entry.value != asked:
+                raise Problem(
+                    422,
+                    "Another request used this Idempotency-Key",
+                    "a key stands for one request: make a new one for a new request",
+                ) from None
+            # Known, but without a run: the first attempt died half way, or the run is deleted.
+            return self.registry.there(run)
+        return False
+
+    async def index(
+        self, limit: Limit = 100, after: str = "", brief: bool = False
+    ) -> dict[str, Any]:
+        """Runs in order of their names; `next` is the cursor of the following page.
+
+        `brief` leaves out what is long: `spec` and `status`.
+        """
+        names = sorted(n for n in self.registry.runs if n > after)
+        page = names[:limit]
+        views = [self.view(self.registry.runs[n]) for n in page]
+        if brief:
+            views = [{k: v for k, v in r.items() if k not in ("spec", "status")} for r in views]
+        return {
+            "runs": views,
+            "next": page[-1] if len(names) > limit else None,
+        }
+
+    async def show(self, run: str, response: Response) -> dict[str, Any]:
+        """One run. Its ETag changes with what a user may change, not with its progress."""
+        view = self.view(self.record(run))
+        response.headers["ETag"] = self.etag(run)
+        return view
+
+    def _verb(self, desired: Desired) -> Callable[..., Coroutine[Any, Any, dict[str, Any]]]:
+        async def act(run: str, response: Response, if_match: IfMatch = "") -> dict[str, Any]:
+            view = await self.update(run, if_match, desired=desired)
+            await self.registry.tell(run, f"run-{desired}", f"{run} shall be {desired}", {})
+            response.headers["ETag"] = self.etag(run)
+            return view
+
+        act.__doc__ = f"The run shall be {desired}."
+        return act
+
+    async def update(self, run: str, if_match: str, **changes: Any) -> dict[str, Any]:
+        """Compare-and-set changes into the record, and try again if it changed meanwhile."""
+        for _ in range(ATTEMPTS_MAX):
+            record = self.record(run)
+            if if_match not in ("", "*", self.etag(run)):
+                raise Problem(
+                    412,
+                    "The run changed meanwhile",
+                    f"its ETag is {self.etag(run)}, not {if_match}: look at it and decide again",
+                )
+            self._may_change(record, changes)
+            changed = record.model_copy(update=changes)
+            if changed == record:
+                # Of the mirror, which may be behind: perhaps it was otherwise since.
+                await self.registry.look_for_run(run)
+                if self.registry.runs.get(run) == record:
+                    return self.view(record)
+                continue
+            try:
+                await self.registry.update_run(changed)
+            except Conflict:
+                continue
+            return self.view(changed)
+        raise _keeps_changing(run)
+
+    def _may_change(self, record: RunRecord, changes: dict[str, Any]) -> None:
+        if record.phase != "there":
+            raise Problem(409, "The run is not there", f"{record.name!r}: {PHASES[record.phase]}")
+        status = self.registry.statuses.get(record.name)
+        if status is not None and status.state in ("finished", "stopped"):
+            if changes.get("desired") == "stopped" and status.state == "stopped":
+                return  # as it is
+            raise Problem(409, "The run is over", f"{record.name!r} is {status.state}")
+        if record.desired == "stopped" and changes.get("desired") != "stopped":
+            raise Problem(
+                409, "The run is stopped", f"{record.name!r} was stopped and cannot go on"
+            )
+        if "quorum" in changes:  # else nothing is asked of a specification: anything can be stopped
+            _may_need(spec_of(record), changes["quorum"])
+
+    async def change(
+        self, run: str, change: Change, response: Response, if_match: IfMatch = ""
+    ) -> dict[str, Any]:
+        """Change the quorum of a live run; its tape records it."""
+        view = await self.update(run, if_match, quorum=change.quorum)
+        view["consequence"] = quorum_consequence(run, change.quorum, view["status"])
+        response.headers["ETag"] = self.etag(run)
+        return view
+
+    async def begin_again(self, run: str) -> dict[str, Any]:
+        """A new epoch from the published parameters, for a run whose state no syncer has.
+
+        409 while a syncer leads, or may lead: that one has more than is published.
+        """
+        view = self.view(self.record(run))
+        if not cannot_go_on(view["syncers"]):
+            text = f"a syncer leads {run!r}, or is about to, or none has looked for its state yet"
+            raise Problem(409, "The run need not begin again", text)
+        info = await self.registry.bus.stream_info(subjects.tape_stream(run))
+        if not info.last_seq:  # which would be no wish
+            raise Problem(409, "The run need not begin again", f"the tape of {run!r} is empty")
+        view = await self.update(run, "", begin_again=info.last_seq)
+        text = f"{run} shall begin a new epoch from its published parameters"
+        await self.registry.tell(run, "begin-again", text, {})
+        return view
+
+    async def delete(self, run: str) -> None:
+        """Remove a run that is over, with everything the bus keeps of it."""
+        record = self.record(run)
+        self._may_delete(record)
+        await self._left(record)
+        run_id = run_id_of(record)
+        async with self.changing:
+            for _ in range(ATTEMPTS_MAX):
+                if now := self.registry.runs.get(run):
+                    if run_id_of(now) != run_id:  # "deleted" would seem to speak of this one
+                        text = f"{run!r} was submitted anew meanwhile: look at it and decide again"
+                        raise Problem(409, "The run is another one by now", text)
+                    self._may_delete(now)  # its submission may have ended meanwhile
+                with contextlib.suppress(Conflict):  # its record changed, and is known anew
+                    return await self.registry.delete_run(run, run_id)
+        raise _keeps_changing(run)
+
+    def _may_delete(self, record: RunRecord) -> None:
+        run = record.name
+        if not self.registry.over(run):
+            stopping = "it is being stopped: try again" if record.desired == "stopped" else ""
+            text = stopping or f"stop {run!r} before deleting it"
+            raise Problem(409, "The run is not over", text)
+
+    async def _left(self, record: RunRecord) -> None:
+        """Until nobody works for it any more: what they write last would outlive it.
+
+        Not for ever: a run that is over holds nobody, and what comes later is refused by its id.
+        """
+        run, now = record.name, time.monotonic()
+        known = {run_id_of(r) for r in self.registry.runs.values()}
+        self.leaving = {r: since for r, since in self.leaving.items() if r in known}
+        since = self.leaving.setdefault(run_id_of(record), now)
+        for _ in range(LEAVE_LOOKS):
+            if not self.registry.working(run) or time.monotonic() - since > LEAVE_S_MAX:
+                return
+            await asyncio.sleep(LEAVE_LOOK_S)
+        who = ", ".join(self.registry.working(run))
+        text = f"{who} still work for {run!r}: try again; from {LEAVE_S_MAX:.0f} s on nobody is"
+        raise Problem(409, "The run is not left yet", f"{text} waited for")
+
+    async def rounds(self, run: str, after: After = 0, limit: Limit = 100) -> dict[str, Any]:
+        """Closed rounds after tape sequence `after`: who was merged, who was not, and why.
+
+        Of all syncer shards, as they were recorded; each numbers its rounds by itself.
+        """
+        spec = spec_of(self.record(run))
+        views: list[dict[str, Any]] = []
+        start = after + 1
+        while len(views) <= limit:
+            stored = await self._tape(spec, start)
+            shards = {s.seq: int(s.subject.rpartition(".")[2]) for s in stored}
+            found = round_views((s.seq, _record(run, s)) for s in stored)
+            views += [{**view, "shard": shards[view["seq"]]} for view in found]
+            if len(stored) < FETCH:
+                break
+            start = stored[-1].seq + 1
+        page = views[:limit]
+        return {"rounds": page, "next": page[-1]["seq"] if len(views) > limit else None}
+
+    async def _tape(self, spec: RunSpec, start: int) -> list[Stored]:
+        """Of all shards, from the stream and the archive."""
+        stream, bus = subjects.tape_stream(spec.name), self.registry.bus
+        archives = archives_of(spec, self.checkpoints)
+        try:
+            return await read_tape(bus, spec.name, archives, after=start - 1, limit=FETCH)
+        except VaultError as error:
+            raise Problem(503, "The tape's archive cannot be read", str(error)) from None
+        except Unavailable:
+            # A missing stream looks like a missing server, unless one asks for its sizes.
+            with contextlib.suppress(Refused):
+                await bus.stream_info(stream)
+                raise
+            return []  # no syncer has taken the run yet: it has no tape
+
+    async def metrics(self, run: str) -> dict[str, Any]:
+        """Validation loss and samples of the training loss per learner over time.
+
+        Evaluations are the run's own; `history` begins when this coordinator did, and is thinned.
+        """
+        record = self.record(run)
+        events = self.registry.events_after(0, run)
+        return {
+            "evaluations": [{"at": e.at, **e.data} for _, e in events if e.kind == "evaluation"],
+            "history": self.registry.histories.of(run),
+            "status": self.view(record)["status"],
+        }
+
+    async def recoveries(self, run: str) -> dict[str, Any]:
+        """How learners came back, or came new: each phase in seconds, and rounds until merged."""
+        self.record(run)
+        events = self.registry.events_after(0, run)
+        return {"recoveries": recovery_views(events, self.registry.statuses.get(run))}
+
+    async def stream(self, run: str) -> StreamingResponse:
+        """The run as it changes (server-sent events); ends when the run is over or deleted."""
+        self.record(run)
+
+        def now() -> dict[str, Any] | None:
+            record = self.registry.runs.get(run)
+            return None if record is None else self.view(record)
+
+        return self.streams.states(now, over_view)
+
+
+def _record(run: str, stored: Stored) -> TapeRecord:
+    """409 for one that another release wrote."""
+    try:
+        return decode_tape(stored.payload)
+    except WireError as error:
+        text = f"record {stored.seq} of the tape of {run!r} cannot be read by this release: {error}"
+        raise Problem(409, "Written by another release", text) from None

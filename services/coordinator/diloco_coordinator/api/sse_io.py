@@ -1,0 +1,106 @@
+"""Server-sent events: what happens, as it happens. A slow reader misses states, never events."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+
+from diloco_coordinator.api.problems_io import Problem
+from diloco_coordinator.api.views import event_view
+from diloco_coordinator.runs.registry_io import Registry
+
+# Open streams at once: pages and scripts of a team. Each is a task and a socket.
+STREAMS_MAX = 64
+# A silent stream says something this often, so that proxies keep it open.
+KEEP_ALIVE_S = 15.0
+# States are sent at most this often: the eye takes in no more.
+STATE_S = 0.25
+
+
+class Streams:
+    """Opens streams over one registry, up to STREAMS_MAX."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.open = 0
+
+    def events(self, after: int, run: str) -> StreamingResponse:
+        """Events with a greater sequence than `after`; the sequence is the event's id."""
+        return self._response(self._events(after, run))
+
+    def states(
+        self, now: Callable[[], dict[str, Any] | None], over: Callable[[dict[str, Any]], bool]
+    ) -> StreamingResponse:
+        """`now()` at first and whenever it differs, until it is None or `over`."""
+        return self._response(self._states(now, over))
+
+    def _response(self, chunks: AsyncIterator[str]) -> StreamingResponse:
+        if self.open >= STREAMS_MAX:
+            raise Problem(
+                503,
+                "Too many open streams",
+                f"{STREAMS_MAX} are open: close some, or ask now and then instead",
+                headers={"Retry-After": "10"},
+            )
+        return StreamingResponse(
+            self._counted(chunks),
+            media_type="text/event-stream",
+            # Proxies must pass each piece on as it comes.
+            headers={"X-Accel-Buffering": "no"},
+        )
+
+    async def _counted(self, chunks: AsyncIterator[str]) -> AsyncIterator[str]:
+        self.open += 1
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            self.open -= 1
+
+    async def _events(self, after: int, run: str) -> AsyncIterator[str]:
+        yield ": open\n\n"
+        said_at = time.monotonic()
+        while True:
+            for seq, event in self.registry.events_after(after, run):
+                after = seq
+                yield f"id: {seq}\ndata: {json.dumps(event_view(seq, event))}\n\n"
+                said_at = time.monotonic()
+            if not await self._change(said_at):
+                yield ": still here\n\n"
+                said_at = time.monotonic()
+
+    async def _states(
+        self, now: Callable[[], dict[str, Any] | None], over: Callable[[dict[str, Any]], bool]
+    ) -> AsyncIterator[str]:
+        last: dict[str, Any] | None = None
+        said_at = time.monotonic()
+        while True:
+            state = now()
+            if state is None:
+                return
+            if state != last:
+                last = state
+                yield f"data: {json.dumps(state)}\n\n"
+                if over(state):
+                    return
+                said_at = time.monotonic()
+                await asyncio.sleep(STATE_S)
+            elif not await self._change(said_at):
+                yield ": still here\n\n"
+                said_at = time.monotonic()
+
+    async def _change(self, said_at: float) -> bool:
+        """Whether something changed before it is time to say that we are still here.
+
+        Most changes say nothing to a reader: what counts is when it was told something last.
+        """
+        changed, left_s = self.registry.changed, said_at + KEEP_ALIVE_S - time.monotonic()
+        try:
+            async with asyncio.timeout(max(left_s, 0.0)), changed:
+                await changed.wait()
+        except TimeoutError:
+            return False
+        return True

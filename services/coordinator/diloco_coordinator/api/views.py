@@ -1,0 +1,211 @@
+"""What the API shows of runs, members, rounds, events and faults: plain dictionaries."""
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from diloco_coordinator.runs.membership import MemberNote
+from diloco_coordinator.runs.standings import leaderless
+from diloco_shared.protocol.messages import TapeRecord, TapeRound
+from diloco_shared.protocol.records import Event, RunPhase, RunRecord, RunStatus, recovery_view
+from diloco_shared.protocol.run_states import OVER
+
+# Of members that cannot work, or whose disks are full: they mostly say the same.
+HINDERED_SHOWN = 3
+# Why a run is not there for others; both are momentary unless a process died over it.
+PHASES: dict[RunPhase, str] = {
+    "submitting": "it is being submitted; if that was cut off, submit it again or delete it",
+    "deleting": "it is being deleted; if that was cut off, delete it again",
+}
+
+
+def jsonable(value: Any) -> Any:
+    """Floats that JSON cannot say become null, everywhere inside `value`."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str | int):
+        return value
+    if isinstance(value, dict):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    return value
+
+
+def run_view(
+    record: RunRecord,
+    status: RunStatus | None,
+    waiting: str | None,
+    members: list[str],
+    syncers: list[dict[str, Any]] | None = None,
+    beside: str = "",
+    wordless_s: float = 0.0,
+) -> dict[str, Any]:
+    """A run: what was asked for, where it stands, who works for it, who leads and stands by.
+
+    `reason` is the syncer's while one leads the run (`standing`), and who of its members is
+    `hindered`, and why (`beside`); what the scheduler misses is in `waiting`. `wordless_s`: seconds
+    for which no leader has said anything.
+    """
+    state, reason = standing(record, status, members, syncers or [], wordless_s)
+    if state == "queued":
+        reason = waiting or reason
+    if beside and state not in OVER:
+        reason = f"{reason}; {beside}"
+    reason = PHASES.get(record.phase, reason)
+    shown: dict[str, Any] = {
+        "name": record.name,
+        "desired": record.desired,
+        "state": state,
+        "reason": reason,
+        "waiting": waiting if state not in OVER else None,
+        "created_at": record.created_at,
+        "quorum": record.quorum,
+        "members": members,
+        "syncers": syncers or [],
+        "spec": record.spec,
+        "status": None if status is None else status.model_dump(mode="json"),
+    }
+    result: dict[str, Any] = jsonable(shown)
+    return result
+
+
+def standing(
+    record: RunRecord,
+    status: RunStatus | None,
+    members: list[str],
+    syncers: list[dict[str, Any]],
+    wordless_s: float,
+) -> tuple[str, str]:
+    """(state, reason) of a run: its leader's word, unless nobody leads it any more."""
+    if status is None:
+        if record.phase == "deleting" or (record.desired == "stopped" and not members):
+            return "stopped", "stopped before it began"
+        return "queued", "members are being assigned"
+    if status.state not in OVER and (why := leaderless(syncers, status.state, wordless_s)):
+        return "leaderless", why
+    return status.state, status.reason
+
+
+def hindered(notes: Iterable[MemberNote]) -> str:
+    """Which living members of a run cannot work, or find their own disks full, and why."""
+    living = sorted((n.record for n in notes if n.alive), key=lambda r: r.id)
+    cannot = [r for r in living if r.role == "learner" and r.state == "unfit"]
+    full = [r for r in living if r.full]
+    told = (
+        _first([f"{r.id} cannot work: {r.reason}" for r in cannot]),
+        _first([f"the disk of {r.id} is full: {r.full}" for r in full]),
+    )
+    return "; ".join(text for text in told if text)
+
+
+def _first(told: list[str]) -> str:
+    more = f"; and {len(told) - HINDERED_SHOWN} more" if len(told) > HINDERED_SHOWN else ""
+    return "; ".join(told[:HINDERED_SHOWN]) + more
+
+
+def quorum_consequence(run: str, quorum: int, status: dict[str, Any] | None) -> str:
+    """What a new quorum means for a run as it stands; "" if nothing is in its way."""
+    alive = len(status["alive"]) if status is not None else 0
+    if status is None or alive >= quorum:
+        return ""
+    lack = quorum - alive
+    text = f"{alive} of {quorum} learners are there: no round opens until {lack} more join"
+    return f"{text}, or 'diloco quorum {run} {alive}'" if alive else text
+
+
+def over_view(view: dict[str, Any]) -> bool:
+    """Whether a run's view is its last."""
+    return view["state"] in OVER
+
+
+def syncer_views(notes: Iterable[MemberNote]) -> list[dict[str, Any]]:
+    """The syncers of one run: what each does for it, and how many tape records it is behind."""
+    syncers = sorted(
+        (n for n in notes if n.record.role == "syncer"),
+        key=lambda note: (note.record.shard, note.record.id),
+    )
+    heads: dict[int, int] = {}
+    for n in syncers:
+        if n.alive and n.record.state == "leading":
+            heads[n.record.shard] = max(heads.get(n.record.shard, 0), n.record.tape_seq)
+    return [
+        {
+            "id": n.record.id,
+            "shard": n.record.shard,
+            "state": n.record.state if n.alive else "gone",
+            "reason": n.record.reason if n.alive else "",
+            # Told every second or so, each by its own process: a fresh leader may be behind.
+            "lag_records": None
+            if (head := heads.get(n.record.shard)) is None
+            else max(head - n.record.tape_seq, 0),
+        }
+        for n in syncers
+    ]
+
+
+def member_view(
+    note: MemberNote, run: str, status: RunStatus | None, lag_records: int | None = None
+) -> dict[str, Any]:
+    """A member: the process, its assignment, and what its run's syncer sees of it.
+
+    `lag_records`: of a syncer, how many tape records it is behind the one that leads.
+    """
+    record = note.record
+    shown = record.model_dump(mode="json", exclude={"lock", "boot"})
+    shown["assigned"] = run
+    shown["alive"] = note.alive
+    shown["gone_since"] = note.gone_since
+    shown["draining"] = note.draining
+    shown["lag_records"] = lag_records
+    shown["learner"] = status.learners.get(record.id) if status is not None else None
+    result: dict[str, Any] = jsonable(shown)
+    return result
+
+
+def round_views(records: Iterable[tuple[int, TapeRecord]]) -> list[dict[str, Any]]:
+    """Closed rounds with every verdict and reason."""
+    return [
+        {"seq": seq, **jsonable(record.model_dump(mode="json"))}
+        for seq, record in records
+        if isinstance(record, TapeRound)
+    ]
+
+
+def recovery_views(
+    events: Iterable[tuple[int, Event]], status: RunStatus | None
+) -> list[dict[str, Any]]:
+    """Every recovery that events tell of, then those under way; times of each phase."""
+    told = [e.data for _, e in events if e.kind == "returned" and "contributed_at" in e.data]
+    known = {(d["learner"], d["incarnation"]) for d in told}
+    under_way = [
+        record.model_dump()
+        for record in (status.recoveries if status is not None else ())
+        if (record.learner, record.incarnation) not in known
+    ]
+    found: list[dict[str, Any]] = jsonable([recovery_view(r) for r in [*told, *under_way]])
+    return found
+
+
+def event_view(seq: int, event: Event) -> dict[str, Any]:
+    """An event and its place, which is the cursor to go on from."""
+    result: dict[str, Any] = jsonable({"seq": seq, **event.model_dump(mode="json")})
+    return result
+
+
+_FAULT_FIELDS = ("kind", "target", "run", "at_step", "after_s", "duration_s", "factor")
+
+
+def fault_views(events: Iterable[tuple[int, Event]]) -> list[dict[str, Any]]:
+    """Every fault that events tell of: what, on whom, and when planned, applied and healed."""
+    faults: dict[str, dict[str, Any]] = {}
+    for _, e in events:
+        phase = e.kind.removeprefix("fault-")
+        if phase not in ("planned", "applied", "healed") or "id" not in e.data:
+            continue
+        fault = faults.setdefault(str(e.data["id"]), {"id": str(e.data["id"]), "when": ""})
+        fault |= {k: e.data.get(k) for k in _FAULT_FIELDS}
+        fault["when"] = e.data.get("when", fault["when"])
+        fault[f"{phase}_at"] = e.at
+    found: list[dict[str, Any]] = jsonable(list(faults.values()))
+    return found

@@ -1,0 +1,1 @@
+"""Which runs there are, where they stand, and who works for them."""

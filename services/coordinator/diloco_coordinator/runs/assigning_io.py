@@ -1,0 +1,119 @@
+"""Writes the assignments that members and runs call for, again and again."""
+
+import time
+from collections.abc import Collection
+
+import structlog
+from pydantic import ValidationError
+
+from diloco_coordinator.runs.membership import FORGET_S, MemberNote
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_coordinator.runs.scheduler import MemberView, RunView, needed, schedule
+from diloco_shared.bus.port import Conflict
+from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
+
+# Between two looks at whether assignments fit, in seconds.
+SCHEDULE_S = 0.3
+
+
+async def keep_assigned(registry: Registry) -> None:
+    """For ever."""
+    specs = Specs()
+    await again_and_again(lambda: assign(registry, specs), "assignments", SCHEDULE_S)
+
+
+class Specs:
+    """Of runs, as they were read last: several looks a second find them as they were."""
+
+    def __init__(self) -> None:
+        self.read: dict[str, tuple[RunRecord, RunSpec]] = {}  # by name
+
+    def of(self, record: RunRecord) -> RunSpec:
+        """Raises ValidationError for what was written by another version."""
+        known = self.read.get(record.name)
+        if known is not None and known[0] is record:
+            return known[1]
+        spec = RunSpec.model_validate(record.spec)
+        self.read[record.name] = record, spec
+        return spec
+
+    def keep(self, names: Collection[str]) -> None:
+        """Those of other runs are let go."""
+        for name in [*self.read]:
+            if name not in names:
+                del self.read[name]
+
+
+async def assign(registry: Registry, specs: Specs | None = None) -> None:
+    """One look, and what follows from it."""
+    members = [_member(registry, m, note) for m, note in registry.roll.notes.items()]
+    # One to a run that was deleted ends, also if another has taken its name since.
+    assigned = {
+        m: a.run if not a.run or registry.holds(a) else f"{a.run}.{a.run_id}"
+        for m, a in registry.assignments.items()
+    }
+    runs = _runs(registry, specs or Specs())
+    await _forget(registry, needed(members, runs, assigned))
+    plan = schedule(members, runs, assigned)
+    registry.waiting = plan.waiting
+    for change in plan.changes:
+        before = assigned.get(change.member, "")
+        try:
+            await registry.assign(change.member, change.run, change.shard)
+        except Conflict as error:
+            log.info("another was first", member=change.member, why=str(error))
+            continue
+        text = f"{change.member} works for {change.run or 'no run'}: {change.reason}"
+        kind = "assigned" if change.run else "released"
+        known = before if before in registry.runs else ""  # a deleted run has no events
+        await registry.tell(change.run or known, kind, text, {"member": change.member})
+
+
+async def _forget(registry: Registry, kept: set[str]) -> None:
+    """The dead leave the list by themselves, with their assignments."""
+    for member in registry.roll.expired(time.time(), kept):
+        run = registry.assigned.get(member, "")
+        await registry.forget(member)
+        text = f"{member} was gone for {FORGET_S / 60:.0f} minutes and is forgotten"
+        await registry.tell(run, "member-forgotten", text, {"member": member})
+
+
+def _member(registry: Registry, member: str, note: MemberNote) -> MemberView:
+    assignment = registry.assignments.get(member)
+    return MemberView(
+        member,
+        note.record.role,
+        alive=note.alive,
+        draining=note.draining,
+        unfit=note.record.reason if note.record.state == "ineligible" else "",
+        shard=assignment.shard if assignment else 0,
+        since_s=note.since_s(time.time()),
+    )
+
+
+def _runs(registry: Registry, specs: Specs) -> list[RunView]:
+    found = []
+    specs.keep(registry.runs)
+    for record in sorted(registry.runs.values(), key=lambda r: (r.created_at, r.name)):
+        try:
+            spec = specs.of(record)
+        except ValidationError as error:
+            log.error("unreadable specification", run=record.name, error=str(error))
+            continue
+        found.append(
+            RunView(
+                record.name,
+                spec.membership.learners_min,
+                spec.membership.learners_max,
+                registry.over(record.name),
+                spec.membership.syncers,
+                registry.leaders(record.name),
+                spec.algorithm.shards,
+                registry.forced(record.name),
+            )
+        )
+    return found

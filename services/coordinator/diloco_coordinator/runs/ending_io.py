@@ -1,0 +1,48 @@
+"""Ends the runs that nobody else can end: stopped ones without a leader, ended ones unsettled."""
+
+import time
+
+import structlog
+
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_coordinator.runs.standings import forced, run_id_of, shards_of
+from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.bus.standing import Standing
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import RunRecord
+
+log = structlog.get_logger()
+
+# Between two looks, in seconds.
+LOOK_S = 0.5
+
+
+async def keep_ending(registry: Registry) -> None:
+    """For ever."""
+    await again_and_again(lambda: end_overdue(registry), "ends of runs", LOOK_S)
+
+
+async def end_overdue(registry: Registry) -> None:
+    """One look, and what follows from it."""
+    now = time.monotonic()
+    for run in list(registry.runs):
+        record = registry.runs.get(run)
+        if record is None:
+            continue  # deleted while another was being ended
+        registry.standings.watch_stop(record, now)
+        if registry.over(run):
+            continue
+        for shard in range(shards_of(record)):
+            key = subjects.status_key(run, shard)
+            if why := registry.standings.overdue(record, shard, key, now):
+                await _end(registry, record, shard, why)
+
+
+async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> None:
+    standing = Standing(registry.bus, record.name, run_id_of(record), shard)
+    end = forced(record, shard, await standing.read(), why, time.time())
+    if refused := await standing.write(end):
+        log.info("run not ended", run=record.name, reason=refused)
+        return
+    if end.forced:
+        await registry.tell(record.name, "end-forced", f"run {record.name} {end.reason}", {})

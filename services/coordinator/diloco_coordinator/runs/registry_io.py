@@ -1,0 +1,487 @@
+"""What the key-value buckets and the event stream say, mirrored in memory.
+
+Nothing lives here alone: a coordinator that dies, or a second one, loses nothing.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import suppress
+from itertools import takewhile
+from typing import Any, TypeVar
+
+import structlog
+from pydantic import ValidationError
+
+from diloco_coordinator.access import TokenRecord
+from diloco_coordinator.runs.history import Histories
+from diloco_coordinator.runs.membership import MemberNote, Roll
+from diloco_coordinator.runs.standings import Standings, run_id_of, shards_of
+from diloco_shared.bus.port import Bus, Conflict, Entry, StreamSpec
+from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
+from diloco_shared.bus.run_streams import ensure_buckets
+from diloco_shared.bus.stored_records import event_now, tell, write_if
+from diloco_shared.process.crash_points import passing
+from diloco_shared.process.disk_watch import MARK_S
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Beat
+from diloco_shared.protocol.records import (
+    Assignment,
+    Deleted,
+    Event,
+    MemberRecord,
+    RunRecord,
+    RunStatus,
+)
+from diloco_shared.protocol.wire import WireError, decode, encode
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+# The coordinator's own buckets.
+NOTES = "notes"  # <member> -> MemberNote, JSON
+TOKENS = "tokens"  # <name> -> TokenRecord, JSON
+REPEATS = "repeats"  # <digest of an Idempotency-Key> -> what was asked, for a day
+
+MIRRORED = (
+    NOTES,  # first: they tell what a member was before its key is looked at
+    subjects.MEMBERS,
+    subjects.RUNS,
+    subjects.STATUS,
+    subjects.ASSIGNMENTS,
+    TOKENS,
+)
+
+# Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
+EVENTS_MAX = 20_000
+EVENTS_BYTES_MAX = 64 << 20
+# Before what was interrupted is read on, in seconds.
+RETRY_S = 0.5
+
+
+class Registry:
+    """A view of the cluster, fed by `watch` and `read_events`."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.roll = Roll()
+        self.runs: dict[str, RunRecord] = {}
+        self.standings = Standings()
+        self.statuses = self.standings.statuses
+        self.assignments: dict[str, Assignment] = {}
+        self.tokens: dict[str, TokenRecord] = {}
+        self.revisions: dict[tuple[str, str], int] = {}  # not of members and statuses
+        self.waiting: dict[str, str] = {}  # run -> what it lacks
+        self.histories = Histories()
+        self.events: deque[tuple[int, Event]] = deque(maxlen=EVENTS_MAX)
+        self.changed = asyncio.Condition()
+        self.ready = False
+
+    @property
+    def assigned(self) -> dict[str, str]:
+        """Member -> run, of those that work for one."""
+        return {m: a.run for m, a in self.assignments.items() if a.run and self.holds(a)}
+
+    def holds(self, a: Assignment) -> bool:
+        """Whether the run of an assignment is there, and is not a later one of that name."""
+        return a.run in self.runs and run_id_of(self.runs[a.run]) == a.run_id
+
+    def wordless_s(self, run: str) -> float:
+        """Seconds for which no leader of a run has said anything; 0 while nobody can be heard."""
+        if not self.bus.connected:
+            self.standings.listening_since = time.monotonic()
+        return self.standings.wordless_s(run, time.monotonic())
+
+    def working(self, run: str) -> list[str]:
+        """Living members that say they work for a run, whatever they are assigned to."""
+        return sorted(m for m, r in self.roll.living.items() if r.run == run)
+
+    # --- mirror --------------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Buckets, events and all that was known are here afterwards; waits for the bus.
+
+        Each request by itself: what is done need not be done again where a later one fails.
+        """
+        bus, stream, every = self.bus, subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
+        await ensure_buckets(bus, (*subjects.BUCKETS, NOTES, TOKENS, REPEATS))
+        kept = StreamSpec(stream, (every,), EVENTS_BYTES_MAX, drop_oldest=True)
+        await _done(lambda: bus.ensure_stream(kept))
+        for bucket in MIRRORED:
+            for entry in (await self._all_of(bucket)).values():
+                await _done(lambda b=bucket, e=entry: self._take(b, e))  # type: ignore[misc]
+        living = {e.key for e in (await self._all_of(subjects.MEMBERS)).values()}
+        for note in self.roll.absent(living, time.time()):
+            await _done(lambda n=note: self._note(n))  # type: ignore[misc]
+        last = (await _done(lambda: bus.stream_info(stream))).last_seq
+        first = max(1, last - EVENTS_MAX + 1)
+        for message in await _done(lambda: bus.fetch(stream, every, start_seq=first)):
+            self._event(message.seq, message.payload)
+        self.ready = True
+
+    async def _all_of(self, bucket: str) -> dict[str, Entry]:
+        return await _done(lambda: self.bus.kv_all(bucket))
+
+    async def watch(self, bucket: str) -> None:
+        """Mirror one bucket, for ever."""
+
+        async def mirror() -> None:
+            async with self.bus.kv_watch(bucket) as entries:
+                if bucket == subjects.STATUS:
+                    self.standings.listening_since = time.monotonic()
+                await self._gone_meanwhile(bucket)
+                async for entry in entries:
+                    await self._take(bucket, entry)
+                    await self._notify()
+
+        await again_and_again(mirror, f"watch of {bucket}", RETRY_S)
+
+    async def _gone_meanwhile(self, bucket: str) -> None:
+        """Let go of keys that are not there any more: a watch tells only of those that it saw.
+
+        One that was interrupted may have had their ends still to tell.
+        """
+        known: dict[str, Iterable[str]] = {
+            subjects.MEMBERS: self.roll.living,
+            subjects.RUNS: self.runs,
+            subjects.ASSIGNMENTS: self.assignments,
+            TOKENS: self.tokens,
+        }
+        before = {key: self.revisions.get((bucket, key), 0) for key in known.get(bucket, ())}
+        there = await self.bus.kv_all(bucket)
+        for key, revision in before.items():
+            # One that was written meanwhile is there again, and the watch brings it.
+            if key not in there and self.revisions.get((bucket, key), 0) == revision:
+                await self._take(bucket, Entry(key, None, revision))
+                await self._notify()
+
+    async def read_events(self) -> None:
+        """Mirror the event stream, for ever."""
+
+        async def mirror() -> None:
+            start = self.events[-1][0] + 1 if self.events else 1
+            stream, every = subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
+            async with self.bus.read(stream, every, start_seq=start) as messages:
+                async for stored in messages:
+                    self._event(stored.seq, stored.payload)
+                    await self._notify()
+
+        await again_and_again(mirror, "reading of events", RETRY_S)
+
+    async def hear_beats(self, subject: str) -> None:
+        """What leaders say of runs whose status they cannot write, for ever."""
+
+        async def hear() -> None:
+            async with self.bus.subscribe(subject) as deliveries:
+                async for delivery in deliveries:
+                    try:
+                        beat = decode(delivery.payload, Beat)
+                    except WireError as error:
+                        log.debug("unreadable beat", subject=delivery.subject, error=str(error))
+                        continue
+                    if self.standings.hear(beat, time.monotonic()):
+                        self._put_together(beat.run)
+                        await self._notify()
+
+        await again_and_again(hear, "hearing of beats", RETRY_S)
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def _event(self, seq: int, payload: bytes) -> None:
+        if self.events and seq <= self.events[-1][0]:
+            return  # a repeat after a reconnect
+        try:
+            self.events.append((seq, decode(payload, Event)))
+        except WireError as error:
+            log.warning("unreadable event", seq=seq, error=str(error))
+
+    async def _take(self, bucket: str, entry: Entry) -> None:
+        """What a key says now, unless newer is known."""
+        key, value = entry.key, entry.value
+        place = (bucket, key)
+        if entry.revision < self.revisions.get(place, 0):
+            return  # an echo of what was overwritten meanwhile
+        if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES, TOKENS):
+            self.revisions[place] = entry.revision
+        if value is None:
+            self.revisions.pop(place, None)
+        try:
+            await self._set(bucket, key, value)
+        except (WireError, ValidationError) as error:
+            log.error("unreadable record", bucket=bucket, key=key, error=str(error))
+
+    async def _set(self, bucket: str, key: str, value: bytes | None) -> None:
+        match bucket:
+            case subjects.MEMBERS:
+                if value is None:
+                    note = self.roll.silent(key, time.time())
+                else:
+                    note = self.roll.seen(decode(value, MemberRecord), time.time())
+                if note is not None and self.ready:
+                    await self._note(note)
+            case subjects.RUNS if value is not None:
+                self.runs[key] = decode(value, RunRecord)
+                self._put_together(key)  # of its id alone
+            case subjects.RUNS:
+                self._gone(key)
+            case subjects.STATUS:
+                self._status(key, value)
+            case subjects.ASSIGNMENTS:
+                self.assignments.pop(key, None)
+                if value is not None:
+                    self.assignments[key] = decode(value, Assignment)
+            case _ if bucket == NOTES:
+                self._noted(key, value)
+            case _:
+                self.tokens.pop(key, None)
+                if value is not None:
+                    self.tokens[key] = TokenRecord.model_validate_json(value)
+
+    def _status(self, key: str, value: bytes | None) -> None:
+        """A shard's status: a run's is made of those of all its shards."""
+        found = None if value is None else decode(value, RunStatus)
+        run = self.standings.take(key, found, time.monotonic())
+        whole = self._put_together(run)
+        if whole is not None:
+            self.histories.add(whole)
+
+    def _put_together(self, run: str) -> RunStatus | None:
+        known = self.standings.misfits.copy()
+        whole = self.standings.put_together(run, self.runs.get(run))
+        for key in self.standings.misfits - known:
+            log.error("status left out: it has other fragments than its run", key=key)
+        return whole
+
+    def leaders(self, run: str) -> tuple[str, ...]:
+        """Who led each shard of a run last."""
+        return tuple(s.leader for s in self.standings.shards.get(run, {}).values())
+
+    def _noted(self, member: str, value: bytes | None) -> None:
+        there = self.roll.notes.get(member)
+        if value is None:
+            if there is not None and not there.alive:
+                self.roll.forget(member)
+            return
+        note = MemberNote.model_validate_json(value)
+        if there is None:
+            self.roll.restore(note, time.time())
+        elif there.drained != note.drained:  # another coordinator was asked
+            self.roll.drain(member, note.drained)
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def events_after(self, after: int, run: str = "") -> list[tuple[int, Event]]:
+        """Events with a greater sequence, oldest first; of one run, or of all."""
+        newer = list(takewhile(lambda item: item[0] > after, reversed(self.events)))
+        return [item for item in reversed(newer) if not run or item[1].run == run]
+
+    def there(self, run: str) -> bool:
+        """Whether a run is there for others: submitted as a whole, and not being deleted."""
+        return run in self.runs and self.runs[run].phase == "there"
+
+    def forced(self, run: str) -> bool:
+        """Whether a run is over by the coordinator's word alone, and its syncers may end it."""
+        status = self.statuses.get(run)
+        return status is not None and status.forced and self.there(run)
+
+    def over(self, run: str) -> bool:
+        """Whether nobody needs to work for a run any more, or yet."""
+        if not self.there(run):
+            return True
+        status = self.statuses.get(run)
+        if status is not None:
+            return status.settled
+        # Stopped before it began; a syncer that was given it has to end it properly.
+        return self.runs[run].desired == "stopped" and run not in self.assigned.values()
+
+    # --- writing -------------------------------------------------------------------------------
+
+    async def create_run(self, record: RunRecord) -> None:
+        """Conflict if the name is taken. A submission that was cut off holds no name."""
+        place = (subjects.RUNS, record.name)
+        try:
+            revision = await self.bus.kv_create(*place, encode(record))
+        except Conflict:
+            there = await self.bus.kv_get(*place)
+            if there is not None:
+                await self._take(subjects.RUNS, there)
+            known = self.runs.get(record.name)
+            if there is None or known is None or known.phase != "submitting":
+                raise
+            revision = await self.bus.kv_update(*place, encode(record), there.revision)
+        passing("run-record")
+        self.runs[record.name] = record
+        self.revisions[place] = revision
+
+    async def update_run(self, record: RunRecord) -> None:
+        """Replace the record that is mirrored here; Conflict, and a fresh mirror, if it changed."""
+        place = (subjects.RUNS, record.name)
+        if not self._is(record.name, run_id_of(record)):
+            raise Conflict(f"{record.name} is another run by now")
+        try:
+            revision = await self.bus.kv_update(*place, encode(record), self.revisions[place])
+        except Conflict:
+            if not await self._look_again(*place):
+                self._gone(record.name)
+            raise
+        self.runs[record.name] = record
+        self.revisions[place] = revision
+
+    async def _look_again(self, bucket: str, key: str) -> bool:
+        """Mirror a key that somebody else wrote; whether there is one."""
+        there = await self.bus.kv_get(bucket, key)
+        if there is not None:
+            await self._take(bucket, there)
+        return there is not None
+
+    async def look_for_run(self, name: str) -> bool:
+        """Whether there is a run of this name on the bus, perhaps not mirrored until now."""
+        entry = await self.bus.kv_get(subjects.RUNS, name)
+        if entry is None or entry.value is None:
+            return False
+        await self._take(subjects.RUNS, entry)
+        return True
+
+    def _is(self, run: str, run_id: str) -> bool:
+        return run in self.runs and run_id_of(self.runs[run]) == run_id
+
+    async def delete_run(self, run: str, run_id: str) -> None:
+        """Remove a run and everything that is kept of it; may be repeated, wherever it ended.
+
+        On the bus at once; on the disks of those that worked for it, when they see the mark.
+        """
+        if not self._is(run, run_id):
+            return
+        record = self.runs[run]
+        if record.phase != "deleting":
+            # Before anything is gone: without its status it would look like one to begin with.
+            await self.update_run(record.model_copy(update={"phase": "deleting"}))
+        async for _ in self._deletion(record):
+            if not self._is(run, run_id):
+                return  # another coordinator was faster, and the name may be another run's by now
+
+    async def _deletion(self, record: RunRecord) -> AsyncIterator[None]:
+        """Step by step; the record is the last to go."""
+        run = record.name
+        if run_id := run_id_of(record):
+            mark = encode(Deleted(run=run, at=time.time()))
+            # The last writer may win: whoever writes it says the same, and nobody takes it back.
+            await self.bus.kv_put(subjects.DELETED, run_id, mark, ttl_s=MARK_S)
+            yield
+        for member, assignment in list(self.assignments.items()):
+            if assignment.run == run:
+                with suppress(Conflict):
+                    await self.assign(member, "")
+                yield
+        for stream in subjects.run_streams(run):
+            await self.bus.delete_stream(stream)
+            yield
+        of_run = (subjects.SHARDS, subjects.PLACES, subjects.INCARNATIONS, subjects.LEASES)
+        for bucket in of_run:
+            for key in await self.bus.kv_all(bucket):
+                if key.startswith(f"{run}."):
+                    await self.bus.kv_delete(bucket, key)
+            yield
+        await self.bus.purge(subjects.EVENTS_STREAM, f"ev.{run}.>")
+        yield
+        for shard in range(shards_of(record)):
+            await self.bus.kv_delete(subjects.STATUS, subjects.status_key(run, shard))
+            yield
+        await self.bus.kv_delete(subjects.RUNS, run)
+        self._gone(run)
+
+    def _gone(self, run: str) -> None:
+        """A run's record is not there any more."""
+        record = self.runs.pop(run, None)
+        if record is None:
+            return
+        self.standings.forget(run, run_id_of(record))
+        self.histories.forget(run)
+        self.events = deque((e for e in self.events if e[1].run != run), maxlen=EVENTS_MAX)
+
+    async def assign(self, member: str, run: str, shard: int = 0) -> None:
+        """Write an assignment; Conflict if another coordinator did, or the run is gone."""
+        place = (subjects.ASSIGNMENTS, member)
+        if run and not self.there(run):
+            raise Conflict(f"{run} is deleted, or about to be")
+        run_id = run_id_of(self.runs[run]) if run else ""
+        assignment = Assignment(member=member, run=run, run_id=run_id, shard=shard, at=time.time())
+        try:
+            known = self.revisions.get(place, 0)
+            revision = await write_if(self.bus, *place, encode(assignment), known)
+        except Conflict:
+            if not await self._look_again(*place):
+                self.revisions.pop(place, None)
+            raise
+        self.assignments[member] = assignment
+        self.revisions[place] = revision
+
+    async def _note(self, note: MemberNote, *, wish: bool = False) -> None:
+        """Write a note; unless it is a `wish` of a user, that of another coordinator's stays."""
+        member = note.record.id
+        place = (NOTES, member)
+        while True:
+            known = self.revisions.get(place, 0)
+            value = note.model_dump_json().encode()
+            try:
+                self.revisions[place] = await write_if(self.bus, *place, value, known)
+                break
+            except Conflict:
+                entry = await self.bus.kv_get(*place)
+                self.revisions.pop(place, None)
+                if entry is None or entry.value is None:
+                    continue
+                self.revisions[place] = entry.revision
+                if not wish:
+                    with suppress(ValidationError):
+                        drained = MemberNote.model_validate_json(entry.value).drained
+                        note = note.model_copy(update={"drained": drained})
+                        if member in self.roll.notes:  # else it was forgotten meanwhile
+                            self.roll.drain(member, drained)
+        for surplus in self.roll.surplus():
+            await self.forget(surplus)
+
+    async def drain(self, member: str, wanted: bool) -> None:
+        """Give a known member no more work, or let it have some again."""
+        await self._note(self.roll.drain(member, wanted), wish=True)
+        if member in self.roll.notes:  # what another coordinator wrote before may have come since
+            self.roll.drain(member, wanted)
+
+    async def forget(self, member: str) -> None:
+        """Remove a member that is gone, and its assignment.
+
+        Should it come back this instant, its key makes a new note, and it is a free member.
+        """
+        await self.bus.kv_delete(subjects.ASSIGNMENTS, member)
+        await self.bus.kv_delete(NOTES, member)
+        self.roll.forget(member)
+        self.assignments.pop(member, None)
+        self.revisions.pop((subjects.ASSIGNMENTS, member), None)
+        self.revisions.pop((NOTES, member), None)
+
+    async def put_token(self, record: TokenRecord) -> None:
+        """Conflict if the name is taken."""
+        place = (TOKENS, record.name)
+        revision = await self.bus.kv_create(*place, record.model_dump_json().encode())
+        if revision >= self.revisions.get(place, 0):
+            self.tokens[record.name], self.revisions[place] = record, revision
+
+    async def delete_token(self, name: str) -> None:
+        """At once: the echo of its making may still be on its way."""
+        place, token = (TOKENS, name), self.tokens.get(name)
+        await self.bus.kv_delete(*place)
+        if self.tokens.get(name) == token:  # else another one has the name by now
+            self.tokens.pop(name, None)
+            self.revisions[place] = self.revisions.get(place, 0) + 1
+
+    async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
+        """Write to the event log."""
+        await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
+
+
+async def _done(what: Callable[[], Awaitable[T]]) -> T:
+    return await until_done(what, "the bus", pauses=PROMPT)

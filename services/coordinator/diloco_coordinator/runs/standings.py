@@ -1,0 +1,253 @@
+"""Where runs stand, as their leaders show it, and whose end is overdue. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_coordinator.runs.shards import fitted, merged
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Beat, Stamp
+from diloco_shared.protocol.records import RunRecord, RunStatus, TokenCounts
+from diloco_shared.protocol.run_states import OVER, over
+
+# A stop that nobody has carried out after this many seconds is carried out by the coordinator, if
+# no leader speaks: one that is gone is replaced within its lease of 3 s, and ends it within 5 more.
+FORCE_S = 8.0
+# A leader that shows nothing for this long is none: it does twice a second.
+SILENT_S = 4.0
+# A leader that beats and has not renewed its status for this long cannot write it: where the hub's
+# disk is full no key takes anything, while what is only passed on still comes.
+UNWRITTEN_S = 2.0
+# Nobody leads a run of which nobody has said anything for this long: a leader that dies is replaced
+# within its lease of 3 s, and the next one speaks as soon as it leads.
+UNLED_S = 12.0
+# One that speaks but does not end the run in this time cannot: its tape may take no record.
+FORCE_S_MAX = 30.0
+# An end that its leader did not live to settle is settled after this many seconds of silence.
+SETTLE_S = 30.0
+
+
+def run_id_of(record: RunRecord) -> str:
+    """What tells a run from an earlier one of its name."""
+    return str(record.spec.get("id", ""))
+
+
+def shards_of(record: RunRecord) -> int:
+    """Syncer shards of a run."""
+    algorithm = record.spec.get("algorithm", {})
+    return int(algorithm.get("shards", 1))
+
+
+def fragments_of(record: RunRecord) -> int:
+    """Fragments that the parameters of a run are cut into."""
+    algorithm = record.spec.get("algorithm", {})
+    return int(algorithm.get("fragments", 0))
+
+
+@dataclass(slots=True)
+class Standings:
+    """`now` is monotonic seconds. A status of another run of the same name counts for nothing."""
+
+    shards: dict[str, dict[str, RunStatus]] = field(default_factory=dict)  # by run and key
+    statuses: dict[str, RunStatus] = field(default_factory=dict)  # of runs, made of those
+    renewed_at: dict[str, float] = field(default_factory=dict)  # by key
+    heard: dict[str, Beat] = field(default_factory=dict)  # by key: of leaders that cannot write
+    heard_at: dict[str, float] = field(default_factory=dict)  # by key: when such a beat came last
+    listening_since: float = 0.0  # before, leaders may have said what nobody here heard
+    stopping_since: dict[str, float] = field(default_factory=dict)  # by id of the run
+    misfits: set[str] = field(default_factory=set)  # keys whose status says nothing of their run
+
+    def take(self, key: str, status: RunStatus | None, now: float) -> str:
+        """A key says something new; the run that it is about."""
+        run = key.partition(".")[0]
+        if status is None:
+            self.shards.get(run, {}).pop(key, None)
+            self._drop(key)
+        else:
+            shards = self.shards.setdefault(run, {})
+            if status != shards.get(key):  # else a repeat by the watch
+                self.renewed_at[key] = now
+                self.heard.pop(key, None)
+            shards[key] = status
+        return run
+
+    def hear(self, beat: Beat, now: float) -> bool:
+        """A leader beats: whether that says more of its run than the status it has written."""
+        key = subjects.status_key(beat.run, beat.shard)
+        there = self.shards.get(beat.run, {}).get(key)
+        if there is None or beat.run_id not in ("", there.run_id):
+            return False
+        older = (beat.epoch, beat.term) < (there.epoch, there.term)
+        if older or over(there) or beat.state in OVER or self.silent_s(key, now) < UNWRITTEN_S:
+            return False
+        before = self.heard.get(key)
+        self.heard[key], self.heard_at[key] = beat, now
+        return before is None or (before.state, before.reason) != (beat.state, beat.reason)
+
+    def _told(self, key: str, status: RunStatus) -> RunStatus:
+        """A shard's status, with the state that its leader could not write."""
+        beat = self.heard.get(key)
+        if beat is None:
+            return status
+        return status.model_copy(update={"state": beat.state, "reason": beat.reason})
+
+    def put_together(self, run: str, record: RunRecord | None) -> RunStatus | None:
+        """The status of a run, made anew; None while there is none."""
+        told = [self._told(key, s) for key, s in self.shards.get(run, {}).items()]
+        known = sorted(told, key=lambda s: s.shard)
+        if record is not None:
+            known = self._fitted(record, [s for s in known if s.run_id in ("", run_id_of(record))])
+        whole = merged(known, shards_of(record) if record else 1)
+        if whole is None:
+            self.statuses.pop(run, None)
+        else:
+            self.statuses[run] = whole
+        return whole
+
+    def _fitted(self, record: RunRecord, parts: list[RunStatus]) -> list[RunStatus]:
+        """Those that can be put together; the keys of others are `misfits`."""
+        if shards_of(record) == 1:
+            return parts  # shown as it is
+        found = []
+        for part in parts:
+            key = subjects.status_key(record.name, part.shard)
+            fit = fitted(part, fragments_of(record)) if part.shard < shards_of(record) else None
+            if fit is None:
+                self.misfits.add(key)
+            else:
+                self.misfits.discard(key)
+                found.append(fit)
+        return found
+
+    def _drop(self, key: str) -> None:
+        self.renewed_at.pop(key, None)
+        self.heard.pop(key, None)
+        self.heard_at.pop(key, None)
+        self.misfits.discard(key)
+
+    def forget(self, run: str, run_id: str) -> None:
+        """A run is deleted."""
+        for key in self.shards.pop(run, {}):
+            self._drop(key)
+        self.statuses.pop(run, None)
+        self.stopping_since.pop(run_id, None)
+
+    def of_shard(self, record: RunRecord, shard: int) -> RunStatus | None:
+        """What is shown of one shard of this run."""
+        mine = self.shards.get(record.name, {}).values()
+        ids = ("", run_id_of(record))
+        return next((s for s in mine if s.shard == shard and s.run_id in ids), None)
+
+    def silent_s(self, key: str, now: float) -> float:
+        """Seconds for which nobody has renewed a status; endless if there is none."""
+        return now - self.renewed_at.get(key, -math.inf)
+
+    def wordless_s(self, run: str, now: float) -> float:
+        """Seconds for which the leader of some shard of a run has neither written nor beaten."""
+        keys = self.shards.get(run, {})
+        spoke = (max(self.renewed_at.get(k, 0.0), self.heard_at.get(k, 0.0)) for k in keys)
+        return max((now - max(at, self.listening_since) for at in spoke), default=0.0)
+
+    def watch_stop(self, record: RunRecord, now: float) -> None:
+        """Remember since when a stop is wished for."""
+        if record.desired == "stopped":
+            self.stopping_since.setdefault(run_id_of(record), now)
+
+    def overdue(self, record: RunRecord, shard: int, key: str, now: float) -> str:
+        """Why the coordinator has to end this shard of a run; "" while its leader may."""
+        there, silent_s = self.of_shard(record, shard), self.silent_s(key, now)
+        if there is not None and over(there):
+            settled = there.settled or silent_s < SETTLE_S
+            return "" if settled else f"nobody settled its end for {SETTLE_S:.0f} s"
+        if record.desired != "stopped":
+            return ""
+        wished_s = now - self.stopping_since.get(run_id_of(record), now)
+        if wished_s >= FORCE_S and silent_s >= SILENT_S:
+            return "no syncer leads it"
+        if wished_s >= FORCE_S_MAX:
+            return f"its syncer could not end it in {FORCE_S_MAX:.0f} s"
+        return ""
+
+
+def forced(
+    record: RunRecord, shard: int, there: RunStatus | None, why: str, at: float
+) -> RunStatus:
+    """The end that a coordinator shows in a leader's place; nothing of the tape is touched."""
+    text = f"stopped by the coordinator: {why}"
+    if there is not None:
+        state = there.state if over(there) else "stopped"
+        reason = there.reason if over(there) else text
+        end = {"state": state, "reason": reason, "settled": True, "forced": not over(there)}
+        return there.model_copy(update={**end, "at": at})
+    return RunStatus(
+        run=record.name,
+        run_id=run_id_of(record),
+        state="stopped",
+        reason=text,
+        epoch=0,
+        term=0,
+        shard=shard,
+        leader="",
+        quorum=record.quorum,
+        versions=(-1,) * fragments_of(record),
+        tokens_by_fragment=(TokenCounts(),) * fragments_of(record),
+        stamp=Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.0),
+        rounds_committed=0,
+        rounds_skipped=0,
+        contributions_merged=0,
+        refused={},
+        alive=(),
+        participating=(),
+        parameters=0,
+        tokens_per_step=0,
+        tokens_processed=0,
+        tokens_useful=0,
+        bytes_up=0,
+        bytes_down=0,
+        learners={},
+        settled=True,
+        forced=True,
+        at=at,
+    )
+
+
+# What a run without a leader does and does not do.
+MEANWHILE = "learners step on, nothing is merged"
+
+
+def leaderless(syncers: Sequence[dict[str, Any]], state: str, wordless_s: float) -> str:
+    """Why nobody leads some shard of a run, and what to do; "" while somebody does, or may soon.
+
+    `state`: the last word of its leader, `wordless_s` seconds ago. A hub out of disk explains the
+    silence by itself.
+    """
+    if why := cannot_go_on(syncers):
+        return why
+    for shard in sorted({s["shard"] for s in syncers}):
+        mine = [s for s in syncers if s["shard"] == shard]
+        if all(s["state"] == "gone" for s in mine):
+            return _gone([s["id"] for s in mine])
+    return _silent([s["id"] for s in syncers]) if wordless_s > UNLED_S and state != "full" else ""
+
+
+def _gone(ids: list[str]) -> str:
+    gone, are = ", ".join(ids), "are" if len(ids) > 1 else "is"
+    one = "one of them" if len(ids) > 1 else "it"
+    return f"{gone} {are} gone and nobody else leads: {MEANWHILE} until you start {one} again"
+
+
+def _silent(ids: list[str]) -> str:
+    if not ids:
+        return f"no syncer is assigned to it: {MEANWHILE} until you start one"
+    text = f"no syncer has led it for more than {UNLED_S:.0f} s: {MEANWHILE}"
+    return f"{text}. Look at the logs of {', '.join(ids)}, and at the message server's disk"
+
+
+def cannot_go_on(syncers: Sequence[dict[str, Any]]) -> str:
+    """Why a shard has nobody who could lead it, of those that live; "" if none has nobody."""
+    for shard in sorted({s["shard"] for s in syncers}):
+        living = [s for s in syncers if s["shard"] == shard and s["state"] != "gone"]
+        if living and all(s["state"] == "ineligible" for s in living):
+            return f"cannot go on, no syncer has its state: {living[0]['reason']}"
+    return ""

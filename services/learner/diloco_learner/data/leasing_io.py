@@ -1,0 +1,231 @@
+"""Data shard leases in the key-value bucket, by compare-and-set.
+
+Who reads what is decided here; how far it is merged is the run's leader's to say (PLACES), as its
+tape has it. So whoever takes a shard over reads on exactly behind what is merged, even when its
+last reader died before it heard of that.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+import structlog
+
+from diloco_learner.data.batches_io import Batches
+from diloco_learner.data.leases import Where, choose, given_back, order, place, taken
+from diloco_shared.bus.port import Bus, BusError, Conflict
+from diloco_shared.bus.repeating import again_and_again, left_undone
+from diloco_shared.bus.stored_records import Found, M, record_at, records_in, write_if
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Cursor
+from diloco_shared.protocol.records import Place, ShardLease
+from diloco_shared.protocol.wire import WireError, encode
+from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
+
+# Looks at whether the train thread wants another shard, in seconds: a shard lasts far longer.
+LOOK_S = 0.2
+# Looks at whether the leases held are still ours, in seconds: somebody who was thought dead reads
+# no longer than this what another one reads by now.
+VERIFY_S = 5.0
+# Finished shards that wait to be merged. More means that for as many shards no round merged this
+# learner: then the oldest is given back unmerged, and said so.
+FINISHED_MAX = 8
+
+Tell = Callable[[str, str, dict[str, Any]], Awaitable[None]]
+
+
+class Leases:
+    """Keeps the train thread supplied, one shard ahead."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        spec: RunSpec,
+        learner: str,
+        incarnation: int,
+        batches: Batches,
+        live: Callable[[], Collection[str]],
+        tell: Tell,
+    ) -> None:
+        self.bus = bus
+        self.run = spec.name
+        self.learner = learner
+        self.incarnation = incarnation
+        self.batches = batches
+        self.live = live
+        self.tell = tell
+        self.wanted = order(spec.data.virtual_shards, learner, spec.seed)
+        self.supplied = asyncio.Event()
+        self.writing = asyncio.Lock()  # a lease has one revision: one write at a time
+        self.held: dict[int, tuple[ShardLease, int]] = {}  # shard -> (lease, revision)
+        self.closed: dict[int, int] = {}  # finished and merged: shard -> passes, to be given back
+        self.verified_at = 0.0
+        self.repeats = 0  # as last told
+
+    async def supply(self) -> None:
+        """Lease and give back, for ever."""
+
+        async def look() -> None:
+            try:
+                await self.look(time.monotonic())
+            except trouble:
+                await self._supplied()
+                raise
+            await self._supplied()
+
+        trouble = (BusError, WireError)
+        await again_and_again(look, "leases of data", LOOK_S, trouble=trouble)
+
+    async def _supplied(self) -> None:
+        """What a look, and the training meanwhile, have come to."""
+        if self.batches.ready:
+            self.supplied.set()
+        # At 1, 2, 4, … times: tiny shards would fill the log.
+        if self.batches.repeats >= max(2 * self.repeats, 1):
+            self.repeats = self.batches.repeats
+            shard = self.batches.cursor.shard if self.batches.cursor else -1
+            text = f"{self.learner} reads data shard {shard} again: no other was leased in time"
+            await self.tell("shard-repeated", text, {"shard": shard, "times": self.repeats})
+
+    async def look(self, now: float) -> None:
+        """Give back what is done with, make sure of what is held, lease what is wanted."""
+        for shard, passes in list(self.closed.items()):
+            await self._give_back(shard, passes)
+        if len(self.batches.finished) > FINISHED_MAX:
+            shard, passes = self.batches.finished[0]
+            self.closed[shard] = passes
+            text = f"{self.learner} gives data shard {shard} back unmerged: no round merges it"
+            await self.tell("shard-unmerged", text, {"shard": shard})
+        if self.held and now - self.verified_at >= VERIFY_S:
+            await self._verify()
+            self.verified_at = now
+        if self.batches.wants and self.learner in self.live():
+            await self._acquire()
+
+    async def first(self) -> None:
+        """Until there is something to read: the syncer must first count this learner as live."""
+        await self.supplied.wait()
+
+    async def _leases(self) -> tuple[dict[int, ShardLease], dict[int, int]]:
+        """All leases of the run, and their revisions."""
+        there = {
+            int(number): found
+            for key, found in (await self._all(subjects.SHARDS, ShardLease)).items()
+            if (number := key.removeprefix(f"{self.run}.")).isdecimal()
+        }
+        leases = {shard: found.record for shard, found in there.items()}
+        return leases, {shard: found.revision for shard, found in there.items()}
+
+    async def _all(self, bucket: str, kind: type[M]) -> dict[str, Found[M]]:
+        """The run's; WireError for one that nobody can read: it may be somebody's."""
+        return await records_in(self.bus, bucket, kind, under=f"{self.run}.", strict=True)
+
+    async def _merged(self) -> dict[int, Where]:
+        """How far each shard is merged."""
+        found: dict[int, Where] = {}
+        for p, _ in (await self._all(subjects.PLACES, Place)).values():
+            found[p.shard] = max(found.get(p.shard, (0, 0)), (p.passes, p.sequences))
+        return found
+
+    async def _acquire(self) -> None:
+        leases, revisions = await self._leases()
+        # Read after the leases: whoever gave one back had its end merged before.
+        merged = await self._merged()
+        shard = choose(
+            leases,
+            merged,
+            self.wanted,
+            learner=self.learner,
+            incarnation=self.incarnation,
+            live=self.live(),
+            holding=self.held,
+        )
+        if shard is None:
+            await self._share(place(leases, merged, self.wanted[0]))
+            return
+        where = place(leases, merged, shard)
+        lease = taken(shard, self.learner, self.incarnation, where)
+        key, value = f"{self.run}.{shard}", encode(lease)
+        try:
+            known = revisions.get(shard, 0)
+            revision = await write_if(self.bus, subjects.SHARDS, key, value, known)
+        except Conflict:
+            return  # somebody else was first; the next look sees it
+        self.held[shard] = (lease, revision)
+        # In a thread: the order of a large corpus' sequences takes a while to look up.
+        await asyncio.to_thread(self.batches.grant, shard, lease.sequences, lease.passes)
+        if shard not in self.held:
+            self.batches.revoke(shard)  # lost meanwhile
+
+    async def _share(self, where: Where) -> None:
+        """Every shard is somebody's: read one without a lease rather than not at all."""
+        if self.batches.ready:
+            return
+        shard = self.wanted[0]
+        await asyncio.to_thread(self.batches.grant, shard, 0, where[0], leased=False)
+        text = f"{self.learner} reads data shard {shard} without a lease: all are taken"
+        await self.tell("shard-shared", text, {"shard": shard})
+
+    def merged(self, cursor: Cursor) -> None:
+        """What was read up to `cursor` is part of the published parameters."""
+        for shard, passes in cursor.finished:
+            if (shard, passes) in self.batches.finished:
+                self.closed[shard] = passes
+
+    async def _give_back(self, shard: int, passes: int) -> None:
+        async with self.writing:
+            if shard in self.held:
+                await self._write(given_back(shard, passes))
+                self.held.pop(shard, None)
+            self.batches.close(shard, passes)
+            del self.closed[shard]
+
+    async def _verify(self) -> None:
+        leases, _ = await self._leases()
+        for shard in list(self.held):
+            lease = leases.get(shard)
+            if lease is None or (lease.holder, lease.incarnation) != self._me:
+                self._lost(shard)
+
+    @property
+    def _me(self) -> tuple[str, int]:
+        return self.learner, self.incarnation
+
+    def _lost(self, shard: int) -> None:
+        """Taken over while this process was thought dead: it is no longer ours to read."""
+        log.warning("lease lost", shard=shard)
+        self.held.pop(shard, None)
+        self.batches.revoke(shard)
+
+    async def _write(self, lease: ShardLease) -> None:
+        shard, (_, revision) = lease.shard, self.held[lease.shard]
+        key, value = f"{self.run}.{shard}", encode(lease)
+        try:
+            try:
+                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revision)
+            except Conflict:
+                # Perhaps an own write whose answer was lost: then the lease is still ours.
+                revision = await self._own_revision(key)
+                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revision)
+        except Conflict:
+            self._lost(shard)
+            return
+        self.held[shard] = (lease, revision)
+
+    async def _own_revision(self, key: str) -> int:
+        """Revision of a lease that this incarnation holds, else Conflict."""
+        found = await record_at(self.bus, subjects.SHARDS, key, ShardLease)
+        if found and (found.record.holder, found.record.incarnation) == self._me:
+            return found.revision
+        raise Conflict(f"{key} is held by another")
+
+    async def release(self) -> None:
+        """Leave every shard to others, who go on behind what is merged of it."""
+        async with self.writing:
+            for shard, (lease, _) in list(self.held.items()):
+                with left_undone("release of a lease"):  # it will be taken over
+                    await self._write(lease.model_copy(update={"holder": "", "incarnation": -1}))
+                self.held.pop(shard, None)

@@ -1,1 +1,0 @@
-"""What awaits or touches the world."""

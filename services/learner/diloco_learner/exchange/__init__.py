@@ -1,0 +1,1 @@
+"""What a learner and the run exchange while it trains."""

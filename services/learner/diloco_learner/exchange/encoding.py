@@ -1,0 +1,176 @@
+"""Contributions encoded where they arise: the bytes of numerics/codec, by jitted array code.
+
+Only what is sent leaves the device. Every operation is an integer one or a multiplication rounded
+once, so a CPU and a GPU give the same bytes as the compiled encoder (tested): no division, whose
+rounding differs between devices, and no number below the normal ones, which some flush to zero.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from diloco_shared.memory.pages import joined
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.codec import kernels
+from diloco_shared.numerics.codec.layout import BLOCK, blocks_of
+
+# 1 / (1 + k / 128) for the 7 stored bits k of a bf16 significand, as bits of fp32.
+_INVERSE = (np.float32(1) / (1 + np.arange(128, dtype=np.float32) / 128)).view(np.int32)
+
+Parts = tuple[jax.Array, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Handle of an encoded fragment: what follows its header, on the device."""
+
+    codec: str
+    values: int
+    parts: Parts
+
+    def fetch(self) -> memoryview:
+        """The payload (call it off the train thread: it waits for the device)."""
+        header = codec.header(self.codec, self.values)
+        return joined([header, *(np.asarray(part).view(np.uint8).data for part in self.parts)])
+
+
+def feeds_back(name: str) -> bool:
+    """Whether the error of the codec is worth carrying into the next contribution."""
+    return name in _BLOCK_CODECS
+
+
+def encode(name: str, values_F: jax.Array) -> tuple[Parts, jax.Array]:
+    """(what follows the header, the error values - decoded); traceable, shapes are static.
+
+    The error is exact in fp32, but for numbers below the normal ones.
+    """
+    if name == "fp32":
+        return (values_F,), jnp.zeros_like(values_F)
+    if name == "bf16":
+        rounded_F = values_F.astype(jnp.bfloat16)
+        return (rounded_F,), values_F - rounded_F.astype(jnp.float32)
+    F = values_F.size
+    padded = jnp.pad(values_F, (0, blocks_of(F) * BLOCK - F))
+    scales_N, quanta, decoded = _BLOCK_CODECS[name](padded)
+    error_F = (padded - decoded)[:F]
+    if name != "int8":
+        pairs = quanta.reshape(-1, 2) & 15
+        quanta = (pairs[:, 0] | (pairs[:, 1] << 4)).astype(jnp.uint8)
+    size = F if name == "int8" else (F + 1) // 2
+    return (scales_N.astype(jnp.uint16), quanta[:size]), error_F
+
+
+def _bits(values: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(values, jnp.int32)
+
+
+def _float(bits: jax.Array) -> jax.Array:
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _scales(values: jax.Array, share: np.float32, least: int) -> jax.Array:
+    """bf16 patterns of the blocks' scales, int32, as `kernels.block_scale`."""
+    size = _bits(values) & kernels.MAGNITUDE
+    # Rows of a block against each other first: that goes in vectors.
+    top_N = size.reshape(-1, 8, BLOCK // 8).max(axis=1).max(axis=1)
+    bits_N = _bits(_float(top_N) * share)
+    nearest_N = (bits_N + 0x7FFF + ((bits_N >> 16) & 1)) >> 16
+    scales_N = jnp.minimum(nearest_N, kernels.SCALE_MAX)
+    scales_N = jnp.where(scales_N < least, 0, scales_N)
+    scales_N = jnp.where(top_N >= kernels.INF, kernels.SCALE_NAN, scales_N)
+    return _once(scales_N)
+
+
+def _once(x: jax.Array) -> jax.Array:
+    """Asks XLA to keep it: fused into each of its uses it would be computed again there."""
+    kept: jax.Array = lax.optimization_barrier(x)
+    return kept
+
+
+def _usable(scales_N: jax.Array) -> jax.Array:
+    return ((scales_N != 0) & (scales_N != kernels.SCALE_NAN))[:, None]
+
+
+def _integers(share: np.float32) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+    """int8 or int4 of whole blocks: (scales_N, quanta as int8, decoded)."""
+
+    def quantise(values: jax.Array) -> tuple[jax.Array, ...]:
+        scales_N = _scales(values, share, kernels.SCALE_MIN_INT)
+        # A reciprocal by table and exponent: rounded as a division that rounds once.
+        table = jnp.asarray(_INVERSE)[scales_N & 127]
+        inverse_N = _float(table + ((127 - (scales_N >> 7)) << 23))
+        near_NxK = jnp.round(values.reshape(-1, BLOCK) * inverse_N[:, None])
+        quanta_NxK = _once(jnp.where(_usable(scales_N), near_NxK, 0).astype(jnp.int8))
+        decoded_NxK = quanta_NxK.astype(jnp.float32) * _float(scales_N << 16)[:, None]
+        return scales_N, quanta_NxK.reshape(-1), decoded_NxK.reshape(-1)
+
+    return quantise
+
+
+def _powers(values: jax.Array) -> tuple[jax.Array, ...]:
+    """e3m0 of whole blocks: (scales_N, nibbles as int8, decoded); `kernels._power_nearest`."""
+    scales_N = _scales(values, kernels.SHARE_E3M0, kernels.SCALE_MIN_E3M0)
+    scale_Nx1 = _float(scales_N << 16)[:, None]
+    bits_NxK = _bits(values).reshape(-1, BLOCK)
+    size_NxK = bits_NxK & kernels.MAGNITUDE
+    middle_Nx1, least_Nx1 = _bits(scale_Nx1 * 0.75), _bits(scale_Nx1 * 2.0**-7)
+    m_NxK = jnp.clip(((size_NxK - middle_Nx1) >> 23) + 7, 1, 7) | ((bits_NxK >> 28) & 8)
+    some_NxK = (size_NxK >= least_Nx1) & _usable(scales_N)
+    nibbles_NxK = _once(jnp.where(some_NxK, m_NxK, 0).astype(jnp.int8))
+    wide_NxK = nibbles_NxK.astype(jnp.int32)
+    power_NxK = ((wide_NxK & 7) + kernels.POWER_ZERO) << 23 | ((wide_NxK & 8) << 28)
+    decoded_NxK = _float(jnp.where(wide_NxK > 0, power_NxK, 0)) * scale_Nx1
+    return scales_N, nibbles_NxK.reshape(-1), decoded_NxK.reshape(-1)
+
+
+_BLOCK_CODECS: dict[str, Callable[[jax.Array], tuple[Any, ...]]] = {
+    "int8": _integers(kernels.SHARE_INT8),
+    "int4": _integers(kernels.SHARE_INT4),
+    "e3m0": _powers,
+}
+
+
+Array = Any  # fp32 of shape (F,), of numpy or on a device
+
+# Pending contributions per fragment. Two rounds of a fragment are H steps apart, so a third is
+# pending only while publications are skipped or late by more than a whole turn; the oldest then
+# counts as not merged. Each costs 8 bytes per value on the device.
+PENDING_MAX = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An undecided contribution: the residual that went into it, and the error it left."""
+
+    given: Array
+    error: Array
+
+
+@dataclass(slots=True)
+class Feedback:
+    """Residual of one fragment, and the errors that may replace it."""
+
+    residual: Array
+    pending: dict[int, Pending] = field(default_factory=dict)  # by round
+
+    def sent(self, round_: int, error: Array) -> None:
+        """A contribution to that round went out; a later term's to the same round replaces it."""
+        self.pending[round_] = Pending(self.residual, error)
+        if len(self.pending) > PENDING_MAX:
+            del self.pending[min(self.pending)]
+
+    def decided(self, round_: int, merged: bool) -> None:
+        """A publication told what became of the contribution to that round."""
+        was = self.pending.pop(round_, None)
+        if was is None or not merged:
+            return
+        if was.given is self.residual:
+            self.residual = was.error
+        else:
+            # An earlier contribution was merged meanwhile: what went in is not owed twice.
+            self.residual = self.residual - was.given + was.error

@@ -1,0 +1,119 @@
+"""Tells the syncer where the learner stands: the newest progress, and heartbeats in between."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from diloco_learner.exchange.anchors import AnchorBook
+from diloco_learner.recovery.recovery import Recovery, before_training, recovery_times
+from diloco_learner.training.computing_io import process_started
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.process.chaos import FaultAgent
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Progress, SocketBytes
+from diloco_shared.protocol.wire import WireError, encode
+from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
+
+# Progress messages a second at most: a nano step takes 10 ms, and newer ones replace older.
+PROGRESS_S = 0.02
+# Heartbeats may repeat a report for this many seconds (a long evaluation, a new compilation);
+# then the train thread hangs, and only a new process can help.
+STUCK_S = 900.0
+
+
+class Stuck(Exception):
+    """The train thread has not come to a step boundary for very long."""
+
+
+class Reporter:
+    """Sends while recovering, training and leaving; `last` is what the train thread said last."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        learner: str,
+        incarnation: int,
+        bus: Bus,
+        mailbox: Mailbox,
+        book: AnchorBook,
+        faults: FaultAgent,
+        sockets: Callable[[], SocketBytes],
+    ) -> None:
+        self.spec = spec
+        self.learner = learner
+        self.incarnation = incarnation
+        self.bus = bus
+        self.mailbox = mailbox
+        self.book = book
+        self.faults = faults
+        self.sockets = sockets
+        self.last: Progress | None = None
+        self.recovery: Recovery | None = None
+        self.started_at = process_started()
+        self.stepping_at: float | None = None
+
+    async def newest(self, handed: Callable[[float], Awaitable[None]]) -> None:
+        """Send the newest progress, and let faults know the step, for ever.
+
+        `handed` waits until there may be another; see `computing.Computing`.
+        """
+        while True:
+            await self.flush()
+            await handed(PROGRESS_S)
+
+    async def flush(self) -> None:
+        """Send what was not sent yet."""
+        progress = self.mailbox.newest_progress()
+        if progress is None:
+            return
+        self.last = progress
+        self.faults.stepped(progress.step)
+        await self._send(progress)
+
+    async def heartbeats(self) -> None:
+        """While recovering, compiling or evaluating: still here, for ever. Raises Stuck."""
+        every_s = self.spec.membership.heartbeat_s
+        sent: Progress | None = None
+        repeats = 0
+        while True:
+            await asyncio.sleep(every_s)
+            repeats = repeats + 1 if self.last is not None and self.last is sent else 0
+            if repeats * every_s > STUCK_S:
+                raise Stuck(f"no step boundary for {STUCK_S:.0f} s: the process starts anew")
+            if self.last is None:
+                await self._send(
+                    before_training(
+                        self.learner,
+                        self.incarnation,
+                        self.book.epoch,
+                        self.book.versions,
+                        self.recovery.restore(self.book.epoch) if self.recovery else 0,
+                    )
+                )
+            elif repeats:
+                await self._send(self.last)
+            sent = self.last
+
+    async def _send(self, progress: Progress) -> None:
+        try:
+            await self.bus.publish(
+                subjects.progress(self.spec.name, self.learner),
+                encode(progress.model_copy(update=self._of_process())),
+            )
+        except (BusError, WireError) as error:
+            log.debug("progress not sent", error=str(error))
+
+    def _of_process(self) -> dict[str, Any]:
+        """What the train thread does not know."""
+        known: dict[str, Any] = {"sockets": self.sockets(), "run_id": self.spec.id}
+        if self.recovery is not None:
+            known["recovery"] = recovery_times(
+                self.recovery, self.started_at, self.stepping_at, time.monotonic()
+            )
+        return known

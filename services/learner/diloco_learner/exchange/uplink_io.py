@@ -1,0 +1,307 @@
+"""What the train thread hands out, carried to the bus: contributions, inner state, results."""
+
+import asyncio
+import math
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import structlog
+
+from diloco_learner.data.leasing_io import Leases
+from diloco_learner.events import (
+    Checkpoint,
+    Contribute,
+    Evaluate,
+    GiveState,
+    KeepPart,
+    Leave,
+    Merged,
+    PartSettled,
+    Tell,
+)
+from diloco_learner.exchange.encoding import Encoded
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, Storing, sequence_of, write_part
+from diloco_learner.recovery.moments import Buffer, Handed, digest_of
+from diloco_learner.training.train import Outgoing
+from diloco_shared.bus.blobs import announcement_subject, manifest_subject, put_blob
+from diloco_shared.bus.port import Bus, BusError, StreamFull, Unavailable
+from diloco_shared.bus.port import Progress as Stored
+from diloco_shared.bus.repeating import PROMPT, until_done
+from diloco_shared.bus.stored_records import event_now
+from diloco_shared.process.crash_points import passing
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Payload
+from diloco_shared.protocol.messages import (
+    Blob,
+    ContributionManifest,
+    InitManifest,
+    Message,
+    StateManifest,
+    TensorSpec,
+)
+from diloco_shared.protocol.pace import silence_s
+from diloco_shared.protocol.wire import WireError, encode
+from diloco_shared.spec.run import RunSpec, config_hash
+
+log = structlog.get_logger()
+
+# A newcomer has asked for another donor when nothing of a state has moved for this many seconds.
+STATE_SILENCE_S = 2 * silence_s()
+# A manifest, whose blob is stored, is worth this many seconds of trying.
+MANIFEST_S = 60.0
+# An event is worth this many seconds of trying: a restart of the server takes less.
+EVENT_S = 15.0
+
+
+class Uplink:
+    """The sending side of one learner in one run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        learner: str,
+        incarnation: int,
+        control: Bus,
+        data: Bus,
+        sizes_P: tuple[int, ...],
+        checkpoints: LocalCheckpoints,
+        leases: Leases,
+        put: Callable[[object], None],
+        checkpoint_root: str,
+    ) -> None:
+        self.spec = spec
+        self.run = spec.name
+        self.learner = learner
+        self.incarnation = incarnation
+        self.control = control
+        self.data = data
+        self.sizes_P = sizes_P
+        self.hash = config_hash(spec)
+        self.checkpoints = checkpoints
+        self.leases = leases
+        self.put = put
+        self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
+        self.checkpoint_lock = asyncio.Lock()
+        self.own_disk, self.vault = Storing(), Storing()
+        self.initial_lock = asyncio.Lock()
+        self.telling: set[asyncio.Task[None]] = set()
+        self.giving: set[asyncio.Task[Any]] = set()  # that send inner state to newcomers
+
+    async def send(self, item: Outgoing) -> None:
+        """Carry out one effect; what fails is logged and told, never raised."""
+        try:
+            match item.effect:
+                case Contribute():
+                    await self._contribute(item.effect, item.handle)
+                case GiveState():
+                    await self._give_state(item.effect, item.handle)
+                case Evaluate():
+                    await self._evaluated(item.effect, item.loss)
+                case Checkpoint() if item.effect.final:
+                    await self._checkpoint(item.effect, item.handle)
+                case Checkpoint():
+                    await self._checkpoint(item.effect, [item.handle.data])
+                case KeepPart():
+                    await self._keep_part(item.effect, item.handle)
+                case Merged() if item.effect.cursor is not None:
+                    self.leases.merged(item.effect.cursor)
+                case Tell():
+                    await self.tell(item.effect.kind, item.effect.text, item.effect.data)
+                case Leave():
+                    await self.tell("leave", f"{item.effect.outcome}: {item.effect.reason}", {})
+                case _:
+                    pass
+        except (BusError, WireError, OSError) as error:
+            what = type(item.effect).__name__
+            log.warning("not done", what=what, error=str(error))
+            if isinstance(item.effect, Contribute | GiveState):
+                await self.tell("upload-abandoned", f"{what}: {error}"[:500], {})
+        finally:
+            if isinstance(item.handle, Handed):
+                item.handle.let_go()
+
+    async def tell(self, kind: str, text: str, data: dict[str, Any]) -> None:
+        """Write to the event log; an event that cannot be written is only logged."""
+        log.info(kind, text=text)
+        event = event_now(self.run, kind, self.learner, text, data)
+        try:
+            await self._append(
+                self.control, subjects.event(self.run, kind), event, EVENT_S, uuid.uuid4().hex
+            )
+        except (BusError, WireError) as error:
+            log.warning("event not written", kind=kind, error=str(error))
+
+    def tell_soon(self, kind: str, text: str, data: dict[str, Any]) -> None:
+        """`tell`, without waiting for it."""
+        task = asyncio.get_running_loop().create_task(self.tell(kind, text, data))
+        self.telling.add(task)
+        task.add_done_callback(self.telling.discard)
+
+    async def told(self) -> None:
+        """Until everything that `tell_soon` began is written or given up."""
+        await asyncio.gather(*self.telling)
+
+    async def _append(
+        self, bus: Bus, subject: str, message: Message, seconds: float, msg_id: str
+    ) -> None:
+        """Store `message` once; tries again for at most `seconds`, then raises the last trouble."""
+        payload, until = encode(message), time.monotonic() + seconds
+
+        async def append() -> None:
+            timeout_s = min(max(until - time.monotonic(), 0.1), 5.0)
+            await bus.append(subject, payload, msg_id=msg_id, timeout_s=timeout_s)
+
+        trouble = (Unavailable, StreamFull)
+        await until_done(append, subject, pauses=PROMPT, trouble=trouble, until=until)
+
+    async def initial(
+        self, layout: tuple[TensorSpec, ...], p: int, payload: Payload, stored: Stored
+    ) -> None:
+        """One fragment of this learner's fresh parameters, unless it is there: until it is.
+
+        `stored` tells meanwhile how far it got. Of several under way one at a time uses the link,
+        in the order of the calls: what goes before and after its chunks holds up no other.
+        """
+        subject = subjects.initial(self.run, self.learner, self.incarnation, p)
+        stream, name = subjects.up_stream(self.run), manifest_subject(subject)
+        if await self.data.last(stream, name) is not None:
+            return
+        async with self.initial_lock:
+            blob = await put_blob(self.data, subject, payload, progress=stored)
+        manifest = InitManifest(
+            run=self.run,
+            learner=self.learner,
+            incarnation=self.incarnation,
+            config_hash=self.hash,
+            layout=layout,
+            fragment=p,
+            blob=blob,
+        )
+        # Under an id of its own: one that the syncer took off the stream is no repeat.
+        await self._append(self.data, name, manifest, math.inf, uuid.uuid4().hex)
+
+    async def _manifest(self, subject: str, manifest: Message, seconds: float) -> None:
+        """Last of a blob: from now on it counts."""
+        name = manifest_subject(subject)
+        await self._append(self.data, name, manifest, seconds, name)
+
+    async def _contribute(self, effect: Contribute, handle: Encoded) -> None:
+        e = effect
+        payload = await asyncio.to_thread(handle.fetch)
+        left_s = e.deadline - time.monotonic()
+        if left_s <= 0:
+            return  # nobody waits for it any more
+        subject = subjects.contribution(
+            self.run, self.learner, e.epoch, e.fragment, e.round, e.term
+        )
+        blob = await put_blob(self.data, subject, payload, deadline_s=left_s)
+        passing("contribution")
+        await self._manifest(subject, self._described(e, blob), e.deadline - time.monotonic())
+
+    def _described(self, e: Contribute, blob: Blob) -> ContributionManifest:
+        return ContributionManifest(
+            run=self.run,
+            learner=self.learner,
+            incarnation=self.incarnation,
+            epoch=e.epoch,
+            term=e.term,
+            round=e.round,
+            fragment=e.fragment,
+            base=e.base,
+            step_from=e.step_from,
+            step_to=e.step_to,
+            tokens_from=e.tokens_from,
+            tokens_to=e.tokens_to,
+            cursor=e.cursor,
+            codec=self.spec.algorithm.codec_up,
+            values=self.sizes_P[e.fragment],
+            config_hash=self.hash,
+            checkpoint=e.checkpoint,
+            blob=blob,
+        )
+
+    async def _give_state(self, effect: GiveState, handed: Handed) -> None:
+        """Announced first: the newcomer fetches while this learner still sends."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.giving.add(task)
+        task.add_done_callback(self.giving.discard)
+        d, payload = effect.donate, handed.data
+        subject = subjects.state(self.run, self.learner, d.newcomer, d.nonce)
+
+        async def announce(blob: Blob) -> None:
+            name = announcement_subject(subject)
+            await self._append(self.data, name, self._state(effect, blob), MANIFEST_S, name)
+
+        blob = await put_blob(
+            self.data, subject, payload, patience_s=STATE_SILENCE_S, announce=announce
+        )
+        passing("donation")
+        await self._manifest(subject, self._state(effect, blob), MANIFEST_S)
+        digest = await asyncio.to_thread(digest_of, [payload])
+        await self.tell(
+            "donated",
+            f"inner state for {d.newcomer}",
+            {"newcomer": d.newcomer, "bytes": blob.bytes, "moments": digest},
+        )
+
+    def _state(self, effect: GiveState, blob: Blob) -> StateManifest:
+        d = effect.donate
+        return StateManifest(
+            run=self.run,
+            donor=self.learner,
+            donor_incarnation=self.incarnation,
+            newcomer=d.newcomer,
+            newcomer_incarnation=d.newcomer_incarnation,
+            nonce=d.nonce,
+            epoch=d.epoch,
+            versions=effect.versions,
+            donor_step=effect.step,
+            config_hash=self.hash,
+            blob=blob,
+        )
+
+    def stop_giving(self) -> None:
+        """This learner leaves: its newcomers ask another donor, nobody waits for megabytes."""
+        for task in self.giving:
+            task.cancel()
+
+    async def _evaluated(self, effect: Evaluate, loss: float) -> None:
+        s = effect.stamp
+        await self.tell(
+            "evaluation",
+            f"validation loss {loss:.4f} after {s.steps} steps of the run",
+            {
+                "val_loss": loss,
+                "steps": s.steps,
+                "round": s.round,
+                "versions": list(effect.versions),
+                "final": effect.final,
+            },
+        )
+
+    async def _checkpoint(self, effect: Checkpoint, pieces: Iterable[Buffer]) -> None:
+        """One at a time; the sequence grows across incarnations."""
+        sequence = sequence_of(effect.epoch, self.incarnation, effect.step)
+        async with self.checkpoint_lock:
+            known = self.checkpoints.room.failed
+            try:
+                size = self.checkpoints.room.needed
+                await self.own_disk(size, self.checkpoints.save, sequence, pieces)
+            except OSError as error:  # a full disk: training goes on without it
+                if known:
+                    log.warning("checkpoint not written", step=effect.step, error=str(error))
+                    return  # told when it began
+                await self.tell("checkpoint-failed", f"step {effect.step}: {error}"[:500], {})
+
+    async def _keep_part(self, effect: KeepPart, handed: Handed) -> None:
+        """This learner's part of a run-wide checkpoint; without it the others' are complete."""
+        root, me, data = self.checkpoint_root, (self.learner, self.incarnation), handed.data
+        try:
+            await self.vault(len(data), write_part, self.spec, root, *me, effect, data)
+        except OSError as error:
+            text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
+            await self.tell("checkpoint-failed", text, {"number": effect.number})
+        self.put(PartSettled(effect.number))

@@ -1,0 +1,1 @@
+"""How a learner begins, comes back, keeps its state and leaves."""

@@ -1,0 +1,218 @@
+"""Own checkpoints of inner moments and counts, each one file; the last N are kept."""
+
+import asyncio
+import os
+import re
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from diloco_learner.events import KeepPart
+from diloco_learner.recovery import moments
+from diloco_learner.recovery.moments import Buffer, Check
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
+from diloco_shared.memory.pages import pages
+from diloco_shared.numerics.arrays import Arrays, digest_bytes, pack
+from diloco_shared.process.crash_points import passing
+from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.protocol.checkpoints import LearnerPart, reference
+from diloco_shared.spec.run import RunSpec
+
+# A checkpoint's file: its sequence, and the digest of what is in it.
+_NAME = re.compile(r"(\d{1,32})\.([0-9a-f]{32})\.safetensors")
+# What is being written, or was when the process died.
+_UNFINISHED = ".part"
+
+
+def sequence_of(epoch: int, incarnation: int, step: int) -> int:
+    """What a checkpoint is kept under: grows with each, first of all with the epoch."""
+    return (epoch * 10**6 + incarnation) * 10**9 + step
+
+
+def epoch_of(sequence: int) -> int:
+    return sequence // 10**15
+
+
+class LocalCheckpoints:
+    """One folder per run. Parameters are not among them: they come from the anchors.
+
+    Not for an event loop: every method may touch the disk.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self.folder = folder.absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.keep = keep
+        without = "training goes on, and a restart begins with moments of before"
+        self.room = DiskRoom(self.folder, "a checkpoint", without)
+
+    def save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
+        """Write the bytes of an inner state under an ever-growing `sequence`, durably.
+
+        They are written as they come: no copy is made of them. OSError when the disk is full.
+        """
+        with self.room.writing():
+            self._save(sequence, pieces)
+
+    def _save(self, sequence: int, pieces: Iterable[Buffer]) -> None:
+        digest, unfinished = xxhash.xxh3_128(), self.folder / f"{sequence}{_UNFINISHED}"
+        self._clear()  # before it is written: what a dead process left may fill the disk
+        try:
+            with unfinished.open("wb") as file:
+                for piece in pieces:
+                    file.write(piece)
+                    digest.update(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            passing("checkpoint")
+            unfinished.rename(self.folder / f"{sequence}.{digest.hexdigest()}.safetensors")
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+        self._settle()
+        self._prune()
+
+    @property
+    def newest(self) -> int | None:
+        """Sequence of the newest complete one, if there is any."""
+        return max(self._complete(), default=None)
+
+    def load(self, check: Check) -> tuple[Buffer | None, list[str]]:
+        """The newest sound inner state, and why newer ones were passed over.
+
+        `check` raises ValueError for one that cannot be used.
+        """
+        faults: list[str] = []
+        for sequence, path in sorted(self._complete().items(), reverse=True):
+            try:
+                data = _read(path)
+                check(data)
+            except (OSError, ValueError) as error:
+                faults.append(f"checkpoint {sequence} passed over: {str(error)[:200]}")
+            else:
+                return data, faults
+        return None, faults
+
+    def _complete(self) -> dict[int, Path]:
+        # Whoever finds that the run is deleted removes the folder, at any moment.
+        with suppress(FileNotFoundError):
+            named = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
+            return {int(found[1]): path for found, path in named if found}
+        return {}
+
+    def _settle(self) -> None:
+        """Make the new name durable."""
+        handle = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _prune(self) -> None:
+        complete = self._complete()
+        for sequence in sorted(complete)[: -self.keep]:
+            complete[sequence].unlink(missing_ok=True)
+
+    def _clear(self) -> None:
+        for path in self.folder.glob(f"*{_UNFINISHED}"):
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> Buffer:
+    found = _NAME.fullmatch(path.name)
+    assert found is not None
+    data = pages(path.stat().st_size)
+    with path.open("rb") as file:
+        size = file.readinto(data)
+    if size != len(data) or digest_bytes(data) != found[2]:
+        raise ValueError("what is on the disk is not what was written: it is damaged")
+    return data
+
+
+def write_part(
+    spec: RunSpec,
+    root: str,
+    learner: str,
+    incarnation: int,
+    effect: KeepPart,
+    data: Buffer,
+) -> int:
+    """Write it whole; its bytes. OSError when the vault cannot be written."""
+    there, ref = RunCheckpoints(root), reference(spec.folder, effect.number)
+    name = f"learner-{learner}"
+    part = LearnerPart(
+        learner=learner,
+        incarnation=incarnation,
+        epoch=effect.epoch,
+        step=effect.step,
+        versions=effect.versions,
+        arrays=there.write_arrays(ref, name, pack(moments.views(data))),
+    )
+    return there.write_part(ref, name, part).bytes
+
+
+def read_part(
+    root: str, source: str, learner: str, check: Check
+) -> tuple[Arrays | None, list[str]]:
+    """A sound inner state, this learner's own first, and why others were passed over.
+
+    `check` raises ValueError for moments that cannot be used.
+    """
+    faults: list[str] = []
+    try:
+        there, ref = RunCheckpoints.at(source, root)
+        manifest, _ = there.manifest(ref)
+    except (OSError, CheckpointError) as error:
+        return None, [str(error)[:300]]
+    # Anybody's moments are better than fresh ones, as with a donor.
+    for name in sorted(manifest.learners, key=lambda m: (m != learner, m)):
+        try:
+            part = there.part(ref, manifest.learners[name], LearnerPart)
+            arrays = Arrays()
+            for blob in there.blobs(ref, part):
+                arrays |= moments.views(blob)  # the blobs stay where they are, once
+            check(arrays)
+            return arrays, faults
+        except (OSError, ValueError) as error:
+            faults.append(f"the part of {name} in {source}: {str(error)[:200]}")
+    return None, [*faults, f"{source} holds no part of a learner that can be used"]
+
+
+# What has not ended by then hangs: the slowest place worth keeping a state in takes so many bytes a
+# second (a disk of this century takes ten times as many), and a bucket may be away for a minute.
+STORED_BYTES_PER_S = 10_000_000
+STORED_S_MIN = 60.0
+
+
+class Storing:
+    """One place. A write that hangs keeps its thread, so there is at most one of those."""
+
+    def __init__(self) -> None:
+        self._hanging: asyncio.Task[Any] | None = None
+
+    async def __call__(self, size: int, write: Callable[..., Any], *args: Any) -> None:
+        """`write` so many bytes, in a thread; OSError also once it has taken too long."""
+        if self._hanging is not None and not self._hanging.done():
+            raise OSError("an earlier one still hangs there")
+        limit_s = STORED_S_MIN + size / STORED_BYTES_PER_S
+        task = asyncio.create_task(asyncio.to_thread(write, *args))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=limit_s)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if done:
+            task.result()
+            return
+        self._hanging = task
+        task.add_done_callback(_looked_at)
+        raise OSError(f"it was not stored within {limit_s:.0f} s")
+
+
+def _looked_at(task: "asyncio.Task[Any]") -> None:
+    """What became of it nobody asks any more."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,217 @@
+"""Inner moments and counts as one buffer, in the safetensors format: written and read in place.
+
+    [length of the header, u64][header, JSON][data of every array, one after the other]
+
+The arrays are as large as the parameters, or twice that: nothing here holds them a second time. A
+leaf goes from the device straight to its place in the buffer, and the arrays read from a buffer
+are views of it. The bytes are those of `safetensors.numpy.save`, so that any reader of that format
+takes them, and ours takes any writer's.
+"""
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from diloco_shared.memory.pages import fill, pages
+from diloco_shared.numerics.arrays import Arrays
+
+Buffer = bytes | bytearray | memoryview
+State = Buffer | Arrays
+# What looks at a state before it is used: ValueError says what is wrong with it.
+Check = Callable[[State], None]
+
+# Types by the format's name for them, in the order in which it lays arrays out; names decide then.
+DTYPES = {
+    "U64": np.dtype("<u8"),
+    "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "U32": np.dtype("<u4"),
+    "I32": np.dtype("<i4"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype("<f2"),
+    "U16": np.dtype("<u2"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_RANK = {name: rank for rank, name in enumerate(DTYPES)}
+# The header is padded to this, so that every array begins where its type may.
+_ALIGN = 8
+# Values looked at together: the answer to "finite?" must not be as large as the array.
+_LOOK_VALUES = 1 << 20
+
+
+def size_of(leaves: Mapping[str, Any]) -> int:
+    """Bytes of the buffer that `pack` makes of these arrays, or of their shapes."""
+    header, spans = _header(leaves)
+    return len(header) + sum(spans.values())
+
+
+def pack(leaves: Mapping[str, Any]) -> memoryview:
+    """One buffer with a copy of every leaf, fetched from its device one after the other."""
+    # Not np.empty: it asks for huge pages, whose clearing takes several times longer.
+    data = pages(size_of(leaves))
+    at = 0
+    for piece in pieces(leaves):
+        fill(data[at : at + len(piece)], piece)
+        at += len(piece)
+    return data
+
+
+def pieces(leaves: Mapping[str, Any]) -> Iterator[Buffer]:
+    """The bytes of `pack`, piece by piece: header, then each leaf as it is when it is asked for."""
+    header, spans = _header(leaves)
+    yield header
+    for name in spans:
+        array = np.ascontiguousarray(fetched(leaves[name]))
+        yield array.reshape(-1).view(np.uint8).data
+
+
+def fetched(leaf: Any) -> NDArray[Any]:
+    """The values of a device array, or of a numpy one.
+
+    Through an array on the host that is gone a moment later: asked itself, an array keeps what was
+    fetched for as long as it lives, or lends its memory, which then cannot be donated.
+    """
+    if not isinstance(leaf, jax.Array):
+        return np.asarray(leaf)
+    return np.asarray(jax.device_put(leaf, jax.local_devices(backend="cpu")[0], may_alias=False))
+
+
+def digest_of(parts: Iterable[Buffer]) -> str:
+    """`digest_bytes` of the parts together."""
+    found = xxhash.xxh3_128()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def views(data: State) -> Arrays:
+    """The arrays of a buffer by name, as views of it; ValueError when it is none.
+
+    Arrays are given back as they are.
+    """
+    if isinstance(data, dict):
+        return data
+    whole = memoryview(data).cast("B")
+    if len(whole) < _ALIGN:
+        raise ValueError(f"not an inner state: {len(whole)} bytes")
+    start = _ALIGN + int.from_bytes(whole[:_ALIGN], "little")
+    if start > len(whole):
+        raise ValueError(f"not an inner state: a header of {start} bytes in {len(whole)}")
+    try:
+        header = json.loads(bytes(whole[_ALIGN:start]))
+        spans = {n: _span(e) for n, e in header.items() if n != "__metadata__"}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not an inner state: a header that cannot be read: {error!r}") from None
+    found, at = Arrays(), 0
+    for name, (dtype, shape, begin, end) in sorted(spans.items(), key=lambda s: s[1][2]):
+        if begin != at or end - begin != dtype.itemsize * math.prod(shape):
+            raise ValueError(f"not an inner state: {name} does not lie where its header says")
+        at = end
+        part = whole[start + begin : start + end]
+        if len(part) != end - begin:
+            raise ValueError(f"not an inner state: it ends within {name}")
+        found[name] = np.frombuffer(part, dtype).reshape(shape)
+    if start + at != len(whole):
+        raise ValueError(f"not an inner state: {len(whole) - start - at} bytes too many")
+    return found
+
+
+def check(given: Mapping[str, NDArray[Any]], wanted: Mapping[str, Any]) -> None:
+    """ValueError when `given` is not a sound state with the shapes and types of `wanted`."""
+    wrong = [
+        name
+        for name in sorted(wanted.keys() | given.keys())
+        if name not in wanted
+        or name not in given
+        or given[name].shape != wanted[name].shape
+        or given[name].dtype != wanted[name].dtype
+    ]
+    if wrong:
+        raise ValueError(f"an inner state of another model: {', '.join(wrong[:5])}")
+    # A donor may have diverged: its moments would poison every step of the newcomer.
+    diverged = [name for name, array in given.items() if not finite(array)]
+    if diverged:
+        raise ValueError(f"an inner state that is not finite: {', '.join(diverged[:5])}")
+
+
+def finite(array: NDArray[Any]) -> bool:
+    """Whether every value is a finite number."""
+    flat = array.reshape(-1)
+    parts = (flat[k : k + _LOOK_VALUES] for k in range(0, flat.size, _LOOK_VALUES))
+    return all(bool(np.isfinite(part).all()) for part in parts)
+
+
+class Handed:
+    """One copy of the inner state on its way out, perhaps to two places.
+
+    There is one at a time: the next is made once this one is `gone`. Made and shared by one thread,
+    let go by others.
+    """
+
+    def __init__(self, data: Buffer) -> None:
+        self._data: Buffer | None = data
+        self._places = 1
+        self._lock = threading.Lock()
+
+    @property
+    def data(self) -> Buffer:
+        """The bytes."""
+        data = self._data
+        assert data is not None, "an inner state that was let go"
+        return data
+
+    @property
+    def gone(self) -> bool:
+        """Whether its memory is free again."""
+        return self._data is None
+
+    def share(self) -> bool:
+        """It goes to one more place; False if it is gone already."""
+        with self._lock:
+            self._places += self._places > 0
+            return self._places > 0
+
+    def let_go(self) -> None:
+        """It has arrived at one of the places, or was given up."""
+        with self._lock:
+            self._places -= 1
+            if self._places == 0:
+                self._data = None
+
+
+def _header(leaves: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
+    """The first bytes, and every array's size in the order in which they follow."""
+    spans: dict[str, int] = {}
+    entries, at = {}, 0
+    for name in sorted(leaves, key=lambda n: (_RANK[_NAMES[np.dtype(leaves[n].dtype)]], n)):
+        shape, dtype = tuple(leaves[name].shape), np.dtype(leaves[name].dtype)
+        spans[name] = dtype.itemsize * math.prod(shape)
+        entries[name] = {
+            "dtype": _NAMES[dtype],
+            "shape": shape,
+            "data_offsets": (at, at := at + spans[name]),
+        }
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGN)
+    return len(text).to_bytes(_ALIGN, "little") + text, spans
+
+
+def _span(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...], int, int]:
+    """(type, shape, where it begins and ends); KeyError, TypeError or ValueError for rubbish."""
+    shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise ValueError("sizes must be whole numbers")
+    return DTYPES[entry["dtype"]], shape, begin, end

@@ -1,0 +1,254 @@
+"""Brings a learner from its incarnation to its first step: feeds `Recovery`, does what it says."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from diloco_learner.events import (
+    Begin,
+    GrantSeen,
+    InitMoved,
+    Leave,
+    LoadState,
+    RecoveryEffect,
+    SendInit,
+    SendJoin,
+    Tell,
+    TimePassed,
+)
+from diloco_learner.exchange.downlink_io import Downlink
+from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.exchange.waiting import essence, heavy, repeated
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, epoch_of, read_part
+from diloco_learner.recovery.moments import digest_of
+from diloco_learner.recovery.recovery import Recovery
+from diloco_learner.training.train import Anchored, Values
+from diloco_learner.training.trainer import Trainer
+from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.port import Progress as Stored
+from diloco_shared.bus.repeating import left_undone
+from diloco_shared.numerics import codec
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Headed
+from diloco_shared.protocol.messages import Grant, Restored
+from diloco_shared.protocol.wire import encode
+
+log = structlog.get_logger()
+
+# Between two looks at how far the initial parameters are, in seconds.
+LOOK_S = 1.0
+# Initial fragments under way: one whose chunks are sent, one before it whose manifest is, and one
+# that is made meanwhile. Each is a copy in the host's memory.
+INIT_AHEAD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Recovered; the trainer holds the inner state, and these are the anchors to begin with."""
+
+    begin: Begin
+    anchors: tuple[Values, ...]  # per fragment
+
+
+class Recoverer:
+    """One recovery. `run` ends with Begun, or Leave when the run does not want this learner."""
+
+    def __init__(
+        self,
+        recovery: Recovery,
+        trainer: Trainer,
+        checkpoints: LocalCheckpoints,
+        control: Bus,
+        up: Uplink,
+        down: Downlink,
+        events: "asyncio.Queue[Any]",
+    ) -> None:
+        self.recovery = recovery
+        self.trainer = trainer
+        self.checkpoints = checkpoints
+        self.control = control
+        self.up = up
+        self.down = down
+        self.events = events
+        # The newest two per fragment: Begin names one of them, the other may be on its heels.
+        self.anchors: dict[tuple[int, int, int], Values] = {}
+        self.init: asyncio.Task[None] | None = None
+        self.init_stored: list[Stored] = []  # how far each fragment is
+        self.state: asyncio.Task[None] | None = None
+        self.loaded: dict[str, str] = {}  # digest of the inner state as this learner now holds it
+        self.awaited = ""  # nonce of the state that `state` waits for
+        self.tasks: asyncio.TaskGroup
+
+    async def run(self) -> Begun | Leave:
+        async with asyncio.TaskGroup() as self.tasks:
+            ended = await self._drive()
+            for task in (self.init, self.state):
+                if task is not None:
+                    task.cancel()
+        return ended
+
+    async def _drive(self) -> Begun | Leave:
+        event: Any = TimePassed()
+        while True:
+            for effect in self._handle(event):
+                if isinstance(effect, Leave):
+                    return effect
+                if isinstance(effect, Begin):
+                    return Begun(effect, self._begin_with(effect))
+                await self._perform(effect)
+            event = await self._next()
+
+    def _handle(self, event: Any) -> list[RecoveryEffect]:
+        if isinstance(event, Anchored):
+            r = event.ready
+            self.anchors[(r.epoch, r.fragment, r.version)] = event.values_F
+            held = sorted(key for key in self.anchors if key[1] == r.fragment)
+            for key in held[:-2]:
+                del self.anchors[key]
+            event = r
+        if isinstance(event, GrantSeen):
+            self._expect_state(event.grant)
+        return self.recovery.handle(event, time.monotonic())
+
+    def _begin_with(self, begin: Begin) -> tuple[Values, ...]:
+        return tuple(self.anchors[(begin.epoch, p, v)] for p, v in enumerate(begin.versions))
+
+    async def _next(self) -> Any:
+        deadline = self.recovery.deadline
+        wait_s = 1.0 if deadline is None else max(deadline - time.monotonic(), 0.001)
+        # Not wait_for: in Python 3.11 it loses a cancellation that comes together with an event.
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self.events.get()
+        except TimeoutError:
+            return TimePassed()
+
+    async def _perform(self, effect: RecoveryEffect) -> None:
+        match effect:
+            case SendJoin():
+                with left_undone("join"):
+                    await self.control.publish(
+                        subjects.join(self.recovery.spec.name), encode(effect.join)
+                    )
+            case SendInit():
+                if self.init is None or self.init.done():
+                    self.init = self.tasks.create_task(self._send_init())
+            case LoadState():
+                await self._load_state(effect)
+            case Tell():
+                # Not awaited: a slow log must not delay the first step.
+                self.up.tell_soon(effect.kind, effect.text, effect.data | self.loaded)
+            case _:
+                pass
+
+    async def _send_init(self) -> None:
+        """Every fragment; asked again, it sends those that are not there."""
+        watching = self.tasks.create_task(self._watch_init())
+        fragments = range(len(self.trainer.program.layout.fragments))
+        self.init_stored = [Stored() for _ in fragments]
+        ahead = asyncio.Semaphore(INIT_AHEAD)
+        try:
+            async with asyncio.TaskGroup() as sending:
+                for p in fragments:
+                    await ahead.acquire()
+                    values_F = await asyncio.to_thread(self.trainer.fragment, p)
+                    sending.create_task(self._send_fragment(p, values_F, ahead))
+        except* BusError as errors:
+            error = str(errors.exceptions[0])
+            log.warning("initial parameters not sent, they are asked for again", error=error)
+        finally:
+            watching.cancel()
+
+    async def _send_fragment(self, p: int, values_F: Values, ahead: asyncio.Semaphore) -> None:
+        payload = Headed(*codec.frame(values_F))
+        tensors = self.trainer.program.layout.tensors
+        await self.up.initial(tensors, p, payload, self.init_stored[p])
+        ahead.release()
+
+    async def _watch_init(self) -> None:
+        """While more of them is stored, the syncer's silence means nothing."""
+        seen = -1
+        while True:
+            stored = sum(fragment.stored for fragment in self.init_stored)
+            if stored != seen:
+                seen = stored
+                self.down.put(InitMoved())
+            await asyncio.sleep(LOOK_S)
+
+    def _expect_state(self, grant: Grant) -> None:
+        """A grant names a donor: look out for its inner state from now on."""
+        ours = grant.accepted and grant.donor and grant.nonce == self.recovery.nonce
+        if not ours or grant.nonce == self.awaited:
+            return
+        if self.state is not None:
+            self.state.cancel()  # of a donor that was given up
+        self.awaited = grant.nonce
+        self.state = self.tasks.create_task(self.down.state(grant.donor, grant.nonce))
+
+    async def _load_state(self, effect: LoadState) -> None:
+        if effect.source == "donor":
+            # Taken out: its memory is free as soon as it is on the device.
+            data = self.down.states.pop(effect.nonce, None)
+            assert data is not None, f"no inner state under nonce {effect.nonce}"
+            await asyncio.to_thread(self.trainer.load_inner_state, data)
+            del data
+            self.loaded = {"moments": await asyncio.to_thread(self._moments)}
+        elif effect.source == "checkpoint" and not await self._go_back(effect.restored):
+            saved, faults = await asyncio.to_thread(
+                self.checkpoints.load, self.trainer.check_inner_state
+            )
+            for fault in faults:
+                self.up.tell_soon("checkpoint-skipped", fault, {})
+            if saved is not None:
+                await asyncio.to_thread(self.trainer.load_inner_state, saved)
+
+    async def _go_back(self, restored: Restored | None) -> bool:
+        """Moments of the run-wide checkpoint that history began with, unless ours are newer."""
+        newest = self.checkpoints.newest
+        if restored is None or (newest is not None and epoch_of(newest) >= restored.epoch):
+            return False
+        saved, faults = await asyncio.to_thread(
+            read_part,
+            self.up.checkpoint_root,
+            restored.source,
+            self.recovery.learner,
+            self.trainer.check_inner_state,
+        )
+        for fault in faults:
+            self.up.tell_soon("checkpoint-skipped", fault, {})
+        if saved is not None:
+            await asyncio.to_thread(self.trainer.load_inner_state, saved)
+        return saved is not None
+
+    def _moments(self) -> str:
+        """Read back from the trainer: a donor tells the digest of what it gave."""
+        return digest_of(self.trainer.inner_state_pieces())
+
+
+# Arrivals before they are looked through for what newer ones replace; with an anchor at once.
+LOOK_EVERY = 64
+# Beyond this many, what the syncer repeats by itself is dropped: as many as the mailbox takes.
+EVENTS_MAX = 4096
+
+
+class Arrivals(asyncio.Queue[Any]):
+    """For one reader; `leave` instead of `put`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._look_at = LOOK_EVERY
+
+    def leave(self, event: Any) -> bool:
+        """Leave an event; False if it is dropped."""
+        if self.qsize() >= EVENTS_MAX and repeated(event):
+            return False
+        self.put_nowait(event)
+        if heavy(event) or self.qsize() >= self._look_at:
+            for kept in essence([self.get_nowait() for _ in range(self.qsize())]):
+                self.put_nowait(kept)
+            self._look_at = self.qsize() + LOOK_EVERY
+        self._look_at = min(self._look_at, self.qsize() + LOOK_EVERY)
+        return True

@@ -1,0 +1,488 @@
+"""From a new incarnation to its first inner step (paper section 4).
+
+    JOINING ──granted──► BOOTSTRAPPING ──anchors of version 0──────────────────► BEGUN
+       ▲ │ └─granted, a donor is named──► RECEIVING ──its state──► ANCHORING ──►──┘
+       │ └───granted, nobody can give──────────────────────────────►─┘
+       └──── the donor is silent or sends rubbish: a new attempt without it
+
+Parameters always come from the anchors (publications at or above the granted versions): a donor's
+own parameters hold unmerged work that would count twice. Only moments come from a donor, from an
+own checkpoint, or start at zero. Only the syncer itself is awaited without limit.
+"""
+
+import math
+from collections import Counter
+from enum import Enum
+
+from diloco_learner.events import (
+    AnchorReady,
+    BeatSeen,
+    Begin,
+    GrantSeen,
+    InitMoved,
+    Leave,
+    LoadState,
+    RecoveryEffect,
+    RecoveryEvent,
+    SendInit,
+    SendJoin,
+    StateBad,
+    StateComing,
+    StateMoved,
+    StateSeen,
+    Tell,
+    TimePassed,
+)
+from diloco_shared.protocol.messages import (
+    Beat,
+    Grant,
+    Join,
+    Progress,
+    RecoveryTimes,
+    Restored,
+    Stamp,
+)
+from diloco_shared.protocol.pace import silence_s
+from diloco_shared.spec.run import RunSpec, shared_keys
+
+
+class State(Enum):
+    """Where a recovery stands."""
+
+    JOINING = "joining"  # no grant yet
+    BOOTSTRAPPING = "bootstrapping"  # granted, and nothing is published yet
+    RECEIVING = "receiving"  # waiting for a donor's inner state
+    ANCHORING = "anchoring"  # inner state is settled; waiting for anchors
+    BEGUN = "begun"
+    LEFT = "left"
+
+
+# What may follow what; anything else is a fault in `recovery`.
+MOVES: dict[State, frozenset[State]] = {
+    State.JOINING: frozenset({State.BOOTSTRAPPING, State.RECEIVING, State.ANCHORING, State.LEFT}),
+    State.BOOTSTRAPPING: frozenset({State.BEGUN, State.LEFT}),
+    State.RECEIVING: frozenset({State.JOINING, State.ANCHORING, State.LEFT}),
+    State.ANCHORING: frozenset({State.BEGUN, State.LEFT}),
+    State.BEGUN: frozenset(),
+    State.LEFT: frozenset(),
+}
+
+
+# A join is sent again after this many seconds without its grant.
+JOIN_S = 1.0
+# Patience with a donor that has shown no sign yet, doubling with every attempt. Beside it the time
+# in which it takes its state from the device and hashes it, on a slow host.
+STATE_S, STATE_S_MAX, STATE_BYTES_PER_S = 10.0, 60.0, 50_000_000
+# Once its state moves: as long as it does, and this many seconds of silence. Moments may be old, so
+# no transfer is begun again for staleness; a donor that dies over it is not waited for.
+STATE_SILENCE_S = 2 * silence_s()
+# Donors tried before doing without: four minutes of waiting are worse than moments that start anew.
+DONORS_MAX = 5
+# If the run has not begun this many seconds after the last of them was stored, this learner looks
+# whether its initial parameters are all there; doubling, for the syncer may take long to read them.
+INIT_S, INIT_S_MAX = 10.0, 60.0
+
+
+class Recovery:
+    """One incarnation until Begin or Leave. Mutated only through `handle`.
+
+    Start it with `TimePassed`. Exactly one LoadState precedes Begin.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        learner: str,
+        incarnation: int,
+        *,
+        has_checkpoint: bool,
+        nonce_seed: str,
+        layout: str,
+        state_bytes: int = 0,
+        parameters: int = 0,
+    ) -> None:
+        """`nonce_seed`: unique per process start, one subject token; attempts are numbered.
+
+        `layout`: digest of how this learner cuts its model into fragments. `state_bytes`: size of
+        an inner state. `parameters`: N, for the limits of the run's streams.
+        """
+        self.spec = spec
+        self.learner = learner
+        self.incarnation = incarnation
+        self.has_checkpoint = has_checkpoint
+        self.nonce_seed = nonce_seed
+        self.parameters = parameters
+        self.making_s = state_bytes / STATE_BYTES_PER_S
+        self.config = shared_keys(spec) | {"layout": layout}
+        self.state = State.JOINING
+        self.attempt = 0
+        self.failed_donors: tuple[str, ...] = ()
+        self.donor = ""
+        self.source = ""  # of the inner state, once settled
+        self.epoch = -1  # newest seen
+        self.term = -1
+        self.joined = -1  # epoch of the newest grant
+        self.restored: Restored | None = None
+        self.wanted_P: tuple[int, ...] = ()  # least versions to begin with
+        self.anchors: dict[int, AnchorReady] = {}  # newest per fragment, of the newest epoch
+        self.early: StateSeen | None = None  # came before the grant that names its donor
+        self.stamp: Stamp | None = None
+        self.beat: Beat | None = None
+        self.init_moved_at: float | None = None  # or asked for
+        self.init_s = INIT_S
+        self.wake_at: float | None = 0.0
+        self.now = 0.0
+        self.reached: dict[State, float] = {}  # when, the newest time
+        self.granted_at: float | None = None  # first
+        self.arriving = ""  # nonce under which a donor's state is complete on the bus
+        self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
+        self.join = self._new_join()
+
+    # --- the door ------------------------------------------------------------------------------
+
+    def handle(self, event: RecoveryEvent, now: float) -> list[RecoveryEffect]:
+        """Apply one event; return what the caller must do, in this order."""
+        if self.state in (State.BEGUN, State.LEFT):
+            return []
+        self.now = now
+        effects = self._take(event, now)
+        if self.wake_at is not None and now >= self.wake_at:
+            effects += self._wake(now)
+        return effects + self._begin()
+
+    @property
+    def deadline(self) -> float | None:
+        """When TimePassed is due at the latest; None while only the syncer is awaited."""
+        return self.wake_at
+
+    def restore(self, epoch: int) -> int:
+        """Serial of the newest restore known that `epoch` has reached, 0 if none."""
+        told = (self.restored, self.beat.restored if self.beat else None)
+        return max(r.serial if r and r.epoch <= epoch else 0 for r in told)
+
+    @property
+    def nonce(self) -> str:
+        """Of the present attempt."""
+        return self.join.nonce
+
+    def _take(self, event: RecoveryEvent, now: float) -> list[RecoveryEffect]:
+        match event:
+            case GrantSeen():
+                return self._granted(event.grant, now)
+            case BeatSeen():
+                return self._beat(event.beat, now)
+            case AnchorReady():
+                return self._anchor(event, now)
+            case StateSeen():
+                return self._state_seen(event)
+            case StateMoved() | StateComing():
+                self._moving(event, now)
+            case InitMoved():
+                self.init_moved_at, self.init_s = now, INIT_S
+            case StateBad():
+                if self._from_donor(event.donor, event.nonce):
+                    return self._donor_failed(event.reason, now)
+                self.ignored["state nobody waits for"] += 1
+            case TimePassed():
+                pass
+        return []
+
+    def _wake(self, now: float) -> list[RecoveryEffect]:
+        """The deadline is reached."""
+        if self.state is State.JOINING:
+            self.wake_at = now + JOIN_S
+            return [SendJoin(self.join)]
+        if self.state is State.RECEIVING:
+            return self._donor_failed("nothing (more) of it came in time", now)
+        self.wake_at = None
+        return []
+
+    def _move(self, state: State) -> None:
+        assert state in MOVES[self.state], f"{self.state} cannot become {state}"
+        self.state = state
+        self.reached[state] = self.now
+
+    # --- joining -------------------------------------------------------------------------------
+
+    def _new_join(self) -> Join:
+        self.attempt += 1
+        return Join(
+            learner=self.learner,
+            incarnation=self.incarnation,
+            nonce=f"{self.nonce_seed}-{self.attempt}",
+            config=self.config,
+            failed_donors=self.failed_donors,
+            parameters=self.parameters,
+            epoch=max(self.epoch, 0),
+        )
+
+    def _rejoin(self, now: float) -> list[RecoveryEffect]:
+        """Ask again under a new nonce; what the old one brings is void."""
+        if self.state is not State.JOINING:
+            self._move(State.JOINING)
+        self.donor, self.early, self.wanted_P = "", None, ()
+        self.join = self._new_join()
+        self.wake_at = now + JOIN_S
+        return [SendJoin(self.join)]
+
+    def _granted(self, grant: Grant, now: float) -> list[RecoveryEffect]:
+        to = (grant.learner, grant.incarnation, grant.nonce)
+        if self.state is not State.JOINING or to != (self.learner, self.incarnation, self.nonce):
+            self.ignored["grant of another attempt"] += 1
+            return []
+        if not grant.accepted:
+            return self._leave("refused", grant.reason)
+        if len(grant.versions) != self.spec.algorithm.fragments:
+            self.ignored["grant of another layout"] += 1
+            return []
+        if grant.epoch < self.epoch:
+            # The syncer repeats its answer per nonce: only a new one brings a new answer.
+            self.ignored["grant of an older epoch"] += 1
+            return self._rejoin(now)
+        if grant.epoch > self.epoch:
+            self._enter(grant.epoch)
+        if self.granted_at is None:
+            self.granted_at = now
+        self.joined, self.restored = grant.epoch, grant.restored
+        self.term = max(self.term, grant.term)
+        self.wanted_P = grant.versions
+        self._progressed(grant.stamp)
+        if max(grant.versions) < 0 and not self.anchors:
+            self._move(State.BOOTSTRAPPING)
+            self.wake_at = None
+            return [*self._settle("fresh"), *self._initialise(now)]
+        able = grant.donor not in ("", self.learner, *self.failed_donors)
+        if not able or len(self.failed_donors) >= DONORS_MAX:
+            return self._without_donor()
+        self._move(State.RECEIVING)
+        self.donor = grant.donor
+        patience_s = min(STATE_S * 2 ** len(self.failed_donors), STATE_S_MAX)
+        self.wake_at = now + patience_s + self.making_s
+        early, self.early = self.early, None
+        return self._state_seen(early) if early else []
+
+    # --- inner state ---------------------------------------------------------------------------
+
+    def _from_donor(self, donor: str, nonce: str) -> bool:
+        return self.state is State.RECEIVING and donor == self.donor and nonce == self.nonce
+
+    def _state_seen(self, seen: StateSeen) -> list[RecoveryEffect]:
+        if self._from_donor(seen.donor, seen.nonce):
+            self._move(State.ANCHORING)
+            self.wake_at = None
+            return self._settle("donor", seen.donor)
+        if self.state is State.JOINING and seen.nonce == self.nonce:
+            self.early = seen  # faster than the grant, which will say whom to believe
+        else:
+            self.ignored["state nobody waits for"] += 1
+        return []
+
+    def _moving(self, event: StateMoved | StateComing, now: float) -> None:
+        """More of it has come; once all is on the bus, the donor has done its part."""
+        if event.nonce != self.nonce:
+            return
+        if isinstance(event, StateComing):
+            self.arriving = event.nonce
+        if self.state is State.RECEIVING:
+            self.wake_at = now + STATE_SILENCE_S
+
+    def _donor_failed(self, reason: str, now: float) -> list[RecoveryEffect]:
+        self.failed_donors = (*self.failed_donors, self.donor)
+        text = f"{self.donor} gave no inner state: {reason}"
+        told = Tell("donor-failed", text[:500], {"learner": self.learner, "donor": self.donor})
+        return [told, *self._rejoin(now)]
+
+    def _without_donor(self) -> list[RecoveryEffect]:
+        self._move(State.ANCHORING)
+        self.wake_at = None
+        return self._settle("checkpoint" if self.has_checkpoint or self.restored else "fresh")
+
+    def _settle(self, source: str, donor: str = "") -> list[RecoveryEffect]:
+        assert not self.source, "the inner state is settled once"
+        self.source = source
+        return [LoadState(source, donor, self.nonce if donor else "", self.restored)]
+
+    # --- what the syncer tells everybody -------------------------------------------------------
+
+    def _beat(self, beat: Beat, now: float) -> list[RecoveryEffect]:
+        newest = beat.incarnations.get(self.learner, -1)
+        if newest > self.incarnation:
+            return self._leave("superseded", f"incarnation {newest} of {self.learner} has joined")
+        if len(beat.versions) != self.spec.algorithm.fragments:
+            self.ignored["beat of another layout"] += 1
+            return []
+        if (beat.epoch, beat.term) < (self.epoch, self.term):
+            self.ignored["beat of a deposed leader"] += 1
+            return []
+        if beat.state in ("finished", "stopped"):
+            return self._leave(beat.state, f"the run is {beat.state}: {beat.reason}"[:500])
+        if self.source and beat.restored is not None and beat.restored.epoch > self.joined:
+            return self._leave("restored", f"the run goes back to {beat.restored.source}"[:500])
+        effects: list[RecoveryEffect] = []
+        if beat.epoch > self.epoch:
+            effects += self._raised(beat.epoch, beat.versions, now)
+        if beat.term > self.term and self.wanted_P:
+            # A new leader's tape may end below what an old one granted: do not wait for more
+            # than there is, or a lone learner and the syncer would wait for each other.
+            self.wanted_P = tuple(map(min, self.wanted_P, beat.versions))
+        self.term, self.beat = beat.term, beat
+        self._progressed(beat.stamp)
+        waits = self.state is State.RECEIVING and self.arriving != self.nonce
+        # A beat that knows this learner was made after the grant, when the donor was alive.
+        if waits and self.learner in beat.live and self.donor not in beat.live:
+            effects += self._donor_failed("it is silent for its lease", now)
+        return effects + self._initialise(now)
+
+    def _initialise(self, now: float) -> list[RecoveryEffect]:
+        """Send the initial parameters, if asked, and only while a syncer shard has none at all.
+
+        Of several shards one may have lost them while the others go on: who joins then waits for
+        anchors that nobody publishes unless it sends them.
+        """
+        beat = self.beat
+        asked = (
+            self.state in (State.BOOTSTRAPPING, State.ANCHORING)
+            and beat is not None
+            and beat.state == "bootstrapping"
+            and beat.initializer == self.learner
+            and self._unborn(beat)
+        )
+        if not asked:
+            return []
+        if self.init_moved_at is not None:
+            if now < self.init_moved_at + self.init_s:
+                return []
+            self.init_s = min(2 * self.init_s, INIT_S_MAX)
+        self.init_moved_at = now
+        return [SendInit()]
+
+    def _unborn(self, beat: Beat) -> bool:
+        """Whether nothing was ever published of a syncer shard."""
+        algorithm = self.spec.algorithm
+        return any(
+            all(
+                beat.versions[p] < 0 and self.wanted_P[p] < 0 and p not in self.anchors
+                for p in algorithm.owned(shard)
+            )
+            for shard in range(algorithm.shards)
+        )
+
+    def _raised(self, epoch: int, versions_P: tuple[int, ...], now: float) -> list[RecoveryEffect]:
+        """History began again: versions and requests of before are void, moments are not."""
+        self._enter(epoch)
+        if self.state is State.RECEIVING:
+            return self._rejoin(now)  # the donor was asked in the old epoch
+        self.wanted_P = versions_P
+        return []
+
+    def _enter(self, epoch: int) -> None:
+        self.epoch, self.term = epoch, -1
+        self.anchors.clear()
+        self.stamp = None
+
+    def _progressed(self, stamp: Stamp) -> None:
+        if self.stamp is None or stamp.steps > self.stamp.steps:
+            self.stamp = stamp
+
+    # --- anchors -------------------------------------------------------------------------------
+
+    def _anchor(self, anchor: AnchorReady, now: float) -> list[RecoveryEffect]:
+        if anchor.epoch < self.epoch:
+            self.ignored["anchor of an older epoch"] += 1
+            return []
+        effects: list[RecoveryEffect] = []
+        if anchor.epoch > self.epoch:
+            # Which versions it has reached, a beat will tell; the keyframes of its beginning do.
+            effects += self._raised(anchor.epoch, (0,) * self.spec.algorithm.fragments, now)
+        known = self.anchors.get(anchor.fragment)
+        if known is None or anchor.version > known.version:
+            self.anchors[anchor.fragment] = anchor
+        return effects
+
+    def _begin(self) -> list[RecoveryEffect]:
+        """Begin once moments are settled and every fragment is at least at its granted version."""
+        fragments = self.spec.algorithm.fragments
+        if self.state not in (State.BOOTSTRAPPING, State.ANCHORING):
+            return []
+        if len(self.anchors) < fragments:
+            return []
+        versions = tuple(self.anchors[p].version for p in range(fragments))
+        if any(have < want for have, want in zip(versions, self.wanted_P, strict=True)):
+            return []
+        if self.spec.algorithm.shards == 1:  # else each is of its shard, not of the run
+            for p in range(fragments):
+                self._progressed(self.anchors[p].stamp)
+        if self.stamp is None:
+            return []  # anchors of a new epoch were quicker than its first beat
+        assert self.source and min(versions) >= 0
+        first = self.state is State.BOOTSTRAPPING
+        self._move(State.BEGUN)
+        self.wake_at = None
+        how = {
+            "donor": f"with inner state of {self.donor}",
+            "checkpoint": "with the moments of a checkpoint",
+            "fresh": "with fresh moments",
+        }[self.source]
+        data = {
+            "learner": self.learner,
+            "incarnation": self.incarnation,
+            "source": self.source,
+            "donor": self.donor,
+            "versions": list(versions),
+            "attempts": self.attempt,
+        }
+        verb = "begins" if first else "recovered"
+        text = f"{self.learner} incarnation {self.incarnation} {verb} {how}"
+        return [
+            Tell("began" if first else "recovered", text[:500], data),
+            Begin(self.joined, self.epoch, versions, self.stamp, self.restore(self.epoch)),
+        ]
+
+    def _leave(self, outcome: str, reason: str) -> list[RecoveryEffect]:
+        self._move(State.LEFT)
+        self.wake_at = None
+        return [Leave(outcome, reason)]
+
+
+def before_training(
+    learner: str, incarnation: int, epoch: int, versions_P: tuple[int, ...], restore: int = 0
+) -> Progress:
+    """Alive, nothing done yet: `joining`, or `recovering` once every anchor is there."""
+    zeros = (0,) * len(versions_P)
+    return Progress(
+        learner=learner,
+        incarnation=incarnation,
+        epoch=epoch,
+        state="recovering" if min(versions_P) >= 0 else "joining",
+        step=0,
+        tokens=0,
+        c_steps=zeros,
+        c_tokens=zeros,
+        adopted=tuple(-1 for _ in zeros),
+        adopted_at=zeros,
+        loss=math.nan,
+        step_s=0.0,
+        wait_s=0.0,
+        restore=restore,
+    )
+
+
+def recovery_times(
+    recovery: Recovery, started_at: float, stepping_at: float | None, now: float
+) -> RecoveryTimes:
+    """How this process came to train; all times are on one clock, whatever its origin."""
+
+    def since(at: float | None) -> float | None:
+        return None if at is None else max(at - started_at, 0.0)
+
+    settled = recovery.reached.get(State.ANCHORING, recovery.reached.get(State.BOOTSTRAPPING))
+    return RecoveryTimes(
+        age_s=max(now - started_at, 0.0),
+        granted_s=since(recovery.granted_at),
+        donor_s=since(recovery.reached.get(State.RECEIVING)),
+        settled_s=since(settled),
+        stepping_s=since(stepping_at),
+        donor=recovery.donor,
+        source=recovery.source,
+        attempts=recovery.attempt,
+    )

@@ -1,0 +1,1 @@
+"""The model, the optimizer and the loop that trains."""

@@ -1,0 +1,130 @@
+"""What a learner computes with, and where: its model, its data, and the thread that trains."""
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_learner.data.batches_io import Batches
+from diloco_learner.data.corpus import load
+from diloco_learner.data.shards import Cut
+from diloco_learner.events import Leave
+from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.train import Rest, Slowed, TrainLoop
+from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.spec.run import RunSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """Of one run: a trainer with its initial parameters, and the data."""
+
+    trainer: Any  # a Trainer, or what answers like one
+    batches: Batches
+    held_out_SxL1: NDArray[np.int32]
+
+
+class Computing(Protocol):
+    """Where a learner's steps are taken. See `OnThisMachine`."""
+
+    async def handed(self, seconds: float) -> None:
+        """Wait until the loop may have handed something out, at most about `seconds`.
+
+        Where only looking tells, that is the time between two looks; see `Mailbox`.
+        """
+
+    def build(self, spec: RunSpec) -> Built:
+        """Model, trainer and data of a run; called in a thread. Whatever a user's own model or
+        data raises."""
+
+    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
+        """Spend the loop's turns; why it ended, or what it raised."""
+
+
+class OnThisMachine:
+    """On the devices of this process, by a thread of its own: see `Computing`."""
+
+    async def handed(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def build(self, spec: RunSpec) -> Built:
+        """Seconds: it compiles."""
+        corpus = load(spec.data)
+        cut = Cut(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
+        sequences = spec.inner.batch_sequences * spec.inner.accumulation
+        held_out_SxL1 = held_out(
+            corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
+        )
+        return Built(Trainer(Program.build(spec)), Batches(cut, sequences), held_out_SxL1)
+
+    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
+        """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""
+        asyncio_loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Leave] = asyncio_loop.create_future()
+
+        def body() -> None:
+            try:
+                leave = run(loop, mailbox)
+            except BaseException as error:
+                asyncio_loop.call_soon_threadsafe(ended.set_exception, error)
+            else:
+                asyncio_loop.call_soon_threadsafe(ended.set_result, leave)
+
+        threading.Thread(target=body, name="train", daemon=True).start()
+        return await ended
+
+
+def run(loop: TrainLoop, mailbox: Mailbox, sleep: Callable[[float], None] = time.sleep) -> Leave:
+    """The train thread's body."""
+    for pause in loop.turns():
+        match pause:
+            case Rest():
+                mailbox.rest(pause.seconds)
+            case Slowed():
+                sleep(pause.seconds)
+    assert loop.left is not None
+    return loop.left
+
+
+class WaitClock:
+    """A context manager around every call of the train loop that could wait; adds up seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.seconds = 0.0
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        self._since = self.clock()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.seconds += self.clock() - self._since
+
+
+# Where the system does not tell, a process was started when it came here.
+_IMPORTED_AT = time.monotonic()
+
+
+def process_started() -> float:
+    """When this process was started, on the monotonic clock (`man proc`: field 22 of stat)."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        after_boot_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - after_boot_s
+    except (OSError, ValueError, IndexError, AttributeError):
+        return _IMPORTED_AT
+    return time.monotonic() - max(age_s, 0.0)

@@ -1,0 +1,173 @@
+"""The inner optimizer and the train step (paper section 2).
+
+The learning rate is an argument of the step, not part of the optimizer: schedules are functions
+of the run's progress, which only the caller knows.
+
+A bad batch costs its step and nothing else: where the loss or the gradients' norm is not a finite
+number, parameters, moments and counts stay what they were, to the bit.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import contrib
+
+from diloco_learner.models import ModelDef
+from diloco_learner.models.named import from_named, to_named
+from diloco_learner.training.programs import Ahead
+from diloco_shared.spec.run import Inner
+
+# Root mean square of Muon's updates: about that of AdamW's, so that rates for one suit the other
+# (Liu et al. 2025, arXiv 2502.16982).
+MUON_RMS = 0.2
+
+
+def optimizer(inner: Inner, is_embedding: Callable[[str], bool]) -> optax.GradientTransformation:
+    """Clipping, then the optimizer at rate 1; the step scales its update by the rate.
+
+    AdamW and Muon decay matrices only: norms and biases have no scale to lose. Muon steps
+    matrices but embeddings along their orthogonalised momentum, all else by NAdam. The others come
+    with their own defaults.
+    """
+
+    def matrices(params: Any) -> Any:
+        return jax.tree.map(lambda p: p.ndim > 1, params)
+
+    if inner.optimizer == "adamw":
+        chosen = optax.adamw(
+            1.0,
+            b1=inner.b1,
+            b2=inner.b2,
+            weight_decay=inner.weight_decay,
+            mask=matrices,
+        )
+    elif inner.optimizer == "muon":
+
+        def orthogonal(params: Any) -> Any:
+            dimensions = {
+                name: contrib.MuonDimensionNumbers()
+                if leaf.ndim == 2 and not is_embedding(name)
+                else None
+                for name, leaf in to_named(params).items()
+            }
+            return from_named(params, dimensions)
+
+        chosen = contrib.muon(
+            1.0,
+            beta=inner.b1,
+            consistent_rms=MUON_RMS,
+            weight_decay=inner.weight_decay,
+            weight_decay_mask=matrices,
+            adam_b1=inner.b1,
+            adam_b2=inner.b2,
+            adam_weight_decay=inner.weight_decay,
+            muon_weight_dimension_numbers=orthogonal,
+        )
+    else:
+        chosen = getattr(optax, inner.optimizer)(1.0)
+    return optax.chain(optax.clip_by_global_norm(inner.clip_norm), chosen)
+
+
+def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead:
+    """The inner step: (params, opt_state, tokens_BxL1, rate) -> (params, opt_state, loss).
+
+    Parameters and optimizer state are donated: use what it returns. Tokens have shape
+    (accumulation * B, L + 1); gradients are averaged over the parts. The loss is NaN exactly where
+    the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a number.
+    """
+    transform = optimizer(inner, model.is_embedding)
+
+    def loss_of(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
+        loss = model.loss(params, tokens_BxL1)
+        return loss * jnp.nan if poisoned else loss
+
+    def gradients(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, Any]:
+        if inner.accumulation == 1:
+            return jax.value_and_grad(loss_of)(params, tokens_BxL1)
+        parts = tokens_BxL1.reshape(inner.accumulation, -1, tokens_BxL1.shape[-1])
+
+        def add(total: Any, part: jax.Array) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, part)), None
+
+        zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        total, _ = jax.lax.scan(add, zero, parts)
+        loss, grads = jax.tree.map(lambda x: x / inner.accumulation, total)
+        return loss, grads
+
+    def step(
+        params: Any, opt_state: Any, tokens_BxL1: jax.Array, rate: float
+    ) -> tuple[Any, Any, jax.Array]:
+        loss, grads = gradients(params, tokens_BxL1)
+        sound = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
+        updates, moved = transform.update(grads, opt_state, params)
+
+        # Chosen value by value, within the update of each leaf: no copy of anything is kept.
+        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(sound, new, old)
+
+        params = jax.tree.map(lambda p, u: chosen(p + rate * u, p), params, updates)
+        return params, jax.tree.map(chosen, moved, opt_state), jnp.where(sound, loss, jnp.nan)
+
+    return Ahead(step, lambda params, opt_state, tokens, rate: tokens.shape, donate=(0, 1))
+
+
+# Skipped steps in a row that end a learner, unless adopting every fragment anew takes longer: that
+# mends parameters that have overflowed. Bad data never comes in such rows; a rate too high does.
+SKIPS_MAX = 20
+# Between two events that tell of skipped steps, in seconds.
+TELL_S = 60.0
+
+
+class Diverged(Exception):
+    """No step has brought a finite number for a long while, and no adoption has mended it."""
+
+
+@dataclass(slots=True)
+class Skips:
+    """Of one incarnation. `every_steps`: inner steps in which every fragment is adopted anew."""
+
+    every_steps: int
+    total: int = 0
+    in_a_row: int = 0
+    untold: int = 0
+    told_at: float = -math.inf
+
+    @property
+    def in_a_row_max(self) -> int:
+        """So many are still borne."""
+        return max(SKIPS_MAX, self.every_steps)
+
+    def stepped(self, loss: float) -> bool:
+        """A step's loss is known; whether that step was skipped. Raises Diverged."""
+        if math.isfinite(loss):
+            self.in_a_row = 0
+            return False
+        self.total += 1
+        self.in_a_row += 1
+        self.untold += 1
+        if self.in_a_row > self.in_a_row_max:
+            raise Diverged(
+                f"{self.in_a_row} steps in a row were skipped: their loss or their gradient is "
+                "not a finite number, also after every fragment was adopted anew. If all learners "
+                "end like this, lower inner.learning_rate or inner.clip_norm. If this one alone "
+                "does, look at its data and its device: it starts again with a healthy learner's "
+                "moments"
+            )
+        return True
+
+    def tell(self, step: int, now: float) -> str:
+        """What to tell of steps up to `step`, or "": at most one text in TELL_S seconds."""
+        if not self.untold or now < self.told_at + TELL_S:
+            return ""
+        many = "one step was" if self.untold == 1 else f"{self.untold} steps were"
+        self.untold, self.told_at = 0, now
+        return (
+            f"{many} skipped, the last of them step {step}: the loss or the gradient is not a "
+            f"finite number. Parameters and moments are as before; {self.total} skipped so far, "
+            f"more than {self.in_a_row_max} in a row would end this learner"
+        )

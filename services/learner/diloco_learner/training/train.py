@@ -1,0 +1,308 @@
+"""The training loop, to be read beside Algorithm 1 of the paper (section 2).
+
+Never waits for the network: what has arrived is taken in at a step boundary, what goes out is left
+in the mailbox. The exchange decides, the trainer computes, the loop carries out. Everything that
+could wait is clocked.
+
+    for pause in loop.turns():    # of the thread, or the task, that trains
+        ...                       # spend it
+    loop.left                     # why it ended
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_learner.events import (
+    Adopt,
+    AnchorReady,
+    Checkpoint,
+    Contribute,
+    Evaluate,
+    ExchangeEffect,
+    GiveState,
+    KeepPart,
+    Leave,
+    Merged,
+    SendProgress,
+    StateGone,
+    Stepped,
+    Tell,
+    TimePassed,
+    Unmerged,
+)
+from diloco_learner.exchange.exchange import Exchange
+from diloco_learner.recovery.moments import Handed
+from diloco_learner.training.inner import Skips
+from diloco_learner.training.trainer import Trainer
+from diloco_shared.numerics.schedule import inner_rate
+from diloco_shared.protocol.messages import Cursor
+
+Values = NDArray[np.float32]
+
+# Asleep between two looks at the mailbox while no step may be taken, in seconds.
+REST_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Anchored:
+    """An anchor on its way into the loop, with its values."""
+
+    ready: AnchorReady
+    values_F: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """An effect for the asyncio side, with what belongs to it.
+
+    `handle`: device arrays of a contribution; `Handed` of an inner state; for a final checkpoint
+    the bytes of one, piece by piece.
+    """
+
+    effect: ExchangeEffect
+    handle: Any = None
+    loss: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """No step may be taken: until something arrives, at most `seconds`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """A step is under way on the device: nothing to do, where devices compute by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """A fault: every step takes longer, this one by `seconds`."""
+
+    seconds: float
+
+
+Pause = Rest | Stepping | Slowed
+
+
+class Post(Protocol):
+    """What the loop needs of a mailbox."""
+
+    def drain(self) -> list[Any]: ...
+    def post(self, item: Any) -> bool: ...
+    def progress(self, progress: Any) -> None: ...
+
+
+class Source(Protocol):
+    """What the loop needs of the data."""
+
+    @property
+    def cursor(self) -> Cursor | None: ...
+    def take(self) -> NDArray[Any]: ...
+
+
+class Clock(Protocol):
+    """A context manager that adds up seconds."""
+
+    seconds: float
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exc: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Injected:
+    """Faults that change the loop's own behaviour."""
+
+    slow_factor: float = 1.0
+    poison: bool = False  # the next step's loss and gradients are not numbers
+    seconds: float = 0.0  # slept in all: neither computation nor waiting
+
+
+class TrainLoop:
+    """One learner's training, from recovered to the end of the run."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        exchange: Exchange,
+        batches: Source,
+        held_out_SxL1: NDArray[np.int32],
+        post: Post,
+        *,
+        now: Callable[[], float],
+        waiting: Clock,
+        injected: Injected,
+    ) -> None:
+        self.trainer = trainer
+        self.exchange = exchange
+        self.batches = batches
+        self.held_out_SxL1 = held_out_SxL1
+        self.post = post
+        self.now = now
+        self.waiting = waiting
+        self.injected = injected
+        self.anchors: dict[tuple[int, int, int], Values] = {}  # ready, not yet adopted
+        self.loss_handle: Any = None
+        self.skips = Skips(trainer.program.spec.algorithm.sync_every_steps)
+        self.handed: Handed | None = None  # the inner state that is on its way out
+        self.paused_s = 0.0  # in which no step was allowed
+        self.left: Leave | None = None
+        # Why to leave, set by any thread: at the next step boundary, or once all work is merged.
+        self.stopping = self.draining = ""
+        self.spec = trainer.program.spec
+
+    def turns(self) -> Iterator[Pause]:
+        """Train until the exchange says to leave, or `stopping` is set: `left` says why.
+
+        Whoever iterates spends the pauses, and goes on. Raises Diverged.
+        """
+        while self.left is None:
+            self._take_in()
+            if self.left is not None:
+                break
+            if self.draining:
+                self.exchange.drain(self.draining, self.now())
+            if self.stopping:
+                self._withdraw()
+            elif self.exchange.may_step:
+                yield from self._step()
+            else:
+                yield from self._hold()
+
+    def _hold(self) -> Iterator[Pause]:
+        """Not stepping: paused, finishing, or without a complete set of anchors."""
+        since = self.now()
+        yield Rest(REST_S)
+        self.paused_s += self.now() - since
+        self._handle(TimePassed())
+
+    def _withdraw(self) -> None:
+        """Leave a run that goes on: keep the moments, and say so that nobody counts on us."""
+        progress = self.exchange.progress()
+        checkpoint = Checkpoint(progress.epoch, progress.step, progress.adopted, final=True)
+        self._perform(checkpoint)
+        self._perform(SendProgress(progress.model_copy(update={"state": "finished"})))
+        self._perform(Leave("withdrawn", self.stopping))
+
+    def _take_in(self) -> None:
+        with self.waiting:
+            arrived = self.post.drain()
+        if self.handed is not None and self.handed.gone:
+            self.handed = None
+            self._handle(StateGone())
+        for item in arrived:
+            if isinstance(item, Anchored):
+                r = item.ready
+                self.anchors[(r.epoch, r.fragment, r.version)] = item.values_F
+                self._handle(r)
+            else:
+                self._handle(item)
+        if arrived:
+            self._handle(TimePassed())
+
+    def _step(self) -> Iterator[Pause]:
+        """theta <- AdamW(theta, grad); counters; effects of the boundary that follows."""
+        began = self.now()
+        tokens_BxL1 = self.batches.take()
+        rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
+        poisoned, self.injected.poison = self.injected.poison, False
+        handle = self.trainer.step(tokens_BxL1, rate, poisoned=poisoned)
+        yield Stepping()
+        loss, skipped = self._previous_loss(handle)
+        if self.injected.slow_factor > 1:
+            yield from self._slow_down(handle, began)
+        self._handle(
+            Stepped(
+                tokens=tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1),
+                loss=loss,
+                step_s=self.now() - began,
+                wait_s=self.waiting.seconds,
+                cursor=self.batches.cursor,
+                skipped=skipped,
+            )
+        )
+
+    def _previous_loss(self, handle: Any) -> tuple[float, bool]:
+        """(loss of the step before, NaN if there is none; whether that step was skipped).
+
+        Reading it back while the new step runs keeps the device busy; it also keeps the host from
+        running ahead by more than one step. Raises Diverged.
+        """
+        previous, self.loss_handle = self.loss_handle, handle
+        if previous is None:
+            return math.nan, False
+        loss = float(previous)
+        skipped = self.skips.stepped(loss)
+        step = self.exchange.counters.step
+        if text := self.skips.tell(step, self.now()):
+            self._send(Outgoing(Tell("step-skipped", text, {"skipped": self.skips.total})))
+        return loss, skipped
+
+    def _slow_down(self, handle: Any, began: float) -> Iterator[Pause]:
+        """A fault: every step takes a multiple of its time."""
+        handle.block_until_ready()
+        rest_s = (self.now() - began) * (self.injected.slow_factor - 1)
+        yield Slowed(rest_s)
+        self.injected.seconds += rest_s
+
+    # --- effects -------------------------------------------------------------------------------
+
+    def _handle(self, event: Any) -> None:
+        for effect in self.exchange.handle(event, self.now()):
+            self._perform(effect)
+
+    def _perform(self, effect: ExchangeEffect) -> None:
+        match effect:
+            case Adopt():
+                self._adopt(effect)
+            case Contribute():
+                handle = self.trainer.contribution(effect.fragment, effect.round)
+                self._send(Outgoing(effect, handle))
+            case Checkpoint() if effect.final:
+                # No step follows: it is written from where it lies, whatever else is on its way.
+                self._send(Outgoing(effect, self.trainer.inner_state_pieces()))
+            case GiveState() | Checkpoint() | KeepPart():
+                self._hand_out(effect)
+            case Evaluate():
+                self._send(Outgoing(effect, loss=self.trainer.evaluate(self.held_out_SxL1)))
+            case SendProgress():
+                with self.waiting:
+                    self.post.progress(effect.progress)
+            case Leave():
+                self.left = effect
+                self._send(Outgoing(effect))
+            case Merged():
+                self.trainer.decided(effect.fragment, effect.round, merged=True)
+                self._send(Outgoing(effect))
+            case Unmerged():
+                self.trainer.decided(effect.fragment, effect.round, merged=False)
+            case Tell():
+                self._send(Outgoing(effect))
+
+    def _adopt(self, effect: Adopt) -> None:
+        key = (effect.epoch, effect.fragment, effect.version)
+        self.trainer.adopt(effect.fragment, self.anchors[key], self.spec.algorithm.alpha)
+        for other in list(self.anchors):
+            if other[1] == effect.fragment and other <= key:
+                del self.anchors[other]
+
+    def _hand_out(self, effect: ExchangeEffect) -> None:
+        """The inner state: the copy that is on its way, or else one of now.
+
+        The next step overwrites the original.
+        """
+        if self.handed is None or not self.handed.share():
+            self.handed = Handed(self.trainer.inner_state())
+        if not self._send(Outgoing(effect, self.handed)):
+            self.handed.let_go()
+
+    def _send(self, item: Outgoing) -> bool:
+        with self.waiting:
+            return self.post.post(item)

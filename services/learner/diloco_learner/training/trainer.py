@@ -1,0 +1,215 @@
+"""One learner's state on its device, and everything done to it.
+
+Synchronous, but seldom waiting: most methods dispatch work and return handles (device arrays);
+whoever needs their values fetches them elsewhere. Deterministic: the same calls, the same bits.
+
+On the device lie parameters, optimizer state, the residuals of codecs that have some, and in turn
+one step's gradients, one fragment's work, or the published parameters while they are evaluated. On
+the host lie the adopted anchors, shared with whoever holds them, and nothing else for long.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
+from diloco_learner.models import ModelDef, build
+from diloco_learner.models.named import from_named, tensor_specs, to_named
+from diloco_learner.recovery import moments
+from diloco_learner.recovery.moments import Buffer, State
+from diloco_learner.training.cuts import Cuts
+from diloco_learner.training.evaluate import make_evaluate
+from diloco_learner.training.inner import make_step, optimizer
+from diloco_learner.training.programs import Ahead, compiler_options
+from diloco_shared.numerics.arrays import Layout
+from diloco_shared.spec.run import RunSpec
+
+Values = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What every learner of a run shares: compiled functions and the layout.
+
+    Build one per process; several simulated learners use the same one.
+    """
+
+    spec: RunSpec
+    model: ModelDef
+    layout: Layout
+    shapes: Any  # the tree of the parameters, without values
+    init: Callable[[jax.Array], Any]  # key -> params
+    init_state: Callable[[Any], Any]  # params -> opt_state
+    step: Ahead
+    poisoned: Ahead  # the step of a fault: its gradients are not numbers
+    evaluate: Callable[[Any, NDArray[np.int32]], float]
+    cuts: Cuts
+
+    @classmethod
+    def build(cls, spec: RunSpec) -> "Program":
+        """Compile nothing yet; ValueError for a model that cannot be cut into the fragments."""
+        model = build(spec.model)
+        shapes = jax.eval_shape(model.init, jax.random.key(0))
+        layout = Layout.build(tensor_specs(shapes, model.is_embedding), spec.algorithm.fragments)
+        chosen, options = optimizer(spec.inner, model.is_embedding), compiler_options()
+        return cls(
+            spec,
+            model,
+            layout,
+            shapes,
+            jax.jit(model.init, compiler_options=options),
+            jax.jit(chosen.init, compiler_options=options),
+            make_step(model, spec.inner),
+            make_step(model, spec.inner, poisoned=True),
+            make_evaluate(model, spec.inner.batch_sequences),
+            Cuts(layout, shapes, spec.algorithm.codec_up),
+        )
+
+    def initial(self) -> Any:
+        """Fresh parameters from the run's seed: equal on every learner."""
+        return self.init(jax.random.key(self.spec.seed))
+
+    @property
+    def with_error(self) -> bool:
+        """Whether learners keep what quantisation withheld."""
+        algorithm = self.spec.algorithm
+        return algorithm.error_feedback and feeds_back(algorithm.codec_up)
+
+    def compile(self, batch: int) -> None:
+        """Everything that training needs, from shapes alone: no second state is made for it."""
+        tokens = (batch, self.spec.model.context_tokens + 1)
+        self.step.compile(
+            self.shapes,
+            jax.eval_shape(self.init_state, self.shapes),
+            jax.ShapeDtypeStruct(tokens, np.int32),
+            np.float32(0),
+        )
+        self.cuts.compile(residuals=self.with_error)
+
+
+class Trainer:
+    """Parameters, inner optimizer state, adopted anchors and residuals of one learner.
+
+    Residuals exist for codecs below 16 bits only: 4 bytes per parameter on the device, and 8 more
+    per value of a contribution that is pending.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.params = program.initial()
+        self.opt_state = program.init_state(self.params)
+        # On the host, shared with whoever gave them: nobody writes to an anchor.
+        self.anchors: list[Values | None] = [None] * len(program.layout.fragments)
+        self.feedback = [
+            Feedback(jnp.zeros(size, jnp.float32)) if program.with_error else None
+            for size in program.layout.sizes
+        ]
+
+    def fragment(self, p: int) -> Values:
+        """Fragment p of the parameters as they are, fp32 of shape (F,)."""
+        return np.asarray(self.program.cuts.read(p, self.params))
+
+    def initial_fragments(self) -> list[Values]:
+        """Every fragment of the parameters as they are, fp32 of shape (F,)."""
+        return [self.fragment(p) for p in range(len(self.anchors))]
+
+    def step(self, tokens_BxL1: Any, rate: float, *, poisoned: bool = False) -> jax.Array:
+        """One inner step; the loss as a handle: NaN if the step was skipped, as a bad one is."""
+        program = self.program.poisoned if poisoned else self.program.step
+        loss: jax.Array
+        self.params, self.opt_state, loss = program(
+            self.params, self.opt_state, tokens_BxL1, np.float32(rate)
+        )
+        return loss
+
+    def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
+        """Overwrite (alpha 0) or mix fragment p; moments stay. The anchor becomes its base."""
+        self.anchors[p] = anchor_F
+        self.params = self.program.cuts.adopt(p, self.params, anchor_F, alpha)
+
+    def contribution(self, p: int, round_: int) -> Encoded:
+        """Handle of the encoded pseudo-gradient of fragment p as of now, for that round.
+
+        It includes the residual; its own error is pending until `decided`.
+        """
+        anchor_F, feedback = self.anchors[p], self.feedback[p]
+        assert anchor_F is not None, f"fragment {p} was never adopted"
+        residual = None if feedback is None else feedback.residual
+        parts, error = self.program.cuts.encode(p, self.params, anchor_F, residual)
+        if feedback is not None and error is not None:
+            feedback.sent(round_, error)
+        return Encoded(self.program.spec.algorithm.codec_up, anchor_F.size, parts)
+
+    def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        """A publication told what became of the contribution of fragment p to that round."""
+        feedback = self.feedback[p]
+        if feedback is not None:
+            feedback.decided(round_, merged)
+
+    def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
+        """Loss of the adopted anchors (not of this learner's own parameters)."""
+        anchors = [anchor_F for anchor_F in self.anchors if anchor_F is not None]
+        assert len(anchors) == len(self.anchors), "a fragment was never adopted"
+        # The last step must be over: the memory of its gradients is what this is done in.
+        jax.block_until_ready(self.params)
+        return evaluate_anchors(self.program, anchors, sequences_SxL1)
+
+    def warm_up(self, batch: int) -> None:
+        """Compile what training needs without touching any state."""
+        self.program.compile(batch)
+
+    # --- inner state ---------------------------------------------------------------------------
+
+    def inner_state(self) -> memoryview:
+        """Moments and counts as of now, copied leaf by leaf into one buffer on the host.
+
+        Waits for the step that is under way: the originals are donated to the next one.
+        """
+        return moments.pack(to_named(self.opt_state))
+
+    def inner_state_pieces(self) -> Iterator[Buffer]:
+        """The bytes of `inner_state`, each leaf when it is asked for: take no step meanwhile."""
+        return moments.pieces(to_named(self.opt_state))
+
+    @property
+    def inner_state_bytes(self) -> int:
+        """Size of the moments and counts."""
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(self.opt_state))
+
+    def check_inner_state(self, data: State) -> None:
+        """ValueError when `data` is not a sound inner state of this model; changes nothing."""
+        moments.check(moments.views(data), to_named(self.opt_state))
+
+    def load_inner_state(self, data: State) -> None:
+        """Take over moments and counts; ValueError, as of `check_inner_state`, and no change.
+
+        Leaf by leaf: the old one is gone before the new one is on the device. Given arrays are
+        used up.
+        """
+        given, old = moments.views(data), to_named(self.opt_state)
+        moments.check(given, old)
+        for name, leaf in old.items():
+            leaf.delete()
+            # A copy: on a CPU jax would otherwise go on using the buffer, which is to be freed.
+            old[name] = jax.block_until_ready(jnp.array(given.pop(name)))
+        self.opt_state = from_named(self.opt_state, old)
+
+
+def assemble(program: Program, anchors: Sequence[Values]) -> Any:
+    """Parameters made of one anchor per fragment, fragment by fragment."""
+    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), program.shapes)
+    for p, anchor_F in enumerate(anchors):
+        params = program.cuts.adopt(p, params, anchor_F, 0.0)
+    return params
+
+
+def evaluate_anchors(
+    program: Program, anchors: Sequence[Values], sequences_SxL1: NDArray[np.int32]
+) -> float:
+    """Mean nats per token of the published parameters."""
+    return program.evaluate(assemble(program, anchors), sequences_SxL1)

@@ -1,0 +1,378 @@
+"""One learner working for one run: recover, train, carry messages, leave."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from diloco_learner.data.leasing_io import Leases
+from diloco_learner.events import BeatSeen, GiveState, Leave
+from diloco_learner.exchange.anchors import AnchorBook
+from diloco_learner.exchange.downlink_io import Downlink
+from diloco_learner.exchange.exchange import Exchange
+from diloco_learner.exchange.reporter_io import Reporter
+from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.incarnation_io import take_incarnation
+from diloco_learner.recovery.recoverer_io import Arrivals, Begun, Recoverer
+from diloco_learner.recovery.recovery import Recovery
+from diloco_learner.training.computing_io import Computing, WaitClock
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.train import Injected, TrainLoop
+from diloco_shared.bus.port import Bus, BusError, Traffic
+from diloco_shared.bus.repeating import PROMPT, until_done
+from diloco_shared.process.chaos import FaultAgent
+from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Beat, Progress, SocketBytes
+from diloco_shared.protocol.run_states import OVER
+from diloco_shared.spec.run import RunSpec, config_hash
+
+log = structlog.get_logger()
+
+# Between two looks at what the train thread hands out, in seconds: half a nano step.
+HAND_S = 0.005
+# In a learner's data folder: one folder per run.
+CHECKPOINTS = "checkpoints"
+# A process that is told to stop gets this many seconds to reach a step boundary and to give
+# back its shards; supervisors kill after ten.
+WITHDRAW_S = 3.0
+
+
+class Unfit(Exception):
+    """Model or data of the run cannot be had in this process as it is; the text says why."""
+
+
+def counting(control: Traffic, data: Traffic) -> Callable[[], SocketBytes]:
+    """Tells what crossed both planes' sockets from now on."""
+
+    def read() -> dict[str, int]:
+        return {
+            "data_up": data.socket_bytes_out,
+            "data_down": data.socket_bytes_in,
+            "control_up": control.socket_bytes_out,
+            "control_down": control.socket_bytes_in,
+        }
+
+    before = read()
+    return lambda: SocketBytes(**{name: now - before[name] for name, now in read().items()})
+
+
+class Work:
+    """From assignment to leave."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        learner: str,
+        boot: str,
+        folder: Path,
+        control: Bus,
+        data: Bus,
+        faults: FaultAgent,
+        checkpoint_root: str,
+        computing: Computing,
+    ) -> None:
+        self.spec = spec
+        self.learner = learner
+        self.boot = boot
+        self.folder = folder
+        self.control = control
+        self.data = data
+        self.faults = faults
+        self.checkpoint_root = checkpoint_root
+        self.computing = computing
+        self.injected, self.mailbox = Injected(), Mailbox()
+        self.fit: Callable[[], None] = lambda: None  # called once model and data are there
+        self.events = Arrivals()
+        self.beat: Beat | None = None
+        self.incarnation, self.built, self.stopping = -1, False, ""
+        self.train_loop: TrainLoop | None = None
+        self.ended: asyncio.Task[Leave] | None = None
+        self.tasks: asyncio.TaskGroup
+
+    # --- from outside --------------------------------------------------------------------------
+
+    def withdraw(self, reason: str) -> None:
+        """Leave at the next step boundary although the run may go on."""
+        self.stopping = reason
+        if self.train_loop is not None:
+            self.train_loop.stopping = reason
+
+    def drain(self, reason: str) -> None:
+        """Leave once what this learner has done is merged, if it has done anything."""
+        if self.train_loop is None:
+            self.withdraw(reason)
+        else:
+            self.train_loop.draining = reason
+
+    @property
+    def run_ends(self) -> bool:
+        """Whether the run itself ends this work, within a limit of its own."""
+        return self.beat is not None and self.beat.state in OVER
+
+    @property
+    def last_progress(self) -> Progress | None:
+        return self.reporter.last if self.built else None
+
+    @property
+    def room(self) -> DiskRoom | None:
+        """For its checkpoints, once it is known how large they are."""
+        return self.checkpoints.room if self.built else None
+
+    def health(self) -> dict[str, Any]:
+        """What a probe or the member list shows."""
+        shown: dict[str, Any] = {"run": self.spec.name, "incarnation": self.incarnation}
+        p = self.last_progress
+        if p is not None:
+            shown |= p.model_dump(include={"state", "step", "steps_skipped", "wait_s"})
+        if self.train_loop is not None:
+            shown |= {"paused_s": self.train_loop.paused_s, "injected_s": self.injected.seconds}
+        if self.built:
+            shown |= {
+                "shard_repeats": self.batches.repeats,
+                "sequences_unleased": self.batches.unleased,
+                "mailbox_dropped": self.mailbox.dropped,
+                "publications_refused": dict(self.book.refused),
+            }
+        return shown
+
+    # --- the whole of it -----------------------------------------------------------------------
+
+    async def run(self) -> Leave:
+        """Until the run is over, or refuses this learner: Unfit, or what the train loop raised."""
+        self.incarnation = await take_incarnation(
+            self.control, self.spec.name, self.learner, self.boot
+        )
+        log.info("works", run=self.spec.name, incarnation=self.incarnation)
+        try:
+            await asyncio.to_thread(self._build)
+        except Exception as error:  # a model or data of the user's own may raise anything
+            raise Unfit(f"{type(error).__name__}: {error}"[:400]) from error
+        self.fit()
+        await self._streams()
+        self._connect()
+        try:
+            async with asyncio.TaskGroup() as self.tasks:
+                leave = await self._recover_and_train()
+        except asyncio.CancelledError:
+            with suppress(TimeoutError, BusError):
+                async with asyncio.timeout(WITHDRAW_S):
+                    await self._withdraw_now()
+            raise
+        await self.leases.release()
+        return leave
+
+    async def _recover_and_train(self) -> Leave:
+        warm = self.tasks.create_task(
+            asyncio.to_thread(self.trainer.warm_up, self.batches.sequences)
+        )
+        serving = [self._start(work) for work in self._services()]
+        ended = await self._recover()
+        if isinstance(ended, Begun):
+            await warm
+            await self._begin(ended)
+            del ended  # its anchors are the trainer's from now on, until newer ones come
+            serving += [
+                self._start(self.reporter.newest(self.computing.handed)),
+                self._start(self._hand()),
+            ]
+            leave = await self._train_or_tell()
+        else:
+            leave = ended
+        for task in serving:
+            task.cancel()
+        await self._clear_out()
+        return leave
+
+    async def _recover(self) -> Begun | Leave:
+        self.reporter.recovery = recovery = self._recovery()
+        up, down = self.up, self.down
+        return await Recoverer(
+            recovery, self.trainer, self.checkpoints, self.control, up, down, self.events
+        ).run()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return self.tasks.create_task(work)
+
+    def _services(self) -> list[Coroutine[Any, Any, None]]:
+        """What runs from the first moment to the last."""
+        return [
+            self.down.beats(),
+            self.down.pulls(),
+            self.down.grants(),
+            self.down.donations(),
+            self.down.publications(),
+            self.leases.supply(),
+            self.reporter.heartbeats(),
+        ]
+
+    # --- set-up --------------------------------------------------------------------------------
+
+    async def _streams(self) -> None:
+        """Wait until the syncer has created the run's streams."""
+
+        async def look() -> None:
+            for stream in subjects.run_streams(self.spec.name):
+                await self.data.stream_info(stream)
+
+        await until_done(look, "streams of the run", pauses=PROMPT)
+
+    def _build(self) -> None:
+        """Everything that computes: off the event loop, since compiling takes seconds."""
+        built = self.computing.build(self.spec)
+        self.trainer, self.batches = built.trainer, built.batches
+        self.held_out_SxL1 = built.held_out_SxL1
+        folder = self.folder / CHECKPOINTS / self.spec.folder
+        self.checkpoints = LocalCheckpoints(folder, self.spec.keeping.checkpoints)
+        self.checkpoints.room.needed = self.trainer.inner_state_bytes
+
+    def _connect(self) -> None:
+        spec, me = self.spec, self.learner
+        self.book = AnchorBook(sizes_P := self.trainer.program.layout.sizes)
+        self.leases = Leases(
+            self.control,
+            spec,
+            me,
+            self.incarnation,
+            self.batches,
+            lambda: self.beat.live if self.beat else (),
+            lambda kind, text, data: self.up.tell(kind, text, data),
+        )
+        self.up = Uplink(
+            spec,
+            me,
+            self.incarnation,
+            self.control,
+            self.data,
+            sizes_P,
+            self.checkpoints,
+            self.leases,
+            self._put,
+            self.checkpoint_root,
+        )
+        self.down = Downlink(
+            spec.name,
+            me,
+            self.incarnation,
+            config_hash(spec),
+            self.control,
+            self.data,
+            self.book,
+            self._put,
+            self.trainer.check_inner_state,
+            spec.algorithm.shards,
+            spec.id,
+            self.trainer.fragment,
+        )
+        self.reporter = Reporter(
+            spec,
+            me,
+            self.incarnation,
+            self.control,
+            self.mailbox,
+            self.book,
+            self.faults,
+            counting(self.control.traffic, self.data.traffic),
+        )
+        self.built = True
+
+    def _put(self, event: Any) -> None:
+        put = self.events.leave if self.train_loop is None else self.mailbox.put
+        if not put(event):
+            log.error("too much waits: an arrival is dropped", arrival=type(event).__name__)
+        elif isinstance(event, BeatSeen):
+            self.beat = event.beat
+
+    def _recovery(self) -> Recovery:
+        return Recovery(
+            self.spec,
+            self.learner,
+            self.incarnation,
+            has_checkpoint=self.checkpoints.newest is not None,
+            nonce_seed=f"{self.boot}-{self.incarnation}",
+            layout=self.trainer.program.layout.digest(),
+            state_bytes=self.trainer.inner_state_bytes,
+            parameters=sum(self.trainer.program.layout.sizes),
+        )
+
+    # --- training ------------------------------------------------------------------------------
+
+    async def _begin(self, begun: Begun) -> None:
+        """Adopt the anchors; from here on the train thread owns the trainer."""
+        begin = begun.begin
+        await self.down.no_initial()
+        for p, anchor_F in enumerate(begun.anchors):
+            await asyncio.to_thread(self.trainer.adopt, p, anchor_F, 0.0)
+        exchange = Exchange(
+            self.spec,
+            self.learner,
+            self.incarnation,
+            begin.epoch,
+            begin.versions,
+            begin.stamp,
+            time.monotonic(),
+            begin.joined,
+            begin.restore,
+        )
+        self._start(self.down.forget_state())
+        await self.leases.first()
+        loop = TrainLoop(
+            self.trainer,
+            exchange,
+            self.batches,
+            self.held_out_SxL1,
+            self.mailbox,
+            now=time.monotonic,
+            waiting=WaitClock(),
+            injected=self.injected,
+        )
+        loop.stopping = self.stopping
+        self.train_loop = loop
+        self.reporter.stepping_at = time.monotonic()
+        while not self.events.empty():
+            self.mailbox.put(self.events.get_nowait())
+
+    async def _train_or_tell(self) -> Leave:
+        try:
+            return await self._train()
+        except Exception as error:
+            # The process ends with this: what the thread said before must not be lost with it.
+            self.up.tell_soon("train-failed", f"{type(error).__name__}: {error}"[:500], {})
+            await self._clear_out()
+            raise
+
+    async def _train(self) -> Leave:
+        assert self.train_loop is not None
+        training = self.computing.train(self.train_loop, self.mailbox)
+        self.ended = asyncio.get_running_loop().create_task(training)
+        # Shielded: a process that is told to stop still waits for its last step.
+        return await asyncio.shield(self.ended)
+
+    async def _hand(self) -> None:
+        """Carry what the train thread hands out, for ever."""
+        while True:
+            for item in self.mailbox.collect():
+                self._start(self.up.send(item))
+            await self.computing.handed(HAND_S)
+
+    async def _clear_out(self) -> None:
+        """The last results and the last word of the train thread."""
+        self.up.stop_giving()
+        await self.reporter.flush()
+        for item in self.mailbox.collect():
+            if not isinstance(item.effect, GiveState):
+                await self.up.send(item)
+        await self.up.told()
+
+    async def _withdraw_now(self) -> None:
+        """Cancelled: end the train thread, say good-bye, give the shards back."""
+        self.withdraw("the process is told to stop")
+        if self.ended is not None:
+            await asyncio.wait({self.ended})
+        await self._clear_out()
+        await self.leases.release()

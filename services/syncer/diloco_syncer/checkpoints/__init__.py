@@ -1,0 +1,1 @@
+"""Run-wide checkpoints, and the way back to one."""

@@ -1,0 +1,155 @@
+"""Run-wide checkpoints at the leader: its own part, the manifest, and the way back."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+from numpy.typing import NDArray
+
+from diloco_shared.bus.port import Bus
+from diloco_shared.bus.repeating import until_done
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.checkpoints import Object
+from diloco_shared.protocol.records import Restore, ShardLease
+from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.checkpoints import parts_s
+from diloco_syncer.checkpoints.parts_io import load, prune, seal, write_part, written_part
+from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
+from diloco_syncer.history.replay import State
+from diloco_syncer.merging.store import FragmentStore, Shelf, in_memory
+
+log = structlog.get_logger()
+
+# Between two looks at whether another shard has written its part, in seconds.
+PART_LOOK_S = 0.5
+
+
+class Checkpointer:
+    """Of one leader's term: one checkpoint at a time."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        shard: int,
+        root: str,
+        control: Bus,
+        put: Callable[[Event], None],
+        shelf: Shelf = in_memory,
+    ) -> None:
+        self.spec = spec
+        self.shard = shard
+        self.root = root
+        self.control = control
+        self.put = put
+        self.shelf = shelf  # of stores that are loaded
+        self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
+        self.loaded: dict[int, State] = {}  # by serial of the wish: the newest one
+
+    # --- making --------------------------------------------------------------------------------
+
+    async def capture(
+        self,
+        effect: Capture,
+        history: dict[str, Any],
+        store: dict[str, Any],
+        arrays: dict[str, NDArray[Any]],
+    ) -> None:
+        """Write the state as it was handed over, between two events of the machine."""
+
+        try:
+            written = await asyncio.to_thread(
+                write_part, self.spec, self.shard, self.root, effect.number, history, store, arrays
+            )
+        except OSError as error:
+            self.put(Sealed(effect.number, fault=str(error)[:400]))
+            return
+        self.captured = (effect, history, written)
+        self.put(Kept(effect.number))
+
+    async def seal(self, effect: Seal) -> None:
+        """The manifest over what is there; then what is too old goes. By one shard for all."""
+        assert self.captured is not None
+        if self.shard:
+            self.put(Sealed(effect.number))
+            return
+        captured, history, shard = self.captured
+        try:
+            others = await self._other_shards(effect.number, parts_s(sum(history["sizes_P"])))
+            parts = [(history, shard), *others]
+            learners = await asyncio.to_thread(seal, self.spec, self.root, captured, parts, effect)
+        except (OSError, ValueError) as error:
+            self.put(Sealed(effect.number, fault=str(error)[:400]))
+            return
+        self.put(Sealed(effect.number, tuple(sorted(learners))))
+        try:
+            await asyncio.to_thread(prune, self.spec, self.root, effect)
+        except OSError as error:
+            log.warning("old checkpoints not removed", error=str(error))
+
+    async def _other_shards(
+        self, number: int, patience_s: float
+    ) -> list[tuple[dict[str, Any], Object]]:
+        """`History.meta` of every other shard's part, once all are there."""
+        found: list[tuple[dict[str, Any], Object]] = []
+        until = time.monotonic() + patience_s
+        for n in range(1, self.spec.algorithm.shards):
+            while True:
+                part = await asyncio.to_thread(written_part, self.spec, n, self.root, number)
+                if part is not None:
+                    found.append(part)
+                    break
+                if time.monotonic() > until:
+                    raise CheckpointError(f"syncer shard {n} gave no part in {patience_s:.0f} s")
+                await asyncio.sleep(PART_LOOK_S)
+        return found
+
+    # --- going back ----------------------------------------------------------------------------
+
+    async def load(self, restore: Restore) -> None:
+        """Read a checkpoint; the store is kept for `install`, or until `unload`."""
+        try:
+            state = await asyncio.to_thread(
+                load, self.spec, self.shard, restore.source, self.root, shelf=self.shelf
+            )
+        except (OSError, ValueError, KeyError) as error:
+            self.put(Loaded(restore, fault=str(error)[:400]))
+            return
+        if restore.serial >= max(self.loaded, default=0):
+            self.loaded = {restore.serial: state}
+        self.put(Loaded(restore, state.manifest.run, state.history, state.digest))
+
+    async def rewind(self, serial: int) -> None:
+        """Data is read on from where the checkpoint's parameters have it.
+
+        By one shard for all. Before the restore is on the tape: should this process die between,
+        the wish is still open.
+        """
+        if self.shard:
+            return
+        there = {lease.shard: lease for lease in self.loaded[serial].manifest.leases}
+        free = ShardLease(shard=0, holder="", incarnation=-1, sequences=0, passes=0)
+        run = self.spec.name
+        read = await until_done(lambda: self.control.kv_all(subjects.SHARDS), "leases of data")
+        for n in range(self.spec.data.virtual_shards):
+            if n not in there and f"{run}.{n}" not in read:
+                continue  # never read
+            value = encode(there.get(n, free.model_copy(update={"shard": n})))
+            # Over whoever holds it: its life ends with the restore, and its next write conflicts.
+            await until_done(
+                lambda k=f"{run}.{n}", v=value: self.control.kv_put(  # type: ignore[misc]
+                    subjects.SHARDS, k, v
+                ),
+                f"lease of data shard {n}",
+            )
+
+    def unload(self, serial: int) -> None:
+        """Keep a store no longer that will not be installed: it is as large as the run's own."""
+        self.loaded.pop(serial, None)
+
+    def install(self, serial: int) -> FragmentStore:
+        """The store that was loaded, once."""
+        return self.loaded.pop(serial).store

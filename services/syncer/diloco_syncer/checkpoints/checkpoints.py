@@ -1,0 +1,195 @@
+"""Run-wide checkpoints: one consistent cut through syncer and learners (paper section 4).
+
+    wanted ──► mark on the tape ──► captured, announced ──► every live learner's part ──► sealed
+                                             └──► not to be written: failed
+
+After Chandy and Lamport: the leader marks its tape and captures its state as of that record; every
+publication and beat from then on carries the mark; a learner that meets it keeps its own state
+before it adopts anything more. So no part has seen what another part has not yet sent. What was
+under way is not kept: publications come again as keyframes, contributions are void with the epoch,
+and the ledger counts them.
+
+With several syncer shards the first begins; the others set their mark when a message of a learner
+tells of it, before they record a round that it may be part of. A mark has a number that only grows.
+Pure: the edge writes, and answers with Kept and Sealed.
+"""
+
+from collections.abc import Collection
+
+from diloco_shared.protocol.messages import Progress, TapeCheckpoint, TapeRecord
+from diloco_shared.protocol.pace import inner_state_s
+from diloco_shared.protocol.records import CheckpointState, Restore
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.events import Capture, Effect, Kept, Seal, Sealed, Tell
+from diloco_syncer.history.history import History
+from diloco_syncer.members.roster import Roster
+
+# Learners that have not delivered after this many seconds are left out, beside those that an inner
+# state takes.
+PARTS_S = 600.0
+
+
+def parts_s(parameters: int) -> float:
+    """Seconds that the parts of a checkpoint are waited for, of a model of that many parameters."""
+    return PARTS_S + inner_state_s(parameters)
+
+
+class CheckpointDecisions:
+    """Of one leader's term: at most one is being made."""
+
+    def __init__(self, spec: RunSpec, history: History, roster: Roster) -> None:
+        self.keeping = spec.keeping
+        self.history = history
+        self.roster = roster
+        self.wanted = 0  # newest number that the user asked for
+        self.restore: Restore | None = None  # the newest wish to go back
+        self.seen = 0  # newest mark that a learner has met: of another shard's tape, perhaps
+        self.number = 0  # of the one that this term makes; 0: none
+        self.invited: dict[str, int] = {}  # learners that trained at the mark -> incarnation
+        self.pending: set[str] = set()  # those of them that are awaited
+        self.until = 0.0
+        self.waited = False  # until then
+        self.own_part = False
+        self.sealing = False
+
+    @property
+    def deadline(self) -> float | None:
+        """When `advance` is due at the latest; None once it waits for its own part alone."""
+        return self.until if self.number and not (self.sealing or self.waited) else None
+
+    def state(self) -> tuple[CheckpointState, str]:
+        """For people: (state, why) of the newest."""
+        h = self.history
+        if not h.checkpoint:
+            return "", ""
+        if h.checkpoint_open and h.outcome:
+            return "failed", "the run was over before it was complete"
+        if not h.checkpoint_open:
+            failed = h.checkpoint_outcome == "failed"
+            return "failed" if failed else "complete", h.checkpoint_reason
+        waits = (
+            f"waiting for {', '.join(sorted(self.pending))}" if self.pending else "being written"
+        )
+        return "making", waits
+
+    # --- records -------------------------------------------------------------------------------
+
+    def next_record(self, wall: float) -> TapeCheckpoint | None:
+        """A mark to set, or the end of one whose leader is gone."""
+        h = self.history
+        if h.checkpoint_open and h.checkpoint != self.number:
+            return self._record(
+                h.checkpoint, "failed", "the leader changed while it was made: ask again", wall
+            )
+        passed = bool(h.shard) and self.seen > h.checkpoint
+        if h.checkpoint_open and passed and not self.sealing:
+            # The first shard has given it up: its next mark may not wait.
+            return self._record(h.checkpoint, "failed", "learners have met the next mark", wall)
+        if h.checkpoint_open or not h.initialised or h.outcome:
+            return None
+        if h.shard:
+            if self.seen > h.checkpoint:
+                return self._record(self.seen, "begun", "learners have met its mark", wall)
+            return None
+        if self.wanted > h.checkpoint:
+            return self._record(self.wanted, "begun", "as the user asked", wall)
+        every = self.keeping.run_checkpoint_every_steps
+        if every is not None and h.stamp.steps // every > h.checkpoint_steps // every:
+            return self._record(h.checkpoint + 1, "begun", f"every {every} steps", wall)
+        return None
+
+    def overdue(self, pending: Collection[TapeRecord]) -> bool:
+        """Whether learners have met a mark that is neither on this tape nor on its way there.
+
+        No round may be recorded before it: what they send is of after the cut.
+        """
+        begun = [r.number for r in pending if isinstance(r, TapeCheckpoint)]
+        return bool(self.history.shard) and self.seen > max([self.history.checkpoint, *begun])
+
+    def sealed(self, event: Sealed, wall: float) -> TapeCheckpoint | None:
+        """The manifest is written, or cannot be: the record that says so."""
+        if event.number != self.number:
+            return None
+        return self._record(
+            event.number,
+            "failed" if event.fault else "complete",
+            event.fault or f"parts of {', '.join(event.learners) or 'no learner'}",
+            wall,
+        )
+
+    def _record(self, number: int, outcome: str, reason: str, wall: float) -> TapeCheckpoint:
+        return TapeCheckpoint.model_validate(
+            {
+                "term": self.history.term,
+                "number": number,
+                "outcome": outcome,
+                "reason": reason[:500],
+                "at": wall,
+            }
+        )
+
+    def recorded(self, record: TapeCheckpoint, seq: int, now: float) -> list[Effect]:
+        """The tape has it, and so has the history."""
+        text = f"checkpoint {record.number} {record.outcome}: {record.reason}"
+        data = {"number": record.number, "state": record.outcome}
+        told: list[Effect] = [Tell("checkpoint", text[:500], data)]
+        if self.history.shard and record.outcome != "failed":
+            told = []  # the first shard tells of the whole
+        if record.outcome != "begun":
+            self.number = 0
+            return told
+        self.number, self.own_part, self.sealing = record.number, False, False
+        self.waited = False
+        h, epoch = self.history, self.history.epoch
+        self.until = now + parts_s(sum(h.sizes_P))
+        self.invited = {
+            m.learner: m.incarnation
+            for m in self.roster.stepping(now, epoch)
+            if h.shard == 0  # which waits for the learners' parts, and for those of all shards
+        }
+        self.pending = set(self.invited)
+        return [Capture(record.number, seq, record.reason, record.at), *told]
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def progress(self, progress: Progress) -> None:
+        """A learner tells which mark it has met."""
+        self.met(progress.mark)
+
+    def met(self, number: int) -> None:
+        """A learner that had met this mark sent something."""
+        self.seen = max(self.seen, number)
+
+    def kept(self, event: Kept) -> None:
+        """The leader's own part is durable."""
+        if event.number == self.number:
+            self.own_part = True
+
+    def advance(self, now: float) -> list[Effect]:
+        """Seal once nobody is awaited any more."""
+        if not self.number or self.sealing:
+            return []
+        self.pending = {
+            m.learner
+            for m in self.roster.live(now)
+            if m.learner in self.pending
+            and m.incarnation == self.invited[m.learner]
+            and (m.progress is None or m.progress.checkpoint < self.number)
+        }
+        self.waited = now >= self.until
+        if not self.own_part or (self.pending and not self.waited):
+            return []
+        self.sealing = True
+        waited_s = parts_s(sum(self.history.sizes_P))
+        late = {m: f"nothing came within {waited_s:.0f} s" for m in sorted(self.pending)}
+        return [Seal(self.number, dict(self.invited), late, self._needed())]
+
+    def _needed(self) -> tuple[str, ...]:
+        """Whoever joins without a donor begins with the moments that lie there.
+
+        And whoever begins at an older snapshot executes every restore since.
+        """
+        restored, wish = self.history.restored, self.restore
+        there = [restored.source] if restored else []
+        there += [*self.history.sources, *([wish.source] if wish else [])]
+        return tuple(dict.fromkeys(there))

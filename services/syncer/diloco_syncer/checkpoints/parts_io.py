@@ -1,0 +1,177 @@
+"""A checkpoint in its vault: a shard's part, the manifest over all parts, and the way back.
+
+Not for an event loop: every function waits for the vault.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
+from diloco_shared.numerics.arrays import digest_array, pack, unpack
+from diloco_shared.protocol.checkpoints import (
+    CheckpointManifest,
+    LearnerPart,
+    Object,
+    ShardPart,
+    reference,
+)
+from diloco_shared.protocol.messages import TapeRestore
+from diloco_shared.protocol.records import ShardLease
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.events import Capture, Seal
+from diloco_syncer.history.history import History
+from diloco_syncer.history.replay import State
+from diloco_syncer.merging.store import PREVIOUS, FragmentStore, Shelf, in_memory
+
+SHARD = "shard-"
+LEARNER = "learner-"
+
+
+def write_part(
+    spec: RunSpec,
+    shard: int,
+    root: str,
+    number: int,
+    history: dict[str, Any],
+    store: dict[str, Any],
+    arrays: dict[str, NDArray[Any]],
+) -> Object:
+    """Write a syncer shard's part whole; what the manifest shall say of it.
+
+    `arrays` is emptied: what is written is let go, for rounds replace it meanwhile.
+    """
+    there, ref, name = RunCheckpoints(root), reference(spec.folder, number), f"{SHARD}{shard}"
+    objects = there.write_arrays(ref, name, _packed(arrays))
+    part = ShardPart(shard=shard, history=history, store=store, arrays=objects)
+    return there.write_part(ref, name, part)
+
+
+def _packed(arrays: dict[str, NDArray[Any]]) -> Iterator[bytes]:
+    """In blobs, taken out of `arrays` a fragment at a time."""
+    while arrays:
+        fragment = next(iter(arrays)).partition(".")[0]
+        names = [name for name in arrays if name.partition(".")[0] == fragment]
+        yield from pack({name: arrays.pop(name) for name in names})
+
+
+def written_part(
+    spec: RunSpec, shard: int, root: str, number: int
+) -> tuple[dict[str, Any], Object] | None:
+    """(`History.meta`, what the manifest shall say) of a shard's part, if it is written."""
+    ref = reference(spec.folder, number)
+    part = RunCheckpoints(root).written_part(ref, f"{SHARD}{shard}", ShardPart)
+    return None if part is None else (part[0].history, part[1])
+
+
+def seal(
+    spec: RunSpec,
+    root: str,
+    captured: Capture,
+    parts: Sequence[tuple[dict[str, Any], Object]],
+    sealing: Seal,
+) -> dict[str, Object]:
+    """Write the manifest over `parts`, one of every shard in order; the learners' parts in it."""
+    there, ref = RunCheckpoints(root), reference(spec.folder, captured.number)
+    learners: dict[str, Object] = {}
+    for learner, incarnation in sealing.invited.items():
+        found = there.written_part(ref, f"{LEARNER}{learner}", LearnerPart)
+        if found is not None and found[0].incarnation == incarnation:
+            learners[learner] = found[1]
+    states = []
+    for n, (history, _) in enumerate(parts):
+        states.append(History(spec, n))
+        states[n].load(history)
+    places = [place for state in states for place in state.ledger.places.items()]
+    newest = {n: max(place for m, place in places if m == n) for n, _ in places}
+    there.seal(
+        ref,
+        CheckpointManifest(
+            run=spec.name,
+            run_id=spec.id,
+            number=captured.number,
+            reason=captured.reason,
+            at=captured.at,
+            epoch=states[0].epoch,
+            stamp=min((s.stamp for s in states), key=lambda stamp: stamp.steps),
+            versions=tuple(max(of_p) for of_p in zip(*(s.versions for s in states), strict=True)),
+            parameters=sum(sum(s.sizes_P) for s in states),
+            spec=spec.model_dump(mode="json"),
+            shards=tuple(part for _, part in parts),
+            learners=learners,
+            missing={
+                m: sealing.late.get(m, "it gave none")
+                for m in sorted(sealing.invited)
+                if m not in learners
+            },
+            leases=tuple(
+                ShardLease(shard=n, holder="", incarnation=-1, sequences=sequences, passes=passes)
+                for n, (passes, sequences) in sorted(newest.items())
+            ),
+            incarnations=dict(states[0].ledger.newest),
+            bytes=sum(o.bytes for o in (*(part for _, part in parts), *learners.values())),
+        ),
+    )
+    return learners
+
+
+def prune(spec: RunSpec, root: str, sealed: Seal) -> None:
+    """Keep the newest complete ones, and nothing of those that were never completed."""
+    there, folder = RunCheckpoints(root), spec.folder
+    kept = {*sealed.needed, *there.complete(folder)[-spec.keeping.run_checkpoints :]}
+    for ref in there.begun(folder):
+        if ref not in kept and ref < reference(folder, sealed.number):
+            there.remove(ref)
+
+
+def load(
+    spec: RunSpec,
+    shard: int,
+    source: str,
+    root: str,
+    digest: str = "",
+    shelf: Shelf = in_memory,
+) -> State:
+    """The state of a checkpoint, every digest checked. Not for an event loop.
+
+    `digest`: of the manifest, if it must be a certain one; `shelf`: of the store. Raises
+    CheckpointError, VaultError (an OSError), or another ValueError for what this program would cut
+    otherwise.
+    """
+    there, ref = RunCheckpoints.at(source, root)
+    manifest, found = there.manifest(ref)
+    if digest and found != digest:
+        raise CheckpointError(f"the manifest of {source} is another one than was restored")
+    if len(manifest.shards) != spec.algorithm.shards:
+        raise CheckpointError(
+            f"{source} is of {len(manifest.shards)} syncer shards, the run has "
+            f"{spec.algorithm.shards}: set algorithm.shards = {len(manifest.shards)}"
+        )
+    part = there.part(ref, manifest.shards[shard], ShardPart)
+    store = read_store(there, ref, part, spec, shelf)
+    for p, wanted in enumerate(part.history["anchor_digests"]):
+        if wanted and digest_array(store.anchor(p)) != wanted:
+            raise CheckpointError(f"the anchor of fragment {p} in {source} is not the one recorded")
+    return State(manifest, found, part.history, store)
+
+
+def read_store(
+    there: RunCheckpoints, ref: str, part: ShardPart, spec: RunSpec, shelf: Shelf = in_memory
+) -> FragmentStore:
+    """The numbers of a part, blob by blob."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for blob in there.blobs(ref, part):
+        arrays |= {
+            name: shelf(array) if name.endswith(f".{PREVIOUS}") else array
+            for name, array in unpack(blob).items()
+        }
+        del blob
+    return FragmentStore.restore(part.store, arrays, spec.algorithm, shelf)
+
+
+def load_recorded(
+    spec: RunSpec, shard: int, record: TapeRestore, root: str, shelf: Shelf = in_memory
+) -> State:
+    """What a restore on the tape speaks of."""
+    return load(spec, shard, record.source, root, record.digest, shelf)

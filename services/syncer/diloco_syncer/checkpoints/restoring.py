@@ -1,0 +1,119 @@
+"""Going back to a checkpoint, of this run or of another one.
+
+    wanted ──► load ──► restore record on the tape ──► in force: keyframes, a new epoch
+                   └──► not to be had: told; a run that has not begun tries again
+
+Pure: the edge loads, and answers with Loaded.
+"""
+
+from typing import Any
+
+from diloco_shared.protocol.messages import TapeRestore
+from diloco_shared.protocol.records import Restore
+from diloco_syncer.events import Effect, Load, Loaded, Tell
+from diloco_syncer.history.history import History
+
+# A run that has nothing else to begin with tries again after this many seconds: a folder may be
+# mounted meanwhile.
+RETRY_S = 10.0
+
+
+class Restoring:
+    """Of one leader's term."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.wanted: Restore | None = None
+        self.asked = 0  # serial of the wish that is being loaded, or on its way to the tape
+        self.recorded = 0  # serial of the newest wish whose record was handed out
+        self.given_up = 0  # serial of a wish that cannot be fulfilled
+        # Newest epoch of a learner, and serial of the newest restore that it knew of then.
+        self.heard = (0, 0)
+        self.fault = ""
+        self.retry_at = 0.0
+        self.held = False  # the record of another epoch is on its way: this one's follows it
+
+    @property
+    def due(self) -> bool:
+        """A wish is open: nobody joins, and no round opens.
+
+        What is over does not go back, but for one of several shards when learners, or its own tape,
+        tell of an epoch since: it has heard of the wish later than another.
+        """
+        wish, h = self.wanted, self.history
+        since = h.spec.algorithm.shards > 1 and max(h.epoch, self.heard[0]) > h.ended_in
+        over = h.outcome and not since
+        return wish is not None and not over and wish.serial > max(h.restores, self.given_up)
+
+    @property
+    def deadline(self) -> float | None:
+        return self.retry_at if self.due and not self._under_way and not self.held else None
+
+    @property
+    def _under_way(self) -> bool:
+        # A record on its way to the tape must find there what was loaded for it.
+        recording = self.recorded > self.history.restores
+        return recording or (self.wanted is not None and self.asked == self.wanted.serial)
+
+    @property
+    def reason(self) -> str:
+        """Why no round may open; empty if nothing is to be restored."""
+        if not self.due or self.wanted is None:
+            return ""
+        return f"restoring {self.wanted.source}" + (f": {self.fault}" if self.fault else "")
+
+    def advance(self, now: float) -> list[Effect]:
+        """Ask for what is to be restored."""
+        if not self.due or self._under_way or self.held or now < self.retry_at:
+            return []
+        assert self.wanted is not None
+        self.asked = self.wanted.serial
+        return [Load(self.wanted)]
+
+    def loaded(self, event: Loaded, now: float, wall: float) -> TapeRestore | Tell | None:
+        """The record that puts it in force, or why there will be none."""
+        if not self.due or event.restore != self.wanted:
+            return None  # the user has changed their mind
+        fault = event.fault or unfit(self.history, event.history)
+        if fault:
+            told = self.fault == fault
+            self.asked, self.fault, self.retry_at = 0, fault, now + RETRY_S
+            if self.history.initialised:
+                self.given_up = event.restore.serial
+            text = f"{event.restore.source} is not restored: {fault}"
+            return None if told else Tell("restore-failed", text)
+        h, self.recorded = self.history, event.restore.serial
+        return TapeRestore(
+            epoch=self._epoch(),
+            term=h.term,
+            serial=event.restore.serial,
+            source=event.restore.source,
+            digest=event.digest,
+            run=event.run,
+            versions=tuple(event.history["versions"]),
+            anchor_digests=tuple(event.history["anchor_digests"]),
+            at=wall,
+        )
+
+    def _epoch(self) -> int:
+        """One that no learner has seen, but for that of another shard's part of this restore."""
+        h, (heard, serial) = self.history, self.heard
+        assert self.wanted is not None
+        others = h.spec.algorithm.shards > 1 and serial == self.wanted.serial
+        return max(h.epoch, heard - others) + 1
+
+
+def unfit(history: History, meta: dict[str, Any]) -> str:
+    """Why the state of a checkpoint cannot become this run's; "" if it can."""
+    theirs, ours = len(meta["versions"]), history.fragments
+    if theirs != ours:
+        return (
+            f"its parameters are cut into {theirs} fragments, the run wants {ours}: set "
+            f"algorithm.fragments = {theirs}"
+        )
+    shapes = {t["name"]: list(t["shape"]) for t in meta["layout"]}
+    own = {t.name: list(t.shape) for t in history.layout}
+    if history.initialised and shapes != own:
+        differing = sorted(n for n in shapes.keys() | own.keys() if shapes.get(n) != own.get(n))
+        return f"it is of another model (another layout): {', '.join(differing[:5])} differ"
+    return ""

@@ -1,0 +1,1 @@
+"""What the tape says: kept, followed, executed again, archived."""

@@ -1,0 +1,124 @@
+"""Keeps TAPE small: what snapshots cover goes to an archive beside the run's checkpoints.
+
+A record is removed from the stream only after the segment that holds it is durable. The newest
+record stays: the stream's own end is what appends are fenced by.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from diloco_shared.budget.streams import RECORDS_IN_STREAM
+from diloco_shared.bus.port import Bus, BusError, StreamInfo
+from diloco_shared.checkpoints.tape_archive_io import SEGMENT_RECORDS, TapeArchive
+from diloco_shared.process.crash_points import passing
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.history.tape_io import Tape
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+from diloco_syncer.streams.purging_io import FULL, standbys_behind
+
+log = structlog.get_logger()
+
+# After a failure, and between two looks at standbys that are behind, in seconds.
+RETRY_S = 5.0
+
+
+class TapeArchiver:
+    """Of one leader's term."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        me: str,
+        control: Bus,
+        tape: Tape,
+        archive: TapeArchive,
+        snapshots: SnapshotStore,
+    ) -> None:
+        self.spec = spec
+        self.me = me
+        self.control = control
+        self.tape = tape
+        self.archive = archive
+        self.snapshots = snapshots
+        self.wanted = asyncio.Event()
+        self.turn = asyncio.Lock()
+        tape.make_room = self.make_room
+
+    def want(self) -> None:
+        """A snapshot is durable: more may go."""
+        self.wanted.set()
+
+    async def work(self) -> None:
+        """For ever."""
+        while True:
+            await self.wanted.wait()
+            self.wanted.clear()
+            try:
+                async with self.turn:
+                    behind = await self._archive(forced=False)
+            except (BusError, OSError) as error:
+                log.warning("the tape is not archived", error=str(error))
+                behind = True
+            if behind:
+                await asyncio.sleep(RETRY_S)
+                self.wanted.set()
+
+    async def make_room(self) -> str:
+        """The stream is full: archive what may go, at once; why that is nothing, or "" """
+        async with self.turn:
+            before = (await self.control.stream_info(self.tape.stream)).messages
+            try:
+                await self._archive(forced=True)
+            except OSError as error:
+                return f"its archive cannot be written: {error}"
+            after = (await self.control.stream_info(self.tape.stream)).messages
+        return "" if after < before else "no snapshot covers what it holds"
+
+    async def _archive(self, *, forced: bool) -> bool:
+        """Move what may go, if there is enough of it; whether standbys are waited for."""
+        info = await self.control.stream_info(self.tape.stream)
+        crowded = bool(info.bytes_max) and info.bytes > FULL * info.bytes_max
+        if not (forced or crowded or self._many(info)):
+            return False
+        covers = await asyncio.to_thread(self.snapshots.covers)
+        # The oldest that is kept: the newer one may turn out to be torn.
+        last = min(min(covers, default=0), self.tape.end - 1)
+        waited = False
+        if not (forced or crowded):
+            place = (self.spec.name, self.tape.shard)
+            behind = await standbys_behind(self.control, *place, self.me, last)
+            waited = bool(behind)
+            last = min([last, *(m.tape_seq for m in behind)])
+        if not await self._move(last) and forced:
+            # Nothing can be appended, so no older snapshot will ever be replaced.
+            newest = await asyncio.to_thread(self._newest_sound, covers)
+            await self._move(min(newest, self.tape.end - 1))
+        return waited
+
+    def _newest_sound(self, covers: Iterable[int]) -> int:
+        """What the newest snapshot covers that is not torn; it is read whole to know that."""
+        newest_first = sorted(covers, reverse=True)
+        return next((seq for seq in newest_first if self.snapshots.sound(seq)), 0)
+
+    async def _move(self, last: int) -> int:
+        """Archive this shard's records up to `last`; how many segments that made."""
+        moved = 0
+        while records := await self.control.fetch(
+            self.tape.stream, self.tape.subject, limit=SEGMENT_RECORDS
+        ):
+            gone = [r for r in records if r.seq <= last]
+            if not gone:
+                break
+            moved += 1
+            passing("archive")
+            segment = await asyncio.to_thread(self.archive.write, gone)
+            passing("archived")
+            below = segment.last + 1
+            await self.control.purge(self.tape.stream, self.tape.subject, below_seq=below)
+            log.info("tape archived", first=segment.first, last=segment.last)
+        return moved
+
+    def _many(self, info: StreamInfo) -> bool:
+        return info.messages > RECORDS_IN_STREAM * self.spec.algorithm.shards

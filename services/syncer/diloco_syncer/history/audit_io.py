@@ -1,0 +1,323 @@
+"""A run's tape looked at from outside: is it whole, does executing it give the same bytes?
+
+Reads the bus and snapshot folders, writes nothing, takes part in nothing.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from diloco_shared.bus.blobs import BlobIncomplete, get_blob
+from diloco_shared.bus.port import Bus
+from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
+from diloco_shared.numerics.arrays import digest_array
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    TapeRebirth,
+    TapeRecord,
+    TapeRestore,
+    TapeRound,
+    TapeSnapshot,
+)
+from diloco_shared.protocol.wire import WireError
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.parts_io import load_recorded
+from diloco_syncer.history.follow_io import blob_of
+from diloco_syncer.history.history import History, TapeFault, is_of
+from diloco_syncer.history.replay import State, payloads_needed, replay
+from diloco_syncer.merging.store import FragmentStore, in_memory
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+
+Records = Sequence[tuple[int, TapeRecord]]
+
+# Time to read a contribution, in seconds, and for its bytes: it lies whole on a disk, or it is
+# damaged there and never comes.
+BLOB_S, BLOB_BYTES_PER_S = 5.0, 10_000_000
+# Faults listed at most: a purged stream has one for every contribution.
+FAULTS_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something is not as it should be; `subject` names the contribution, if it is one."""
+
+    seq: int
+    subject: str
+    text: str
+    purged: bool = False  # the contribution is not there, or not all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What executing a tape again came to."""
+
+    began_at: int  # record that the starting snapshot covers; 0: the initial parameters
+    records: int  # executed
+    rounds: int  # committed ones among them: three digests each
+    fault: Fault | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a tape's records and contributions came to."""
+
+    records: int
+    contributions: int  # fetched and compared
+    covered: int  # not needed: a snapshot covers them
+    faults: tuple[Fault, ...]
+    # Records at which it began again from what was published: nothing of before makes what follows.
+    rebirths: tuple[int, ...] = ()
+    # A restore whose checkpoint is gone since a snapshot covers it: what follows it was not
+    # followed; 0: all was.
+    unfollowed: int = 0
+
+
+async def verify(
+    spec: RunSpec, data: Bus, records: Records, checkpoint_root: str, shard: int = 0
+) -> Verified:
+    """Records follow each other; every contribution not yet covered is there, byte for byte."""
+    history, faults = History(spec, shard), await _missing(spec, data, checkpoint_root)
+    unfollowed = 0
+    for seq, record in records:
+        try:
+            back = await _back(spec, shard, record, checkpoint_root)
+        except TapeFault as fault:
+            if seq <= _covered_by(records):
+                unfollowed = seq
+            else:
+                faults.append(Fault(seq, "", str(fault)))
+            break
+        try:
+            if back is not None and isinstance(record, TapeRestore):
+                history.resume(back.history, record, seq)
+            else:
+                history.apply(record, seq)
+        except TapeFault as fault:
+            faults.append(Fault(seq, "", str(fault)))
+            break
+    keep_all = spec.keeping.contributions == "all"
+    covers = 0 if keep_all else _covered_by(records)
+    compared = covered = 0
+    for seq, record in records:
+        for subject in payloads_needed(record):
+            if seq <= covers:
+                covered += 1
+                continue
+            compared += 1
+            _, why, purged = await _contribution(spec.name, data, record, subject)
+            if why and len(faults) < FAULTS_MAX:
+                faults.append(Fault(seq, subject, why, purged))
+    born = _rebirths(records)
+    return Verified(len(records), compared, covered, tuple(faults), born, unfollowed)
+
+
+def _rebirths(records: Records) -> tuple[int, ...]:
+    return tuple(seq for seq, record in records if isinstance(record, TapeRebirth))
+
+
+def _covered_by(records: Records) -> int:
+    """The newest record that a snapshot covers, also of a tape that cannot be followed."""
+    return max((r.covers for _, r in records if isinstance(r, TapeSnapshot)), default=0)
+
+
+async def reexecute(
+    spec: RunSpec,
+    data: Bus,
+    records: Records,
+    folders: Sequence[Path],
+    checkpoint_root: str,
+    shard: int = 0,
+) -> Replayed:
+    """Execute all that can be, from the earliest place possible; every digest is compared.
+
+    That place is the initial parameters, or the oldest snapshot in `folders` after which every
+    contribution is there. The fault is the first difference. Where the run began again from what
+    was published, no merge made that: it is the oldest snapshot after the newest such record; and
+    after the newest restore whose checkpoint was removed, since a snapshot covers it.
+    """
+    gone, why_gone = await _unreachable(spec, shard, data, records, checkpoint_root)
+    while True:
+        place = await asyncio.to_thread(_begin, spec, shard, folders, dict(records), gone, why_gone)
+        found = await _executed(spec, shard, data, records, checkpoint_root, place, gone)
+        fault = found.fault
+        if fault is None or not fault.purged or not gone < fault.seq <= _covered_by(records):
+            return found
+        gone, why_gone = fault.seq, f"{fault.text}, which a snapshot covers"
+
+
+async def _unreachable(
+    spec: RunSpec, shard: int, data: Bus, records: Records, checkpoint_root: str
+) -> tuple[int, str]:
+    """The newest record that cannot be executed, and why not; 0: all may be."""
+    gone = await _last_gone(spec.name, data, records)
+    why_gone = f"contributions of record {gone} and before are gone"
+    born = max(_rebirths(records), default=0)
+    if born >= max(gone, 1):
+        gone, why_gone = born, f"record {born} begins again from what was published"
+    restored, why_restored = await _newest_gone_back(spec, shard, records, checkpoint_root)
+    return (restored, why_restored) if restored >= max(gone, 1) else (gone, why_gone)
+
+
+async def _executed(
+    spec: RunSpec,
+    shard: int,
+    data: Bus,
+    records: Records,
+    checkpoint_root: str,
+    place: tuple[History, FragmentStore | None, str],
+    gone: int,
+) -> Replayed:
+    """From `place` on, up to the first difference."""
+    history, store, why = place
+    if why:
+        return Replayed(0, 0, 0, Fault(gone, "", why))
+    began_at, rounds, done = history.seq, 0, 0
+    for missing in await _missing(spec, data, checkpoint_root):
+        if missing.seq > began_at:
+            return Replayed(began_at, done, rounds, missing)
+    for seq, record in records:
+        if seq <= began_at:
+            continue
+        payloads: dict[str, bytes] = {}
+        for subject in payloads_needed(record):
+            payload, why, purged = await _contribution(spec.name, data, record, subject)
+            if why:
+                return Replayed(began_at, done, rounds, Fault(seq, subject, why, purged))
+            payloads[subject] = payload
+        try:
+            back = await _back(spec, shard, record, checkpoint_root)
+            store = await asyncio.to_thread(replay, history, store, record, seq, payloads, back)
+        except TapeFault as fault:
+            return Replayed(began_at, done, rounds, Fault(seq, "", str(fault)))
+        done += 1
+        rounds += isinstance(record, TapeRound) and record.outcome == "committed"
+    return Replayed(began_at, done, rounds, None)
+
+
+async def _missing(spec: RunSpec, data: Bus, checkpoint_root: str) -> list[Fault]:
+    """Records of any shard that the server counts, and neither it nor the archive gives."""
+    run, stream = spec.name, subjects.tape_stream(spec.name)
+    info = await data.stream_info(stream)
+    there = {s.seq for s in await read_tape(data, run, archives_of(spec, checkpoint_root))}
+    gone = (n for n in range(max(info.first_seq, 1), info.last_seq + 1) if n not in there)
+    why = "is not given: it is damaged on the message server's disk"
+    return [Fault(n, "", f"record {n} {why}") for n in islice(gone, FAULTS_MAX)]
+
+
+async def _back(
+    spec: RunSpec, shard: int, record: TapeRecord, checkpoint_root: str
+) -> State | None:
+    """The state that a restore goes back to; TapeFault when it cannot be had."""
+    if not isinstance(record, TapeRestore):
+        return None
+    root = spec.keeping.run_checkpoint_root or checkpoint_root
+    try:
+        return await asyncio.to_thread(load_recorded, spec, shard, record, root)
+    except (OSError, ValueError, KeyError) as error:
+        raise TapeFault(f"{record.source}, which cannot be read: {error}") from None
+
+
+async def _newest_gone_back(
+    spec: RunSpec, shard: int, records: Records, checkpoint_root: str
+) -> tuple[int, str]:
+    """The newest restore that a snapshot covers and whose checkpoint cannot be had, and why not."""
+    covers = _covered_by(records)
+    for seq, record in reversed(records):
+        if seq <= covers and isinstance(record, TapeRestore):
+            try:
+                await _back(spec, shard, record, checkpoint_root)
+            except TapeFault as fault:
+                return seq, f"record {seq} goes back to {fault}"
+    return 0, ""
+
+
+async def _last_gone(run: str, data: Bus, records: Records) -> int:
+    """The newest record that names something UP does not have; 0 when all is there."""
+    there = {
+        stored.subject
+        for stored in await data.fetch(subjects.up_stream(run), f"up.{run}.*.*.*.*.*.m")
+    } | {
+        stored.subject
+        for stored in await data.fetch(subjects.up_stream(run), f"up.{run}.*.init.*.*.m")
+    }
+    return max(
+        (seq for seq, r in records if any(s + ".m" not in there for s in payloads_needed(r))),
+        default=0,
+    )
+
+
+def _begin(
+    spec: RunSpec,
+    shard: int,
+    folders: Sequence[Path],
+    known: Mapping[int, TapeRecord],
+    gone: int,
+    why_gone: str,
+) -> tuple[History, FragmentStore | None, str]:
+    """(history, store, why not): the oldest place from which everything is there."""
+    if not gone:
+        return History(spec, shard), None, ""
+    faults: list[str] = []
+    for covers, folder in sorted((n, f) for f in folders for n in SnapshotStore(f).covers()):
+        if covers < gone:
+            faults.append(f"the snapshot of record {covers} is too old")
+            continue
+        try:
+            meta, arrays = SnapshotStore(folder, shelf=in_memory).load(covers)
+            if covers in known and not is_of(meta["history"], known[covers]):
+                faults.append(f"the snapshot of record {covers} is of one that the tape has lost")
+                continue
+            store = FragmentStore.restore(meta["store"], arrays, spec.algorithm)
+            return History.restore(spec, meta["history"]), _sound(store, meta), ""
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            faults.append(f"the snapshot of record {covers} in {folder}: {error}")
+    there = "; ".join(faults) or f"no snapshot in {', '.join(map(str, folders)) or 'any folder'}"
+    return (
+        History(spec, shard),
+        None,
+        f"{why_gone}, and {there}: name the syncers' "
+        'folders with --snapshots, or keep contributions = "all" in the next run',
+    )
+
+
+def _sound(store: FragmentStore, meta: dict[str, Any]) -> FragmentStore:
+    """The same store; ValueError when its anchors are not those of its own history."""
+    for p, digest in enumerate(meta["history"]["anchor_digests"]):
+        if digest and digest_array(store.anchor(p)) != digest:
+            raise ValueError(f"the anchor of fragment {p} is not the one of its history")
+    return store
+
+
+async def _contribution(
+    run: str, data: Bus, record: TapeRecord, subject: str
+) -> tuple[bytes, str, bool]:
+    """(payload, what is wrong, whether it was purged): compared with the digests of manifest and
+    tape.
+
+    A purge goes up to a sequence: chunks that were sent long before their manifest may go alone.
+    """
+    stream = subjects.up_stream(run)
+    try:
+        blob = await blob_of(data, stream, record, subject)
+    except WireError as error:
+        return b"", f"{subject} is damaged: {error}", False
+    if blob is None:
+        why = f"{subject} is not in {stream} (of a live run, perhaps since a moment ago)"
+        return b"", why, True
+    try:
+        patience_s = BLOB_S + blob.bytes / BLOB_BYTES_PER_S
+        payload = await get_blob(data, stream, blob, timeout_s=patience_s)
+    except BlobIncomplete as error:
+        there = len(await data.fetch(stream, subject))
+        if there < blob.chunks:
+            return b"", f"{there} of {blob.chunks} chunks of {subject} are in {stream}", True
+        return b"", f"{subject} is damaged: {error}", False
+    if isinstance(record, TapeRound):
+        named = next((v.digest for v in record.verdicts if v.subject == subject), "")
+        if named != blob.digest:
+            why = f"{subject} has digest {blob.digest}, the tape says {named}"
+            return payload, why, False
+    return payload, "", False

@@ -1,0 +1,288 @@
+"""A standby: rebuilds history and store from snapshot, tape and contributions, and keeps up.
+
+Every record is executed as the leader did it and every digest compared, so that taking over needs
+nothing more, and a machine that would compute something else is found out before it leads.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+import structlog
+
+from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob
+from diloco_shared.bus.port import Bus
+from diloco_shared.process.crash_points import passing
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    Blob,
+    ContributionManifest,
+    InitManifest,
+    TapeInit,
+    TapeRebirth,
+    TapeRecord,
+    TapeRestore,
+)
+from diloco_shared.protocol.wire import decode
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.parts_io import load_recorded
+from diloco_syncer.history.history import History, TapeFault, is_of
+from diloco_syncer.history.replay import (
+    State,
+    newest_keyframes,
+    newest_published,
+    payloads_needed,
+    replay,
+)
+from diloco_syncer.history.tape_io import Purged as Purged
+from diloco_syncer.history.tape_io import Tape, Unread
+from diloco_syncer.leadership.rebirth import Reborn
+from diloco_syncer.merging.published_io import (
+    Unpublished,
+    manifests_on,
+    read_newest,
+    read_recorded,
+)
+from diloco_syncer.merging.store import FragmentStore
+from diloco_syncer.snapshots.finding_io import Finder, Found
+
+log = structlog.get_logger()
+
+# Reads of a contribution whose manifest is there and whose chunks do not come: then it is damaged.
+READS_MAX = 2
+# Records executed between two looks at whether this process leads by now: some seconds of work.
+BATCH_RECORDS = 64
+
+
+class Damaged(Unread):
+    """The tape names something that UP has, and does not give whole."""
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Where the run stands, and how that is known."""
+
+    history: History
+    store: FragmentStore | None
+    published: tuple[int, ...]  # newest version of each fragment on DN; -1 none
+    notes: list[str]
+    reborn: Reborn | None = None  # the state is what was published
+    keyframes: tuple[int, ...] = ()  # newest version of each that is there whole; -1 none
+
+    def take_store(self) -> FragmentStore | None:
+        """The store, once: whoever has it may replace it, and then it shall be gone."""
+        store, self.store = self.store, None
+        return store
+
+
+class Follower:
+    """One process's copy of the run's state. After an exception only a new one is sound."""
+
+    def __init__(self, spec: RunSpec, data: Bus, tape: Tape, finder: Finder) -> None:
+        self.spec = spec
+        self.data = data
+        self.tape = tape
+        self.finder = finder
+        self.snapshots = finder.snapshots
+        self.history = History(spec, tape.shard)
+        self.store: FragmentStore | None = None
+        self.covered = 0  # tape sequence of our own newest snapshot
+        self.executed = 0
+        self.complete = False  # has been at the tape's end
+        self.notes: list[str] = []
+        self.unread = 0  # how often a contribution was not whole
+        self.reborn: Reborn | None = None
+
+    async def load(self) -> None:
+        """Begin at our own newest snapshot, if there is one. Raises BusError or OSError.
+
+        Those of records that the tape has lost go: they would pass for newer than what follows.
+        """
+        while True:
+            found, self.notes = await asyncio.to_thread(self.finder.own)
+            if found is None:
+                return
+            # One that is past the tape's end says that the server has lost what it must keep.
+            if await self._is_of_tape(found) or await self.tape.newest() < found.seq:
+                self._begin(found)
+                self.covered = self.history.seq
+                return
+            log.warning("a snapshot of records that the tape has lost goes", covers=found.seq)
+            await asyncio.to_thread(self.snapshots.remove, found.seq)
+
+    async def load_newer(self, after: int, *, checkpoints: bool) -> bool:
+        """Begin at anybody's snapshot that covers more than record `after`; False for none.
+
+        `checkpoints`: look among those as well. Raises OSError or ValueError like `Finder`, and
+        BusError.
+        """
+        for find in (self.finder.newer, *([self.finder.checkpoint] if checkpoints else [])):
+            before = math.inf
+            while (found := await asyncio.to_thread(find, after, before=before)) is not None:
+                if await self._is_of_tape(found):
+                    self._begin(found)
+                    return True
+                before = found.seq
+        return False
+
+    async def _is_of_tape(self, found: Found) -> bool:
+        """Whether the record that this state covers is still on the tape, or nobody can tell."""
+        try:
+            records = await self.tape.read(after=found.seq - 1, limit=1)
+        except Purged:
+            return True  # it was archived, and the archive cannot be read now
+        if records and records[0][0] == found.seq:
+            return is_of(found.history, records[0][1])
+        info = await self.data.stream_info(self.tape.stream)
+        return found.seq < info.first_seq  # it was archived, and is gone from there
+
+    def _begin(self, found: Found) -> None:
+        self.history, self.store = History.restore(self.spec, found.history), found.store
+        rounds = self.history.next_round - 1
+        self.notes.append(f"{found.source} of record {self.history.seq}, round {rounds}")
+
+    async def catch_up(self) -> bool:
+        """Execute what has been added to the tape; whether that was all of it.
+
+        Raises Purged when a contribution is gone, another TapeFault naming the record when a
+        digest differs, BusError when the bus does not answer.
+        """
+        end = await self.tape.newest()
+        if end < self.history.seq:
+            raise TapeFault(
+                f"the tape ends at record {end}, our snapshot is of record {self.history.seq}: the "
+                f"message server has lost its state (snapshots: {self.snapshots.folder})"
+            )
+        if end == self.history.seq:
+            self.tape.end, self.complete = end, True
+            return True
+        if self.reborn is not None:
+            raise Purged(f"record {end} was written by a syncer that has more than is published")
+        records = await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS)
+        for seq, record in records:
+            payloads = await self._payloads(record)
+            passing("follow" if self.complete else "replay")
+            back = await self._back(record)
+            self.store = await asyncio.to_thread(
+                replay,
+                self.history,
+                self.store,
+                record,
+                seq,
+                payloads,
+                back,
+                self.snapshots.shelf,
+            )
+            self.executed += 1
+        await self._cover()
+        return False
+
+    async def _payloads(self, record: TapeRecord) -> dict[str, bytes]:
+        """What the record names; Damaged when it was read in vain often enough."""
+        try:
+            payloads = await payloads_of(self.spec.name, self.data, record)
+        except BlobIncomplete as error:
+            self.unread += 1
+            if self.unread < READS_MAX:
+                raise
+            raise Damaged(f"the tape needs what is damaged: {error}") from None
+        self.unread = 0
+        return payloads
+
+    async def readable(self) -> bool:
+        """Whether what was `Unread` can be read after all: a server may stall, a store be away."""
+        try:
+            for _, record in await self.tape.read(after=self.history.seq, limit=1):
+                await payloads_of(self.spec.name, self.data, record)
+                await self._back(record)
+        except (BlobIncomplete, Purged):
+            return False
+        return True
+
+    async def begin_again(self, known: History, reason: str) -> None:
+        """Take what is published for the state, and all else from the tape after `known`.
+
+        Raises Unpublished, Purged when a restore on the tape has lost its checkpoint, or BusError.
+        """
+        self.history = History.restore(self.spec, known.meta())
+        while records := await self.tape.read(after=self.history.seq, limit=BATCH_RECORDS):
+            for seq, record in records:
+                if isinstance(record, TapeRestore):
+                    back = await self._back(record)
+                    assert isinstance(back, State)
+                    self.history.resume(back.history, record, seq)
+                else:
+                    self.history.apply(record, seq)
+        if not self.history.initialised:
+            raise Unpublished("nothing has been published yet")
+        h = self.history
+        self.store, self.reborn = await read_newest(h, self.data, reason, self.snapshots.shelf)
+        published = self.reborn.versions, self.reborn.anchor_digests
+        if h.outcome and published != (tuple(h.versions), tuple(h.anchor_digests)):
+            raise Unpublished("the run is over, and its last versions are not published")
+        self.notes.append(f"{reason}; begins again from what is published")
+
+    async def _back(self, record: TapeRecord) -> State | FragmentStore | None:
+        """The state that a restore or a rebirth speaks of; Purged when it cannot be had."""
+        if isinstance(record, TapeRebirth):
+            try:
+                return await read_recorded(self.history, self.data, record, self.snapshots.shelf)
+            except Unpublished as error:
+                raise Purged(f"the run began again from what was published, and {error}") from None
+        if not isinstance(record, TapeRestore):
+            return None
+        root = self.finder.root
+        try:
+            return await asyncio.to_thread(
+                load_recorded, self.spec, self.tape.shard, record, root, self.snapshots.shelf
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise Unread(f"the tape goes back to {record.source}, and {error}") from None
+
+    async def _cover(self) -> None:
+        """A snapshot of our own, once the leader's allows contributions to be purged."""
+        if self.store is None or self.covered >= self.history.snapshot_covers:
+            return
+        meta = {"history": self.history.meta(), "store": self.store.meta()}
+        self.covered, arrays = self.history.seq, self.store.state_arrays()
+        try:
+            await asyncio.to_thread(self.snapshots.save, self.covered, meta, arrays)
+        except OSError as error:
+            # What is in memory is sound; the next snapshot of the leader brings another try.
+            log.error("snapshot not written, free disk space", error=str(error))
+
+    async def recovered(self) -> Recovered:
+        """For a leader that begins here."""
+        h = self.history
+        manifests = await manifests_on(self.spec.name, self.data, str(h.epoch))
+        published, keyframes = newest_published(h, manifests), newest_keyframes(h, manifests)
+        notes = [*self.notes, f"{self.executed} records executed up to {h.seq}"]
+        return Recovered(h, self.store, published, notes, self.reborn, keyframes)
+
+
+async def blob_of(data: Bus, stream: str, record: TapeRecord, subject: str) -> Blob | None:
+    """What the manifest names that a record speaks of; None once it is gone. Raises WireError."""
+    kind: type[InitManifest] | type[ContributionManifest] = (
+        InitManifest if isinstance(record, TapeInit) else ContributionManifest
+    )
+    stored = await data.last(stream, subject + ".m")
+    return None if stored is None else decode(stored.payload, kind).blob
+
+
+async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, bytes]:
+    """The blobs that a record names, from UP; Purged when one is gone."""
+    stream = subjects.up_stream(run)
+    # Initial parameters become the store's arrays.
+    take = fresh if isinstance(record, TapeInit) else None
+    payloads: dict[str, bytes] = {}
+    for subject in payloads_needed(record):
+        blob = await blob_of(data, stream, record, subject)
+        if blob is None:
+            raise Purged(f"the tape needs {subject}, which is no longer in {stream}")
+        try:
+            payloads[subject] = await get_blob(data, stream, blob, take=take)
+        except BlobIncomplete:
+            if await data.last(stream, subject + ".m") is None:
+                raise Purged(f"{subject} was purged from {stream} while it was read") from None
+            raise
+    return payloads

@@ -1,0 +1,198 @@
+"""The tape in JetStream: one subject per shard, appended to only at its known end.
+
+The oldest records lie in an archive (`tape_archive`); readers here find them there.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from diloco_shared.bus.port import Bus, BusError, Conflict, Progress, Refused, StreamFull
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive, began_later, read_tape
+from diloco_shared.checkpoints.vault_io import VaultError
+from diloco_shared.process.crash_points import passing
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TapeRecord
+from diloco_shared.protocol.wire import decode_tape, encode
+from diloco_syncer.history.history import TapeFault
+
+log = structlog.get_logger()
+
+# Pause between two looks at a server that does not answer, in seconds.
+RETRY_S = 0.3
+# Between two attempts at a full stream, in seconds: room is made by people, or the next snapshot.
+FULL_RETRY_S = 1.0
+
+
+class Deposed(Exception):
+    """Another leader has appended: this one must not decide anything more."""
+
+
+class Purged(TapeFault):
+    """What the tape needs, or records of its own, are gone: only a newer snapshot helps."""
+
+
+class Unread(Purged):
+    """What the tape needs may be there, and could not be read: perhaps it can be later."""
+
+
+async def _no_room() -> str:
+    return "nobody archives it"
+
+
+class Tape:
+    """Reads from the start, appends at the end."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        run: str,
+        shard: int = 0,
+        archive: TapeArchive | None = None,
+        *,
+        shards: int = 1,
+    ) -> None:
+        self.bus = bus
+        self.run = run
+        self.shard = shard
+        self.shards = shards
+        self.archive = archive
+        self.stream = subjects.tape_stream(run)
+        self.subject = subjects.tape(run, shard)
+        self.end = 0  # stream sequence of the newest record of this shard
+        self.emptied = False  # the stream has none of them: the newest lies in the archive
+        self.progress = Progress()  # of the append under way
+        self.appending_since = 0.0  # monotonic seconds; 0: none is under way
+        # Called when the stream is full: why nothing could be archived, or "".
+        self.make_room: Callable[[], Awaitable[str]] = _no_room
+
+    async def read(
+        self, after: int = 0, *, limit: int | None = None
+    ) -> list[tuple[int, TapeRecord]]:
+        """The first `limit` records with sequence > `after`; remembers where they end.
+
+        Raises Purged when records after that are neither in the stream nor in the archive, Unread
+        when the archive cannot be read.
+        """
+        if self.archive is None:
+            start = after + 1
+            stored = await self.bus.fetch(self.stream, self.subject, start_seq=start, limit=limit)
+        else:
+            try:
+                stored = await read_tape(
+                    self.bus, self.run, [self.archive], after=after, limit=limit
+                )
+            except VaultError as error:
+                raise Unread(f"archived records of the tape cannot be read: {error}") from None
+        if gone := await self._gone(after, [s.seq for s in stored]):
+            place = "any archive" if self.archive is None else self.archive.vault.root
+            raise Purged(
+                f"record {min(gone)} of the tape was archived or is damaged: it is neither in "
+                f"{self.stream} nor in {place}"
+            )
+        records = [(s.seq, decode_tape(s.payload)) for s in stored]
+        self.end = max([self.end, after, *(seq for seq, _ in records)])
+        return records
+
+    async def newest(self) -> int:
+        """Sequence of the newest record of this shard, wherever it lies; 0: there is none.
+
+        A server that lost what it had acknowledged may have lost all that was not archived. Raises
+        BusError, or Unread when the archive cannot be read.
+        """
+        tail = await self.bus.last(self.stream, self.subject)
+        self.emptied = tail is None
+        if tail is not None:
+            return tail.seq
+        if self.archive is None or not await began_later(self.bus, self.stream):
+            return 0
+        try:
+            segments = await asyncio.to_thread(self.archive.segments)
+        except VaultError as error:
+            raise Unread(f"archived records of the tape cannot be read: {error}") from None
+        return segments[-1].last if segments else 0
+
+    async def _gone(self, after: int, seqs: Sequence[int]) -> set[int]:
+        """Sequences from `after` to the last of `seqs` that may have been records of this shard.
+
+        What the stream or an archive has of anybody else was none.
+        """
+        gone = set(range(after + 1, seqs[-1])) - set(seqs) if seqs else set()
+        if gone and self.shards > 1:
+            # What leaves the stream is its beginning; after that others' records are between.
+            oldest = await self.bus.fetch(self.stream, self.subject, limit=1)
+            gone = {n for n in gone if not oldest or n < oldest[0].seq}
+        if gone:
+            every, first = f"tape.{self.run}.>", min(gone)
+            many = max(gone) - first + 1
+            gone -= {
+                s.seq for s in await self.bus.fetch(self.stream, every, start_seq=first, limit=many)
+            }
+        if gone and self.archive is not None:
+            try:
+                gone -= await asyncio.to_thread(self.archive.of_others, min(gone), max(gone))
+            except VaultError as error:
+                log.warning("an archive of the tape cannot be read", error=str(error))
+        return gone
+
+    async def append(self, record: TapeRecord) -> int:
+        """Append where this process believes the end is; the commit point of a round.
+
+        An unknown outcome is settled by reading the tail. Raises Deposed when somebody else's
+        record is there. Waits as long as the server is away, the stream is full or takes nothing:
+        nothing can be decided without it.
+        """
+        payload = encode(record)
+        passing("before-append")
+        self.appending_since = time.monotonic()
+        try:
+            self.end, self.emptied = await self._append(payload), False
+        finally:
+            self.appending_since = 0.0
+            self.progress.trouble = ""
+        passing("after-append")
+        self.progress.room()
+        return self.end
+
+    async def _append(self, payload: bytes) -> int:
+        while True:
+            try:
+                expected = 0 if self.emptied else self.end
+                return await self.bus.append(self.subject, payload, expect_last=expected)
+            except StreamFull as error:
+                why_not = await self._archived()
+                self.progress.no_room(f"{error}; {why_not}" if why_not else str(error))
+                if why_not:
+                    await asyncio.sleep(FULL_RETRY_S)
+            except BusError as error:
+                settled = await self._settle(payload, isinstance(error, Conflict))
+                if settled:
+                    return settled
+                if isinstance(error, Refused):
+                    self.progress.trouble = str(error)
+                    log.warning("the tape takes no record", error=str(error))
+                await asyncio.sleep(RETRY_S)
+
+    async def _archived(self) -> str:
+        try:
+            return await self.make_room()
+        except BusError as error:
+            return str(error)
+
+    async def _settle(self, payload: bytes, conflict: bool) -> int:
+        """Sequence of our record if it is the tail, 0 if it is not there; Deposed otherwise."""
+        try:
+            tail = await self.bus.last(self.stream, self.subject)
+        except BusError:
+            return 0
+        if tail is None or tail.seq == self.end:
+            # A conflict with nothing new there: our own earlier attempt may still be on its way.
+            return 0
+        if tail.payload == payload:
+            return tail.seq
+        raise Deposed(
+            f"record {tail.seq} on {self.subject} is not ours (we expected the end at {self.end}"
+            f"{', refused' if conflict else ''}): another leader is at work"
+        )

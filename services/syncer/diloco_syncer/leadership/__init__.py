@@ -1,0 +1,1 @@
+"""Who leads a run's shard: from its first parameters to its end."""

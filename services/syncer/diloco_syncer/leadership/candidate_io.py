@@ -1,0 +1,210 @@
+"""One syncer's part in one run: stands by, leads when the lease is its own, stands by again."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from diloco_shared.budget import assumed, limits
+from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.repeating import until_done
+from diloco_shared.bus.run_streams import ensure_run_streams
+from diloco_shared.bus.stored_records import event_now, tell
+from diloco_shared.checkpoints.tape_archive_io import archives_of
+from diloco_shared.process.crash_points import passing
+from diloco_shared.protocol import subjects
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.history.follow_io import Follower, Purged, Recovered
+from diloco_syncer.history.stuck_io import RETRY_S, Stuck
+from diloco_syncer.history.tape_io import Deposed, Tape
+from diloco_syncer.leadership.leader_io import Leader
+from diloco_syncer.leadership.lease_io import LeaseKeeper
+from diloco_syncer.snapshots.finding_io import Finder
+from diloco_syncer.snapshots.handover_io import SnapshotSender
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore, folder_of
+from diloco_syncer.status.showing_io import over_elsewhere, shown_over
+
+log = structlog.get_logger()
+
+# Between two looks at the tape's end, in seconds: a standby is at most that far behind, and one
+# small request.
+FOLLOW_S = 0.2
+
+# (state, reason, newest record executed): what the member record shows; "": state as before.
+Show = Callable[[str, str, int], None]
+
+
+class Candidate:
+    """`run` returns the run's outcome; it raises what only a fresh process can mend."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        keeper: LeaseKeeper,
+        control: Bus,
+        data: Bus,
+        folder: Path,
+        show: Show,
+        *,
+        payload_bytes_max: int | None,
+        checkpoint_root: str,
+        shard: int = 0,
+    ) -> None:
+        self.spec = spec
+        self.me = keeper.lease.me
+        self.keeper = keeper
+        self.control = control
+        self.data = data
+        self.shard = shard
+        self.snapshots = SnapshotStore(folder_of(folder, spec.folder, shard))
+        self.show = show
+        self.payload_bytes_max = payload_bytes_max
+        self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
+        self.finder = Finder(spec, shard, folder, self.snapshots, self.checkpoint_root)
+        self.leader: Leader | None = None
+
+    async def run(self) -> str:
+        """Until the run is over; the lease is given back on every way out."""
+        needed = limits(assumed(self.spec))
+        await until_done(
+            lambda: ensure_run_streams(self.control, self.spec.name, needed), "streams of the run"
+        )
+        try:
+            # Together: should the lease's keeper die, this process may not go on without it.
+            async with asyncio.TaskGroup() as tasks:
+                beside = [tasks.create_task(self.keeper.keep()), tasks.create_task(self._give())]
+                outcome = await self._take_part()
+                for task in beside:
+                    task.cancel()
+            return outcome
+        finally:
+            await self.keeper.give_back()
+
+    async def _take_part(self) -> str:
+        while True:
+            outcome = await self._lead(await self._stand_by())
+            if outcome:
+                return outcome
+
+    async def _give(self) -> None:
+        """A snapshot to any syncer that asks this one, whether it leads or not; for ever."""
+        spec, where = self.spec, subjects.snapshot_wish_to(self.spec.name, self.shard, self.me)
+        sender = SnapshotSender(
+            spec, self.shard, self.me, self.control, self.data, self.snapshots, where
+        )
+        await until_done(sender.send, "wishes for snapshots")
+
+    # --- leading -------------------------------------------------------------------------------
+
+    async def _lead(self, place: tuple[Tape, Recovered]) -> str:
+        """Lead until the run is over ("" when deposed: whoever leads now knows more)."""
+        tape, recovered = place
+        passing("takeover")
+        self.show("leading", "", recovered.history.seq)
+        self.leader = Leader(
+            self.spec,
+            self.me,
+            self.control,
+            self.data,
+            tape,
+            self.snapshots,
+            self.keeper,
+            recovered,
+            lambda seq: self.show("", "", seq),
+            payload_bytes_max=self.payload_bytes_max,
+            checkpoint_root=self.checkpoint_root,
+        )
+        deposed: BaseException | None = None
+        try:
+            return await self.leader.run()
+        except* Deposed as group:
+            deposed = group
+        finally:
+            # What ended it keeps its frames for a while; a standby loads a store of its own next.
+            self.leader.numbers.store = None
+            self.leader = None
+        while isinstance(deposed, BaseExceptionGroup):
+            deposed = deposed.exceptions[0]
+        # Nothing of this term is kept: the next life begins at the snapshot and the tape.
+        self.keeper.fit("deposed, reads the tape again")
+        await self.tell("deposed", f"{self.me} stops leading and stands by: {deposed}")
+        return ""
+
+    # --- standing by ---------------------------------------------------------------------------
+
+    async def _stand_by(self) -> tuple[Tape, Recovered]:
+        """Follow the tape until this process holds the lease and has executed all of it."""
+        self.show("catching up", "", 0)
+        stuck = Stuck(
+            self.spec,
+            self.shard,
+            self.keeper,
+            self.control,
+            self.data,
+            self._follower,
+            self.show,
+            self.tell,
+        )
+        while True:
+            follower = self._follower()
+            try:
+                await until_done(follower.load, "the tape")
+                return await self._follow_on(follower, stuck)
+            except (ValueError, OSError) as fault:
+                # The same snapshot and the same records would end here again; a repaired folder,
+                # or a newer snapshot, would not.
+                await stuck.unfit(str(fault), str(fault), follower.history.seq)
+            await asyncio.sleep(10 * RETRY_S)
+
+    async def _follow_on(self, follower: Follower, stuck: Stuck) -> tuple[Tape, Recovered]:
+        """As far as the tape can be executed, and from another place where it cannot."""
+        while True:
+            try:
+                return follower.tape, await self._follow(follower)
+            except Purged as fault:
+                follower = await stuck.way_on(follower, fault)
+
+    def _follower(self) -> Follower:
+        archive = archives_of(self.spec, self.checkpoint_root)[self.shard]
+        shards = self.spec.algorithm.shards
+        tape = Tape(self.control, self.spec.name, self.shard, archive, shards=shards)
+        return Follower(self.spec, self.data, tape, self.finder)
+
+    async def _follow(self, follower: Follower) -> Recovered:
+        keeper = self.keeper
+        while True:
+            leading = keeper.leading
+            keeper.changed.clear()
+            try:
+                complete = await follower.catch_up()
+                over = bool(follower.history.outcome) and await self._end_is_shown()
+                if complete and leading and keeper.leading:
+                    return await follower.recovered()
+            except BusError as error:
+                log.debug("standby: bus away", error=str(error))
+                await asyncio.sleep(RETRY_S / 4)
+                continue
+            seq = follower.history.seq
+            if not complete:
+                self.show("", "", seq)
+                continue
+            # Whoever led knows who did what until the end: a successor would show less.
+            keeper.fit("the run is over" if over else "")
+            self.show("standby", "", seq)
+            if not keeper.leading:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FOLLOW_S):
+                        await keeper.changed.wait()
+
+    async def _end_is_shown(self) -> bool:
+        """By all shards: until then a learner that returns needs a leader of each."""
+        own = await shown_over(self.control, self.spec, self.shard)
+        return own and await over_elsewhere(self.control, self.spec, self.shard)
+
+    async def tell(self, kind: str, text: str) -> None:
+        """Write to the event log."""
+        log.info(kind, text=text)
+        event = event_now(self.spec.name, kind, self.me, text, {"syncer": self.me})
+        await tell(self.control, event)

@@ -1,0 +1,254 @@
+"""Initial parameters on their way in: fetched fragment by fragment while the rest is being sent.
+
+    manifest ──► chunks fetched, decoded, digested ──► all that this shard owns ──► InitSeen
+
+One set is in memory at a time: that of the learner whose manifests came first, until another's are
+all there before it. What is fetched stays, whatever becomes of the rest; what the stream does not
+hold although a manifest names it is taken off the stream, so that its sender sees that it is
+missing. As long as anything moves the machine is told so (InitMoved).
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+
+from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob, receiving
+from diloco_shared.bus.port import Bus, BusError, Stored
+from diloco_shared.bus.repeating import PROMPT, again_and_again, left_undone, until_done
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.arrays import digest_array
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Buffer
+from diloco_shared.protocol.messages import InitManifest
+from diloco_shared.protocol.wire import WireError, decode
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.events import Event, InitMoved, InitSeen, Malformed
+from diloco_syncer.merging.payloads_io import Payloads, PayloadsFull
+
+log = structlog.get_logger()
+
+# Between two looks at whether more has come, in seconds.
+LOOK_S = 1.0
+# Sets of manifests remembered: those of some initializers that were passed over, newest last.
+SETS_MAX = 8
+# Values looked at together: what is found of them takes no memory of the fragment's size.
+STRETCH = 1 << 20
+
+Whose = tuple[str, int]
+
+
+@dataclass(slots=True)
+class InitialSet:
+    """What one life of a learner has sent so far."""
+
+    parts: dict[int, InitManifest] = field(default_factory=dict)
+    # By fragment: digest, and whether every value is finite.
+    fetched: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+
+    def complete(self, owned: Sequence[int]) -> bool:
+        """Whether all that is needed is on the bus."""
+        return all(p in self.parts for p in owned)
+
+
+class InitialSets:
+    """For one syncer shard that has no parameters yet."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        owned: Sequence[int],
+        data: Bus,
+        payloads: Payloads,
+        put: Callable[[Event], None],
+        begun: Callable[[], bool],
+    ) -> None:
+        self.run, self.fragments = spec.name, spec.algorithm.fragments
+        self.owned = owned
+        self.data = data
+        self.payloads = payloads
+        self.put = put
+        self.begun = begun  # whether the shard has parameters
+        self.stream = subjects.up_stream(spec.name)
+        self.sets: dict[Whose, InitialSet] = {}
+        self.current: Whose | None = None  # whose set is being fetched
+        self.chunks = 0  # fetched, of whatever set
+
+    async def work(self) -> None:
+        """Take in manifests, fetch what they name, hand on complete sets, until one is taken."""
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(self._read(tasks))
+            await self._watch()
+            reading.cancel()
+            self._choose(None)
+
+    async def _read(self, tasks: asyncio.TaskGroup) -> None:
+        async with self.data.read(self.stream, f"up.{self.run}.*.init.*.*.m") as messages:
+            async for stored in messages:
+                manifest = self._manifest(stored)
+                if manifest is not None:
+                    self._take(manifest, tasks)
+
+    async def _watch(self) -> None:
+        """Tell whenever more is on the stream, or here.
+
+        Before a run begins the stream holds nothing else. Of several shards one may begin while
+        others go on: then their learners' contributions count as well, and an initializer is
+        passed over once it is silent for its lease.
+        """
+        seen = (0, 0)
+
+        async def look() -> bool:
+            nonlocal seen
+            if self.begun():
+                return True
+            info = await self.data.stream_info(self.stream)
+            if (there := (info.last_seq, self.chunks)) != seen:
+                seen = there
+                self.put(InitMoved())
+            return False
+
+        await again_and_again(look, "initial parameters", LOOK_S)
+
+    def _manifest(self, stored: Stored) -> InitManifest | None:
+        try:
+            m = decode(stored.payload, InitManifest)
+            where = subjects.initial(self.run, m.learner, m.incarnation, m.fragment)
+            if m.run != self.run or stored.subject != where + ".m" or m.blob.subject != where:
+                raise WireError(f"initial parameters for {where} on {stored.subject}")
+            if m.fragment >= self.fragments:
+                raise WireError(f"fragment {m.fragment} does not exist")
+        except WireError as error:
+            self.put(Malformed("malformed", stored.subject, str(error)[:300]))
+            return None
+        return m
+
+    def _take(self, m: InitManifest, tasks: asyncio.TaskGroup) -> None:
+        if m.fragment not in self.owned:
+            return  # another shard's
+        whose = (m.learner, m.incarnation)
+        found = self.sets.setdefault(whose, InitialSet())
+        if found.parts.get(m.fragment) == m:
+            return
+        self._forget_part(found, m.fragment)
+        found.parts[m.fragment] = m
+        present = self.sets.get(self.current) if self.current else None
+        if present is None or (found.complete(self.owned) and not present.complete(self.owned)):
+            self._choose(whose)
+        for other in [w for w in self.sets if w not in (whose, self.current)][: -SETS_MAX + 1]:
+            del self.sets[other]
+        self._fetch_missing(tasks)
+
+    def _choose(self, whose: Whose | None) -> None:
+        """From now on this set is fetched; what is held of another goes."""
+        if self.current is not None and self.current != whose:
+            left = self.sets.get(self.current)
+            for p in list(left.parts) if left else ():
+                assert left is not None
+                self._free(left, p)
+        self.current = whose
+
+    def _forget_part(self, of: InitialSet, p: int) -> None:
+        if p in of.parts:
+            self._free(of, p)
+            del of.parts[p]
+
+    def _free(self, of: InitialSet, p: int) -> None:
+        """Nothing of this fragment is held any more."""
+        task = of.tasks.pop(p, None)
+        if task is not None:
+            task.cancel()
+        if of.fetched.pop(p, None) is not None:
+            self.payloads.drop(of.parts[p].blob.subject)
+
+    def _fetch_missing(self, tasks: asyncio.TaskGroup) -> None:
+        if self.current is None:
+            return
+        present = self.sets[self.current]
+        for p, m in present.parts.items():
+            if p not in present.tasks and p not in present.fetched:
+                fetching = self._fetch(self.current, present, m, tasks)
+                present.tasks[p] = tasks.create_task(fetching)
+
+    async def _fetch(
+        self, whose: Whose, of: InitialSet, m: InitManifest, tasks: asyncio.TaskGroup
+    ) -> None:
+        """One fragment, until it is here, or the stream turns out not to hold it."""
+        p = m.fragment
+        try:
+            payload = await self._payload(m)
+            digest, finite = await asyncio.to_thread(_look_at, payload)
+        except asyncio.CancelledError:
+            self.payloads.drop(m.blob.subject)
+            raise
+        except (BlobIncomplete, ValueError) as error:
+            self.payloads.drop(m.blob.subject)
+            self.put(Malformed("malformed", m.learner, str(error)[:300]))
+            await self._purge(m)
+            if of.parts.get(p) is m:
+                del of.parts[p], of.tasks[p]
+            return
+        of.fetched[p] = (digest, finite)
+        del of.tasks[p]
+        if all(q in of.fetched for q in self.owned):
+            self._hand_on(whose, of)
+            self._fetch_missing(tasks)
+
+    async def _payload(self, m: InitManifest) -> memoryview:
+        """Fetched and put where effects find it. Raises BlobIncomplete."""
+        # They become the store's arrays: no memory that is lent.
+        incoming, told = receiving(self.data, m.blob, fresh), False
+
+        def moved(_: int) -> None:
+            self.chunks += 1
+
+        async def fetch() -> memoryview:
+            nonlocal told
+            try:
+                self.payloads.room_for(m.blob.bytes)
+                payload = await get_blob(self.data, self.stream, m.blob, into=incoming, moved=moved)
+                self.payloads.put(m.blob.subject, payload)
+            except PayloadsFull as error:
+                if not told:
+                    self.put(Malformed("no-room", m.learner, str(error)[:300]))
+                told = True
+                raise
+            return payload
+
+        trouble = (BusError, PayloadsFull)
+        return await until_done(
+            fetch, m.blob.subject, pauses=PROMPT, trouble=trouble, fatal=BlobIncomplete
+        )
+
+    async def _purge(self, m: InitManifest) -> None:
+        """What is not whole goes, manifest first: its sender looks whether that is there."""
+        for subject in (m.blob.subject + ".m", m.blob.subject):
+            with left_undone(f"purge of {subject}"):
+                await self.data.purge(self.stream, subject)
+
+    def _hand_on(self, whose: Whose, of: InitialSet) -> None:
+        """The payloads are the machine's from now on: it drops them if it does not take them."""
+        digests, names = [""] * self.fragments, [""] * self.fragments
+        for p in self.owned:
+            digests[p], names[p] = of.fetched[p][0], of.parts[p].blob.subject
+        finite = all(of.fetched[p][1] for p in self.owned)
+        first = of.parts[self.owned[0]]
+        del self.sets[whose]
+        self.current = None
+        complete = [w for w, s in self.sets.items() if s.complete(self.owned)]
+        self._choose(next(iter([*complete, *self.sets]), None))
+        self.put(
+            InitSeen(*whose, first.config_hash, first.layout, tuple(names), tuple(digests), finite)
+        )
+
+
+def _look_at(payload: Buffer) -> tuple[str, bool]:
+    """(digest, whether all is finite) of a fragment in fp32; ValueError when it is none."""
+    values_F = codec.view(payload, codec.count("fp32", payload))
+    return digest_array(values_F), all(
+        bool(np.isfinite(values_F[at : at + STRETCH]).all())
+        for at in range(0, values_F.size, STRETCH)
+    )

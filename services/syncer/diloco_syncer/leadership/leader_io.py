@@ -1,0 +1,376 @@
+"""Leads one run: feeds the machine with events and performs its effects, until the run ends.
+
+One queue. Inbox, timer and finished effects put events in; nothing else changes the machine.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import assert_never
+
+import structlog
+
+from diloco_shared.budget import assumed
+from diloco_shared.budget.memory import payloads
+from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.repeating import until_done
+from diloco_shared.checkpoints.tape_archive_io import archives_of
+from diloco_shared.numerics.arrays import Piece
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
+from diloco_syncer.events import (
+    Append,
+    Appended,
+    BusBack,
+    Capture,
+    Drop,
+    Effect,
+    Ended,
+    Event,
+    Install,
+    InstallInit,
+    InstallLoaded,
+    Led,
+    Load,
+    Publish,
+    PurgeDown,
+    PurgeUp,
+    Seal,
+    SendBeat,
+    SendDonate,
+    SendGrant,
+    SendPull,
+    Snapshot,
+    Stage,
+    Suspended,
+    Tell,
+    TimePassed,
+    Unload,
+    Unstage,
+)
+from diloco_syncer.history.archiving_io import TapeArchiver
+from diloco_syncer.history.follow_io import Recovered
+from diloco_syncer.history.tape_io import Deposed, Tape
+from diloco_syncer.leadership.lease_io import LeaseKeeper
+from diloco_syncer.machine import Machine
+from diloco_syncer.merging.numbers_io import Numbers
+from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.messages.arrivals_io import Arrivals
+from diloco_syncer.messages.inbox_io import Inbox
+from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.messages.places_io import Places
+from diloco_syncer.rounds.round import Phase
+from diloco_syncer.snapshots.handover_io import SnapshotSender
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+from diloco_syncer.status.showing_io import Showing, until_over
+from diloco_syncer.status.status import size
+from diloco_syncer.streams.fullness_io import Fullness
+from diloco_syncer.streams.purging_io import UpPurger
+from diloco_syncer.streams.room import Horizon
+
+log = structlog.get_logger()
+
+# After the end, live learners that do not say they are finished are waited for this long: the
+# last evaluation and checkpoint of a large model. Those that died are not waited for.
+LINGER_S = 600.0
+# A gap this long between two looks at the queue was ours (stopped, swapped out): the learners'
+# silence in it says nothing about them.
+OWN_GAP_S = 1.0
+# Between two words on events that are dropped, in seconds: a flood of them is what fills the queue.
+DROPPED_SAY_S = 10.0
+
+
+class Leader:
+    """One term of one run, from where a follower stands that has read all of the tape.
+
+    `run` returns the outcome. Raises Deposed when another leads.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        leader: str,
+        control: Bus,
+        data: Bus,
+        tape: Tape,
+        snapshots: SnapshotStore,
+        lease: LeaseKeeper,
+        recovered: Recovered,
+        executed: Callable[[int], None],
+        *,
+        payload_bytes_max: int | None,
+        checkpoint_root: str,
+    ) -> None:
+        self.spec = spec
+        self.leader = leader
+        self.control = control
+        self.data = data
+        self.tape = tape
+        self.snapshots = snapshots
+        self.lease = lease
+        self.recovered = recovered
+        self.executed = executed  # told the newest record
+        self.payloads = Payloads(lambda: payload_bytes_max or self._payload_bytes())
+        self.queue = Arrivals(lambda key: key in self.payloads.held)
+        shard = recovered.history.shard
+        self.inbox = Inbox(
+            spec,
+            control,
+            data,
+            self.payloads,
+            self._put,
+            self._wanted,
+            self._pieces,
+            shard,
+            self._up_rewound,
+        )
+        self.outbox = Outbox(spec, leader, control, data, shard)
+        self.purger = UpPurger(spec, leader, control, data, self.outbox)
+        self.sender = SnapshotSender(spec, shard, leader, control, data, snapshots)
+        self.machine = Machine(spec, recovered.history)
+        self.places = Places(control, spec.name, lambda: self.machine.history.ledger, shard)
+        self.horizon = Horizon()
+        self.tasks: asyncio.TaskGroup
+        self.ended_at: float | None = None  # all shards
+        self.dropped_said_at = float("-inf")
+        self.showing = Showing(control, self.machine, self.inbox, self.outbox, lease)
+        self.checkpointer = Checkpointer(
+            spec, shard, checkpoint_root, control, self._put, snapshots.shelf
+        )
+        self.numbers = Numbers(
+            spec,
+            self.machine,
+            self.payloads,
+            self.outbox,
+            snapshots,
+            self.checkpointer,
+            recovered.take_store(),
+            lambda work: self.tasks.create_task(work),
+            self._put,
+        )
+        archive = archives_of(spec, checkpoint_root)[shard]
+        self.archiver = TapeArchiver(spec, leader, control, tape, archive, snapshots)
+        self.fullness = self._fullness()
+
+    def _fullness(self) -> Fullness:
+        return Fullness(
+            self.spec,
+            self.machine,
+            self.control,
+            self.outbox,
+            self.tape,
+            self.showing.storage,
+            self._put,
+            lambda: any(r.phase is Phase.PULLING for r in self.machine.rounds.open),
+        )
+
+    async def run(self) -> str:
+        """Lead until the run is over, linger for its learners; the outcome."""
+        for note in self.recovered.notes:
+            self.outbox.tell(Tell("recovered", note))
+        await self.showing.begin()
+        await until_done(self.places.write, "places in the data")
+        recovered = self.recovered
+        self._put(
+            Led(
+                self.leader,
+                time.time(),
+                recovered.published,
+                recovered.reborn,
+                recovered.keyframes,
+            )
+        )
+        async with asyncio.TaskGroup() as tasks:
+            self.tasks = tasks
+            self.inbox.up_seq = await until_done(self._up_info, "the end of UP")
+            start_seq = self.inbox.up_seq + 1
+            background = [
+                tasks.create_task(work)
+                for work in (
+                    self.inbox.progress(),
+                    self.inbox.joins(),
+                    self.inbox.wishes(),
+                    self.inbox.contributions(start_seq),
+                    self.outbox.events_out(),
+                    self.purger.work(),
+                    self.sender.send(),
+                    self.showing.keep(),
+                    self.fullness.keep(),
+                    self.archiver.work(),
+                    self._watch_bus(),
+                    self._watch_lease(),
+                    self.places.keep(lambda: not self.lease.lapsed),
+                )
+            ]
+            if not self.machine.history.initialised:
+                background.append(tasks.create_task(self.inbox.initial()))
+            await self._loop()
+            # What no stream takes is on the tape: whoever leads again publishes it.
+            for task in (*background, *self.numbers.publishing):
+                task.cancel()
+        while not self.outbox.events.empty():
+            await self.outbox.event(self.outbox.events.get_nowait())
+        await self.showing.last()
+        return self.machine.history.outcome
+
+    async def _up_info(self) -> int:
+        info = await self.data.stream_info(subjects.up_stream(self.spec.name))
+        return info.last_seq
+
+    def _up_rewound(self, end: int) -> None:
+        """What comes again after `end` belongs to rounds of now, and is not to be purged."""
+        self.horizon.rewound(end)
+        self.purger.rewound(end)
+
+    def _payload_bytes(self) -> int:
+        """What the run may need, as large as it is known to be."""
+        parameters, learners = size(self.machine)
+        return payloads(assumed(self.spec, learners=learners, parameters=parameters))
+
+    # --- the loop ------------------------------------------------------------------------------
+
+    def _put(self, event: Event) -> None:
+        if self.queue.put(event):
+            return
+        now = time.monotonic()
+        if now - self.dropped_said_at >= DROPPED_SAY_S:
+            self.dropped_said_at = now
+            log.error("queue full: events are dropped", dropped=dict(self.queue.dropped))
+
+    async def _loop(self) -> None:
+        looked = time.monotonic()
+        while not self._over():
+            event = await self._next()
+            now = time.monotonic()
+            if now - looked > OWN_GAP_S + self.spec.membership.heartbeat_s:
+                self._handle(BusBack(), now)
+            looked = now
+            self._handle(event, now)
+
+    def _handle(self, event: Event, now: float) -> None:
+        for effect in self.machine.handle(event, now):
+            self._perform(effect)
+
+    async def _next(self) -> Event:
+        deadline = self.machine.deadline
+        if deadline is None or len(self.queue):
+            return await self.queue.get()
+        wait_s = deadline - time.monotonic()
+        if wait_s <= 0:
+            await asyncio.sleep(0)
+            return TimePassed()
+        try:
+            # Not wait_for: in Python 3.11 it may swallow the cancellation that deposes us.
+            async with asyncio.timeout(max(wait_s, 0.001)):
+                return await self.queue.get()
+        except TimeoutError:
+            return TimePassed()
+
+    def _over(self) -> bool:
+        if not self.machine.history.outcome:
+            self.ended_at = None  # a restore may have taken the end back: the next has its own time
+        if self.ended_at is None:
+            return False
+        now = time.monotonic()
+        busy = [
+            m
+            for m in self.machine.roster.live(now)
+            if m.progress is None or m.progress.state != "finished"
+        ]
+        return not busy or now - self.ended_at > LINGER_S
+
+    async def _end(self) -> None:
+        """Over: once all shards are. Until then a learner that returns needs a leader of each."""
+        await until_over(self.control, self.spec, self.recovered.history.shard)
+        self.ended_at = time.monotonic()
+        self._put(TimePassed())
+
+    def _wanted(self, manifest: ContributionManifest) -> bool:
+        return any(
+            r.n == manifest.round
+            and r.phase is Phase.PULLING
+            and r.participants.get(manifest.learner) == manifest.incarnation
+            and not r.answer(manifest.learner)
+            for r in self.machine.rounds.open
+        )
+
+    async def _watch_bus(self) -> None:
+        """While the bus is away, or stands still on open connections, silence is nobody's fault.
+
+        Three quarters of a lease at most go by before that is noticed (heartbeat_s: half of it).
+        """
+        heartbeat_s = self.spec.membership.heartbeat_s
+        while True:
+            try:
+                async with asyncio.timeout(heartbeat_s):
+                    await self.control.kv_get(subjects.LEASES, self.lease.key)
+            except (BusError, TimeoutError):
+                self._put(BusBack())
+            await asyncio.sleep(heartbeat_s / 2)
+
+    async def _watch_lease(self) -> None:
+        """Open no round while the lease is not renewed; end when another may have it for good."""
+        lapsed = False
+        while True:
+            if not self.lease.leading:
+                raise Deposed(f"the lease is not ours any more, but {self.lease.holder}'s")
+            if self.lease.lapsed != lapsed:
+                lapsed = not lapsed
+                self._put(Suspended("the leader cannot renew its lease" if lapsed else ""))
+            await self.lease.moves()
+
+    # --- effects -------------------------------------------------------------------------------
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case SendPull() | SendGrant() | SendDonate() | SendBeat():
+                if self.lease.lapsed:
+                    # All of these are repeated by whoever leads; but on a full hub nobody's lease
+                    # can be renewed, and nobody else could say why.
+                    if isinstance(effect, SendBeat):
+                        self.tasks.create_task(self.outbox.say_lapsed(effect.beat))
+                    return
+                if isinstance(effect, SendPull):
+                    self.horizon.pulled(effect.pull.round, self.inbox.up_seq)
+                self.tasks.create_task(self.outbox.send(effect))
+            case Append():
+                self.tasks.create_task(self._append(effect))
+            case Stage() | Unstage() | Install() | InstallInit() | Publish() | Drop():
+                self.numbers.perform(effect)
+            case Snapshot() | Capture():
+                self.numbers.perform(effect)
+            case Seal():
+                self.tasks.create_task(self.checkpointer.seal(effect))
+            case Load():
+                self.tasks.create_task(self.checkpointer.load(effect.restore))
+            case Unload():
+                self.checkpointer.unload(effect.serial)
+            case InstallLoaded():
+                self.horizon = Horizon()
+                self.numbers.perform(effect)
+            case PurgeUp():
+                below = self.horizon.below(effect.last_round, self.inbox.up_seq)
+                self.purger.want(self.machine.history.snapshot_covers, below)
+            case PurgeDown():
+                self.tasks.create_task(self.outbox.purge_down(effect))
+            case Tell():
+                self.outbox.tell(effect)
+            case Ended():
+                self.tasks.create_task(self._end())
+            case _:
+                assert_never(effect)
+
+    async def _append(self, effect: Append) -> None:
+        if isinstance(effect.record, TapeRestore):
+            await self.checkpointer.rewind(effect.record.serial)
+        seq = await self.tape.append(effect.record)
+        self.executed(seq)
+        if isinstance(effect.record, TapeSnapshot):
+            self.archiver.want()
+        self._put(Appended(seq, time.time()))
+        self.places.changed.set()
+
+    def _pieces(self, fragment: int) -> Sequence[Piece]:
+        return self.numbers.pieces(fragment)

@@ -1,0 +1,132 @@
+"""What the user wishes of a run, and its tape must take up: settings, checkpoints, a restore.
+
+Pure. Answers with effects, and with records that the machine appends.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from diloco_shared.protocol.messages import (
+    Progress,
+    TapeCheckpoint,
+    TapeEpoch,
+    TapeRecord,
+    TapeRestore,
+    TapeSetting,
+    TapeSnapshot,
+)
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.checkpoints import CheckpointDecisions
+from diloco_syncer.checkpoints.restoring import Restoring
+from diloco_syncer.events import (
+    Effect,
+    Kept,
+    Loaded,
+    Sealed,
+    SnapshotDone,
+    Unload,
+    Wanted,
+)
+from diloco_syncer.history.history import History
+from diloco_syncer.members.roster import Roster
+
+
+class Wishes:
+    """Of one leader's term."""
+
+    def __init__(self, spec: RunSpec, history: History, roster: Roster) -> None:
+        self.history = history
+        self.wanted: Wanted | None = None
+        self.checkpoints = CheckpointDecisions(spec, history, roster)
+        self.restoring = Restoring(history)
+        self.loaded: dict[str, Any] = {}  # `History.meta` that a restore record is about
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the user wants the run to end."""
+        return self.wanted is not None and self.wanted.stopping
+
+    @property
+    def deadline(self) -> float | None:
+        times = (self.checkpoints.deadline, self.restoring.deadline)
+        return min((t for t in times if t is not None), default=None)
+
+    def take(
+        self, event: Wanted | Kept | Sealed | Loaded, now: float, wall: float
+    ) -> list[Effect | TapeRecord]:
+        """Apply one event."""
+        match event:
+            case Wanted():
+                self.wanted, self.restoring.wanted = event, event.restore
+                self.checkpoints.wanted = event.checkpoint
+                self.checkpoints.restore = event.restore
+            case Kept():
+                self.checkpoints.kept(event)
+            case Sealed():
+                ended = self.checkpoints.sealed(event, wall)
+                return [ended] if ended else []
+            case Loaded():
+                found = self.restoring.loaded(event, now, wall)
+                if isinstance(found, TapeRestore):
+                    self.loaded = event.history
+                    return [found]
+                return [Unload(event.restore.serial), *([found] if found else [])]
+        return []
+
+    def progress(self, progress: Progress) -> None:
+        """A learner tells which checkpoint it has settled, its epoch, and the restore it knows."""
+        self.checkpoints.progress(progress)
+        told = (progress.epoch, progress.restore)
+        self.restoring.heard = max(self.restoring.heard, told)
+
+    def advance(
+        self, now: float, wall: float, pending: Collection[TapeRecord]
+    ) -> list[Effect | TapeRecord]:
+        """What is to be done now; one record of a kind at a time, of those not `pending`."""
+        self.restoring.held = any(isinstance(r, TapeEpoch) for r in pending)
+        done: list[Effect | TapeRecord] = [
+            *self.restoring.advance(now),
+            *self.checkpoints.advance(now),
+        ]
+        if not any(isinstance(r, TapeSetting) for r in pending):
+            change = setting(self.history, self.wanted, wall)
+            done += [change] if change else []
+        if not any(isinstance(r, TapeCheckpoint) for r in pending):
+            mark = self.checkpoints.next_record(wall)
+            done += [mark] if mark else []
+        return done
+
+
+def setting(history: History, wanted: Wanted | None, wall: float) -> TapeSetting | None:
+    """The next change that the user asks for and the tape does not have yet."""
+    h = history
+    if wanted is None or h.outcome:
+        return None
+    changes = (
+        ("paused", int(h.paused), int(wanted.paused)),
+        ("quorum", h.quorum, wanted.quorum),
+        ("stopping", int(h.stopping), int(wanted.stopping or h.stopping)),
+    )
+    for name, is_, shall in changes:
+        if is_ != shall:
+            return TapeSetting.model_validate(
+                {
+                    "term": h.term,
+                    "name": name,
+                    "value": shall,
+                    "reason": "as the user asked",
+                    "at": wall,
+                }
+            )
+    return None
+
+
+def covering(history: History, done: SnapshotDone, wall: float) -> list[TapeSnapshot]:
+    """The record of a snapshot that is durable; none for one of before a restore."""
+    if done.covers < history.snapshot_covers:
+        return []
+    return [
+        TapeSnapshot(
+            term=history.term, covers=done.covers, round=done.round, path=done.path, at=wall
+        )
+    ]

@@ -1,0 +1,131 @@
+"""Who may work for the run, and from whom a newcomer gets its inner state (paper section 4)."""
+
+from diloco_shared.numerics.arrays import Layout
+from diloco_shared.protocol.messages import Donate, Grant, Join
+from diloco_shared.spec.run import RunSpec, shared_keys
+from diloco_syncer.events import Effect, SendDonate, SendGrant, Tell
+from diloco_syncer.history.history import History
+from diloco_syncer.members.donations import Donations, choose_donor
+from diloco_syncer.members.roster import MEMBERS_MAX, Roster
+
+# Grants remembered for repeated joins: far more than learners can join within a heartbeat.
+GRANTS_MAX = 256
+
+
+class Admission:
+    """Answers joins; idempotent per nonce."""
+
+    def __init__(self, spec: RunSpec, history: History, roster: Roster) -> None:
+        self.spec = spec
+        self.history = history
+        self.roster = roster
+        self.donations = Donations()
+        self.grants: dict[str, Grant] = {}
+        self.layout = ""  # digest, of the first who joined or of the initial parameters
+        self.layout_final = False
+        self.parameters = 0  # N, as whoever was let in told it
+
+    def due(self, now: float) -> list[Effect]:
+        """Requests to donors that are to be sent (again) now."""
+        return [SendDonate(d) for d in self.donations.due(self.roster, now)]
+
+    def join(self, join: Join, now: float) -> list[Effect]:
+        if self.roster.over(join.learner, join.incarnation, now):
+            return []  # not refused for good: a beat tells it to begin a new life
+        cached = self.grants.get(join.nonce)
+        asked = (join.learner, join.incarnation)
+        why = self._refuses(join, now)
+        # Not to one that a newer incarnation has replaced since.
+        current = cached is not None and cached.epoch == self.history.epoch
+        if not why and cached and current and (cached.learner, cached.incarnation) == asked:
+            return [SendGrant(cached)]
+        if why:
+            return [
+                SendGrant(self._grant(join, "", accepted=False, reason=why[:500])),
+                Tell("join-refused", f"{join.learner}: {why}"[:500]),
+            ]
+        self.roster.join(join.learner, join.incarnation, join.nonce, now)
+        self.parameters = max(self.parameters, join.parameters)
+        donor = None
+        # One shard names a donor for all: the learner puts the grants together.
+        if self.history.initialised and self.history.shard == 0:
+            donor = choose_donor(
+                self.history,
+                self.roster,
+                join.learner,
+                join.failed_donors,
+                now,
+                self.donations.donors,
+            )
+        reason = f"inner state from {donor.learner}" if donor else "no healthy donor"
+        grant = self._grant(join, donor.learner if donor else "", accepted=True, reason=reason)
+        while len(self.grants) >= GRANTS_MAX:
+            del self.grants[next(iter(self.grants))]
+        self.grants[join.nonce] = grant
+        if donor is not None:
+            self.donations.ask(
+                Donate(
+                    donor=donor.learner,
+                    donor_incarnation=donor.incarnation,
+                    newcomer=join.learner,
+                    newcomer_incarnation=join.incarnation,
+                    nonce=join.nonce,
+                    epoch=self.history.epoch,
+                    versions=tuple(self.history.versions),
+                ),
+                sum(self.history.sizes_P),
+                now,
+            )
+        return [
+            SendGrant(grant),
+            Tell(
+                "join",
+                f"{join.learner} incarnation {join.incarnation}: {reason}",
+                {"learner": join.learner, "donor": grant.donor},
+            ),
+        ]
+
+    def _refuses(self, join: Join, now: float) -> str:
+        # Where others' shards go on, they need learners: whose grant is of all shards.
+        if self.history.outcome and self.spec.algorithm.shards == 1:
+            return f"the run is over ({self.history.outcome})"
+        if self.roster.full(join.learner, now):
+            return f"the run has {MEMBERS_MAX} learners: as many as it can take"
+        differing = differing_keys(self._config(join.config.get("layout", "")), join.config)
+        if differing:
+            return "the configuration differs: " + "; ".join(differing[:5])
+        return ""
+
+    def _config(self, layout: str) -> dict[str, str]:
+        """What all must share; before there are parameters, the first to join sets the layout."""
+        h = self.history
+        if h.initialised and not self.layout_final:
+            self.layout, self.layout_final = Layout.build(h.layout, h.fragments).digest(), True
+        self.layout = self.layout or layout
+        return shared_keys(self.spec) | {"layout": self.layout}
+
+    def _grant(self, join: Join, donor: str, *, accepted: bool, reason: str) -> Grant:
+        h = self.history
+        return Grant(
+            learner=join.learner,
+            incarnation=join.incarnation,
+            nonce=join.nonce,
+            accepted=accepted,
+            reason=reason,
+            epoch=h.epoch,
+            term=h.term,
+            versions=tuple(h.versions),
+            donor=donor,
+            stamp=h.stamp,
+            restored=h.restored,
+            shard=h.shard,
+        )
+
+
+def differing_keys(ours: dict[str, str], theirs: dict[str, str]) -> list[str]:
+    """Sorted descriptions `path: ours X, theirs Y` of every difference."""
+    return [
+        f"{key}: here {ours.get(key, 'absent')}, there {theirs.get(key, 'absent')}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if ours.get(key) != theirs.get(key)
+    ]

@@ -1,0 +1,1 @@
+"""The run's numbers: kept, merged, published, read back."""

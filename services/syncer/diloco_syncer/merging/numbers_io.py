@@ -1,0 +1,271 @@
+"""What a leader does with its numbers: merges, installs, publishes and keeps them; of one term.
+
+What takes time is done in threads; so is letting go of large arrays, for the system takes back a
+gigabyte in some tenths of a second. What needs the store is done in the order of the effects: while
+the store is being built, all of that waits.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from diloco_shared.numerics.arrays import Piece
+from diloco_shared.protocol.chunks import Payload
+from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
+from diloco_syncer.events import (
+    Capture,
+    Drop,
+    Event,
+    Install,
+    InstallInit,
+    InstallLoaded,
+    Publish,
+    Published,
+    Snapshot,
+    SnapshotDone,
+    SnapshotFailed,
+    Stage,
+    Staged,
+    Unstage,
+)
+from diloco_syncer.history.replay import build_store, stage_chosen
+from diloco_syncer.machine import Machine
+from diloco_syncer.merging.payloads_io import Payloads
+from diloco_syncer.merging.store import FragmentStore
+from diloco_syncer.merging.store import Staged as StagedArrays
+from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+
+log = structlog.get_logger()
+
+# Fragments that rounds have replaced while a snapshot has yet to write them: their arrays stay in
+# memory until it has. Beyond this many a merge of another such fragment waits, so that a slow disk
+# takes time and not memory; but not for longer than this, since a disk that hangs stops nobody.
+REPLACED_MAX, REPLACED_S, REPLACED_LOOK_S = 1, 30.0, 0.1
+
+Kept = Snapshot | Capture
+Numeric = Stage | Unstage | Install | InstallInit | InstallLoaded | Publish | Drop | Kept
+
+
+class Numbers:
+    """`spawn` begins a task of the leader's; `put` hands the machine an event."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        machine: Machine,
+        payloads: Payloads,
+        outbox: Outbox,
+        snapshots: SnapshotStore,
+        checkpointer: Checkpointer,
+        store: FragmentStore | None,
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        put: Callable[[Event], None],
+    ) -> None:
+        self.spec = spec
+        self.machine = machine
+        self.payloads = payloads
+        self.outbox = outbox
+        self.snapshots = snapshots
+        self.checkpointer = checkpointer
+        self.store = store
+        self.spawn = spawn
+        self.put = put
+        # By epoch and round.
+        self.staged: dict[tuple[int, int], StagedArrays] = {}  # at most D rounds
+        self.installed: dict[tuple[int, int], StagedArrays] = {}  # committed, not yet published
+        self.publishing: set[asyncio.Task[None]] = set()  # at most D rounds, and keyframes
+        # What a snapshot has yet to write; it takes out what it has written.
+        self.unwritten: dict[str, np.ndarray] = {}
+        self.replacing: set[int] = set()  # fragments that were merged since it began
+        self.building = False  # the store, in a thread
+        self.waiting: deque[Callable[[], object]] = deque()  # for it, in order: a few per fragment
+
+    def pieces(self, fragment: int) -> Sequence[Piece]:
+        """Of what is in the store; none before it is there, or of what is not in it."""
+        fragments = () if self.store is None else self.store.layout.fragments
+        return fragments[fragment] if 0 <= fragment < len(fragments) else ()
+
+    def perform(self, effect: Numeric) -> None:
+        """What is said of the history is settled now, whenever the work itself is done."""
+        match effect:
+            case InstallInit():
+                self._install_init(effect)
+            case Stage():
+                self._in_order(partial(self._stage, effect))
+            case Unstage():
+                self._in_order(partial(self.staged.pop, (effect.epoch, effect.round), None))
+            case Install():
+                place = (self.machine.history.epoch, effect.round)
+                self._in_order(partial(self._install, effect, place))
+            case InstallLoaded():
+                self._in_order(partial(self._install_loaded, effect))
+            case Publish():
+                self._publish(effect)
+            case Drop():
+                self._in_order(partial(self._drop, effect.key))
+            case Snapshot() | Capture():
+                self._in_order(partial(self._keep, effect, self.machine.history.meta()))
+
+    def _in_order(self, work: Callable[[], object]) -> None:
+        """Do what needs the store or payloads, after what was to be done before it.
+
+        At once, unless the store is being built: then nothing may overtake that.
+        """
+        if self.building:
+            self.waiting.append(work)
+        else:
+            work()
+
+    def _install(self, effect: Install, place: tuple[int, int]) -> None:
+        assert self.store is not None
+        self.installed[place] = self.staged.pop(place)
+        self._let_go([self.store.install(effect.fragment, self.installed[place])])
+
+    def _install_loaded(self, effect: InstallLoaded) -> None:
+        before: list[object] = [self.store, self.staged]
+        self.store, self.staged = self.checkpointer.install(effect.serial), {}
+        self._let_go(before)
+
+    def _drop(self, key: str) -> None:
+        if (payload := self.payloads.drop(key)) is not None:
+            held: list[object] = [payload]
+            del payload
+            self._let_go(held)
+
+    def _let_go(self, held: list[object]) -> None:
+        """Of the last reference, in a thread."""
+        self.spawn(_forgotten(held))
+
+    def _stage(self, effect: Stage) -> None:
+        """Compute the merge in a thread; from what is held now, whatever begins again meanwhile."""
+        assert self.store is not None
+        held = self.payloads.of([c.key for c in effect.contributions])
+        merge = partial(stage_chosen, self.store, effect, *held)
+        self.spawn(self._staged(effect, merge))
+
+    async def _staged(self, effect: Stage, merge: Callable[[], StagedArrays]) -> None:
+        await self._may_replace(effect.fragment)
+        staged = await asyncio.to_thread(merge)
+        self.staged[effect.epoch, effect.round] = staged
+        digests = (staged.anchor_digest, staged.master_digest, staged.payload_digest)
+        self.put(Staged(effect.epoch, effect.round, *digests))
+
+    async def _may_replace(self, fragment: int) -> None:
+        """Once the snapshot under way has written enough of what rounds replace."""
+        until = time.monotonic() + REPLACED_S
+        while self._would_add(fragment) and self._replaced() >= REPLACED_MAX:
+            if time.monotonic() > until:
+                log.warning("the disk of snapshots is slow: more stays in memory until it is done")
+                break
+            await asyncio.sleep(REPLACED_LOOK_S)
+        self.replacing.add(fragment)
+
+    def _would_add(self, fragment: int) -> bool:
+        return self._unwritten(fragment) and fragment not in self.replacing
+
+    def _unwritten(self, fragment: int) -> bool:
+        return f"{fragment}.master" in self.unwritten
+
+    def _replaced(self) -> int:
+        """Fragments in memory twice: as they are or will be, and as the snapshot has them."""
+        return sum(self._unwritten(p) for p in self.replacing)
+
+    def _install_init(self, effect: InstallInit) -> None:
+        """Build the store in a thread; what needs it is done after that."""
+        payloads = {s: self.payloads.held[s] for s in effect.subjects if s}
+        self.building = True
+        work = partial(
+            build_store,
+            self.machine.history,
+            effect.subjects,
+            payloads,
+            self.snapshots.shelf,
+        )
+        self.spawn(self._built(work, tuple(payloads)))
+
+    async def _built(self, work: Callable[[], FragmentStore], subjects: tuple[str, ...]) -> None:
+        self.store = await asyncio.to_thread(work)
+        for subject in subjects:
+            self._drop(subject)
+        self.building = False
+        while self.waiting and not self.building:
+            self.waiting.popleft()()
+
+    def _publish(self, effect: Publish) -> None:
+        """What is published is settled now: a restore may be next."""
+        p, history = effect.fragment, self.machine.history
+        said = (history.sizes_P[p], history.anchor_digests[p], history.layout)
+        self._in_order(partial(self._publish_as, effect, *said))
+
+    def _publish_as(
+        self, effect: Publish, size: int, digest: str, layout: tuple[TensorSpec, ...]
+    ) -> None:
+        assert self.store is not None
+        algorithm = self.spec.algorithm
+        staged = self.installed.pop((effect.epoch, effect.round), None)
+        payload: Payload
+        if staged is None:
+            payload, codec = self.store.current_keyframe(effect.fragment), "fp32"
+        else:
+            payload = staged.payload
+            keyframe = effect.prev_version < 0
+            codec = algorithm.keyframe_codec if keyframe else algorithm.codec_down
+        readers = max(len(self.machine.announcer.alive), 1)
+        sent = self.outbox.publish(effect, payload, codec, size, digest, layout, readers=readers)
+        self.publishing.add(self.spawn(self._published(sent, effect)))
+        self.publishing = {task for task in self.publishing if not task.done()}
+
+    async def _published(self, sent: Awaitable[None], effect: Publish) -> None:
+        await sent
+        self.put(Published.of(effect))
+
+    def _keep(self, effect: Kept, history: dict[str, Any]) -> None:
+        """Capture between two effects; write in a thread."""
+        assert self.store is not None
+        store, arrays = self.store.meta(), self._soonest_first(history["next_round"])
+        if isinstance(effect, Capture):
+            writing = self.checkpointer.capture(effect, history, store, arrays)
+        else:
+            meta = {"history": history, "store": store}
+            self.unwritten, self.replacing = arrays, set()
+            writing = self._write_snapshot(effect, meta, arrays)
+        self.spawn(writing)
+
+    def _soonest_first(self, round_: int) -> dict[str, np.ndarray]:
+        """All arrays, those first which rounds will replace first: they are written in this order,
+        and what was written before it is replaced is in memory once."""
+        assert self.store is not None
+        arrays, owned = self.store.state_arrays(), self.machine.history.owned
+        due = {p: (n - round_) % len(owned) for n, p in enumerate(owned)}
+        order = sorted(arrays, key=lambda name: due[int(name.partition(".")[0])])
+        return {name: arrays[name] for name in order}
+
+    async def _write_snapshot(
+        self, effect: Snapshot, meta: dict[str, Any], arrays: dict[str, np.ndarray]
+    ) -> None:
+        try:
+            path = await asyncio.to_thread(self.snapshots.save, effect.covers, meta, arrays)
+        except OSError as error:
+            arrays.clear()  # nobody writes it any more
+            self.put(
+                SnapshotFailed(
+                    f"snapshot of record {effect.covers} not written to "
+                    f"{self.snapshots.folder}: {error}; contributions stay until one is, "
+                    "free disk space"
+                )
+            )
+            return
+        self.put(SnapshotDone(effect.covers, effect.round, path.name))
+
+
+async def _forgotten(held: list[object]) -> None:
+    await asyncio.to_thread(held.clear)

@@ -1,0 +1,1 @@
+"""Between the bus and the machine: what comes in, what goes out."""

@@ -1,0 +1,228 @@
+"""From the bus to events: progress, joins, contributions, initial parameters, wishes.
+
+What cannot be accepted becomes a Malformed event: counted, told, never fatal.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from diloco_shared.bus.blobs import get_blob, receiving
+from diloco_shared.bus.port import Bus, BusError, Delivery, Stored, Unavailable
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.arrays import Piece
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import (
+    ContributionManifest,
+    Join,
+    Message,
+    Progress,
+)
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import WireError, decode
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.events import (
+    ContributionSeen,
+    Event,
+    JoinSeen,
+    Malformed,
+    ProgressSeen,
+    Wanted,
+)
+from diloco_syncer.leadership.initial_io import InitialSets
+from diloco_syncer.merging.payloads_io import Payloads, PayloadsFull
+from diloco_syncer.rounds.norms import inspect
+
+log = structlog.get_logger()
+
+# Contributions fetched at once: enough to fill a link, few enough to bound memory.
+FETCHES = 8
+# Between two looks at whether a round still waits for what is being fetched, in seconds.
+LOOK_S = 0.3
+
+Put = Callable[[Event], None]
+
+
+class Inbox:
+    """Everything that comes in for one run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        control: Bus,
+        data: Bus,
+        payloads: Payloads,
+        put: Put,
+        wanted: Callable[[ContributionManifest], bool],
+        pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
+        shard: int = 0,
+        rewound: Callable[[int], None] = lambda end: None,
+    ) -> None:
+        self.spec = spec
+        self.owned = spec.algorithm.owned(shard)
+        self.run = spec.name
+        self.control = control
+        self.data = data
+        self.payloads = payloads
+        self.put = put
+        self.wanted = wanted  # whether an open round asks for it: nothing else is fetched
+        self.pieces = pieces  # of a fragment, as far as known
+        self.rewound = rewound  # told where UP ended when its sequences come again
+        self.bytes_in = 0
+        self.up_seq = 0  # of the newest contribution's manifest
+        self.under_way: set[str] = set()
+        self.fetching = asyncio.Semaphore(FETCHES)
+
+    # --- control plane -------------------------------------------------------------------------
+
+    async def progress(self) -> None:
+        """Progress reports, for ever."""
+        # 4096: some seconds of reports of a hundred learners while a merge holds the loop.
+        async with self.control.subscribe(
+            subjects.progress(self.run, "*"), limit=4096
+        ) as deliveries:
+            async for d in deliveries:
+                self._decoded(d, Progress, lambda p: ProgressSeen(p))
+
+    async def joins(self) -> None:
+        """Join requests, for ever."""
+        async with self.control.subscribe(subjects.join(self.run), limit=256) as deliveries:
+            async for d in deliveries:
+                self._decoded(d, Join, lambda j: JoinSeen(j))
+
+    def _decoded(self, d: Delivery, kind: type[Message], event: Callable[..., Event]) -> None:
+        try:
+            message = decode(d.payload, kind)
+        except WireError as error:
+            self.put(Malformed("wire", d.subject, str(error)))
+            return
+        if kind is Progress and getattr(message, "run_id", "") != self.spec.id:
+            self.put(Malformed("run", d.subject, "speaks of a deleted run of this name"))
+            return
+        speaker = d.subject.rsplit(".", 1)[-1]
+        if kind is Progress and getattr(message, "learner", "") != speaker:
+            self.put(Malformed("wire", d.subject, "speaks for another learner"))
+            return
+        self.put(event(message))
+
+    async def wishes(self) -> None:
+        """What the user wants of the run, for ever."""
+        async with self.control.kv_watch(subjects.RUNS, self.run) as entries:
+            async for entry in entries:
+                if entry.value is None:
+                    self.put(Wanted(paused=False, stopping=True, quorum=1))
+                    continue
+                try:
+                    record = decode(entry.value, RunRecord)
+                except WireError as error:
+                    self.put(Malformed("wire", subjects.RUNS, str(error)))
+                    continue
+                self.put(
+                    Wanted(
+                        paused=record.desired == "paused",
+                        stopping=record.desired == "stopped",
+                        quorum=max(record.quorum, 1),
+                        checkpoint=record.checkpoint,
+                        restore=record.restore,
+                    )
+                )
+
+    # --- data plane ----------------------------------------------------------------------------
+
+    async def contributions(self, start_seq: int) -> None:
+        """Manifests on UP from `start_seq` on, for ever; their chunks if a round wants them."""
+        stream = subjects.up_stream(self.run)
+        async with (
+            asyncio.TaskGroup() as group,
+            self.data.read(stream, f"up.{self.run}.*.*.*.*.*.m", start_seq=start_seq) as messages,
+        ):
+            async for stored in messages:
+                if stored.seq <= self.up_seq:
+                    self.rewound(stored.seq - 1)
+                self.up_seq = stored.seq
+                manifest = self._manifest(stored)
+                if manifest is None or manifest.blob.subject in self.under_way:
+                    continue
+                if manifest.fragment not in self.owned:
+                    continue  # another shard's
+                if not self.wanted(manifest):
+                    self.put(ContributionSeen(manifest, finite=True, norm=0.0))
+                    continue
+                self.under_way.add(manifest.blob.subject)
+                group.create_task(self._fetch(manifest))
+
+    def _manifest(self, stored: Stored) -> ContributionManifest | None:
+        subject = stored.subject.removesuffix(".m")
+        kind = "wire"
+        try:
+            m = decode(stored.payload, ContributionManifest)
+            where = subjects.contribution(self.run, m.learner, m.epoch, m.fragment, m.round, m.term)
+            if m.run != self.run or m.blob.subject != subject or where != subject:
+                same = where.rsplit(".", 1)[0] == subject.rsplit(".", 1)[0]
+                kind = "run" if m.run != self.run else "term" if same else "place"
+                raise WireError(f"a manifest for {where} of run {m.run} on {subject}")
+            kind = "codec"
+            expected = codec.bytes_of(m.codec, m.values)
+            if m.blob.bytes != expected:
+                kind = "size"
+                raise WireError(f"{m.blob.bytes} bytes for {m.values} values, not {expected}")
+        except (WireError, ValueError) as error:
+            self.data.traffic.count_refused("manifest", kind)
+            self.put(Malformed("malformed", stored.subject, str(error)[:300]))
+            return None
+        return m
+
+    async def _fetch(self, manifest: ContributionManifest) -> None:
+        blob = manifest.blob
+        try:
+            async with self.fetching:
+                self.payloads.room_for(blob.bytes)
+                payload = await self._while_wanted(manifest)
+                if payload is None:
+                    self.put(ContributionSeen(manifest, finite=True, norm=0.0))
+                    return
+                pieces = self.pieces(manifest.fragment)
+                found = await asyncio.to_thread(
+                    inspect, payload, manifest.codec, manifest.values, pieces
+                )
+                if self.wanted(manifest):
+                    self.payloads.put(blob.subject, payload, found.norms_P)
+        except (BusError, PayloadsFull, ValueError) as error:
+            kind = "no-room" if isinstance(error, PayloadsFull) else "malformed"
+            self.put(Malformed(kind, manifest.learner, str(error)[:300]))
+            return
+        finally:
+            self.under_way.discard(blob.subject)
+        self.bytes_in += blob.bytes
+        self.put(ContributionSeen(manifest, found.finite, found.norm))
+
+    async def _while_wanted(self, manifest: ContributionManifest) -> memoryview | None:
+        """The payload, for as long as a round waits for it: its deadline is the only one.
+
+        Raises BlobIncomplete when the stream does not hold what the manifest names. While the bus
+        is away what has come is kept.
+        """
+        stream, blob = subjects.up_stream(self.run), manifest.blob
+        incoming = receiving(self.data, blob)
+        while self.wanted(manifest):
+            fetching = asyncio.ensure_future(get_blob(self.data, stream, blob, into=incoming))
+            try:
+                while not fetching.done() and self.wanted(manifest):
+                    await asyncio.wait({fetching}, timeout=LOOK_S)
+                if fetching.done():
+                    return fetching.result()
+            except Unavailable as error:
+                log.debug("contribution not fetched yet", subject=blob.subject, error=str(error))
+                await asyncio.sleep(LOOK_S)
+            finally:
+                fetching.cancel()
+        return None
+
+    async def initial(self) -> None:
+        """Initial parameters, set after set, until there are parameters."""
+        sets = InitialSets(self.spec, self.owned, self.data, self.payloads, self.put, self._begun)
+        await sets.work()
+
+    def _begun(self) -> bool:
+        return bool(self.pieces(self.owned[0]))

@@ -1,0 +1,236 @@
+"""From effects to the bus: what must arrive is repeated until it does; the rest is sent once."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import structlog
+
+from diloco_shared.bus.blobs import put_blob
+from diloco_shared.bus.port import Bus, BusError, Progress, Stored, StreamFull
+from diloco_shared.bus.repeating import left_undone, until_done
+from diloco_shared.bus.stored_records import event_now
+from diloco_shared.process.crash_points import passing
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Payload
+from diloco_shared.protocol.messages import (
+    Beat,
+    Donate,
+    Grant,
+    PublicationManifest,
+    Pull,
+    TensorSpec,
+)
+from diloco_shared.protocol.records import Event as EventRecord
+from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_syncer.events import (
+    Publish,
+    PurgeDown,
+    SendBeat,
+    SendDonate,
+    SendGrant,
+    SendPull,
+    Tell,
+)
+from diloco_syncer.merging.acknowledged import Acknowledged
+from diloco_syncer.merging.published_io import parsed
+
+log = structlog.get_logger()
+
+# What every shard sees alike is told by the first alone.
+OF_LEARNERS = frozenset({"join", "learner-seen", "learner-alive", "learner-lost", "returned"})
+Control = SendPull | SendGrant | SendDonate | SendBeat
+# Events waiting for a server that is away; older ones are the ones worth losing.
+EVENTS_MAX = 1000
+# Passes over what dead servers had acknowledged of a publication, at most.
+LIVES_MAX = 8
+
+
+class Outbox:
+    """Everything that goes out for one run."""
+
+    def __init__(self, spec: RunSpec, source: str, control: Bus, data: Bus, shard: int = 0) -> None:
+        self.spec = spec
+        self.shard = shard
+        self.run = spec.name
+        self.hash = config_hash(spec)
+        self.source = source
+        self.control = control
+        self.data = data
+        self.bytes_out = 0
+        # As many publications under way as rounds in flight, and one of no round: what DN must
+        # have room for before a keyframe lets it be purged. In the order in which they were asked.
+        self.under_way_max = spec.algorithm.rounds_in_flight_max + 1
+        self.turns = asyncio.Semaphore(self.under_way_max)
+        self.sending: dict[str, Progress] = {}  # of each publication under way, by its subject
+        self.acknowledged = Acknowledged()
+        self.events: asyncio.Queue[EventRecord] = asyncio.Queue(EVENTS_MAX)
+
+    async def send(self, effect: Control) -> None:
+        """Control messages: lost is lost, the machine repeats them."""
+        message: Pull | Grant | Donate | Beat
+        match effect:
+            case SendPull():
+                subject, message = subjects.pull(self.run), effect.pull
+            case SendGrant():
+                subject, message = subjects.grant(self.run, effect.grant.learner), effect.grant
+            case SendDonate():
+                subject, message = subjects.donate(self.run, effect.donate.donor), effect.donate
+            case SendBeat():
+                subject, message = subjects.beat(self.run), effect.beat
+        await self._say(subject, message)
+
+    async def say_lapsed(self, beat: Beat) -> None:
+        """A beat while the lease is in doubt, where no learner hears it."""
+        await self._say(subjects.lapsed_beat(self.run), beat)
+
+    async def _say(self, subject: str, message: Pull | Grant | Donate | Beat) -> None:
+        with left_undone(subject):
+            payload = encode(message.model_copy(update={"run_id": self.spec.id}))
+            await self.control.publish(subject, payload)
+
+    async def publish(
+        self,
+        effect: Publish,
+        payload: Payload,
+        codec: str,
+        values: int,
+        anchor_digest: str,
+        layout: tuple[TensorSpec, ...],
+        readers: int,
+    ) -> None:
+        """Chunks, then the manifest that makes them a publication; repeated until both are in."""
+        e = effect
+        subject = subjects.publication(self.run, e.epoch, e.fragment, e.version, e.term)
+
+        async def put(progress: Progress) -> None:
+            # By themselves: no chunk is sent again because the manifest has to be.
+            blob = await until_done(
+                lambda: put_blob(self.data, subject, payload, progress=progress), subject
+            )
+            passing("publication")
+            manifest = PublicationManifest(
+                run=self.run,
+                epoch=e.epoch,
+                term=e.term,
+                round=e.round,
+                fragment=e.fragment,
+                version=e.version,
+                prev_version=e.prev_version,
+                codec=codec,
+                values=values,
+                anchor_digest=anchor_digest,
+                config_hash=self.hash,
+                checkpoint=e.checkpoint,
+                participants=e.participants,
+                last_merged=e.last_merged,
+                stamp=e.stamp,
+                layout=layout if e.prev_version < 0 else (),
+                blob=blob,
+            )
+            sealed = encode(manifest)
+            seq = await until_done(lambda: self._seal(subject + ".m", sealed, progress), subject)
+            progress.life = self.data.life
+            await self._put_doubtful(subject, payload, progress)
+            self.acknowledged.took(seq, subject + ".m")
+            passing("after-manifest")
+
+        async with self.turns:
+            progress = self.sending[subject] = Progress()
+            try:
+                await put(progress)
+            finally:
+                if self.sending.get(subject) is progress:
+                    del self.sending[subject]
+        self.bytes_out += len(payload) * readers
+
+    async def _put_doubtful(self, subject: str, payload: Payload, progress: Progress) -> None:
+        """Put again the chunks that an earlier life of the server acknowledged: they may be lost.
+
+        Those that are there are dropped as repeats, for two minutes. To count what is there is no
+        help: the server (2.15.1) counts what it lost. A link that breaks loses nothing.
+        """
+        for _ in range(LIVES_MAX):
+            if not (doubtful := progress.doubtful()):
+                return
+            self.acknowledged.doubted = True
+            put = partial(put_blob, self.data, subject, payload, progress=progress, only=doubtful)
+            await until_done(put, subject)
+        log.warning("the server was started over and over", subject=subject)
+
+    async def _seal(self, subject: str, manifest: bytes, progress: Progress) -> int:
+        try:
+            seq = await self.data.append(subject, manifest, msg_id=subject)
+        except BusError as error:
+            progress.trouble = str(error)
+            if isinstance(error, StreamFull):
+                progress.no_room(str(error))
+            raise
+        progress.room()
+        return seq
+
+    async def purge_up(self, below: Callable[[], int]) -> None:
+        """Remove everything older from UP. One purge by sequence: one per subject would hold up
+        the stream for seconds. A shard among others removes what is of its own fragments.
+
+        `below` is asked before each attempt: what it says may be lowered while the server is away.
+        """
+        stream, algorithm = subjects.up_stream(self.run), self.spec.algorithm
+        filters = [f"up.{self.run}.>"]
+        if algorithm.shards > 1:
+            filters = [f"up.{self.run}.*.*.{p}.>" for p in algorithm.owned(self.shard)]
+        for subject in filters:
+            await until_done(
+                lambda s=subject: self.data.purge(stream, s, below_seq=below()),  # type: ignore[misc]
+                f"purge of {subject}",
+            )
+
+    async def purge_down(self, effect: PurgeDown) -> None:
+        """Remove what a keyframe replaces: everything of its fragment up to the manifest before.
+
+        Ordinarily the keyframe's chunks were sent after that manifest had been stored. One that an
+        earlier leader was still sending may come later, and then stays until the next keyframe.
+        """
+        # All of it anew at each attempt: a server that was away may have lost its newest.
+        await until_done(
+            lambda: self._purge_down(effect), f"purge of DN below {effect.below_version}"
+        )
+
+    async def _purge_down(self, effect: PurgeDown) -> None:
+        stream, p = subjects.dn_stream(self.run), effect.fragment
+        manifests = parsed(await self.data.fetch(stream, f"dn.{self.run}.*.{p}.*.*.m"))
+        until = (effect.epoch, effect.below_version)
+        older = [m.seq for parts, m in manifests if (parts.epoch, parts.version) < until]
+        kept = [m for parts, m in manifests if (parts.epoch, parts.version) >= until]
+        if older:
+            below = min([max(older) + 1, *[await self._first_chunk(stream, m) for m in kept]])
+            await self.data.purge(stream, f"dn.{self.run}.*.{p}.>", below_seq=below)
+
+    async def _first_chunk(self, stream: str, manifest: Stored) -> int:
+        """Where what a manifest names begins."""
+        chunks = manifest.subject.removesuffix(".m")
+        found = await self.data.fetch(stream, chunks, limit=1)
+        return found[0].seq if found else manifest.seq
+
+    def tell(self, effect: Tell) -> None:
+        """Queue an event for the log; the oldest goes when the queue is full."""
+        if self.shard and effect.kind in OF_LEARNERS:
+            return
+        record = event_now(self.run, effect.kind, self.source, effect.text, effect.data)
+        log.info(effect.kind, text=effect.text)
+        if self.events.full():
+            self.events.get_nowait()
+        self.events.put_nowait(record)
+
+    async def events_out(self) -> None:
+        """Write queued events, for ever."""
+        while True:
+            record = await self.events.get()
+            await self.event(record)
+
+    async def event(self, record: EventRecord) -> None:
+        await until_done(
+            lambda: self.control.append(subjects.event(self.run, record.kind), encode(record)),
+            "events",
+        )

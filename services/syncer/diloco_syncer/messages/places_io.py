@@ -1,0 +1,88 @@
+"""Tells learners how far every data shard is merged, as the tape says (bucket PLACES)."""
+
+import asyncio
+from collections.abc import Callable
+
+from diloco_shared.bus.port import Bus, BusError, Conflict
+from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.bus.stored_records import readable, write_if
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Place
+from diloco_shared.protocol.wire import encode
+from diloco_syncer.history.ledger import Ledger
+
+# Between two writes, in seconds: a process that reads on where another died takes longer to start.
+PAUSE_S = 0.1
+
+
+class Places:
+    """Written by a syncer shard's leader only, which tells all before it admits anybody.
+
+    By compare-and-set: what a deposed leader still has to say replaces nothing. Its successor
+    writes the first time over whatever is there, since its tape is the newer one.
+
+    Each shard of the syncer has keys of its own: what is merged in any of them is merged.
+    """
+
+    def __init__(self, bus: Bus, run: str, ledger: Callable[[], Ledger], syncer: int = 0) -> None:
+        self.bus = bus
+        self.run = run
+        self.syncer = syncer
+        self.ledger = ledger  # the present one
+        self.known = False  # whether `written` is what earlier leaders wrote
+        self.written: dict[int, tuple[int, int]] = {}
+        self.revisions: dict[int, int] = {}
+        self.changed = asyncio.Event()  # the tape has taken something
+        self.changed.set()
+
+    async def write(self) -> None:
+        """Write what is not written yet. Raises BusError; may be called again."""
+        if not self.known:
+            await self._read()
+        merged = self.ledger().places
+        # A place that the tape does not know is one of a history that was gone back behind.
+        for shard in {*merged, *self.written}:
+            passes, sequences = merged.get(shard, (0, 0))
+            if self.written.get(shard) == (passes, sequences):
+                continue
+            place = Place(shard=shard, passes=passes, sequences=sequences)
+            await self._put(shard, encode(place))
+            self.written[shard] = (passes, sequences)
+
+    async def _put(self, shard: int, value: bytes) -> None:
+        place, known = (subjects.PLACES, self._key(shard)), self.revisions.get(shard, 0)
+        try:
+            self.revisions[shard] = await write_if(self.bus, *place, value, known)
+        except Conflict:
+            # A successor; or an answer to our own write was lost: then this one leads still.
+            self.known = False
+            raise
+
+    def _key(self, shard: int) -> str:
+        return f"{self.run}.{shard}.{self.syncer}"
+
+    async def _read(self) -> None:
+        for key, entry in (await self.bus.kv_all(subjects.PLACES)).items():
+            run, _, place_of = key.partition(".")
+            shard, _, syncer = place_of.partition(".")
+            if (run, syncer) == (self.run, str(self.syncer)) and shard.isdecimal():
+                self.revisions[int(shard)] = entry.revision
+            place = readable(entry.value, Place)  # one that is not is written anew
+            if place is not None and key == self._key(place.shard):
+                self.written[place.shard] = (place.passes, place.sequences)
+        self.known = True
+
+    async def keep(self, leading: Callable[[], bool] = lambda: True) -> None:
+        """For ever, whenever something has changed; nothing while another may lead."""
+
+        async def look() -> None:
+            await self.changed.wait()
+            if leading():
+                self.changed.clear()
+                try:
+                    await self.write()
+                except BusError:
+                    self.changed.set()
+                    raise
+
+        await again_and_again(look, "places in the data", PAUSE_S)

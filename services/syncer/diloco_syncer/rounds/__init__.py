@@ -1,0 +1,1 @@
+"""A round: who is asked, when it closes, what is refused."""

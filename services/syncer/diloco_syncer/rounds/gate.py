@@ -1,0 +1,106 @@
+"""What is refused, and why (invariant I11): bad input changes nothing and is counted."""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from diloco_shared.protocol.messages import ContributionManifest
+from diloco_syncer.events import Effect, Tell
+from diloco_syncer.history.history import History
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """`kind` is counted, `reason` is for people."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a contribution to an open round must be."""
+
+    config_hash: str
+    epoch: int
+    term: int
+    incarnation: int
+    fragment: int
+    version: int  # head of the fragment
+    staleness_max: int
+    values: int
+    codec: str
+    tokens_per_step: int
+
+
+def expecting(h: History, fragment: int, incarnation: int) -> Expected:
+    """Of a participant in a round of `fragment` that is pulled now."""
+    return Expected(
+        config_hash=h.config_hash,
+        epoch=h.epoch,
+        term=h.term,
+        incarnation=incarnation,
+        fragment=fragment,
+        version=h.versions[fragment],
+        staleness_max=h.spec.algorithm.staleness_max,
+        values=h.sizes_P[fragment],
+        codec=h.spec.algorithm.codec_up,
+        tokens_per_step=h.spec.tokens_per_step,
+    )
+
+
+def judge(
+    manifest: ContributionManifest, expected: Expected, *, finite: bool, norm: float
+) -> Refusal | None:
+    """The first fault of a contribution, or None. Norm outliers are judged per round."""
+    m, e = manifest, expected
+    stale = e.version - m.base
+    steps, tokens = m.step_to - m.step_from, m.tokens_to - m.tokens_from
+    checks: tuple[tuple[bool, str, str], ...] = (
+        (m.config_hash != e.config_hash, "config", "made under another configuration"),
+        (m.epoch != e.epoch, "epoch", f"of epoch {m.epoch}, the run is in {e.epoch}"),
+        (m.term != e.term, "term", f"of term {m.term}, the leader's is {e.term}"),
+        (
+            m.incarnation != e.incarnation,
+            "incarnation",
+            f"of incarnation {m.incarnation}, the newest is {e.incarnation}",
+        ),
+        (
+            m.fragment != e.fragment,
+            "malformed",
+            f"fragment {m.fragment} in a round of fragment {e.fragment}",
+        ),
+        (
+            m.values != e.values,
+            "malformed",
+            f"{m.values} values, the fragment has {e.values}",
+        ),
+        (m.codec != e.codec, "malformed", f"codec {m.codec[:20]}, the run's is {e.codec}"),
+        (stale < 0, "epoch", f"based on version {m.base}, the head is {e.version}"),
+        (stale > e.staleness_max, "stale", f"based on a version {stale} behind"),
+        (steps < 1, "malformed", f"{steps} steps"),
+        (
+            tokens < 1 or tokens > steps * e.tokens_per_step,
+            "tokens",
+            f"claims {tokens} tokens in {steps} steps of at most {e.tokens_per_step}",
+        ),
+        (not finite, "non-finite", "has values that are not finite"),
+        (not norm >= 0.0, "non-finite", "has no norm"),
+    )
+    for bad, kind, reason in checks:
+        if bad:
+            return Refusal(kind, reason)
+    return None
+
+
+class Refusals(Counter[str]):
+    """At the door of one leader's term; the tape counts those in rounds."""
+
+    def tell(self, kind: str, source: str, what: str) -> list[Effect]:
+        """Count one ("" for none); told at powers of two: bad input must not flood the events."""
+        if not kind:
+            return []
+        self[kind] += 1
+        count = self[kind]
+        if count & (count - 1):
+            return []
+        return [Tell("refused", f"{source}: {kind} ({what}), {count} so far", {"kind": kind})]

@@ -1,0 +1,438 @@
+"""Rounds in flight: when one opens, how it moves along, what it becomes (design section 4).
+
+Holds at most D rounds, in order of n, never two of one fragment. Asks for pulls and merges by
+effects; hands finished rounds to the machine as tape records, strictly in order.
+"""
+
+from collections.abc import Iterator
+
+from diloco_shared.numerics.merge import weight
+from diloco_shared.protocol.messages import Pull, TapeRound
+from diloco_syncer.events import (
+    Append,
+    Chosen,
+    ContributionSeen,
+    Drop,
+    Effect,
+    Install,
+    Publish,
+    Published,
+    SendPull,
+    Stage,
+    Staged,
+    Unstage,
+)
+from diloco_syncer.history.history import History
+from diloco_syncer.members.roster import Member, Roster
+from diloco_syncer.rounds.gate import expecting, judge
+from diloco_syncer.rounds.grace import Timings, grace_s, pull_timeout_s
+from diloco_syncer.rounds.quorum import Readiness, explain, quorum
+from diloco_syncer.rounds.round import Kept, Phase, Round, contribution_verdict
+from diloco_syncer.rounds.stragglers import Stragglers
+from diloco_syncer.streams.room import Room
+
+# A lost pull is resent this often, in seconds: well above a LAN round trip, far below a timeout.
+RESEND_S = 0.5
+# Faults of what answers somebody else's pull, or comes of another life: refused, and the learner's
+# own answer is still awaited.
+NO_ANSWERS = frozenset({"epoch", "term", "incarnation"})
+
+
+class Rounds:
+    """The rounds of one leader's term."""
+
+    def __init__(self, history: History, roster: Roster) -> None:
+        self.history = history
+        self.roster = roster
+        self.room = Room(history)
+        self.algorithm = history.spec.algorithm
+        self.timings = Timings()
+        self.stragglers = Stragglers(self.algorithm, roster, self.timings)
+        self.open: list[Round] = []
+        self.last_quorum_reason = ""
+        self.suspended = ""  # why no round may open now, though all else would let it
+        self.disturbed_at = float("-inf")  # since then nothing kept answers back
+        self.over = False  # the end is on the tape, or on its way there
+        self.stopped = False  # nothing opens any more: a stop has had its time
+
+    # --- pacing --------------------------------------------------------------------------------
+
+    @property
+    def finishing(self) -> bool:
+        return self.history.finishing_from >= 0
+
+    @property
+    def steps_needed(self) -> int:
+        """Inner steps between two openings: H / F, but one at the end; shards begin H / P apart."""
+        if self.finishing:
+            return 1
+        a, first = self.algorithm, not (self.history.next_round or self.open)
+        offset = self.history.shard * a.sync_every_steps // a.fragments if first else 0
+        return a.steps_per_round + offset
+
+    def advance(self, now: float) -> list[Effect]:
+        """Open what is due and move every round as far as `now` allows."""
+        while self._open_next(now):
+            pass
+        return [effect for r in list(self.open) for effect in self._move(r, now)]
+
+    def _open_next(self, now: float) -> bool:
+        h = self.history
+        n = max(h.next_round, self.open[-1].n + 1 if self.open else 0)
+        fragment = h.owned[n % len(h.owned)]
+        if h.paused or self.over or self.suspended or self.stopped or not h.initialised:
+            return False
+        if len(self.open) >= self.algorithm.rounds_in_flight_max:
+            return False
+        if any(r.fragment == fragment for r in self.open):
+            return False
+        if self.finishing and n >= h.finishing_from + len(h.owned):
+            return False
+        stepping = self.roster.stepping(now, h.epoch)
+        if len(stepping) < h.quorum:
+            return False
+        if max(m.step - m.pace_from for m in stepping) < self.steps_needed:
+            return False
+        since = {(m.learner, m.incarnation): m.baseline for m in self.roster.members.values()}
+        for m in self.roster.members.values():
+            m.round_opened(self.steps_needed)
+        self.open.append(Round(n, fragment, now, since))
+        return True
+
+    def readiness(self, r: Round, now: float) -> Iterator[Readiness]:
+        """Steps of every live, stepping learner since the round before `r` opened."""
+        for m in self.roster.stepping(now):
+            since = r.since.get((m.learner, m.incarnation), m.baseline)
+            yield Readiness(m.learner, m.step - since, now - m.seen_at)
+
+    def _everyone(self, r: Round, now: float) -> bool:
+        """Whether nobody who is live has steps to take before the pull."""
+        ready = (x.steps >= self.steps_needed for x in self.readiness(r, now))
+        return bool(self.roster.stepping(now)) and all(ready)
+
+    # --- phases --------------------------------------------------------------------------------
+
+    def _move(self, r: Round, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if r.phase is Phase.COLLECTING:
+            self._collect(r, now)
+        if r.phase is Phase.GRACE and (now >= r.grace_until or self._everyone(r, now)):
+            effects += self._pull(r, now)
+        if r.phase is Phase.PULLING:
+            self._without_replaced(r)
+            if r.complete or now >= r.deadline:
+                effects += self._close(r, now)
+            elif now >= r.resend_at:
+                effects.append(self._send_pull(r, now))
+        return effects
+
+    def _without_replaced(self, r: Round) -> None:
+        """A learner's newer life does not answer for the one that was asked: that is not waited
+        for. What it has sent before is taken all the same, should it come in time."""
+        for learner in r.unanswered:
+            asked, newest = r.participants[learner], self.roster.newest(learner)
+            if newest > asked:
+                r.leave_out(learner, asked, "missed", f"incarnation {newest} has taken its place")
+
+    def _collect(self, r: Round, now: float) -> None:
+        reached, why = self._quorum(r, now)
+        if not reached:
+            return
+        lease_s = self.roster.lease_s
+        r.phase, r.quorum_at, r.quorum_reason = Phase.GRACE, now, why
+        self.last_quorum_reason = why
+        # A longer wait was for a learner that is no longer live: not a measure of readiness.
+        self.timings.quorum.update(min(now - r.opened_at, lease_s))
+        window = grace_s(
+            factor=self.algorithm.grace_factor,
+            overlap_steps=self.algorithm.overlap_steps,
+            step_s=self.roster.step_s(now),
+            timings=self.timings,
+            limit_s=self.algorithm.grace_s_max,
+        )
+        r.grace_until = now + window
+
+    def _quorum(self, r: Round, now: float) -> tuple[bool, str]:
+        """Whether K are ready, and why or why not."""
+        live, k, steps = tuple(self.readiness(r, now)), self.history.quorum, self.steps_needed
+        answer, suspect_s = quorum(live, needed=k, steps_needed=steps), self.roster.lease_s / 2
+        why = explain(live, answer, needed=k, steps_needed=steps, suspect_s=suspect_s)
+        return answer.reached, why
+
+    def cut(self, r: Round, now: float, why: str) -> list[Effect]:
+        """Wait for nobody any more: what has come is merged if it is enough."""
+        if r.phase is Phase.COLLECTING:
+            r.quorum_at, r.quorum_reason = now, self._quorum(r, now)[1]
+        if r.phase in (Phase.COLLECTING, Phase.GRACE):
+            r.pulled_at = now
+            return self._skip(r, now, why)
+        return self._close(r, now, f"{why}: ") if r.phase is Phase.PULLING else []
+
+    def _pull(self, r: Round, now: float) -> list[Effect]:
+        r.phase, r.pulled_at = Phase.PULLING, now
+        self.stragglers.pulled(r.n, now)
+        for m in self.roster.live(now):
+            why = self._ineligible(m, r.fragment)
+            if why:
+                r.leave_out(m.learner, m.incarnation, "ineligible", why)
+            else:
+                r.participants[m.learner] = m.incarnation
+        if len(r.participants) < self.history.quorum:
+            return self._skip(
+                r, now, f"{len(r.participants)} eligible of {self.history.quorum} needed"
+            )
+        r.deadline = now + pull_timeout_s(
+            transfer_s=self.stragglers.slowest_s(r),
+            skips=self.history.skips_in_a_row,
+            least_s=self.algorithm.pull_timeout_s_min,
+            limit_s=self.algorithm.pull_timeout_s_max,
+        )
+        return [self._send_pull(r, now)]
+
+    def _ineligible(self, m: Member, fragment: int) -> str:
+        p = m.progress
+        if p is None or not m.answers:
+            return f"is {p.state if p else 'joining'}"
+        if p.epoch != self.history.epoch:
+            return f"is in epoch {p.epoch}, the run in {self.history.epoch}"
+        if fragment >= len(p.c_steps) or p.c_steps[fragment] < 1:
+            return "no steps since it adopted the fragment"
+        # Whoever holds, to drain or in a pause, has not heard yet that its work was merged.
+        if not self.history.ledger.tokens_new(fragment, m.learner, m.incarnation, 0, p.tokens):
+            return "no steps since a round merged all that it has done"
+        return ""
+
+    def _send_pull(self, r: Round, now: float) -> SendPull:
+        r.resend_at = now + RESEND_S
+        return SendPull(
+            Pull(
+                epoch=self.history.epoch,
+                term=self.history.term,
+                round=r.n,
+                fragment=r.fragment,
+                participants=tuple(sorted(r.participants)),
+                timeout_s=max(r.deadline - now, 0.0),
+            )
+        )
+
+    def contribution(self, event: ContributionSeen, now: float) -> tuple[str, list[Effect]]:
+        """Take in a contribution: (kind of refusal or "", effects)."""
+        m = event.manifest
+        r = next((r for r in self.open if r.n == m.round and r.phase is Phase.PULLING), None)
+        key = m.blob.subject
+        if r is None:
+            if any(c.key == key for r in self.open for c in r.chosen):
+                return "", []  # a repeat of what is being merged
+            self.stragglers.answered(m, now)
+            return "late", [Drop(key)]
+        if m.learner not in r.participants:
+            return "uninvited", [Drop(key)]
+        refusal = judge(
+            m,
+            expecting(self.history, r.fragment, r.participants[m.learner]),
+            finite=event.finite,
+            norm=event.norm,
+        )
+        known = r.answer(m.learner)
+        drop: list[Effect] = [] if m.learner in r.kept and known == key else [Drop(key)]
+        if refusal is not None and refusal.kind in NO_ANSWERS:
+            return refusal.kind, drop
+        if known:
+            return "" if known == key else "second", drop
+        if r.pulled_at >= self.disturbed_at:
+            self.timings.transfer.update(now - r.pulled_at)
+        self.stragglers.answered(m, now)
+        if refusal is not None:
+            r.refuse(m, f"{refusal.kind}: {refusal.reason}")
+            return "", [Drop(key), *self._move(r, now)]
+        tokens, steps = m.tokens_to - m.tokens_from, m.step_to - m.step_from
+        w = weight(tokens, steps, self.algorithm.weighting)
+        r.kept[m.learner] = Kept(m, event.norm, w)
+        self.stragglers.in_time(m.learner)
+        self._hurry(r, now)
+        return "", self._move(r, now)
+
+    def disturbed(self, now: float) -> None:
+        """The bus was away: how long answers took meanwhile says nothing of what they take."""
+        self.disturbed_at = now
+        self.stragglers.pulled_at.clear()
+
+    def hurry(self, now: float) -> None:
+        """The quorum is another one: what has enough of it now waits for stragglers alone."""
+        for r in self.open:
+            if r.phase is Phase.PULLING:
+                self._hurry(r, now)
+
+    def _hurry(self, r: Round, now: float) -> None:
+        if len(r.kept) >= self.history.quorum:
+            r.deadline = min(r.deadline, max(now, self.stragglers.until(r, now)))
+
+    def _close(self, r: Round, now: float, why: str = "") -> list[Effect]:
+        r.quorum = self.history.quorum
+        for learner in r.unanswered:
+            self.stragglers.left_out(learner)
+            r.leave_out(
+                learner,
+                r.participants[learner],
+                "missed",
+                f"nothing complete after {now - r.pulled_at:.2f} s",
+            )
+        effects = self._refuse_outliers(r)
+        if len(r.kept) < self.history.quorum:
+            return effects + self._skip(
+                r, now, f"{why}{len(r.kept)} contributions of {self.history.quorum} needed"
+            )
+        if not sum(k.weight for k in r.kept.values()) > 0:
+            return effects + self._skip(r, now, "all weights are zero")
+        r.phase, r.closed_at = Phase.STAGING, now
+        r.chosen = tuple(
+            Chosen(
+                learner,
+                k.manifest.blob.subject,
+                k.weight,
+                k.manifest.base,
+                k.manifest.codec,
+                k.manifest.values,
+            )
+            for learner, k in sorted(r.kept.items())
+        )
+        h, r.keyframe = self.history, self._keyframe(r)
+        r.fraction = h.stamp.fraction
+        return [*effects, Stage(h.epoch, r.n, r.fragment, r.chosen, r.keyframe, r.fraction)]
+
+    def _keyframe(self, r: Round) -> bool:
+        regular = (self.history.versions[r.fragment] + 1) % self.algorithm.keyframe_every == 0
+        return regular or self.room.keyframe_due(r.fragment)
+
+    def _refuse_outliers(self, r: Round) -> list[Effect]:
+        norms = {
+            learner: k.norm / (k.manifest.step_to - k.manifest.step_from) ** 0.5
+            for learner, k in r.kept.items()
+        }
+        effects: list[Effect] = []
+        for learner, z in self.history.norms.judge(r.fragment, norms).items():
+            k = r.kept[learner]
+            r.refuse(
+                k.manifest,
+                f"outlier: norm per root step {norms[learner]:.3g} has robust z {z:.1f}",
+                norm=k.norm,
+            )
+            effects.append(Drop(k.manifest.blob.subject))
+        return effects
+
+    def _skip(self, r: Round, now: float, reason: str) -> list[Effect]:
+        r.phase, r.closed_at, r.skip_reason = Phase.READY, now, reason
+        r.quorum = self.history.quorum
+        drops: list[Effect] = [Drop(k.manifest.blob.subject) for k in r.kept.values()]
+        for k in list(r.kept.values()):
+            r.refuse(k.manifest, f"skipped: {reason}", norm=k.norm)
+        return drops
+
+    def staged(self, event: Staged, now: float) -> list[Effect]:
+        """The merge of a round is computed."""
+        r = next((r for r in self.open if r.n == event.round and r.phase is Phase.STAGING), None)
+        # A round of that number in an earlier epoch is void, and so is its merge.
+        if r is None or event.epoch != self.history.epoch:
+            return [Unstage(event.epoch, event.round)]
+        r.phase, r.staged = Phase.READY, event
+        return []
+
+    # --- to the tape ---------------------------------------------------------------------------
+
+    def next_record(self, wall: float) -> Append | None:
+        """The record of the earliest unrecorded round, if it is ready."""
+        r = next((r for r in self.open if not r.pushed and r.phase is not Phase.PUBLISHING), None)
+        if r is None or r.phase is not Phase.READY:
+            return None
+        r.pushed = True
+        h, committed = self.history, r.staged is not None
+        counts = self.roster.counts.unrecorded(h.ledger)
+        for learner, k in sorted(r.kept.items()):
+            m = k.manifest
+            new = h.ledger.tokens_new(
+                r.fragment, learner, m.incarnation, m.tokens_from, m.tokens_to
+            )
+            r.verdicts[learner] = contribution_verdict(
+                m, "merged", "in time", norm=k.norm, weight=k.weight, tokens_new=new
+            )
+        return Append(
+            TapeRound(
+                epoch=h.epoch,
+                term=h.term,
+                round=r.n,
+                fragment=r.fragment,
+                outcome="committed" if committed else "skipped",
+                reason=r.skip_reason
+                or f"merged {len(r.kept)} contribution" + "s" * (len(r.kept) != 1),
+                quorum_reason=r.quorum_reason,
+                quorum=r.quorum,
+                version=h.versions[r.fragment] + (1 if committed else 0),
+                verdicts=tuple(v for _, v in sorted(r.verdicts.items())),
+                keyframe=committed and r.keyframe,
+                outer_fraction=r.fraction,
+                anchor_digest=r.staged.anchor_digest if r.staged else "",
+                master_digest=r.staged.master_digest if r.staged else "",
+                payload_digest=r.staged.payload_digest if r.staged else "",
+                stamp=h.stamp_after(r.n, wall, h.ledger.processed_with(counts)),
+                quorum_s=max(r.quorum_at - r.opened_at, 0.0),
+                grace_s=max(r.pulled_at - r.quorum_at, 0.0),
+                sync_s=max(r.closed_at - r.pulled_at, 0.0),
+                at=wall,
+                counts=counts,
+            )
+        )
+
+    def recorded(self, record: TapeRound) -> list[Effect]:
+        """The tape has the round (and the history has applied it): put it in force."""
+        r = next(r for r in self.open if r.n == record.round)
+        if record.outcome == "skipped":
+            self.open.remove(r)
+            return []
+        h, p = self.history, record.fragment
+        r.phase, r.publishes = Phase.PUBLISHING, (record.epoch, p, record.version)
+        for learner in r.kept:
+            member = self.roster.members.get(learner)
+            if member is not None:
+                member.merged_round = record.round
+        publish = Publish(
+            round=record.round,
+            fragment=p,
+            epoch=record.epoch,
+            term=record.term,
+            version=record.version,
+            prev_version=-1 if record.keyframe else record.version - 1,
+            participants=tuple(sorted(r.kept)),
+            last_merged=dict(h.last_merged[p]),
+            stamp=record.stamp,
+            checkpoint=h.checkpoint,
+        )
+        return [Install(record.round, p), publish, *(Drop(c.key) for c in r.chosen)]
+
+    def published(self, event: Published, now: float) -> None:
+        """A publication is on DN."""
+        self.room.published(event.fragment, keyframe=event.keyframe)
+        for r in self.open:
+            # An earlier epoch's may come late: the round after it is not published by that.
+            if r.publishes == (event.epoch, event.fragment, event.version):
+                self.timings.sync.update(now - r.pulled_at)
+                self.timings.publish.update(now - r.closed_at)
+                self.open.remove(r)
+                return
+
+    def abort(self) -> list[Effect]:
+        """History restarts, or ends: what is not on the tape is void.
+
+        What is recorded goes on being published; but where history goes back its number is not of
+        this history any more, and comes again.
+        """
+        void = [r for r in self.open if r.phase is not Phase.PUBLISHING]
+        self.open = []
+        merges = [Unstage(r.staged.epoch, r.n) for r in void if r.staged]
+        return [*merges, *(Drop(k.manifest.blob.subject) for r in void for k in r.kept.values())]
+
+    @property
+    def deadline(self) -> float | None:
+        """When `advance` must be called next for time's sake alone."""
+        times = [r.grace_until for r in self.open if r.phase is Phase.GRACE]
+        times += [min(r.deadline, r.resend_at) for r in self.open if r.phase is Phase.PULLING]
+        return min(times, default=None)

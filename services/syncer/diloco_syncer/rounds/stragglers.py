@@ -1,0 +1,90 @@
+"""Once K contributions are in: how long a round still waits for the rest."""
+
+from diloco_shared.protocol.messages import ContributionManifest
+from diloco_shared.spec.run import Algorithm
+from diloco_syncer.members.roster import Roster
+from diloco_syncer.rounds.grace import Timings, stragglers_s
+from diloco_syncer.rounds.round import Round
+
+# Rounds whose pull is remembered, to learn from answers that come too late: those of the last
+# half minute and more on a fast run.
+PULLED_MAX = 64
+# Of its usual time to answer, that a straggler gets: times scatter by about half.
+USUAL_MARGIN = 1.5
+
+
+class Stragglers:
+    """What is known of how long learners take from pull to arrival."""
+
+    def __init__(self, algorithm: Algorithm, roster: Roster, timings: Timings) -> None:
+        self.algorithm = algorithm
+        self.roster = roster
+        self.timings = timings
+        self.pulled_at: dict[int, float] = {}  # by round, oldest first
+
+    def pulled(self, n: int, now: float) -> None:
+        """Round n asks its participants."""
+        self.pulled_at[n] = now
+        if len(self.pulled_at) > PULLED_MAX:
+            del self.pulled_at[next(iter(self.pulled_at))]
+
+    def answered(self, m: ContributionManifest, now: float) -> None:
+        """A contribution is here, in time or not."""
+        member, pulled_at = self.roster.members.get(m.learner), self.pulled_at.get(m.round)
+        if member is not None and pulled_at is not None and member.incarnation == m.incarnation:
+            member.answer.update(now - pulled_at)
+
+    def in_time(self, learner: str) -> None:
+        """A round takes its answer."""
+        member = self.roster.members.get(learner)
+        if member is not None:
+            member.missed = 0
+
+    def left_out(self, learner: str) -> None:
+        """A round closes without its answer."""
+        member = self.roster.members.get(learner)
+        if member is not None:
+            member.missed += 1
+
+    def slowest_s(self, r: Round) -> float:
+        """Usual seconds of the slowest participant; those unknown take the mean transfer."""
+        there = [self.roster.members.get(learner) for learner in r.participants]
+        known = [member.answer.or_zero for member in there if member is not None]
+        return max([self.timings.transfer.or_zero, *known])
+
+    def until(self, r: Round, now: float) -> float:
+        """The rest have what Eq. 3 leaves, and no less than an answer takes.
+
+        Learners answer at a step boundary, then transfer: a step and a mean transfer, or two of
+        those. Without this part a small tau or a slow link would discard the work of every
+        healthy learner but the first K; with it one hung learner still costs only that little.
+        """
+        step_s, transfer_s = self.roster.step_s(now), self.timings.transfer.or_zero
+        slack_s = stragglers_s(
+            factor=self.algorithm.grace_factor,
+            overlap_steps=self.algorithm.overlap_steps,
+            step_s=step_s,
+            timings=self.timings,
+        )
+        answer_s = max(step_s, transfer_s) + transfer_s
+        waits_s = [self._worth_waiting_s(r, learner, step_s) for learner in r.unanswered]
+        return max(r.opened_at + slack_s, r.pulled_at + max([answer_s, *waits_s]))
+
+    def _worth_waiting_s(self, r: Round, learner: str, step_s: float) -> float:
+        """Seconds from the pull in which this straggler usually answers, if that is worth it.
+
+        Waiting costs those that have answered the steps they take meanwhile (adoption overwrites
+        them); not waiting costs the straggler its own, this time again if it was left out before:
+        so nobody who answers at all is left out for ever. Zero when waiting costs more.
+        """
+        member = self.roster.members.get(learner)
+        if member is None or member.progress is None:
+            return 0.0
+        usual_s = member.answer.or_zero
+        if (
+            member.missed
+        ):  # what comes too late may never be sent: a step of its own, and a transfer
+            usual_s = max(usual_s, member.progress.step_s + self.timings.transfer.or_zero)
+        usual_s *= USUAL_MARGIN
+        saved_steps = member.progress.c_steps[r.fragment] * (1 + member.missed)
+        return usual_s if usual_s * len(r.kept) <= saved_steps * step_s else 0.0

@@ -1,0 +1,1 @@
+"""The syncer's own state on disk, and where one is found."""

@@ -1,0 +1,278 @@
+"""A snapshot from one syncer's disk to another's, for one that UP no longer has enough for.
+
+The standby asks the leader, or another syncer, for what describes its newest one, then for every
+file it does not have, one after the other; it removes each from STATE before it asks for the next.
+So STATE holds one file at a time (two while a broken attempt gives way to the next), the receiver's
+memory one, the sender's none: it sends from the page cache. What moves forward is not given up;
+what was received stays on the standby's disk, and a transfer that breaks goes on with the file
+where it was. The sender keeps the snapshot until it is fetched.
+"""
+
+import asyncio
+import mmap
+import time
+import uuid
+from contextlib import AbstractAsyncContextManager, suppress
+from pathlib import Path
+
+import structlog
+
+from diloco_shared.bus.blobs import fresh, get_blob, put_blob
+from diloco_shared.bus.port import Bus, BusError, Delivery
+from diloco_shared.memory.pages import Pages
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import Buffer
+from diloco_shared.protocol.messages import Blob
+from diloco_shared.protocol.pace import silence_s
+from diloco_shared.protocol.records import SnapshotManifest, SnapshotReply, SnapshotWish
+from diloco_shared.protocol.wire import WireError, decode, encode
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.snapshots.snapshots_io import Listed, SnapshotStore, table_of
+
+log = structlog.get_logger()
+
+# A standby that asks for nothing for so long, in seconds, has gone: another may be served, and the
+# snapshot kept for it be removed. It asks for the next file as soon as it has one.
+IDLE_S = 60.0
+
+
+class NoSnapshot(Exception):
+    """None was got; the text says why."""
+
+
+class SnapshotSender:
+    """At whoever has one: answers wishes at `where` (the leader's), of one standby at a time.
+
+    A syncer that leads has two: one for wishes to the leader, one for those to it by name.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        shard: int,
+        me: str,
+        control: Bus,
+        data: Bus,
+        snapshots: SnapshotStore,
+        where: str = "",
+    ) -> None:
+        self.run = spec.name
+        self.where = where or subjects.snapshot_wish(spec.name, shard)
+        self.me = me
+        self.control = control
+        self.data = data
+        self.snapshots = snapshots
+        self.wishes: asyncio.Queue[SnapshotWish] = asyncio.Queue(1)
+        self.busy_with, self.busy_until = "", 0.0
+        self.sending: asyncio.Task[None] | None = None
+
+    def serving(self) -> AbstractAsyncContextManager[None]:
+        """Answer wishes until the context ends."""
+        return self.control.serve(self.where, self._answer)
+
+    async def _answer(self, delivery: Delivery) -> bytes:
+        try:
+            wish = decode(delivery.payload, SnapshotWish)
+        except WireError as error:
+            return encode(SnapshotReply(accepted=False, reason=str(error)[:500]))
+        busy = self.sending is not None or time.monotonic() < self.busy_until
+        if busy and wish.standby != self.busy_with:
+            why_not = f"{self.me} is sending a snapshot to {self.busy_with}"
+        else:
+            # Before anything is awaited: another standby may ask meanwhile.
+            was, until = (self.busy_with, self.busy_until), time.monotonic() + IDLE_S
+            self.busy_with, self.busy_until = wish.standby, until
+            why_not = await asyncio.to_thread(self._why_not, wish, await self._bytes_max())
+            if why_not and self.busy_until == until:
+                self.busy_with, self.busy_until = was
+        if not why_not:
+            self.busy_with, self.busy_until = wish.standby, time.monotonic() + IDLE_S
+            self._accept(wish)
+        return encode(SnapshotReply(accepted=not why_not, reason=why_not[:500]))
+
+    def _accept(self, wish: SnapshotWish) -> None:
+        """It is the next; what is on its way to the same standby is not waited for any more."""
+        with suppress(asyncio.QueueEmpty):
+            self.wishes.get_nowait()
+        self.wishes.put_nowait(wish)
+        if self.sending is not None:
+            self.sending.cancel()
+
+    def _why_not(self, wish: SnapshotWish, bytes_max: int) -> str:
+        """Why what was asked for is not sent; "" if it is. Waits for the disk."""
+        if wish.digest:
+            there = self.snapshots.file(wish.covers, wish.digest) is not None
+            return "" if there else f"{self.me} has no snapshot of {wish.covers} any more"
+        newest = self.snapshots.newest_meta()
+        if newest is None:
+            return f"{self.me} has no snapshot yet"
+        if newest[0] <= wish.after:
+            return f"{self.me} has no snapshot after record {wish.after}"
+        largest = max(listed.bytes for listed in table_of(newest[1]))
+        if 0 < bytes_max < largest:
+            return (
+                f"the {largest} bytes of one fragment of a snapshot do not fit into STATE, which "
+                f"holds {bytes_max}"
+            )
+        return ""
+
+    async def _bytes_max(self) -> int:
+        """Of STATE; 0 where the bus does not tell: then the transfer finds out."""
+        try:
+            return (await self.data.stream_info(subjects.state_stream(self.run))).bytes_max
+        except BusError:
+            return 0
+
+    async def send(self) -> None:
+        """Send what was accepted, for ever."""
+        async with self.serving():
+            try:
+                while True:
+                    await self._next()
+            finally:
+                self._unpin()
+
+    async def _next(self) -> None:
+        wait_s = max(self.busy_until - time.monotonic(), 0.0) if self.busy_with else None
+        try:
+            async with asyncio.timeout(wait_s):
+                wish = await self.wishes.get()
+        except TimeoutError:
+            self.busy_with = ""  # has all of it, or is gone
+            self._unpin()
+            return
+        self.sending = asyncio.create_task(self._sent(wish))
+        try:
+            await asyncio.wait({self.sending})
+        finally:
+            self.sending.cancel()
+            self.sending = None
+        self.busy_until = time.monotonic() + IDLE_S
+
+    def _unpin(self) -> None:
+        self.snapshots.pinned.pop(self.where, None)
+
+    async def _sent(self, wish: SnapshotWish) -> None:
+        try:
+            await self._send(wish)
+        except (BusError, OSError, TimeoutError, ValueError) as error:
+            log.warning("snapshot not sent", standby=wish.standby, error=str(error))
+
+    async def _send(self, wish: SnapshotWish) -> None:
+        covers, body = await asyncio.to_thread(self._body, wish)
+        subject = subjects.state(self.run, self.me, wish.standby, wish.nonce)
+
+        async def announce(blob: Blob) -> None:
+            manifest = SnapshotManifest(
+                run=self.run,
+                leader=self.me,
+                standby=wish.standby,
+                nonce=wish.nonce,
+                covers=covers,
+                blob=blob,
+            )
+            await self.data.append(subject + ".m", encode(manifest), msg_id=subject + ".m")
+
+        await put_blob(self.data, subject, body, patience_s=silence_s(), announce=announce)
+        log.info("snapshot sent", standby=wish.standby, covers=covers, bytes=len(body))
+
+    def _body(self, wish: SnapshotWish) -> tuple[int, Buffer]:
+        """(record covered, what was asked for). The snapshot stays until the standby has it."""
+        if not wish.digest:
+            newest = self.snapshots.newest_meta()
+            if newest is None:
+                raise ValueError("there is no snapshot any more")
+            self.snapshots.pinned[self.where] = newest[0]
+            return newest
+        path = self.snapshots.file(wish.covers, wish.digest)
+        if path is None:
+            raise ValueError(f"the snapshot of record {wish.covers} is gone")
+        self.snapshots.pinned[self.where] = wish.covers
+        return wish.covers, _mapped(path)
+
+
+def _mapped(path: Path) -> Buffer:
+    """A file's bytes in the page cache."""
+    with path.open("rb") as file:
+        return memoryview(Pages(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+async def fetch_snapshot(
+    run: str,
+    shard: int,
+    standby: str,
+    control: Bus,
+    data: Bus,
+    snapshots: SnapshotStore,
+    *,
+    after: int,
+    of: str = "",
+) -> int:
+    """Get the newest snapshot of the leader, or of syncer `of`, into our folder; what it covers.
+
+    Called again after a failure it goes on with what is missing. Raises NoSnapshot (with their own
+    reason, if they gave one), BusError or OSError.
+    """
+    fetch = _Fetch(run, shard, standby, control, data, after, of)
+    await fetch.purge()
+    try:
+        covers, meta = await fetch.description()
+        for listed in await asyncio.to_thread(snapshots.missing, meta):
+            body = await fetch.file(covers, listed)
+            await asyncio.to_thread(snapshots.receive, listed, body)
+            del body
+            await fetch.purge()
+    except BaseException:
+        with suppress(BusError):
+            await fetch.purge()
+        raise
+    await asyncio.to_thread(snapshots.adopt, covers, meta)
+    return covers
+
+
+class _Fetch:
+    """One standby's wishes."""
+
+    def __init__(
+        self, run: str, shard: int, standby: str, control: Bus, data: Bus, after: int, of: str
+    ) -> None:
+        self.run = run
+        self.standby = standby
+        self.control = control
+        self.data = data
+        self.after = after
+        leaders = subjects.snapshot_wish(run, shard)
+        self.where = subjects.snapshot_wish_to(run, shard, of) if of else leaders
+        self.stream = subjects.state_stream(run)
+
+    async def purge(self) -> None:
+        """What was sent to us is here, or of no use any more."""
+        await self.data.purge(self.stream, f"state.{self.run}.*.{self.standby}.>")
+
+    async def description(self) -> tuple[int, bytes]:
+        """(record covered, meta.json) of the newest snapshot of whoever is asked."""
+        m, body = await self._get(0, "")
+        await self.purge()
+        if m.covers <= self.after:
+            raise NoSnapshot(f"the snapshot of {m.leader} is of record {m.covers}, too old as well")
+        return m.covers, bytes(body)
+
+    async def file(self, covers: int, listed: Listed) -> memoryview:
+        """One of its files."""
+        return (await self._get(covers, listed.digest))[1]
+
+    async def _get(self, covers: int, digest: str) -> tuple[SnapshotManifest, memoryview]:
+        nonce = uuid.uuid4().hex
+        wish = SnapshotWish(
+            standby=self.standby, nonce=nonce, after=self.after, covers=covers, digest=digest
+        )
+        reply = decode(await self.control.request(self.where, encode(wish)), SnapshotReply)
+        if not reply.accepted:
+            raise NoSnapshot(reply.reason)
+        where = f"state.{self.run}.*.{self.standby}.{nonce}.m"
+        try:
+            async with asyncio.timeout(silence_s()), self.data.read(self.stream, where) as messages:
+                m = decode((await anext(messages)).payload, SnapshotManifest)
+        except TimeoutError:
+            raise NoSnapshot(f"nothing of it came within {silence_s():.0f} s") from None
+        return m, await get_blob(self.data, self.stream, m.blob, take=fresh)

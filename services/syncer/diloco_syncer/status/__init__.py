@@ -1,0 +1,1 @@
+"""What the syncer tells of the run."""

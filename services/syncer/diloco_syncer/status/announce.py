@@ -1,0 +1,179 @@
+"""What the leader tells everybody: the run's state and why, heads, and who has which duty."""
+
+from diloco_shared.protocol.messages import Beat, RunState
+from diloco_shared.protocol.pace import silence_s
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.events import Effect, SendBeat, Tell
+from diloco_syncer.history.history import History
+from diloco_syncer.members.roster import Roster
+from diloco_syncer.rounds.rounds import Rounds
+from diloco_syncer.status.watchdog import Watchdog
+
+# An initializer is passed over for another once nothing of anybody's initial parameters has moved
+# for this many seconds, however long all of them take.
+INITIALIZER_S = silence_s()
+# Why a run is over, or rests.
+SPENT, ASKED = "its budget is used up", "as the user asked"
+
+
+class Announcer:
+    """Beats once a heartbeat and at every change."""
+
+    def __init__(self, spec: RunSpec, history: History, roster: Roster, rounds: Rounds) -> None:
+        self.watchdog = Watchdog(history, roster, rounds)
+        self.spec = spec
+        self.history = history
+        self.roster = roster
+        self.rounds = rounds
+        self.alive: tuple[str, ...] = ()
+        self.initializer = ""
+        self.initializer_moved_at = 0.0  # or appointed
+        self.evaluator = ""
+        self.evaluated = False
+        self.beat_at = 0.0
+        self.looked_at = float("-inf")
+        self.beat_state: tuple[object, ...] | None = None
+
+    def appoint(self, now: float) -> list[Effect]:
+        """Who is live, who initialises and who evaluates: those two stay as long as they live."""
+        alive, told = self.roster.names(now), list[Effect]()
+        if alive != self.alive:
+            told = self._changes(alive, now)
+            self.alive, self.beat_at = alive, now
+        self._appoint(now)
+        return told
+
+    def initial_moved(self, now: float) -> None:
+        """More of the initial parameters is on its way: whoever sends them is given time."""
+        self.initializer_moved_at = now
+
+    def _changes(self, alive: tuple[str, ...], now: float) -> list[Effect]:
+        told: list[Effect] = []
+        for learner in sorted(set(self.alive) - set(alive)):
+            member = self.roster.members.get(learner)
+            silent = now - member.seen_at if member else 0.0
+            self.roster.recoveries.silent(learner, now + self.roster.wall_offset)
+            text = f"{learner} is silent for {silent:.1f} s: its weight is 0"
+            told.append(Tell("learner-lost", text, {"learner": learner}))
+        for learner in sorted(set(alive) - set(self.alive)):
+            told.append(Tell("learner-alive", f"{learner} is alive", {"learner": learner}))
+        return told
+
+    def _appoint(self, now: float) -> None:
+        self.evaluated = self.evaluated or self._evaluation_made()
+        stepping = self.roster.stepping(now)
+        if not self.evaluated and all(m.learner != self.evaluator for m in stepping):
+            self.evaluator = stepping[0].learner if stepping else ""
+        early = len(self.alive) < self.spec.membership.learners_min
+        h = self.history
+        if h.initialised or h.paused or h.stopping or early or self.rounds.suspended:
+            self.initializer = ""
+            return
+        slow = now - self.initializer_moved_at > INITIALIZER_S
+        if self.initializer in self.alive and not slow:
+            return
+        # In turn: any of them may be the only one that can.
+        later = [x for x in self.alive if x > self.initializer] or list(self.alive)
+        self.initializer, self.initializer_moved_at = later[0], now
+
+    def _evaluation_made(self) -> bool:
+        """Whether the evaluator left with the last versions: it evaluates before it leaves."""
+        member = self.roster.members.get(self.evaluator)
+        if not self.history.outcome or member is None or member.progress is None:
+            return False
+        p = member.progress
+        h = self.history
+        return p.state == "finished" and all(p.adopted[q] == h.versions[q] for q in h.owned)
+
+    def state(self, now: float) -> tuple[RunState, str]:
+        """The run's state and why; with it what is full and stops nothing."""
+        (state, reason), room = self._state(now), self.rounds.room
+        if state in ("running", "finishing") and (stuck := self.watchdog.stuck(now)):
+            state, reason = "stuck", stuck
+        beside = [room.snapshot_failed]
+        if state in ("waiting", "bootstrapping"):
+            # Whoever sends the initial parameters goes by the state.
+            beside.append(room.reason)
+        return state, "; ".join(why for why in (reason, *beside) if why)[:500]
+
+    def look(self, now: float) -> list[Effect]:
+        """Watch for a standstill, once a heartbeat."""
+        if now < self.looked_at + self.spec.membership.heartbeat_s:
+            return []
+        self.looked_at = now
+        if self._state(now)[0] not in ("running", "finishing"):
+            self.watchdog.idle(now)
+        self.watchdog.look(now)
+        return self.watchdog.tell(self.watchdog.stuck(now))
+
+    def _state(self, now: float) -> tuple[RunState, str]:
+        h = self.history
+        if h.outcome:
+            return ("finished", SPENT) if h.outcome == "finished" else ("stopped", ASKED)
+        if h.paused:
+            return "paused", ASKED
+        if not h.initialised and self.rounds.suspended:
+            return "waiting", self.rounds.suspended
+        if not h.initialised:
+            joined, least = len(self.alive), self.spec.membership.learners_min
+            if joined < least:
+                return "waiting", f"{joined} of {least} learners have joined"
+            return "bootstrapping", f"waiting for the initial parameters of {self.initializer}"
+        if self.rounds.room.reason:
+            return "full", self.rounds.room.reason
+        if self.rounds.suspended:
+            return "starved", f"starved: {self.rounds.suspended}"
+        if lack := self._lack(now):
+            return lack
+        if self.rounds.finishing:
+            return "finishing", "last round of every fragment"
+        return "running", self.rounds.last_quorum_reason or "waiting for the first round"
+
+    def _lack(self, now: float) -> tuple[RunState, str] | None:
+        """Fewer than K train: who is about to, or what could be done."""
+        needed, stepping = self.history.quorum, len(self.roster.stepping(now))
+        if stepping >= needed:
+            return None
+        starting = [m for m in self.roster.live(now) if m.starting]
+        if stepping + len(starting) >= needed:
+            named = ", ".join(m.learner for m in starting[:4])
+            more = f" and {len(starting) - 4} more" if len(starting) > 4 else ""
+            return "waiting", f"for the first step of {named}{more}: they recover or compile"
+        if not self.roster.members and now - self.roster.since <= self.roster.lease_s:
+            return "waiting", f"a new leader has not heard of its learners yet, {needed} needed"
+        lack = needed - stepping
+        way_out = f"{lack} more learner{'s are' if lack > 1 else ' is'} needed"
+        if stepping:
+            way_out += f", or 'diloco quorum {self.spec.name} {stepping}'"
+        return "starved", f"starved ({stepping} of {needed}): {way_out}"
+
+    def beat(self, now: float) -> list[Effect]:
+        state, reason = self.state(now)
+        key = (state, self.history.seq, self.initializer, self.evaluator, self.evaluated)
+        if now < self.beat_at and self.beat_state == key:
+            return []
+        self.beat_at, self.beat_state = now + self.spec.membership.heartbeat_s, key
+        h = self.history
+        if not h.outcome:
+            self.roster.tidy(now)
+        return [
+            SendBeat(
+                Beat(
+                    run=self.spec.name,
+                    epoch=h.epoch,
+                    term=h.term,
+                    state=state,
+                    reason=reason[:500],
+                    versions=tuple(h.versions),
+                    stamp=h.stamp,
+                    live=self.alive,
+                    initializer=self.initializer if state == "bootstrapping" else "",
+                    evaluator=self.evaluator,
+                    evaluated=self.evaluated,
+                    incarnations=self.roster.incarnations(now),
+                    checkpoint=h.checkpoint,
+                    restored=h.restored,
+                    shard=h.shard,
+                )
+            )
+        ]

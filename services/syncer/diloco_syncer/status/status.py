@@ -1,0 +1,105 @@
+"""The run as its syncer sees it, for the coordinator to show."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from diloco_shared.protocol.records import RunStatus, StreamUse
+from diloco_syncer.history.ledger import of_run
+from diloco_syncer.machine import Machine
+from diloco_syncer.members.roster import Member
+
+
+def size(machine: Machine) -> tuple[int, int]:
+    """N as far as anybody told it, and how many learners are live."""
+    own = sum(machine.history.sizes_P) * machine.spec.algorithm.shards  # they are about as large
+    return max(own, machine.admission.parameters), len(machine.announcer.alive)
+
+
+def status(
+    machine: Machine,
+    now: float,
+    wall: float,
+    *,
+    bytes_up: int,
+    bytes_down: int,
+    streams: Mapping[str, StreamUse] | None = None,
+) -> RunStatus:
+    """A snapshot of everything worth showing; alive, participating and useful kept apart."""
+    h = machine.history
+    state, reason = machine.announcer.state(now)
+    participating = h.participating
+    ledger = h.ledger.with_counts(machine.roster.counts.unrecorded(h.ledger))
+
+    def silent(learner: str, incarnation: int) -> bool:
+        return machine.roster.silent(learner, incarnation, now)
+
+    tokens_P = ledger.tokens_P(silent)
+    tokens = of_run(tokens_P, h.sizes_P)
+    checkpoint_state, checkpoint_reason = machine.wishes.checkpoints.state()
+    return RunStatus(
+        run=machine.spec.name,
+        run_id=machine.spec.id,
+        state=state,
+        reason=reason[:500],
+        epoch=h.epoch,
+        term=h.term,
+        shard=h.shard,
+        leader=h.leader,
+        quorum=h.quorum,
+        versions=tuple(h.versions),
+        stamp=h.stamp,
+        rounds_committed=h.committed,
+        rounds_skipped=h.skipped,
+        contributions_merged=h.merged_total,
+        refused=dict(h.refused + machine.refused),
+        alive=tuple(m.learner for m in machine.roster.live(now)),
+        participating=participating,
+        parameters=sum(h.sizes_P),
+        tokens_per_step=machine.spec.tokens_per_step,
+        tokens_processed=ledger.processed,
+        tokens_useful=tokens.merged,
+        tokens=tokens,
+        tokens_by_fragment=tokens_P,
+        tokens_reread=ledger.reread(silent),
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        streams=dict(streams or {}),
+        recoveries=tuple(machine.roster.recoveries.shown.values()),
+        checkpoint=h.checkpoint,
+        checkpoint_state=checkpoint_state,
+        checkpoint_reason=checkpoint_reason[:500],
+        restores=max(h.restores, machine.wishes.restoring.given_up),
+        learners={
+            m.learner: _learner(m, now, machine, m.learner in participating)
+            for m in machine.roster.members.values()
+        },
+        since_round_s=machine.announcer.watchdog.seconds_since_round(now),
+        at=wall,
+    )
+
+
+def _learner(m: Member, now: float, machine: Machine, participating: bool) -> dict[str, Any]:
+    p = m.progress
+    alive = machine.roster.alive(m, now)
+    shown: dict[str, Any] = {
+        "incarnation": m.incarnation,
+        "alive": alive,
+        "participating": participating,
+        "state": "down" if not alive else (p.state if p else "joining"),
+        "silent_s": round(now - m.seen_at, 3),
+        "merged_round": m.merged_round,
+    }
+    if p is not None:
+        # A NaN loss has no JSON; before the first step there is none.
+        loss = p.loss if p.loss == p.loss else None
+        shown |= {
+            "step": p.step,
+            "tokens": p.tokens,
+            "loss": loss,
+            "step_s": p.step_s,
+            "wait_s": p.wait_s,
+            "tokens_per_s": machine.spec.tokens_per_step / p.step_s if p.step_s > 0 else 0.0,
+            "adopted": list(p.adopted),
+            "socket_bytes": p.sockets.model_dump(),
+        }
+    return shown

@@ -1,0 +1,1 @@
+"""Room in the run's streams: watched, made, waited for."""

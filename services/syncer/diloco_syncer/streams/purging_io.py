@@ -1,0 +1,81 @@
+"""Removes from UP what a snapshot covers, once the standbys have executed it too."""
+
+import asyncio
+
+import structlog
+
+from diloco_shared.bus.port import Bus
+from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.bus.stored_records import records_in
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import MemberRecord
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.messages.outbox_io import Outbox
+
+log = structlog.get_logger()
+
+# Between two looks at how far the standbys are, in seconds; they tell about as often.
+LOOK_S = 1.0
+# UP is never more than this full for the sake of a standby: a slower one fetches a snapshot.
+FULL = 0.5
+# What a syncer's member record shows while it executes the tape.
+FOLLOWING = ("standby", "catching up")
+
+
+class UpPurger:
+    """Of one leader's term. A later wish replaces an earlier one: it covers more."""
+
+    def __init__(self, spec: RunSpec, me: str, control: Bus, data: Bus, outbox: Outbox) -> None:
+        self.run = spec.name
+        self.me = me
+        self.control = control
+        self.data = data
+        self.outbox = outbox
+        self.covers = 0  # tape record up to which a snapshot covers
+        self.below = 0  # stream sequence on UP below which nothing later lies
+        self.wanted = asyncio.Event()
+
+    def want(self, covers: int, below: int) -> None:
+        """A snapshot of record `covers` is durable; what UP has below `below` may go."""
+        self.covers, self.below = covers, below
+        self.wanted.set()
+
+    def rewound(self, end: int) -> None:
+        """UP lost what came after sequence `end`: what stands there from now on is of later."""
+        self.below = min(self.below, end + 1)
+
+    async def work(self) -> None:
+        """For ever."""
+        while True:
+            await self.wanted.wait()
+            self.wanted.clear()
+            await again_and_again(self._free_to_go, "standbys that need UP", LOOK_S)
+            await self.outbox.purge_up(lambda: self.below)
+
+    async def _free_to_go(self) -> bool:
+        """Whether living standbys have executed what would go, or there is no room to wait."""
+        place = (self.run, self.outbox.shard)
+        behind = await standbys_behind(self.control, *place, self.me, self.covers)
+        if not behind:
+            return True
+        info = await self.data.stream_info(subjects.up_stream(self.run))
+        if info.bytes_max and info.bytes > FULL * info.bytes_max:
+            standbys = [m.id for m in behind]
+            log.warning("contributions go before these standbys used them", standbys=standbys)
+            return True
+        return False
+
+
+async def standbys_behind(
+    control: Bus, run: str, shard: int, me: str, covers: int
+) -> list[MemberRecord]:
+    """Living standbys of the shard that have not executed tape record `covers`. Raises BusError."""
+    others = await other_syncers(control, run, shard, me)
+    return [m for m in others if m.state in FOLLOWING and m.tape_seq < covers]
+
+
+async def other_syncers(control: Bus, run: str, shard: int, me: str) -> list[MemberRecord]:
+    """Living ones of the shard, whatever they are doing. Raises BusError."""
+    members = (await records_in(control, subjects.MEMBERS, MemberRecord)).values()
+    place = ("syncer", run, shard)
+    return [m for m, _ in members if (m.role, m.run, m.shard) == place and m.id != me]

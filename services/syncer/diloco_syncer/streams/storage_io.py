@@ -1,0 +1,76 @@
+"""What the run's streams hold against what they may, and limits that grow with the run.
+
+Read every few seconds: shown in the run's status, and raised when learners tell of a larger model
+or more of them join than the run was submitted for.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from diloco_shared.budget import assumed, limits
+from diloco_shared.budget.terms import shown
+from diloco_shared.bus.port import Bus, BusError, StreamFull
+from diloco_shared.bus.repeating import left_undone
+from diloco_shared.bus.run_streams import ensure_run_streams
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import StreamUse
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.events import Tell
+
+log = structlog.get_logger()
+
+
+# (N as far as learners told it, learners that are live)
+Size = Callable[[], tuple[int, int]]
+
+
+class Storage:
+    """Of one leader's term. `streams`: kind (subjects.STREAM_KINDS) -> as it was last seen."""
+
+    def __init__(
+        self, spec: RunSpec, control: Bus, size: Size, tell: Callable[[Tell], None]
+    ) -> None:
+        self.spec = spec
+        self.control = control
+        self.size = size
+        self.tell = tell
+        self.streams: dict[str, StreamUse] = {}
+        self.last_seqs: dict[str, int] = {}  # kind -> newest sequence seen
+        self.budgeted = (0, 0)  # what `needed` is for: only ever more
+        self.needed: dict[str, int] = {}
+        self.told: tuple[int, int] | None = None  # of what it was told that there is no room
+
+    async def look(self) -> None:
+        """Look once; what the bus does not tell stays as it was."""
+        # Together: a server that answers nothing keeps one look waiting, not one a stream.
+        await asyncio.gather(*(self._see(kind) for kind in subjects.STREAM_KINDS))
+        await self._grow()
+
+    async def _see(self, kind: str) -> None:
+        with left_undone(f"look at {kind}"):
+            info = await self.control.stream_info(subjects.run_stream(self.spec.name, kind))
+            self.last_seqs[kind] = info.last_seq
+            self.streams[kind] = StreamUse(bytes=info.bytes, limit=info.bytes_max)
+
+    async def _grow(self) -> None:
+        """Raise what is too small for the run as it is now."""
+        parameters, learners = (max(pair) for pair in zip(self.budgeted, self.size(), strict=True))
+        if (parameters, learners) != self.budgeted or not self.needed:
+            self.budgeted = (parameters, learners)
+            self.needed = limits(assumed(self.spec, learners=learners, parameters=parameters))
+        small = {k: u for k, u in self.streams.items() if 0 < u.limit < self.needed[k]}
+        if not small:
+            return
+        try:
+            needed = {kind: self.needed[kind] for kind in small}
+            await ensure_run_streams(self.control, self.spec.name, needed)
+        except StreamFull as error:
+            if self.told != self.budgeted:
+                self.told = self.budgeted
+                have = [f"{k} {shown(u.limit)} of {shown(needed[k])}" for k, u in small.items()]
+                each = ", ".join(have)
+                self.tell(Tell("no-room", f"streams stay too small ({each}): {error}"[:500]))
+        except BusError as error:
+            log.debug("limits not raised yet", error=str(error))

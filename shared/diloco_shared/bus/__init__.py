@@ -1,0 +1,1 @@
+"""The message bus: what the services need of it, and how they use it in one way."""

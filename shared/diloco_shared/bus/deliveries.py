@@ -1,0 +1,127 @@
+"""What both buses do with core messages: bounded waiting, and answering requests."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+import structlog
+
+from diloco_shared.bus.port import Delivery, Handler, Traffic
+
+# Requests answered at the same time by one `serve`; further ones go unanswered, and are repeated.
+SERVE_LIMIT = 64
+
+_log = structlog.get_logger(__name__)
+
+
+class Deliveries:
+    """Messages waiting for one subscriber; past `limit` the oldest is dropped and counted."""
+
+    def __init__(self, subject: str, limit: int, traffic: Traffic) -> None:
+        self._subject = subject
+        self._waiting: deque[Delivery] = deque(maxlen=limit)
+        self._traffic = traffic
+        self._ready = asyncio.Event()
+        self._ended = False
+
+    def put(self, delivery: Delivery) -> None:
+        if len(self._waiting) == self._waiting.maxlen:
+            self._traffic.count_dropped(self._subject)
+        self._waiting.append(delivery)
+        self._ready.set()
+
+    def end(self) -> None:
+        """Let the iteration stop once what waits has been taken."""
+        self._ended = True
+        self._ready.set()
+
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        while not self._waiting:
+            if self._ended:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        return self._waiting.popleft()
+
+
+class Answers:
+    """Runs a handler for every request, at most SERVE_LIMIT at a time; cancels them at the end."""
+
+    def __init__(
+        self,
+        subject: str,
+        handler: Handler,
+        publish: Callable[[str, bytes], Awaitable[None]],
+        traffic: Traffic,
+    ) -> None:
+        self._subject = subject
+        self._handler = handler
+        self._publish = publish
+        self._traffic = traffic
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._running:
+            task.cancel()
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def start(self, request: Delivery) -> None:
+        if len(self._running) >= SERVE_LIMIT:
+            self._traffic.count_dropped(self._subject)
+            return
+        task = asyncio.create_task(self._answer(request), name=f"answer {self._subject}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    async def _answer(self, request: Delivery) -> None:
+        try:
+            answer = await self._handler(request)
+        except Exception:
+            # The asker runs into its time limit and repeats; the fault is ours to see.
+            _log.exception("handler failed", subject=request.subject)
+            return
+        if request.reply:
+            await self._publish(request.reply, answer)
+
+
+M = TypeVar("M")
+
+# Messages that are remembered. The server loses what it took in some milliseconds, or in up to two
+# minutes of a stream that is not synced; what was lost of before the oldest of these stays unread.
+YIELDED_MAX = 16
+
+
+class Trail(Generic[M]):
+    """Of one reader. By `M` a message is told from another under its sequence."""
+
+    def __init__(self) -> None:
+        self._yielded: deque[tuple[int, M]] = deque(maxlen=YIELDED_MAX)
+
+    def add(self, seq: int, mark: M) -> None:
+        """It was yielded."""
+        self._yielded.append((seq, mark))
+
+    @property
+    def newest_first(self) -> list[int]:
+        """Sequences to look at until `same` says that one is as it was."""
+        return [seq for seq, _ in reversed(self._yielded)]
+
+    def same(self, seq: int, mark: M) -> bool:
+        """Whether this message is the one that was yielded; another takes its place."""
+        if (seq, mark) in self._yielded:
+            return True
+        self._yielded = deque((item for item in self._yielded if item[0] < seq), YIELDED_MAX)
+        return False

@@ -1,0 +1,1 @@
+"""The bus over NATS JetStream. Nothing else in the project imports nats."""

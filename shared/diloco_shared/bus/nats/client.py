@@ -1,0 +1,108 @@
+"""nats-py's client (2.16.0) with its traffic counted and what it does on a bad connection repaired.
+
+A reconnect does not wait for a peer that has stopped reading, an error sent by the server leads to
+a reconnect instead of a closed client, and any byte that comes counts as a sign of life.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import nats.errors
+from nats.aio.client import PING_PROTO, Client
+
+from diloco_shared.bus.port import Traffic
+
+
+class _Counted:
+    """nats-py's transport, with what it carries counted; whatever comes calls `heard`."""
+
+    def __init__(self, inner: Any, traffic: Traffic, heard: Callable[[], None]) -> None:
+        self._inner = inner
+        self._traffic = traffic
+        self._heard = heard
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __bool__(self) -> bool:
+        return bool(self._inner)
+
+    def write(self, data: bytes) -> None:
+        self._traffic.crossed_socket(out=len(data))
+        self._inner.write(data)
+
+    def writelines(self, parts: list[bytes]) -> None:
+        self._traffic.crossed_socket(out=sum(map(len, parts)))
+        self._inner.writelines(parts)
+
+    async def read(self, size: int) -> bytes:
+        return self._came(await self._inner.read(size))
+
+    async def readline(self) -> bytes:
+        return self._came(await self._inner.readline())
+
+    def _came(self, data: bytes) -> bytes:
+        self._traffic.crossed_socket(into=len(data))
+        self._heard()
+        return data
+
+
+class RepairedClient(Client):
+    """Each method says what of the library it repairs."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        super().__init__()
+        self._traffic = traffic
+
+    # It shows a server's version and not which start of it this is.
+    @property
+    def server_id(self) -> str:
+        return str(self._server_info.get("server_id", ""))
+
+    # Every connection, the first and each further one, begins with this.
+    async def _process_connect_init(self) -> None:
+        if not isinstance(self._transport, _Counted):  # kept over reconnects
+            self._transport: Any = _Counted(self._transport, self._traffic, self._heard)
+        await super()._process_connect_init()
+
+    # A refused permission does not end a connection; all else reconnects instead of closing.
+    async def _process_err(self, err_msg: str) -> None:
+        if not self.is_connected:
+            await super()._process_err(err_msg)
+            return
+        error = nats.errors.Error(f"nats: {err_msg}")
+        await self._error_cb(error)
+        if "permissions violation" not in err_msg.lower():
+            await self._process_op_err(error)
+
+    # Closing a transport waits until its buffer is sent, for ever if the peer does not read. And
+    # requests that went out on a lost connection will not be answered on the next.
+    async def _attempt_reconnect(self) -> None:
+        self.drop_socket()
+        for waiting in tuple((getattr(self, "_resp_map", None) or {}).values()):
+            if not waiting.done():
+                waiting.set_exception(nats.errors.StaleConnectionError())
+        await super()._attempt_reconnect()
+
+    # The library forgets the socket of a handshake that failed: one more open for every attempt.
+    async def _select_next_server(self) -> None:
+        self.drop_socket()
+        await super()._select_next_server()
+
+    # The library writes a ping past what still waits to be written: a subscription may be after it.
+    async def _send_ping(self, future: "asyncio.Future[Any] | None" = None) -> None:
+        self._pongs.append(future or asyncio.get_running_loop().create_future())
+        await self._send_command(PING_PROTO)
+        await self._flush_pending()
+
+    # nats-py counts pongs only; one may be queued behind a message that takes seconds itself.
+    def _heard(self) -> None:
+        self._pings_outstanding = 0
+
+    def drop_socket(self) -> None:
+        writer: Any = getattr(self._transport, "_io_writer", None)
+        # asyncio's transport has no loop any more when its closing is complete.
+        with suppress(AttributeError):
+            writer.transport.abort()

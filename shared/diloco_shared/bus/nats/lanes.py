@@ -1,0 +1,226 @@
+"""Data lanes: connections of their own for chunks, each served by a thread.
+
+nats-py copies a payload four or five times; here it goes from and to the caller's buffer. One
+payload at a time uses a connection, so several payloads under way are several connections, and
+`connections` of them may carry one payload together: over a long link one TCP connection is
+bounded by its buffers and by loss. A connection that fails is replaced, and what it left unanswered
+is repeated. Small messages stay on the bus's nats-py connection.
+"""
+
+import asyncio
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from diloco_shared.bus.nats.api import STREAM_NOT_FOUND, ApiRefused
+from diloco_shared.bus.nats.lane_get import Receiving
+from diloco_shared.bus.nats.lane_put import Sending
+from diloco_shared.bus.nats.lane_socket import Address, LaneSocket
+from diloco_shared.bus.nats.link import NatsLink
+from diloco_shared.bus.nats.pulls import forget_consumer, open_consumer
+from diloco_shared.bus.port import Progress, Unavailable
+from diloco_shared.protocol.chunks import Incoming, Outgoing
+from diloco_shared.protocol.pace import TokenBucket
+
+# Payloads under way at once over one bus; more wait their turn. Above what a syncer fetches (8)
+# with its publications beside it; bounds threads and sockets.
+TRANSFERS_MAX = 12
+# How often connections that lie idle are looked after, in seconds: the embedded server drops one
+# that leaves two pings, 10 s apart, unanswered.
+TEND_S = 3.0
+# One unused for this long is closed: rounds follow each other within minutes, and over a long link
+# a new one costs several round trips; those beyond what rounds use were opened in a rush.
+IDLE_S = 600.0
+# What a thread takes to notice that it is stopped; one that is making a connection is not awaited.
+_STOP_S = 0.3
+
+
+class Budget:
+    """A token bucket that several threads share."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bucket = TokenBucket(bytes_per_s)
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> float:
+        """Seconds to wait before asking again; 0.0: `size` bytes may go."""
+        with self._lock:
+            return self._bucket.take(size, time.monotonic())
+
+
+class NatsLanes:
+    """The lanes beside one `NatsLink`; `bus.Lanes`."""
+
+    def __init__(
+        self,
+        link: NatsLink,
+        address: Address,
+        *,
+        connections: int = 1,
+        uplink_bytes_per_s: float = 0.0,
+        downlink_bytes_per_s: float = 0.0,
+    ) -> None:
+        self._link = link
+        self._address = address
+        self._connections = connections
+        self._up = Budget(uplink_bytes_per_s)
+        self._down = Budget(downlink_bytes_per_s)
+        self._turns = asyncio.Semaphore(TRANSFERS_MAX)
+        self._threads = ThreadPoolExecutor(TRANSFERS_MAX * connections, f"lane {link.name}")
+        self._lock = threading.Lock()
+        # Newest last, with the time each was put back.
+        self._idle: deque[tuple[float, LaneSocket]] = deque()
+        self._jobs: set[Sending | Receiving] = set()
+        self._tending: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def send(
+        self,
+        outgoing: Outgoing,
+        chunks: Sequence[int],
+        progress: Progress,
+        *,
+        window: int,
+        chunk_timeout_s: float,
+    ) -> None:
+        connections = max(1, min(self._connections, len(chunks), window))
+        sending = Sending(
+            outgoing,
+            chunks,
+            progress,
+            self._up,
+            self._link.traffic,
+            self.socket,
+            window=-(-window // connections),
+            timeout_s_min=chunk_timeout_s,
+        )
+        await self._run(sending, connections, progress)
+
+    async def receive(self, stream: str, incoming: Incoming, progress: Progress) -> None:
+        if incoming.complete:
+            return
+        name, there = await self._consumer(stream, incoming.blob.subject, progress.next_seq)
+        try:
+            if there:
+                receiving = Receiving(
+                    incoming,
+                    progress,
+                    f"{stream}.{name}",
+                    self._down,
+                    self._link.traffic,
+                    self.socket,
+                )
+                await self._run(receiving, min(self._connections, there), progress)
+        finally:
+            await forget_consumer(self._link, stream, name)
+
+    async def _consumer(self, stream: str, subject: str, start_seq: int) -> tuple[str, int]:
+        """A pull consumer in the server's memory: its name, and how many messages it will give.
+
+        Several connections may pull on it: each message goes to one of them.
+        """
+        name = "b" + secrets.token_hex(8)
+        try:
+            there = await open_consumer(self._link, stream, subject, name=name, start_seq=start_seq)
+        except ApiRefused as error:
+            if error.code == STREAM_NOT_FOUND:
+                raise Unavailable(str(error)) from None
+            raise
+        return name, there
+
+    async def _run(self, job: Sending | Receiving, connections: int, progress: Progress) -> None:
+        """Work on `job` with that many threads; when cancelled they end by themselves."""
+        progress.queued = self._turns.locked()
+        try:
+            await self._turns.acquire()
+        finally:
+            progress.queued = False
+        if self._closed:
+            self._turns.release()
+            raise Unavailable(f"the connection {self._link.name} is closed")
+        self._jobs.add(job)
+        if self._tending is None:
+            self._tending = asyncio.create_task(self._tend())
+        loop = asyncio.get_running_loop()
+        works = [loop.run_in_executor(self._threads, job.work) for _ in range(connections)]
+        ended = asyncio.gather(*works, return_exceptions=True)
+        ended.add_done_callback(lambda _: self._ended(job))
+        try:
+            await asyncio.shield(ended)
+        finally:
+            # The threads look at it several times a second. What they have claimed of a payload
+            # they give back: whoever goes on with it should find it there.
+            job.stopped = True
+            if not ended.done():
+                await asyncio.wait({ended}, timeout=_STOP_S)
+        if self._closed:
+            raise Unavailable(f"the connection {self._link.name} is closed")
+        if job.failure is not None:
+            raise job.failure
+        for outcome in ended.result():
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    def _ended(self, job: Sending | Receiving) -> None:
+        self._jobs.discard(job)
+        self._turns.release()
+
+    # --- connections --------------------------------------------------------------------------
+
+    @contextmanager
+    def socket(self) -> Iterator[LaneSocket]:
+        """A connection for one thread; kept for the next one unless the use of it failed."""
+        lane = self._take() or LaneSocket.open(self._address, f"{self._link.name}-lane",
+                                               self._link.traffic)  # fmt: skip
+        try:
+            yield lane
+        except BaseException:
+            lane.abort()
+            raise
+        self._give_back(lane)
+
+    def _take(self) -> LaneSocket | None:
+        with self._lock:
+            while self._idle:
+                lane = self._idle.pop()[1]
+                if lane.alive():
+                    return lane
+                lane.abort()
+        return None
+
+    def _give_back(self, lane: LaneSocket) -> None:
+        with self._lock:
+            if not (self._closed or lane.broken or lane.backlog):
+                self._idle.append((time.monotonic(), lane))
+                return
+        lane.abort()
+
+    async def _tend(self) -> None:
+        """Keep idle connections open, so that the next payload begins at once; until cancelled."""
+        while True:
+            await asyncio.sleep(TEND_S)
+            with self._lock:  # for moments: nothing waits for the network under it
+                kept: deque[tuple[float, LaneSocket]] = deque()
+                for since, lane in self._idle:
+                    if time.monotonic() - since < IDLE_S and lane.tend():
+                        kept.append((since, lane))
+                    else:
+                        lane.abort()
+                self._idle = kept
+
+    def close(self) -> None:
+        """End what is under way, with Unavailable, and close every connection."""
+        self._closed = True
+        if self._tending is not None:
+            self._tending.cancel()
+        for job in self._jobs:
+            job.stopped = True
+        # Threads end within moments, or when the connection they are making is made or not.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            while self._idle:
+                self._idle.pop()[1].abort()

@@ -1,0 +1,276 @@
+"""JetStream over raw requests: streams, appends, direct reads and a reader that resumes.
+
+Raw requests, because nats-py's own helpers hide the outcome of a lost connection, and its ordered
+consumers stay blind for seconds after a server restart.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from diloco_shared.bus.nats.api import (
+    API_TIMEOUT_S,
+    NO_MESSAGE,
+    NS_PER_S,
+    READ_BYTES_MAX,
+    STREAM_NAME_TAKEN,
+    STREAM_NOT_FOUND,
+    ApiRefused,
+    api_call,
+    headers_of,
+    stored_at,
+    without_server_headers,
+)
+from diloco_shared.bus.nats.link import NatsLink, Raw
+from diloco_shared.bus.nats.reader import Inbox, Reader
+from diloco_shared.bus.port import (
+    BusError,
+    Refused,
+    StorageInfo,
+    Stored,
+    StreamFull,
+    StreamInfo,
+    StreamSpec,
+    Unavailable,
+)
+from diloco_shared.bus.stream_kv import StreamKv
+
+# A repeat under the same message id is dropped within this time; receivers are idempotent anyway.
+DUPLICATE_WINDOW_S = 120
+
+# Messages asked for at once, and failures in a row before a fetch is given up.
+_FETCH_BATCH = 256
+_FETCH_TRIES = 3
+
+
+class NatsStreams(StreamKv):
+    """Stream and bucket calls on one connection. See `bus.Bus` for what each promises."""
+
+    def __init__(self, link: NatsLink) -> None:
+        self._link = link
+
+    async def ensure(self, config: dict[str, Any]) -> None:
+        """Create the stream, or update it where it differs.
+
+        A limit that somebody raised stays, so that a restart does not take room away again. How a
+        stream persists cannot be changed: one of an earlier version keeps its own way.
+        """
+        name = config["name"]
+        try:
+            await api_call(
+                self._link, f"STREAM.CREATE.{name}", config, what=f"create stream {name}"
+            )
+        except (ApiRefused, StreamFull) as error:
+            if isinstance(error, ApiRefused) and error.code != STREAM_NAME_TAKEN:
+                raise
+            # Of a stream that is there too, creation wants room for all of its limit once more.
+            await self._update(config, error)
+
+    async def _update(self, config: dict[str, Any], why: BusError) -> None:
+        """Of a stream that is there; raises `why` when it is not."""
+        name = config["name"]
+        try:
+            info = await api_call(self._link, f"STREAM.INFO.{name}", {}, what=f"stream {name}")
+            there = info["config"]
+            kept = {k: there[k] for k in ("persist_mode",) if k in there}
+            if config.get("max_bytes", -1) > 0 and there.get("max_bytes", -1) > 0:
+                kept["max_bytes"] = max(config["max_bytes"], there["max_bytes"])
+            wished = {k: v for k, v in config.items() if k != "persist_mode"}
+            await api_call(
+                self._link, f"STREAM.UPDATE.{name}", wished | kept, what=f"update stream {name}"
+            )
+        except ApiRefused as error:
+            if error.code == STREAM_NOT_FOUND:
+                raise why from None
+            raise
+
+    async def ensure_stream(self, spec: StreamSpec) -> None:
+        await self.ensure(
+            {
+                "name": spec.name,
+                "subjects": list(spec.subjects),
+                "retention": "limits",
+                "storage": "file",
+                "discard": "old" if spec.drop_oldest else "new",
+                "max_bytes": spec.bytes_max,
+                "max_msgs": -1,
+                "max_msgs_per_subject": -1,
+                "max_consumers": -1,
+                "max_age": 0,
+                "num_replicas": 1,
+                "allow_direct": True,
+                "duplicate_window": DUPLICATE_WINDOW_S * NS_PER_S,
+                # With the server's `sync_interval: always` (process/nats_server.py) "default" is a
+                # sync before each acknowledgement; "async" acknowledges what is in memory.
+                "persist_mode": "default" if spec.synced else "async",
+            }
+        )
+
+    async def delete_stream(self, name: str) -> None:
+        try:
+            await api_call(self._link, f"STREAM.DELETE.{name}", {}, what=f"delete stream {name}")
+        except ApiRefused as error:
+            if error.code != STREAM_NOT_FOUND:
+                raise
+
+    async def stream_info(self, stream: str) -> StreamInfo:
+        answer = await api_call(self._link, f"STREAM.INFO.{stream}", {}, what=f"stream {stream}")
+        state = answer["state"]
+        return StreamInfo(
+            bytes=state["bytes"],
+            messages=state["messages"],
+            first_seq=state["first_seq"],
+            last_seq=state["last_seq"],
+            bytes_max=max(answer["config"].get("max_bytes", 0), 0),
+        )
+
+    async def storage(self) -> StorageInfo:
+        answer = await api_call(self._link, "INFO", {}, what="storage")
+        return StorageInfo(
+            bytes=answer["storage"],
+            reserved=answer["reserved_storage"],
+            bytes_max=max(answer["limits"].get("max_storage", 0), 0),
+        )
+
+    async def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        msg_id: str | None = None,
+        expect_last: int | None = None,
+        timeout_s: float = 5.0,
+    ) -> int:
+        head = dict(headers or {})
+        if msg_id is not None:
+            head["Nats-Msg-Id"] = msg_id
+        if expect_last is not None:
+            head["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
+        reply = await self._link.request(
+            subject, payload, timeout_s=timeout_s, headers=head or None
+        )
+        return stored_at(reply.payload, f"append on {subject}")
+
+    async def last(self, stream: str, subject: str) -> Stored | None:
+        raw = await self.last_raw(stream, subject)
+        return None if raw is None else without_server_headers(raw)
+
+    async def last_raw(self, stream: str, subject: str) -> Stored | None:
+        """Newest message with the server's own headers; asks the stream's leader."""
+        try:
+            answer = await api_call(
+                self._link,
+                f"STREAM.MSG.GET.{stream}",
+                {"last_by_subj": subject},
+                what=f"last of {subject}",
+            )
+        except ApiRefused as error:
+            if error.code == NO_MESSAGE:
+                return None
+            raise
+        message = answer["message"]
+        headers = headers_of(base64.b64decode(message.get("hdrs", "")))
+        payload = base64.b64decode(message.get("data", ""))
+        return Stored(message["subject"], payload, headers, message["seq"])
+
+    async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
+        body: dict[str, Any] = {"filter": subject}
+        if below_seq is not None:
+            body["seq"] = below_seq
+        answer = await api_call(self._link, f"STREAM.PURGE.{stream}", body, what=f"purge {subject}")
+        return int(answer["purged"])
+
+    async def fetch(
+        self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
+    ) -> list[Stored]:
+        found = await self.fetch_raw(stream, subject, start_seq=start_seq, limit=limit)
+        return [without_server_headers(message) for message in found]
+
+    async def fetch_raw(
+        self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
+    ) -> list[Stored]:
+        """Direct-get batches until nothing is pending, with the server's own headers."""
+        found: list[Stored] = []
+        failures = 0
+        while limit is None or len(found) < limit:
+            seq = found[-1].seq + 1 if found else max(1, start_seq)
+            want = _FETCH_BATCH if limit is None else min(_FETCH_BATCH, limit - len(found))
+            before = len(found)
+            try:
+                if not await self._direct(stream, subject, seq, want, found):
+                    break
+                failures = 0
+            except Unavailable:
+                # What came before the trouble stays.
+                failures = 1 if len(found) > before else failures + 1
+                if failures == _FETCH_TRIES:
+                    raise
+                await asyncio.sleep(0.1 * failures)
+        return found
+
+    async def _direct(
+        self, stream: str, subject: str, seq: int, want: int, found: list[Stored]
+    ) -> bool:
+        """Append up to `want` messages from `seq` on to `found`; whether there are more."""
+        inbox = Inbox()
+        body = {
+            "seq": seq,
+            "next_by_subj": subject,
+            "batch": want,
+            "max_bytes": READ_BYTES_MAX,
+        }
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._link.on_reconnect(inbox.wake))
+            reply = await stack.enter_async_context(
+                self._link.subscribed(self._link.new_inbox(), inbox.put)
+            )
+            await self._link.publish(
+                f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=reply
+            )
+            while True:
+                message = await inbox.get(API_TIMEOUT_S)
+                if message is None:
+                    raise Unavailable(f"reading {subject} from {stream}: no answer")
+                match message.status:
+                    case 0:
+                        found.append(_direct_message(message))
+                    case 404:
+                        return False
+                    case 204:
+                        return int(message.headers.get("Nats-Num-Pending", "0")) > 0
+                    case 503:
+                        raise Unavailable(
+                            f"reading {subject}: there is no stream {stream}, or no server"
+                        )
+                    case status:
+                        raise Refused(f"reading {subject} from {stream}: status {status}")
+
+    @asynccontextmanager
+    async def read(
+        self, stream: str, subject: str, *, start_seq: int = 1, batch: int = 64
+    ) -> AsyncIterator[AsyncIterator[Stored]]:
+        reader = Reader(self._link, stream, subject, start_seq, batch, plain=True)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+
+    @asynccontextmanager
+    async def read_raw(
+        self, stream: str, subject: str, *, start_seq: int
+    ) -> AsyncIterator[AsyncIterator[Stored]]:
+        """`read` with the server's own headers."""
+        reader = Reader(self._link, stream, subject, start_seq, 64)
+        try:
+            yield reader
+        finally:
+            await reader.close()
+
+
+def _direct_message(raw: Raw) -> Stored:
+    seq = int(raw.headers["Nats-Sequence"])
+    return Stored(raw.headers["Nats-Subject"], raw.payload, raw.headers, seq)

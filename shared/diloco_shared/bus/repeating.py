@@ -1,0 +1,93 @@
+"""What the bus does not do at once is tried again: until it is done, for ever, or by somebody else.
+
+What is waited for is said once, and once more when the trouble is of another kind: a server that is
+away for a night fills no log. Only trouble with the bus is waited out (or what the caller names);
+anything else, a cancellation above all, passes through.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import structlog
+
+from diloco_shared.bus.port import BusError
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+Trouble = type[Exception] | tuple[type[Exception], ...]
+
+# First and longest pause between two attempts, in seconds. Ever longer, so that those who wait do
+# not hold up a server that comes back; and short enough that nobody sees the last one.
+PATIENT = (0.2, 3.0)
+# For what a step, a round or the beginning of a process waits for: few and small requests.
+PROMPT = (0.3, 0.3)
+
+
+async def until_done(
+    what: Callable[[], Awaitable[T]],
+    doing: str,
+    *,
+    pauses: tuple[float, float] = PATIENT,
+    trouble: Trouble = BusError,
+    fatal: Trouble = (),
+    until: float = math.inf,
+) -> T:
+    """Try until it is done; the last trouble is raised at `until` (by the monotonic clock).
+
+    `doing` says, in the log, what is waited for; of `trouble`, what is `fatal` is not waited out.
+    """
+    pause_s, longest_s = pauses
+    said: set[type[Exception]] = set()
+    while True:
+        try:
+            return await what()
+        except fatal:
+            raise
+        except trouble as error:
+            if time.monotonic() + pause_s >= until:
+                raise
+            _say(doing, error, said)
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, longest_s)
+
+
+async def again_and_again(
+    look: Callable[[], Awaitable[bool | None]],
+    doing: str,
+    every_s: float,
+    *,
+    trouble: Trouble = BusError,
+) -> None:
+    """Every so often until `look` returns True: for ever, if it never does.
+
+    What one look cannot do is the next one's to do.
+    """
+    said: set[type[Exception]] = set()
+    while True:
+        try:
+            if await look():
+                return
+            said.clear()
+        except trouble as error:
+            _say(doing, error, said)
+        await asyncio.sleep(every_s)
+
+
+@contextmanager
+def left_undone(doing: str) -> Iterator[None]:
+    """What the bus does not do stays undone: it is repeated anyway, or nothing depends on it."""
+    try:
+        yield
+    except BusError as error:
+        log.debug("left undone", doing=doing, error=str(error))
+
+
+def _say(doing: str, error: Exception, said: set[type[Exception]]) -> None:
+    if type(error) not in said:
+        said.add(type(error))
+        log.warning("tried again later", doing=doing, error=str(error))

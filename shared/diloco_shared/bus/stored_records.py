@@ -1,0 +1,96 @@
+"""Between what buckets and streams hold and messages: the one way to read and to write them."""
+
+import time
+from collections.abc import Iterable
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import structlog
+
+from diloco_shared.bus.port import Bus, BusError, Stored
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Message
+from diloco_shared.protocol.records import Event
+from diloco_shared.protocol.wire import WireError, decode, encode
+
+M = TypeVar("M", bound=Message)
+
+
+class Found(NamedTuple, Generic[M]):
+    """A record of a bucket, and the revision that a compare-and-set of it expects."""
+
+    record: M
+    revision: int
+
+
+async def record_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> Found[M] | None:
+    """What is under a key; None where there is nothing.
+
+    Raises BusError, and WireError for one that nobody can read.
+    """
+    entry = await bus.kv_get(bucket, key)
+    if entry is None or entry.value is None:
+        return None
+    return Found(decode(entry.value, kind), entry.revision)
+
+
+async def readable_at(bus: Bus, bucket: str, key: str, kind: type[M]) -> M | None:
+    """The record under a key; None where there is none that can be read. Raises BusError."""
+    entry = await bus.kv_get(bucket, key)
+    return None if entry is None else readable(entry.value, kind)
+
+
+async def records_in(
+    bus: Bus, bucket: str, kind: type[M], *, under: str = "", strict: bool = False
+) -> dict[str, Found[M]]:
+    """Every record whose key begins with `under`. Raises BusError.
+
+    One that nobody can read is left out; `strict`: it raises WireError.
+    """
+    read = decode if strict else readable
+    found = {k: e for k, e in (await bus.kv_all(bucket)).items() if k.startswith(under)}
+    return {
+        key: Found(record, entry.revision)
+        for key, entry in found.items()
+        if entry.value is not None and (record := read(entry.value, kind)) is not None
+    }
+
+
+async def write_if(
+    bus: Bus, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+) -> int:
+    """Write if the revision is still `revision` (0: no key), else Conflict; the new one."""
+    if revision:
+        return await bus.kv_update(bucket, key, value, revision, ttl_s=ttl_s)
+    return await bus.kv_create(bucket, key, value, ttl_s=ttl_s)
+
+
+def messages_of(stored: Iterable[Stored], kind: type[M]) -> list[M]:
+    """Those of a stream's messages that can be read as a `kind`."""
+    return [message for s in stored if (message := readable(s.payload, kind)) is not None]
+
+
+def readable(data: bytes | None, kind: type[M]) -> M | None:
+    """What these bytes say; None where they say nothing, or nothing that can be read."""
+    try:
+        return None if data is None else decode(data, kind)
+    except WireError:
+        return None
+
+
+log = structlog.get_logger()
+
+# Longest text of an event: a line or two on a screen.
+TEXT_MAX = 500
+
+
+def event_now(run: str, kind: str, source: str, text: str, data: dict[str, Any]) -> Event:
+    """What has just happened."""
+    return Event(run=run, kind=kind, source=source, text=text[:TEXT_MAX], data=data, at=time.time())
+
+
+async def tell(bus: Bus, event: Event, *, timeout_s: float = 5.0) -> None:
+    """Write it, in one attempt: nothing depends on it, so a failure is only logged."""
+    try:
+        await bus.append(subjects.event(event.run, event.kind), encode(event), timeout_s=timeout_s)
+    except BusError as error:
+        log.warning("event not written", kind=event.kind, run=event.run, error=str(error))

@@ -1,0 +1,260 @@
+"""Key-value buckets on streams: compare-and-set, per-key lifetimes and a watch that polls.
+
+A bucket is the stream `KV_<bucket>` with one message per subject `$KV.<bucket>.<key>`, as every
+NATS client understands it. nats-py's own KV cannot set a lifetime on `put` or `update`. The
+in-memory bus uses the same code, so that both buses agree.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Any, Protocol
+
+import structlog
+
+from diloco_shared.bus.port import Conflict, Entry, Stored, StreamInfo
+from diloco_shared.bus.repeating import again_and_again
+
+# Deletion markers stay this long: watchers read them at once, and polls do not need them.
+MARKER_S = 60
+POLL_S = 2.0
+# Changes waiting for a slow watcher; the pump pauses beyond, and the stream keeps the newest.
+_WATCH_LIMIT = 1024
+# A creation meets a marker, replaces it, and may meet another: each time somebody made progress.
+_CREATE_TRIES = 5
+
+_log = structlog.get_logger(__name__)
+
+
+class RawStreams(Protocol):
+    """What buckets need of streams; messages come with the server's own headers."""
+
+    async def ensure(self, config: dict[str, Any]) -> None: ...
+
+    async def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        expect_last: int | None = None,
+    ) -> int: ...
+
+    async def last_raw(self, stream: str, subject: str) -> Stored | None: ...
+
+    async def fetch_raw(self, stream: str, subject: str) -> list[Stored]: ...
+
+    def read_raw(
+        self, stream: str, subject: str, *, start_seq: int
+    ) -> AbstractAsyncContextManager[AsyncIterator[Stored]]: ...
+
+    async def stream_info(self, stream: str) -> StreamInfo: ...
+
+
+def ttl_header(ttl_s: float | None) -> dict[str, str]:
+    """The server counts whole seconds, at least one: rounded up."""
+    return {} if ttl_s is None else {"Nats-TTL": f"{max(1, math.ceil(ttl_s))}s"}
+
+
+class StreamKv(RawStreams):
+    """A client's bucket calls, on its own streams. See `bus.Bus` for what each promises."""
+
+    async def ensure_bucket(self, bucket: str) -> None:
+        await self.ensure(
+            {
+                "name": _stream(bucket),
+                "subjects": [_subject(bucket, ">")],
+                "retention": "limits",
+                "storage": "file",
+                "discard": "new",
+                "max_bytes": -1,
+                "max_msgs": -1,
+                "max_msgs_per_subject": 1,
+                "max_consumers": -1,
+                "max_age": 0,
+                "num_replicas": 1,
+                "deny_delete": True,
+                "allow_direct": True,
+                "allow_rollup_hdrs": True,
+                "allow_msg_ttl": True,
+                "subject_delete_marker_ttl": MARKER_S * 1_000_000_000,
+                "duplicate_window": 120 * 1_000_000_000,
+            }
+        )
+
+    async def kv_get(self, bucket: str, key: str) -> Entry | None:
+        message = await self.last_raw(_stream(bucket), _subject(bucket, key))
+        return None if message is None or _is_marker(message) else _entry(bucket, message)
+
+    async def kv_create(
+        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
+    ) -> int:
+        expected = 0
+        for _ in range(_CREATE_TRIES):
+            try:
+                return await self._kv_write(bucket, key, value, ttl_s, expected)
+            except Conflict:
+                found = await self.last_raw(_stream(bucket), _subject(bucket, key))
+                if found is not None and not _is_marker(found):
+                    raise
+                expected = 0 if found is None else found.seq
+        raise Conflict(f"key {key} of bucket {bucket} is being created and deleted by others")
+
+    async def kv_put(
+        self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
+    ) -> int:
+        return await self._kv_write(bucket, key, value, ttl_s, None)
+
+    async def kv_update(
+        self, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
+    ) -> int:
+        return await self._kv_write(bucket, key, value, ttl_s, revision)
+
+    async def kv_delete(self, bucket: str, key: str) -> None:
+        headers = {"KV-Operation": "DEL", **ttl_header(MARKER_S)}
+        await self.append(_subject(bucket, key), b"", headers=headers)
+
+    async def kv_all(self, bucket: str, key: str = ">") -> dict[str, Entry]:
+        found = await self.fetch_raw(_stream(bucket), _subject(bucket, key))
+        entries = [_entry(bucket, message) for message in found]
+        return {entry.key: entry for entry in entries if entry.value is not None}
+
+    async def _kv_write(
+        self, bucket: str, key: str, value: bytes, ttl_s: float | None, expected: int | None
+    ) -> int:
+        return await self.append(
+            _subject(bucket, key), value, headers=ttl_header(ttl_s), expect_last=expected
+        )
+
+    @asynccontextmanager
+    async def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[AsyncIterator[Entry]]:
+        watch = Watch(self, bucket, key)
+        pump = asyncio.create_task(watch.pump(), name=f"watch {bucket} {key}")
+        try:
+            yield watch
+        finally:
+            pump.cancel()
+            with suppress(asyncio.CancelledError):
+                await pump
+
+
+class Watch:
+    """Changes of a bucket in order of revision, read from its stream and checked by polling.
+
+    Reading brings every change at once. Polling every POLL_S seconds finds what reading missed:
+    first by the stream's sizes alone, then, if those changed, by all keys.
+    """
+
+    def __init__(self, bus: StreamKv, bucket: str, key: str) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._key = key
+        self._seen: dict[str, Entry] = {}
+        self._waiting: deque[Entry] = deque()
+        self._ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._sizes: StreamInfo | None = None
+        self._ended = False
+        self._fault: Exception | None = None
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        return self
+
+    async def __anext__(self) -> Entry:
+        while not self._waiting:
+            if self._fault is not None:
+                raise self._fault
+            if self._ended:
+                raise StopAsyncIteration
+            self._ready.clear()
+            await self._ready.wait()
+        entry = self._waiting.popleft()
+        if len(self._waiting) < _WATCH_LIMIT:
+            self._room.set()
+        return entry
+
+    async def pump(self) -> None:
+        """Read and poll until cancelled or the connection is closed.
+
+        A fault (not of the bus, which is survived) ends the iteration by being raised there.
+        """
+        poller = asyncio.create_task(self._poll_for_ever(), name=f"poll {self._bucket}")
+        try:
+            async with self._bus.read_raw(
+                _stream(self._bucket), _subject(self._bucket, self._key), start_seq=1
+            ) as messages:
+                async for message in messages:
+                    await self._room.wait()
+                    self._offer(_entry(self._bucket, message))
+        except Exception as error:
+            self._fault = error
+        finally:
+            self._ended = True
+            self._ready.set()
+            poller.cancel()
+            with suppress(asyncio.CancelledError):
+                await poller
+
+    def _offer(self, entry: Entry) -> None:
+        last = self._seen.get(entry.key)
+        if last is not None and last.revision >= entry.revision:
+            return
+        self._remember(entry)
+        # Of a key never seen alive too: whoever asked for all keys before may know it from there.
+        if entry.value is not None or last is None or last.value is not None:
+            self._waiting.append(entry)
+            self._ready.set()
+            if len(self._waiting) >= _WATCH_LIMIT:
+                self._room.clear()
+
+    def _remember(self, entry: Entry) -> None:
+        """Keys and revisions only; a key that is gone is forgotten once its marker is, too."""
+        value = None if entry.value is None else b""
+        self._seen[entry.key] = Entry(entry.key, value, entry.revision)
+
+    async def _poll_for_ever(self) -> None:
+        await asyncio.sleep(POLL_S)  # the reader begins with what is there
+        await again_and_again(self._poll, f"poll of {self._bucket}", POLL_S)
+
+    async def _poll(self) -> None:
+        sizes = await self._bus.stream_info(_stream(self._bucket))
+        if sizes == self._sizes:
+            return
+        found = await self._bus.kv_all(self._bucket, self._key)
+        for entry in sorted(found.values(), key=lambda entry: entry.revision):
+            await self._room.wait()
+            self._offer(entry)
+        for gone in [e for k, e in self._seen.items() if k not in found and e.value is not None]:
+            # Written after the poll looked: the reader brings it.
+            if gone.revision > sizes.last_seq:
+                continue
+            now = await self._bus.kv_get(self._bucket, gone.key)
+            if now is None and self._seen.get(gone.key) == gone:
+                await self._room.wait()
+                self._offer(Entry(gone.key, None, gone.revision + 1))
+        first = sizes.first_seq
+        for key, entry in [*self._seen.items()]:
+            if entry.value is None and entry.revision < first:
+                del self._seen[key]
+        self._sizes = sizes
+
+
+def _stream(bucket: str) -> str:
+    return f"KV_{bucket}"
+
+
+def _subject(bucket: str, key: str) -> str:
+    return f"$KV.{bucket}.{key}"
+
+
+def _is_marker(message: Stored) -> bool:
+    headers = message.headers
+    return headers.get("KV-Operation", "PUT") != "PUT" or "Nats-Marker-Reason" in headers
+
+
+def _entry(bucket: str, message: Stored) -> Entry:
+    key = message.subject.removeprefix(f"$KV.{bucket}.")
+    return Entry(key, None if _is_marker(message) else message.payload, message.seq)

@@ -1,0 +1,158 @@
+"""Run-wide checkpoints in a vault: parts first, the manifest last, digests checked on the way back.
+
+A number may come again, when a power cut has taken the record of it: what a manifest names is never
+written over. Parts and arrays carry their digest in the key; `<name>.json` is a copy of the newest.
+
+Not for an event loop: every method waits for the vault.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import xxhash
+from pydantic import ValidationError
+
+from diloco_shared.checkpoints.vault_io import Vault
+from diloco_shared.protocol.checkpoints import (
+    MANIFEST,
+    CheckpointManifest,
+    LearnerPart,
+    Object,
+    ShardPart,
+    parse_reference,
+    reference,
+)
+
+Part = TypeVar("Part", ShardPart, LearnerPart)
+
+
+class CheckpointError(ValueError):
+    """There is no such checkpoint, or it is damaged; the text says what to do."""
+
+
+class RunCheckpoints:
+    """All checkpoints under one root; of many runs, deleted ones too."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.vault = Vault(root)
+
+    @classmethod
+    def at(cls, text: str, root: str) -> tuple["RunCheckpoints", str]:
+        """The checkpoints that a reference speaks of, and the reference among them."""
+        try:
+            own, folder, number = parse_reference(text)
+        except ValueError as error:
+            raise CheckpointError(str(error)) from None
+        return cls(own or root), reference(folder, number)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def write_arrays(self, ref: str, name: str, blobs: Iterable[bytes]) -> tuple[Object, ...]:
+        """Arrays of a part that is written after them."""
+        written = []
+        for n, blob in enumerate(blobs):
+            digest = digest_bytes(blob)
+            key = f"{name}.{n:03d}.{digest}.safetensors"
+            self.vault.write(f"{ref}/{key}", blob)
+            written.append(Object(key=key, bytes=len(blob), digest=digest))
+        return tuple(written)
+
+    def write_part(self, ref: str, name: str, part: ShardPart | LearnerPart) -> Object:
+        """A part whose arrays are there."""
+        body = part.model_dump_json().encode()
+        stored = _stored(name, part, body)
+        self.vault.write(f"{ref}/{stored.key}", body)
+        self.vault.write(f"{ref}/{name}.json", body)
+        return stored
+
+    def seal(self, ref: str, manifest: CheckpointManifest) -> None:
+        """All parts are there: from now on it is a checkpoint. CheckpointError if it was one."""
+        if self.vault.read(f"{ref}/{MANIFEST}") is not None:
+            raise CheckpointError(f"{ref} is complete already, its record was lost: ask again")
+        self.vault.write(f"{ref}/{MANIFEST}", manifest.model_dump_json(indent=1).encode())
+
+    def remove(self, ref: str) -> None:
+        """The manifest first: half a checkpoint must not be taken for a whole one."""
+        self.vault.write(f"{ref}/{MANIFEST}", None)
+        self.vault.remove(ref)
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def complete(self, folder: str = "") -> list[str]:
+        """References of the complete checkpoints of one run, or of all, oldest first."""
+        keys = self.vault.keys(f"{folder}/" if folder else "")
+        refs = [k.removesuffix(f"/{MANIFEST}") for k in keys if k.endswith(f"/{MANIFEST}")]
+        return sorted(ref for ref in refs if _sound(ref))
+
+    def begun(self, folder: str) -> list[str]:
+        """References of all of a run that something is there of, complete or not."""
+        found = {key.rpartition("/")[0] for key in self.vault.keys(f"{folder}/")}
+        return sorted(ref for ref in found if _sound(ref))
+
+    def manifest(self, ref: str) -> tuple[CheckpointManifest, str]:
+        """(manifest, its digest); CheckpointError names what there is instead."""
+        body = self.vault.read(f"{ref}/{MANIFEST}")
+        if body is None:
+            folder = ref.rpartition("/")[0]
+            run = folder.partition(".")[0]
+            known = [r for r in self.complete() if r.partition(".")[0] == run] or self.complete()
+            listed = ", ".join(known[-10:]) or "none"
+            raise CheckpointError(f"there is no checkpoint {ref} in {self.root}; known: {listed}")
+        try:
+            return CheckpointManifest.model_validate_json(body), digest_bytes(body)
+        except ValidationError as error:
+            raise CheckpointError(f"{ref}/{MANIFEST} is damaged: {_first(error)}") from None
+
+    def part(self, ref: str, stored: Object, kind: type[Part]) -> Part:
+        """A part as it was written."""
+        body = self._object(ref, stored)
+        try:
+            return kind.model_validate_json(body)
+        except ValidationError as error:
+            raise CheckpointError(f"{ref}/{stored.key} is damaged: {_first(error)}") from None
+
+    def written_part(self, ref: str, name: str, kind: type[Part]) -> tuple[Part, Object] | None:
+        """A part that is there before the manifest names it, and what the manifest shall say."""
+        body = self.vault.read(f"{ref}/{name}.json")
+        if body is None:
+            return None
+        part = kind.model_validate_json(body)
+        return part, _stored(name, part, body)
+
+    def blobs(self, ref: str, part: ShardPart | LearnerPart) -> Iterable[bytes]:
+        """The arrays of a part, blob by blob, checked."""
+        return (self._object(ref, stored) for stored in part.arrays)
+
+    def _object(self, ref: str, stored: Object) -> bytes:
+        body = self.vault.read(f"{ref}/{stored.key}")
+        if body is None:
+            raise CheckpointError(f"{ref}/{stored.key} is gone: the checkpoint is not whole")
+        if (found := digest_bytes(body)) != stored.digest:
+            raise CheckpointError(
+                f"{ref}/{stored.key} has digest {found}, its manifest says {stored.digest}: it is "
+                "damaged, restore another checkpoint"
+            )
+        return body
+
+
+def digest_bytes(data: bytes) -> str:
+    """As `numerics.digest` does, which the coordinator has no arrays for."""
+    return xxhash.xxh3_128_hexdigest(data)
+
+
+def _stored(name: str, part: ShardPart | LearnerPart, body: bytes) -> Object:
+    digest, size = digest_bytes(body), len(body) + sum(a.bytes for a in part.arrays)
+    return Object(key=f"{name}.{digest}.json", bytes=size, digest=digest)
+
+
+def _sound(ref: str) -> bool:
+    try:
+        return reference(*parse_reference(ref)[1:]) == ref
+    except ValueError:
+        return False
+
+
+def _first(error: ValidationError) -> str:
+    fault = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"

@@ -1,0 +1,140 @@
+"""What a tape holds no longer: immutable segments beside the run's checkpoints, and one reader.
+
+    <root>/<run's folder>/tape/shard-<s>/<first>-<last>.<digest>.z
+
+A segment is complete or absent: zlib over msgpack of [sequence, message] pairs, sequences those of
+the stream, the digest that of the compressed bytes. Records leave the stream only after the segment
+that has them is durable; so stream and archive together have all of them, some of them twice. Kept
+with a run's checkpoints when the run is deleted.
+
+Not for an event loop: the methods of `TapeArchive` wait for the vault.
+"""
+
+import asyncio
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgpack
+
+from diloco_shared.bus.port import Bus, Stored
+from diloco_shared.checkpoints.checkpoints_io import digest_bytes
+from diloco_shared.checkpoints.vault_io import Vault, VaultError
+from diloco_shared.protocol import subjects
+from diloco_shared.spec.run import RunSpec
+
+# Records of a segment, at most: a few hundred KB compressed, read in one piece.
+SEGMENT_RECORDS = 1024
+
+_SEGMENT = re.compile(r"(\d{12})-(\d{12})\.([0-9a-f]{32})\.z")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Records `first` to `last` of one shard, both included."""
+
+    first: int
+    last: int
+    key: str
+    digest: str
+
+
+class TapeArchive:
+    """Of one shard of one run. Raises VaultError where nothing can be read or written."""
+
+    def __init__(self, root: str, folder: str, shard: int = 0) -> None:
+        self.vault = Vault(root)
+        self.shard = shard
+        self.all = f"{folder}/tape/"
+        self.prefix = f"{self.all}shard-{shard}/"
+
+    def write(self, records: Sequence[Stored]) -> Segment:
+        """A segment of these, oldest first; durable when this returns. A repeat changes nothing."""
+        body = zlib.compress(msgpack.packb([(r.seq, r.payload) for r in records]))
+        digest = digest_bytes(body)
+        first, last = records[0].seq, records[-1].seq
+        key = f"{self.prefix}{first:012d}-{last:012d}.{digest}.z"
+        self.vault.write(key, body)
+        return Segment(first, last, key, digest)
+
+    def segments(self) -> list[Segment]:
+        """Oldest first."""
+        return sorted(self._segments(self.prefix), key=lambda s: (s.first, s.last))
+
+    def _segments(self, prefix: str) -> Iterable[Segment]:
+        for key in self.vault.keys(prefix):
+            match = _SEGMENT.fullmatch(key.rpartition("/")[2])
+            if match:
+                yield Segment(int(match[1]), int(match[2]), key, match[3])
+
+    def of_others(self, first: int, last: int) -> set[int]:
+        """Sequences of this range that the archives of other shards of the run have."""
+        found: set[int] = set()
+        for segment in self._segments(self.all):
+            others = not segment.key.startswith(self.prefix)
+            if others and segment.last >= first and segment.first <= last:
+                found |= {seq for seq, _ in self._records(segment)}
+        return found
+
+    def read(self, run: str, after: int, limit: int | None = None) -> list[Stored]:
+        """The first `limit` records with sequence > `after`, as they were in the stream."""
+        found: dict[int, Stored] = {}
+        for segment in self.segments():
+            if segment.last <= after:
+                continue
+            if limit is not None and len(found) >= limit and segment.first > max(found):
+                break
+            for seq, payload in self._records(segment):
+                if seq > after:
+                    found[seq] = Stored(subjects.tape(run, self.shard), payload, {}, seq)
+        return [found[seq] for seq in sorted(found)][:limit]
+
+    def _records(self, segment: Segment) -> Iterable[tuple[int, bytes]]:
+        body = self.vault.read(segment.key)
+        if body is None or digest_bytes(body) != segment.digest:
+            raise VaultError(
+                f"{self.vault.root}/{segment.key} is {'gone' if body is None else 'damaged'}: "
+                f"records {segment.first} to {segment.last} of the tape cannot be read"
+            )
+        pairs: list[tuple[int, bytes]] = msgpack.unpackb(zlib.decompress(body), use_list=False)
+        return pairs
+
+
+def archives_of(spec: RunSpec, checkpoint_root: str) -> list[TapeArchive]:
+    """Of every shard, beside the run's checkpoints; `checkpoint_root`: unless the run says."""
+    root = spec.keeping.run_checkpoint_root or checkpoint_root
+    return [TapeArchive(root, spec.folder, s) for s in range(spec.algorithm.shards)]
+
+
+async def began_later(bus: Bus, stream: str) -> bool:
+    """Whether anything has left the beginning of the tape: what is not there may be archived."""
+    return (await bus.stream_info(stream)).first_seq > 1
+
+
+async def read_tape(
+    bus: Bus,
+    run: str,
+    archives: Sequence[TapeArchive],
+    *,
+    after: int = 0,
+    limit: int | None = None,
+) -> list[Stored]:
+    """The first `limit` records of these shards with sequence > `after`, wherever they lie.
+
+    The archive is looked at only where the stream does not begin with what is wanted. Raises
+    BusError, or VaultError when what left the stream cannot be read.
+    """
+    stream = subjects.tape_stream(run)
+    wanted = [subjects.tape(run, a.shard) for a in archives]
+    every = wanted[0] if len(wanted) == 1 else f"tape.{run}.*"
+    stored = await bus.fetch(stream, every, start_seq=after + 1, limit=limit)
+    if stored and stored[0].seq == after + 1 and len(wanted) == 1:
+        return stored
+    found = {s.seq: s for s in stored if s.subject in wanted}
+    for archive, subject in zip(archives, wanted, strict=True):
+        oldest = await bus.fetch(stream, subject, limit=1)
+        if oldest[0].seq > after + 1 if oldest else await began_later(bus, stream):
+            older = await asyncio.to_thread(archive.read, run, after, limit)
+            found |= {s.seq: s for s in older}
+    return [found[seq] for seq in sorted(found)][:limit]

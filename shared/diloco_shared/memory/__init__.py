@@ -1,0 +1,1 @@
+"""Memory for what is large, and used again."""

@@ -1,0 +1,1 @@
+"""What every process is alike in: settings, membership, health, logs, faults."""

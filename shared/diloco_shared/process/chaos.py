@@ -1,0 +1,180 @@
+"""Faults that a process inflicts on itself, on request (chaos engineering, design section 9).
+
+Off unless the deployment turns it on. A fault's truth is written to the events before it is
+carried out, so that detection and recovery can be scored against it.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from diloco_shared.bus.port import Bus, Delivery
+from diloco_shared.bus.stored_records import event_now, tell
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Fault, FaultReply
+from diloco_shared.protocol.wire import WireError, decode, encode
+
+log = structlog.get_logger()
+
+# Faults waiting at once: more would be a mistake of the caller.
+ARMED_MAX = 64
+# The longest hang or slowness, in seconds: a forgotten fault must not outlive a test day.
+DURATION_S_MAX = 3600.0
+# An immediate fault waits so long, in seconds: its own process may have to pass the answer on.
+ANSWER_S = 0.25
+
+# Stops its parent, wakes it after a while, and ends at once when the parent is gone. That one
+# process does both leaves no order of events in which the parent stays stopped.
+_HANG = """
+import os, signal, sys, time
+parent, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+if os.getppid() == parent:
+    os.kill(parent, signal.SIGSTOP)
+while os.getppid() == parent and time.monotonic() < until:
+    time.sleep(min(0.1, max(0.0, until - time.monotonic())))
+if os.getppid() == parent:
+    os.kill(parent, signal.SIGCONT)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What this process can inflict beyond kill and hang. None: it cannot."""
+
+    slow: Callable[[float], None] | None = None  # factor; 1 heals
+    nan: Callable[[], None] | None = None  # poison the gradients of one step
+    kill: Callable[[], None] | None = None  # instead of killing this very process
+    hang: Callable[[float], None] | None = None
+
+
+class FaultAgent:
+    """Answers faults addressed to `target`, arms them, and carries them out."""
+
+    def __init__(
+        self, bus: Bus, target: str, *, enabled: bool, abilities: Abilities | None = None
+    ) -> None:
+        self.bus = bus
+        self.target = target
+        self.enabled = enabled
+        self.abilities = abilities or Abilities()
+        self.run = ""  # the run it works for: part of the event's subject
+        self.step = -1
+        self.answer_s = ANSWER_S
+        self.armed: list[Fault] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Until cancelled."""
+        async with self.bus.serve(subjects.chaos(self.target), self._answer):
+            await asyncio.Event().wait()
+
+    async def _answer(self, delivery: Delivery) -> bytes:
+        try:
+            fault = decode(delivery.payload, Fault)
+        except WireError as error:
+            return encode(FaultReply(id="unknown", accepted=False, reason=str(error)))
+        reason = self._refuses(fault)
+        when = self._when(fault)
+        if not reason:
+            self._arm(fault)
+        log.warning("fault", id=fault.id, kind=fault.kind, refused=reason or "no")
+        return encode(FaultReply(id=fault.id, accepted=not reason, reason=reason or when))
+
+    def _refuses(self, fault: Fault) -> str:
+        if not self.enabled:
+            return f"{self.target} allows no faults: start it with DILOCO_CHAOS=1, or 'up --chaos'"
+        if fault.kind == "slow" and self.abilities.slow is None:
+            return f"{self.target} has no training loop to slow down"
+        if fault.kind == "nan" and self.abilities.nan is None:
+            return f"{self.target} has no gradients to poison"
+        if fault.kind in ("hang", "slow") and not 0 < fault.duration_s <= DURATION_S_MAX:
+            return f"{fault.kind} needs a duration of 0 to {DURATION_S_MAX:.0f} seconds"
+        if fault.kind == "slow" and not 1 <= fault.factor <= 1000:
+            return "slow needs a factor of 1 to 1000"
+        if fault.at_step >= 0 and self.step < 0:
+            return f"{self.target} takes no inner steps: give a time instead of a step"
+        if len(self.armed) + len(self.tasks) >= ARMED_MAX:
+            return f"{ARMED_MAX} faults are waiting already"
+        return ""
+
+    def _when(self, fault: Fault) -> str:
+        if 0 <= fault.at_step <= self.step:
+            return f"at once: step {fault.at_step} is past (now {self.step})"
+        if fault.at_step >= 0:
+            return f"at step {fault.at_step} (now {self.step})"
+        return f"in {fault.after_s:g} s"
+
+    def _arm(self, fault: Fault) -> None:
+        if fault.at_step >= 0:
+            self.armed.append(fault)
+            self.stepped(self.step)
+        else:
+            self._start(fault)
+
+    def stepped(self, step: int) -> None:
+        """The process has taken inner step `step`: faults armed for it come due."""
+        self.step = step
+        due = [f for f in self.armed if f.at_step <= step]
+        self.armed = [f for f in self.armed if f.at_step > step]
+        for fault in due:
+            self._start(fault)
+
+    def _start(self, fault: Fault) -> None:
+        task = asyncio.get_running_loop().create_task(self._carry_out(fault))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _carry_out(self, fault: Fault) -> None:
+        if fault.at_step < 0:
+            await asyncio.sleep(max(fault.after_s, self.answer_s))
+        await self._tell("fault-applied", fault)
+        match fault.kind:
+            case "kill":
+                (self.abilities.kill or _kill_self)()
+            case "hang":
+                await self._hang(fault.duration_s)
+                await self._tell("fault-healed", fault)
+            case "slow":
+                assert self.abilities.slow is not None
+                self.abilities.slow(fault.factor)
+                await asyncio.sleep(fault.duration_s)
+                self.abilities.slow(1.0)
+                await self._tell("fault-healed", fault)
+            case "nan":
+                assert self.abilities.nan is not None
+                self.abilities.nan()
+
+    async def _hang(self, duration_s: float) -> None:
+        """Stop every thread of this process; returns once it runs again."""
+        if self.abilities.hang is not None:
+            self.abilities.hang(duration_s)
+            await asyncio.sleep(duration_s)
+            return
+        # Not the event loop's own way: uvloop's forks, which a process with jax in it must not.
+        await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-I", "-S", "-c", _HANG, str(os.getpid()), str(duration_s)],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+
+    async def _tell(self, kind: str, fault: Fault) -> None:
+        """Write the truth down; a fault whose record cannot be written is carried out anyway."""
+        data = {**fault.model_dump(), "step": self.step, "at": time.time()}
+        run, text = (
+            self.run or fault.run or "cluster",
+            f"{fault.kind} on {self.target} ({fault.id})",
+        )
+        await tell(self.bus, event_now(run, kind, self.target, text, data), timeout_s=2.0)
+
+
+def _kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

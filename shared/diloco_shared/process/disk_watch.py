@@ -1,0 +1,98 @@
+"""Looks at the disk under a member's own folder, and says in its member record what is amiss."""
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import structlog
+
+from diloco_shared.bus.port import Bus
+from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.process.membership import Membership
+from diloco_shared.protocol import subjects
+
+# Between two looks, in seconds: with what a look waits for, a full disk is named within five.
+LOOK_S = 1.0
+
+
+async def watch_disk(
+    membership: Membership,
+    room: Callable[[], DiskRoom | None],
+    tell: Callable[[str, str], Awaitable[None]],
+) -> None:
+    """For ever: `room` is that of the present work, if there is any; `tell` writes an event.
+
+    In a thread: a network file system may keep a look waiting.
+    """
+    while True:
+        reason, here = "", room()
+        if here is not None:
+            free = await asyncio.to_thread(free_bytes, here.folder)
+            reason = here.saw(free, time.monotonic()) if free is not None else here.reason
+        reason = reason[:500]  # as much as the record takes
+        if reason != membership.record.full:
+            membership.update(full=reason)
+            if reason:
+                await tell("full", reason)
+            elif here is not None:
+                await tell("room-again", f"{here.folder} has room again")
+        await asyncio.sleep(LOOK_S)
+
+
+def free_bytes(folder: Path) -> int | None:
+    """What an ordinary user may still write there; None where the file system does not say.
+
+    No file can be made without an inode, however many bytes are left.
+    """
+    try:
+        there = _statvfs(folder)
+    except OSError:
+        return None
+    if not there.f_blocks:
+        return None
+    return 0 if there.f_files and not there.f_favail else there.f_bavail * there.f_frsize
+
+
+def _statvfs(folder: Path) -> os.statvfs_result:
+    """Of a folder, or of the nearest that is there above it."""
+    try:
+        return os.statvfs(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        if folder == folder.parent:
+            raise
+        return _statvfs(folder.parent)
+
+
+log = structlog.get_logger()
+
+# Between two attempts at a server that does not answer, in seconds.
+RETRY_S = 1.0
+# A mark lasts longer than any process is away and comes back; without it files stay, unused.
+MARK_S = 90 * 86_400.0
+
+
+async def remove_deleted(bus: Bus, folder: Path) -> None:
+    """For ever: what lies in `folder` under `RunSpec.folder` of a run that is deleted."""
+
+    async def watch() -> None:
+        async with bus.kv_watch(subjects.DELETED) as entries:
+            async for entry in entries:
+                if entry.value is not None:
+                    await asyncio.to_thread(remove, folder, entry.key)
+
+    await again_and_again(watch, "marks of deleted runs", RETRY_S)
+
+
+def remove(folder: Path, run_id: str) -> None:
+    """The folders of one run; what cannot be removed is left and logged."""
+    for path in folder.glob(f"*.{run_id}"):
+        shutil.rmtree(path, onerror=_left)
+        log.info("files of a deleted run removed", folder=str(path))
+
+
+def _left(_: object, path: str, error: object) -> None:
+    log.warning("not removed", path=path, error=str(error))

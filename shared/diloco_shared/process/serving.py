@@ -1,0 +1,162 @@
+"""What learner and syncer are alike in: from settings to a member at work, and all of it away.
+
+Two connections, for control and for data: a link full of chunks never delays a heartbeat.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any, ClassVar, Generic, TypeVar
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import Bus
+from diloco_shared.bus.repeating import PROMPT, until_done
+from diloco_shared.bus.run_streams import ensure_buckets, spec_of
+from diloco_shared.process.chaos import Abilities, FaultAgent
+from diloco_shared.process.crash_points import arm
+from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.process.disk_watch import remove_deleted, watch_disk
+from diloco_shared.process.health import Health, HealthServer, disk_metric, traffic_metrics
+from diloco_shared.process.loop_watch import LoopWatch
+from diloco_shared.process.membership import DataFolder, Membership
+from diloco_shared.process.settings import ProcessSettings, WorkerSettings
+from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
+
+S = TypeVar("S", bound=WorkerSettings)
+
+
+class Worker(ABC, Generic[S]):
+    """One process under one id, that works for the runs it is assigned to."""
+
+    role: ClassVar[str]
+    kept: ClassVar[str]  # in its data folder: one folder per run
+
+    def __init__(self, settings: S, control: Bus, data: Bus, folder: DataFolder) -> None:
+        self.settings = settings
+        self.control = control
+        self.data = data
+        self.folder = folder
+        self.membership = Membership(control, settings.id, self.role, folder.lock)
+        self.faults = FaultAgent(
+            control, settings.id, enabled=settings.chaos, abilities=self.abilities()
+        )
+        self.ready = False
+        self.loop_watch = LoopWatch()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def abilities(self) -> Abilities:
+        """What faults it can inflict on itself."""
+        return Abilities()
+
+    @abstractmethod
+    def room(self) -> DiskRoom | None:
+        """Of the present work."""
+
+    @abstractmethod
+    async def tell(self, kind: str, text: str) -> None:
+        """An event of the present work."""
+
+    @abstractmethod
+    def detail(self) -> dict[str, Any]:
+        """What a probe is told of the present work."""
+
+    @abstractmethod
+    def metrics(self) -> Iterable[Metric]:
+        """Of the present work."""
+
+    @abstractmethod
+    async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
+        """Until cancelled: one run after the other. What fails ends the process."""
+
+    def health(self) -> Health:
+        """Alive while this answers; ready once registered and the bus is there."""
+        full, connected = self.membership.record.full, self.control.connected
+        detail = {"id": self.settings.id, "bus": "connected" if connected else "away"}
+        detail |= self.loop_watch.detail() | self.detail() | ({"full": full} if full else {})
+        return Health(True, self.ready and connected, detail)
+
+    def collect(self) -> Iterator[Metric]:
+        """Prometheus metrics, read when asked for."""
+        yield from traffic_metrics({"control": self.control.traffic, "data": self.data.traffic})
+        yield from self.loop_watch.metrics()
+        yield disk_metric(self.membership.record)
+        yield from self.metrics()
+
+    async def run(self) -> None:
+        """Until cancelled, or until the work fails."""
+        await ensure_buckets(self.control)
+        await self.membership.register()
+        self.ready = True
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.membership.keep())
+            tasks.create_task(self.faults.serve())
+            tasks.create_task(remove_deleted(self.control, self.folder.path / self.kept))
+            tasks.create_task(watch_disk(self.membership, self.room, self.tell))
+            await self.serve_runs(tasks)
+
+    async def spec_of(self, run: str) -> RunSpec | None:
+        """Of the run that it is assigned to; None if there is none such any more."""
+        run_id = self.membership.run_id
+        spec = await until_done(
+            lambda: spec_of(self.control, run, run_id), "the run's record", pauses=PROMPT
+        )
+        if spec is None:
+            log.error("assigned to a run that does not exist", run=run, id=run_id)
+        return spec
+
+
+@asynccontextmanager
+async def connected(settings: ProcessSettings, name: str, **links: Any) -> AsyncIterator[Bus]:
+    """The bus that a process is told of, until the context ends. Raises Unavailable.
+
+    `links`: what carries payloads, as `NatsBus.connect` takes it.
+    """
+    token = settings.nats_token or None
+    bus = await NatsBus.connect(settings.nats_url, name=name, token=token, **links)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def serve(settings: S, kind: type[Worker[S]]) -> None:
+    """Take a name, connect, and run until the process is told to stop."""
+    folder = DataFolder.claim(settings.data, kind.role, settings.id)
+    settings = settings.model_copy(update={"id": folder.member})
+    arm(settings.crash_at, settings.id, folder.path)
+    try:
+        async with (
+            connected(settings, f"{settings.id}-control") as control,
+            connected(
+                settings,
+                f"{settings.id}-data",
+                connections=settings.connections,
+                uplink_bytes_per_s=settings.uplink_bytes_per_s,
+                downlink_bytes_per_s=settings.downlink_bytes_per_s,
+            ) as data,
+        ):
+            await _run(kind(settings, control, data, folder))
+    finally:
+        folder.release()
+
+
+async def _run(worker: Worker[S]) -> None:
+    settings = worker.settings
+    health = HealthServer(worker.health, worker.registry)
+    watching = asyncio.create_task(worker.loop_watch.keep())
+    try:
+        port = await health.start(settings.health_host, settings.health_port)
+        worker.membership.update(address=f"{settings.health_host}:{port}")
+        await worker.run()
+    finally:
+        watching.cancel()
+        await health.close()
+        await worker.membership.leave()

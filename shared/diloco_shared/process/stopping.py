@@ -1,0 +1,53 @@
+"""SIGTERM and SIGINT as an ordinary end of the main task."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from functools import partial
+
+
+async def until_stopped(work: Coroutine[object, object, None]) -> None:
+    """Run `work`; a stop signal cancels it and returns once it has cleaned up."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    stopped = False
+
+    def stop() -> None:
+        nonlocal stopped
+        stopped = True
+        task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not stopped:
+            raise
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+_PR_SET_PDEATHSIG = 1
+# Loaded here, since little is safe between fork and exec.
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def dies_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
+    """For a child to call first: it gets signal `number` when the thread that started it ends.
+
+    A `preexec_fn`, or a process pool's initializer (it can be pickled). Start such children from
+    the main thread only.
+    """
+    return partial(_die_with, os.getpid(), number)
+
+
+def _die_with(parent: int, number: int) -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number)
+        if os.getppid() != parent:  # it was gone before we asked
+            os._exit(1)

@@ -1,0 +1,301 @@
+"""One run's specification: algorithm, model, data, inner optimizer and budget.
+
+Frozen pydantic models with units in names. Every default carries its reason in the field's
+description, which `diloco config --explain` prints.
+"""
+
+import hashlib
+import json
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from diloco_shared.protocol.subjects import Id
+from diloco_shared.spec.algorithm import BATCH_MAX as BATCH_MAX
+from diloco_shared.spec.algorithm import DAY_S as DAY_S
+from diloco_shared.spec.algorithm import LEARNERS_MAX as LEARNERS_MAX
+from diloco_shared.spec.algorithm import PRESETS as PRESETS
+from diloco_shared.spec.algorithm import RATE_MAX as RATE_MAX
+from diloco_shared.spec.algorithm import SECONDS_MAX as SECONDS_MAX
+from diloco_shared.spec.algorithm import SHARDS_MAX as SHARDS_MAX
+from diloco_shared.spec.algorithm import STEPS_MAX as STEPS_MAX
+from diloco_shared.spec.algorithm import Algorithm as Algorithm
+from diloco_shared.spec.algorithm import Codec as Codec
+from diloco_shared.spec.algorithm import Spec as Spec
+from diloco_shared.spec.algorithm import Weighting as Weighting
+from diloco_shared.spec.optimizers import known
+
+
+class Model(Spec):
+    """A decoder-only transformer by preset or by shape, or your own by `module:factory`."""
+
+    preset: str = Field(
+        "nano",
+        description="Named shape: 'nano' (0.1M parameters), 'micro' (0.8M), 'small' (24M) or "
+        "'gemma-12b' (11.8B).",
+    )
+    factory: str | None = Field(
+        None, description="module:factory of your own model; replaces preset."
+    )
+    overrides: dict[str, int | float | str | bool] = Field(
+        default_factory=dict, description="Fields of the preset's shape to change."
+    )
+    parameters: int | None = Field(
+        None,
+        ge=1,
+        le=10**13,
+        description="N of a factory's model, for the run's budget; none: learners tell it when "
+        "they join. A preset's is known.",
+    )
+    context_tokens: int = Field(64, ge=2, le=1 << 24, description="Tokens per sequence.")
+
+
+class Data(Spec):
+    """The corpus and how it is cut into virtual shards."""
+
+    source: str = Field(
+        "stdlib",
+        description="'stdlib' (source code of the running Python), or a folder or file of text.",
+    )
+    tokenizer: str = Field("bytes", description="'bytes' needs no download.")
+    virtual_shards: int = Field(
+        64, ge=1, le=65536, description="Leases are per shard; many keep joins fair."
+    )
+    validation_fraction: float = Field(
+        0.05, gt=0, lt=0.5, description="Share of files held out for validation; as much for test."
+    )
+
+
+class Inner(Spec):
+    """The inner optimizer of every learner."""
+
+    optimizer: str = Field(
+        "adamw", description="'adamw', 'muon', or another optax optimizer by name."
+    )
+    learning_rate: float = Field(
+        1.6e-2,
+        gt=0,
+        le=RATE_MAX,
+        description="Peak rate of *data-parallel* training of this model.",
+    )
+    b1: float = Field(0.9, ge=0, lt=1, description="First-moment decay.")
+    b2: float = Field(
+        0.99,
+        ge=0,
+        lt=1,
+        description="Second-moment decay. A learner's own batches are small, so that it remembers "
+        "more of them than the 0.95 of large ones.",
+    )
+    weight_decay: float = Field(0.1, ge=0, le=RATE_MAX, description="Decoupled decay of matrices.")
+    clip_norm: float = Field(1.0, gt=0, le=1e30, description="Global gradient norm limit.")
+    warmup_steps: int = Field(
+        100, ge=0, le=STEPS_MAX, description="Linear warm-up, in steps of the run."
+    )
+    final_fraction: float = Field(
+        0.05, ge=0, le=1, description="Rate at the end over the peak (cosine)."
+    )
+    batch_sequences: int = Field(
+        8, ge=1, le=BATCH_MAX, description="Sequences per learner and inner step."
+    )
+    accumulation: int = Field(
+        1, ge=1, le=BATCH_MAX, description="Gradient accumulation within a step."
+    )
+
+    @field_validator("optimizer")
+    @classmethod
+    def _optimizer(cls, name: str) -> str:
+        return known(name, "muon")
+
+
+class Budget(Spec):
+    """When the run ends: exactly one of the three."""
+
+    steps: int | None = Field(
+        None, ge=1, le=STEPS_MAX, description="Inner steps per learner of the run."
+    )
+    tokens: int | None = Field(
+        None, ge=1, le=2**53, description="Tokens processed by all learners."
+    )
+    seconds: float | None = Field(
+        None, gt=0, le=SECONDS_MAX, description="Seconds since the first round."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [k for k in ("steps", "tokens", "seconds") if getattr(self, k) is not None]
+        if len(given) != 1:
+            named = " and ".join(given) or "none"
+            raise ValueError(f"give exactly one of steps, tokens, seconds (given: {named})")
+        return self
+
+
+class Membership(Spec):
+    """Who may work for the run, and how soon silence counts."""
+
+    learners_min: int = Field(
+        1,
+        ge=1,
+        le=LEARNERS_MAX,
+        description="Joined learners needed before the first step; the run's budget is made for "
+        "as many, and grows when more join.",
+    )
+    learners_max: int = Field(64, ge=1, le=LEARNERS_MAX, description="Learners assigned at most.")
+    lease_s: float = Field(
+        5.0,
+        gt=0,
+        le=DAY_S,
+        description="Silence after which a learner is not live; covers a long compile.",
+    )
+    heartbeat_s: float = Field(
+        1.0,
+        gt=0,
+        le=DAY_S,
+        description="Progress is sent at least this often: a fifth of the lease.",
+    )
+    syncers: int = Field(
+        2, ge=1, le=16, description="Syncers assigned at most: a leader, and standbys."
+    )
+    leader_lease_s: float = Field(
+        3.0,
+        ge=0.5,
+        le=DAY_S,
+        description="A leader silent for so long is replaced; two of three renewals may be lost.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.learners_min > self.learners_max:
+            raise ValueError("learners_min must not exceed learners_max")
+        if self.heartbeat_s * 2 > self.lease_s:
+            raise ValueError("heartbeat_s must be at most half of lease_s")
+        return self
+
+
+class Evaluation(Spec):
+    """Validation loss of the published parameters."""
+
+    every_steps: int = Field(
+        96, ge=1, le=STEPS_MAX, description="Steps of the run between two evaluations."
+    )
+    sequences: int = Field(
+        256, ge=1, le=BATCH_MAX, description="Held-out sequences per evaluation."
+    )
+
+
+class Keeping(Spec):
+    """What is kept, and for how long."""
+
+    checkpoint_every_steps: int = Field(
+        480, ge=1, le=STEPS_MAX, description="Learner checkpoint interval."
+    )
+    checkpoints: int = Field(2, ge=1, le=1000, description="Checkpoints kept per learner.")
+    snapshot_every_rounds: int = Field(
+        24,
+        ge=1,
+        le=10**6,
+        description="Syncer snapshot interval: bounds replay and kept contributions.",
+    )
+    contributions: Literal["until_snapshot", "all"] = Field(
+        "until_snapshot", description="'all' allows a full replay of the run."
+    )
+    run_checkpoint_every_steps: int | None = Field(
+        None,
+        ge=1,
+        le=STEPS_MAX,
+        description="Run-wide checkpoint interval in steps; none: when asked for.",
+    )
+    run_checkpoints: int = Field(3, ge=1, le=1000, description="Run-wide checkpoints kept.")
+    run_checkpoint_root: str = Field(
+        "",
+        description="Where run-wide checkpoints go: a folder that every process of the run "
+        "reaches, or file://, gs://, s3://. Empty: where each process was told to keep them.",
+    )
+    stream_bytes_max: int | None = Field(
+        None,
+        ge=1 << 20,
+        le=2**53,
+        description="Upper bound in bytes for each of the run's streams; none: what the run needs.",
+    )
+    begin_again: Literal["automatic", "ask"] = Field(
+        "automatic",
+        description="When no syncer has the run's state and none can be got: begin a new epoch "
+        "from the published parameters, without outer momentum, or wait for 'diloco begin-again'.",
+    )
+    begin_again_after_s: float = Field(
+        60.0,
+        gt=0,
+        le=DAY_S,
+        description="Before it begins again by itself: a syncer that still has the state may "
+        "come back. At least four leader leases, whatever is given.",
+    )
+
+
+class RunSpec(Spec):
+    """One run, whole. `checking.load` reads it from a file's text."""
+
+    name: Id = Field(description="The run's name, in subjects, keys and file names.")
+    id: str = Field(
+        "",
+        pattern=r"^[0-9a-f]{0,16}$",
+        description="Given at submission: tells a run from an earlier one of its name.",
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Seeds parameters, data order and samples.")
+    algorithm: Algorithm = Field(default_factory=lambda: Algorithm.model_validate({}))
+    model: Model = Field(default_factory=Model)
+    data: Data = Field(default_factory=Data)
+    inner: Inner = Field(default_factory=Inner)
+    membership: Membership = Field(default_factory=Membership)
+    evaluation: Evaluation = Field(default_factory=Evaluation)
+    keeping: Keeping = Field(default_factory=Keeping)
+    budget: Budget
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.algorithm.quorum > self.membership.learners_max:
+            raise ValueError(
+                f"algorithm.quorum ({self.algorithm.quorum}) exceeds membership.learners_max "
+                f"({self.membership.learners_max}): no round could ever commit"
+            )
+        return self
+
+    @property
+    def folder(self) -> str:
+        """Name of this run's folders: no other run's, and no earlier one's of this name."""
+        return f"{self.name}.{self.id}" if self.id else self.name
+
+    @property
+    def inner_rate(self) -> float:
+        """Peak inner learning rate of the learners of this run."""
+        return self.inner.learning_rate * self.algorithm.inner_rate_factor
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens one learner processes in one inner step as declared here."""
+        return self.inner.batch_sequences * self.inner.accumulation * self.model.context_tokens
+
+
+def shared_keys(spec: RunSpec) -> dict[str, str]:
+    """Flat `path -> JSON value` of what all members of a run must agree on.
+
+    The run's id is among them: what comes of a deleted run of the same name is refused. A learner's
+    own batch size is left out: the weights account for it. So is what only the syncer uses to
+    decide when to stop.
+    """
+    view = spec.model_dump(
+        mode="json",
+        include={"name", "id", "seed", "algorithm", "model", "data"},
+        exclude={"algorithm": {"quorum"}, "model": {"parameters"}},
+    )
+    return dict(_flatten("", view))
+
+
+def _flatten(prefix: str, value: Any) -> list[tuple[str, str]]:
+    if isinstance(value, dict) and value:
+        return [kv for k in sorted(value) for kv in _flatten(f"{prefix}.{k}".strip("."), value[k])]
+    return [(prefix, json.dumps(value, sort_keys=True))]
+
+
+def config_hash(spec: RunSpec) -> str:
+    """SHA-256 (first 32 hex digits) over `shared_keys`."""
+    text = json.dumps(shared_keys(spec), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

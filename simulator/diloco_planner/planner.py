@@ -1,0 +1,390 @@
+"""From hardware, links and failures to a run's settings, each with its reason and what to expect.
+
+Closed forms only: goodput_model.py for failures, bandwidth.py for links. Choices, in this order:
+
+- *M*: fewest learners (a multiple of the data centers) that reach the goodput asked for: more
+  learners lose less to failures, but cost quality.
+- *H and codec*: the first of H = 24, 48, 96 and of bf16, int8, int4 that the links carry: a smaller
+  codec costs less quality than a larger H.
+- *P*: as many fragments as rounds can be told apart, for the smoothest load.
+- *tau*: the least overlap, from the paper's 2 up, in which a round fits.
+- *K* = 1 with a grace window, as in the paper: nobody waits for a learner that is down.
+- *shards*: syncers until each one's memory, network and processors suffice, by the laws that were
+  measured (hub_model.py).
+"""
+
+from dataclasses import asdict, dataclass, replace
+from math import ceil, log2, pow
+from typing import Any, NamedTuple
+
+from diloco_planner import hub_model
+from diloco_planner.bandwidth import CODEC_BITS, GBIT, Bursts
+from diloco_planner.goodput_model import job_goodput, uptime
+from diloco_planner.wanted import Wishes
+from diloco_shared.budget import assumed, streams
+from diloco_shared.budget.memory import processes
+from diloco_shared.spec.run import SHARDS_MAX, STEPS_MAX, RunSpec
+
+DAY_S = 86_400.0
+GIB = float(1 << 30)
+SYNC_EVERY = (24, 48, 96)  # H: 24 is the paper's; longer rounds drift further apart
+CODECS = ("bf16", "int8", "int4")  # best first; e3m0 needs as many bits as int4
+OVERLAPS = (2, 4)  # tau: 2 is the paper's; Streaming DiLoCo is robust below 5
+OVERLAP_SHARE_MAX = 0.5  # of H: past it, rounds of one fragment would nearly meet
+LEARNERS_MAX = 16  # more than the paper tried would be a guess
+LOAD_MAX = 0.8  # of a link's bandwidth: bursts and repeats need the rest
+KEYFRAME_EVERY, SNAPSHOT_EVERY = 16, 24  # versions and rounds: the defaults of a run
+SMALLEST_FRAGMENT = 16_384  # values: below, a round's messages outweigh its payload
+# Loss = A N ** alpha of DiLoCo at H = 30 and of data-parallel (Scaling Laws, 2503.09799).
+LOSS = {1: (18.363, -0.0961), 2: (18.768, -0.0969), 4: (19.762, -0.0992), 8: (21.051, -0.1018)}
+LOSS_DATA_PARALLEL = (18.129, -0.0953)
+# What a syncer host runs out of, and the wish that says how much of it there is.
+_LIMITED_BY = {
+    "network": "hub_gbit_per_s",
+    "memory": "syncer_memory_gib",
+    "merging": "syncer_cores",
+    "one thread": "batch_tokens",
+}
+
+
+class Infeasible(ValueError):
+    """No settings do: what is short, and by how much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is given."""
+
+    learners: int  # M
+    sync_every_steps: int  # H
+    fragments: int  # P
+    overlap_steps: int  # tau
+    quorum: int  # K
+    codec_up: str
+    codec_down: str
+    syncer_shards: int = 1
+    keyframe_every: int = KEYFRAME_EVERY
+    keyframe_codec: str = "fp32"
+
+    @property
+    def up_bits(self) -> float:
+        """Per value of a contribution."""
+        return CODEC_BITS[self.codec_up]
+
+    @property
+    def down_bits(self) -> float:
+        """Per value of a publication, in the mean: one in `keyframe_every` is whole parameters."""
+        whole = CODEC_BITS[self.keyframe_codec] - CODEC_BITS[self.codec_down]
+        return CODEC_BITS[self.codec_down] + whole / self.keyframe_every
+
+    @property
+    def in_flight(self) -> int:
+        """D: rounds at a time."""
+        return max(1, ceil(self.overlap_steps * self.fragments / self.sync_every_steps))
+
+
+class Traffic(NamedTuple):
+    """Of one choice of H, P and codec; `share` is of a data center's link, the busier way."""
+
+    gbit_per_s: float
+    share: float
+    sync_s: float
+
+
+def plan(wishes: Wishes) -> dict[str, Any]:
+    """Settings, why, and predictions, JSON-ready; raises Infeasible with what is short."""
+    learners, why_learners = _learners(wishes)
+    settings, why = _exchange(wishes, learners)
+    settings, why_shards = _sharded(wishes, settings)
+    reasons = {
+        "learners": why_learners,
+        **why,
+        "quorum": "the paper's: one learner suffices, a grace window waits for the others",
+        "syncer_shards": why_shards,
+    }
+    predicted, hub = predict(wishes, settings), _hub(wishes, settings)
+    algorithm = {
+        "preset": "long",
+        "shards": settings.syncer_shards,
+        **{k: v for k, v in asdict(settings).items() if k not in ("learners", "syncer_shards")},
+    }
+    return {
+        "settings": asdict(settings),
+        "reasons": reasons,
+        "predicted": predicted,
+        "hub": hub,
+        "notes": _notes(wishes, settings, predicted, hub),
+        "budget_gb": _budget(wishes, settings, algorithm, predicted["steps"]),
+        "algorithm": algorithm,
+    }
+
+
+def sensitivity(wishes: Wishes) -> list[dict[str, Any]]:
+    """The plan again with one wish halved or doubled at a time, and failures ten times as often."""
+    changes: list[tuple[str, float]] = [
+        (name, factor)
+        for name in ("params", "link_gbit_per_s", "chips", "mtbi_years")
+        for factor in (0.5, 2.0)
+    ]
+    rows = []
+    for name, factor in [*changes, ("mtbi_years", 0.1), ("round_trip_s", 4.0)]:
+        row: dict[str, Any] = {"changed": f"{name} x {factor:g}"}
+        try:
+            found = plan(_changed(wishes, name, factor))
+        except ValueError as error:
+            row["error"] = str(error).splitlines()[0]
+        else:
+            row |= {k: found["predicted"][k] for k in ("days", "goodput", "gbit_per_s_link")}
+            row |= found["settings"]
+        rows.append(row)
+    return rows
+
+
+def _changed(wishes: Wishes, name: str, factor: float) -> Wishes:
+    """Only what is named changes: tokens stay, and a measured step time goes as the work does."""
+    value = getattr(wishes, name) * factor
+    changed = wishes.model_dump() | {"tokens": wishes.tokens_total}
+    changed[name] = max(1, round(value)) if name == "chips" else value
+    if wishes.step_s is not None and name in ("params", "chips"):
+        changed["step_s"] = wishes.step_s * (factor if name == "params" else 1 / factor)
+    return Wishes.model_validate(changed)
+
+
+def _goodput(wishes: Wishes, learners: int) -> float:
+    """Of M learners; one of a single slice cannot scale down, and stands until it is back."""
+    chips = wishes.chips / learners
+    return job_goodput(wishes.failures, chips, elastic=chips >= 2 * wishes.slice_chips)
+
+
+def _learners(wishes: Wishes) -> tuple[int, str]:
+    if wishes.centers > wishes.chips:
+        raise Infeasible(f"chips must be at least one per data center ({wishes.centers})")
+    most = max(LEARNERS_MAX, wishes.centers)
+    able = [m for m in range(wishes.centers, most + 1, wishes.centers) if m <= wishes.chips]
+    for learners in able:
+        reached = _goodput(wishes, learners)
+        if reached >= wishes.goodput_min:
+            text = f"fewest that reach a goodput of {wishes.goodput_min:.0%} ({reached:.1%})"
+            return learners, text
+    best = max(able, key=lambda m: _goodput(wishes, m))
+    text = f"none of up to {able[-1]} reaches {wishes.goodput_min:.0%}: the best one"
+    return best, f"{text} ({_goodput(wishes, best):.1%})"
+
+
+def _exchange(wishes: Wishes, learners: int) -> tuple[Settings, dict[str, str]]:
+    """H, codec, P and tau: the first that the links carry."""
+    step_s = wishes.seconds_per_step
+    tried = [
+        (found, _traffic(wishes, found))
+        for every in SYNC_EVERY
+        for fragments in [_fragments(wishes, every)]
+        for codec in CODECS
+        for found in [Settings(learners, every, fragments, OVERLAPS[0], 1, codec, codec)]
+    ]
+    carried = [one for one in tried if one[1].share <= LOAD_MAX]
+    if not carried:
+        needed = min(traffic.gbit_per_s for _, traffic in tried) / LOAD_MAX
+        raise Infeasible(
+            f"link_gbit_per_s must be at least {needed:.3g} (given {wishes.link_gbit_per_s:g}): "
+            f"H = {SYNC_EVERY[-1]} with {CODECS[-1]} needs it"
+        )
+    # Beyond the usual overlaps (steps so short that the round trip counts), the least share of H.
+    usual = [one for one in carried if one[1].sync_s <= OVERLAPS[-1] * step_s]
+    found, traffic = (
+        usual[0] if usual else min(carried, key=lambda one: one[1].sync_s / one[0].sync_every_steps)
+    )
+    overlap = max(OVERLAPS[0], ceil(traffic.sync_s / step_s))
+    if overlap > found.sync_every_steps * OVERLAP_SHARE_MAX:
+        raise Infeasible(
+            f"a round takes {traffic.sync_s:.2f} s, longer than {OVERLAP_SHARE_MAX:.0%} of H = "
+            f"{found.sync_every_steps} steps of {step_s:.3g} s: a shorter round_trip_s, a faster "
+            "link, more syncer_cores or a larger batch_tokens would help"
+        )
+    busy = f"the link is {traffic.share:.0%} busy, {LOAD_MAX:.0%} allowed"
+    why = {
+        "sync_every_steps": f"the shortest that the links carry: {busy}",
+        "codec_up": "the most bits that the links carry at that H",
+        "codec_down": "as up",
+        "fragments": f"most of H at {wishes.round_s_min:g} s a round at least",
+        "overlap_steps": f"a round takes {traffic.sync_s:.2f} s, a step {step_s:.3g} s",
+        "keyframe_every": "the default: what somebody who joins must read",
+        "keyframe_codec": "the default: exact",
+    }
+    return replace(found, overlap_steps=overlap), why
+
+
+def _fragments(wishes: Wishes, every: int) -> int:
+    """The largest divisor of H whose rounds are neither too frequent nor too small."""
+    for fragments in range(every, 1, -1):
+        apart_s = every / fragments * wishes.seconds_per_step
+        small = wishes.params / fragments < SMALLEST_FRAGMENT
+        if every % fragments == 0 and apart_s >= wishes.round_s_min and not small:
+            return fragments
+    return 1
+
+
+def _traffic(wishes: Wishes, s: Settings) -> Traffic:
+    """Learners of a data center share its link: their transfers of a round run side by side."""
+    beside = ceil(s.learners / wishes.centers)
+    values = wishes.params / s.fragments
+    every_s = s.sync_every_steps * wishes.seconds_per_step
+    gbit = beside * wishes.params * max(s.up_bits, s.down_bits) / GBIT / every_s
+    link = LOAD_MAX * wishes.link_gbit_per_s
+    up_s, down_s = (
+        beside * values * CODEC_BITS[codec] / GBIT / link for codec in (s.codec_up, s.codec_down)
+    )
+    merge_s = hub_model.merge_s(s.learners, values, s.codec_up) / wishes.syncer_cores
+    # Pull and contribution, then the publication: a round trip and a half, rounded up.
+    sync_s = up_s + merge_s + down_s + 2 * wishes.round_trip_s
+    return Traffic(gbit, gbit / wishes.link_gbit_per_s, sync_s)
+
+
+def _sharded(wishes: Wishes, s: Settings) -> tuple[Settings, str]:
+    """With the fewest syncer shards of which each one's host has enough."""
+    possible = [n for n in range(1, min(s.fragments, SHARDS_MAX) + 1) if s.fragments % n == 0]
+    for shards in possible:
+        needs = _needs(wishes, s, shards)
+        most = max(needs, key=lambda need: needs[need])
+        if needs[most] <= 1:
+            text = f"{most} decides: {needs[most]:.2g} of what one host of {shards} has"
+            return replace(s, syncer_shards=shards), text
+    raise Infeasible(
+        f"{possible[-1]} syncers for {s.fragments} fragments are not enough: a larger "
+        f"{_LIMITED_BY[most]} would help"
+    )
+
+
+def _needs(wishes: Wishes, s: Settings, shards: int) -> dict[str, float]:
+    """Of one shard's host, each as a share of what it may be used for."""
+    step_s, values = wishes.seconds_per_step, wishes.params / s.fragments
+    rounds_per_s = s.fragments / (s.sync_every_steps * step_s) / shards
+    round_bits = values * max(s.learners * s.up_bits, s.down_bits)
+    merge_s = hub_model.merge_s(s.learners, values, s.codec_up)
+    moved_s = hub_model.moved_s(round_bits / 8)
+    held = hub_model.memory_bytes(
+        wishes.params / shards, values, s.learners, s.up_bits / 8, ceil(s.in_flight / shards)
+    )
+    # What one thread does: it hears everybody and decides. Others fetch, merge and publish.
+    thread_s = hub_model.report_s(s.learners, s.fragments) / step_s
+    thread_s += hub_model.decision_s(s.learners) * rounds_per_s
+    work_s = (merge_s + moved_s) * rounds_per_s + thread_s
+    return {
+        "network": round_bits * rounds_per_s / GBIT / (LOAD_MAX * wishes.hub_gbit_per_s),
+        "memory": held / GIB / wishes.syncer_memory_gib,
+        "merging": work_s / (LOAD_MAX * wishes.syncer_cores),
+        "one thread": thread_s / LOAD_MAX,
+    }
+
+
+def _hub(wishes: Wishes, s: Settings) -> dict[str, float]:
+    """What the syncers and the message server must carry and hold, all together."""
+    n, every_s = wishes.params, s.sync_every_steps * wishes.seconds_per_step
+    up, down = (bits / 8 * n / every_s for bits in (s.up_bits, s.down_bits))  # of one learner
+    round_bytes = s.learners * n / s.fragments * s.up_bits / 8
+    # Contributions up to a snapshot; a keyframe and the deltas after it; one joiner's moments.
+    kept = SNAPSHOT_EVERY * round_bytes + n * s.keyframe_every * s.down_bits / 8 + 8 * n
+    stored, given = s.learners * up + down, s.learners * (up + down)
+    merge_s = hub_model.merge_s(s.learners, n / s.fragments, s.codec_up) * s.fragments / every_s
+    held = hub_model.memory_bytes(n, n / s.fragments, s.learners, s.up_bits / 8, s.in_flight)
+    return {
+        "gbit_per_s_each_way": s.learners * max(up, down) * 8 / GBIT,
+        "memory_gib": held / GIB,
+        "disk_gib": kept / GIB,
+        "merging_cores": merge_s,
+        "server_stores_gb_per_s": stored / 1e9,
+        "server_cores": hub_model.server_s(stored, given),
+    }
+
+
+def _budget(
+    wishes: Wishes, s: Settings, algorithm: dict[str, Any], steps: float
+) -> dict[str, float]:
+    """Of `diloco budget` for such a run: what its streams and processes need, in GB."""
+    spec = RunSpec.model_validate(
+        {
+            "name": "planned",
+            "model": {"factory": "planned:model"},
+            "algorithm": algorithm,
+            "membership": {"learners_max": s.learners},
+            "budget": {"steps": min(max(ceil(steps), 1), STEPS_MAX)},
+        }
+    )
+    job = assumed(spec, learners=s.learners, parameters=ceil(wishes.params))
+    needs = {f"stream_{kind}": need for kind, need in streams(job).items()}
+    memory = {f"memory_{name.replace(' ', '_')}": need for name, need in processes(job).items()}
+    return {name: need.bytes / 1e9 for name, need in (needs | memory).items()}
+
+
+def predict(wishes: Wishes, s: Settings) -> dict[str, float]:
+    """What a run under these settings comes to, and data-parallel training on the same hardware."""
+    traffic = _traffic(wishes, s)
+    step_s, steps = wishes.seconds_per_step, wishes.tokens_total / wishes.batch_tokens
+    goodput = _goodput(wishes, s.learners)
+    # One island per data center; inside it gradients travel for nothing.
+    bits = 2 * (1 - 1 / wishes.centers) * wishes.params * CODEC_BITS["bf16"]
+    waits = Bursts(bits, 1, 0, step_s).utilisation(wishes.link_gbit_per_s * GBIT)
+    synchronous = waits * _goodput(wishes, 1)
+    days = steps * step_s / DAY_S
+    slack_s = s.overlap_steps * step_s - traffic.sync_s
+    per_step = wishes.params / s.sync_every_steps / 8
+    return {
+        "days": days / goodput,
+        "goodput": goodput,
+        "uptime": uptime(goodput, s.learners),
+        "step_s": step_s,
+        "steps": steps,
+        "rounds": steps * s.fragments / s.sync_every_steps,
+        "gbit_per_s_link": traffic.gbit_per_s,
+        "link_load": traffic.share,
+        "bytes_up_per_step": per_step * s.up_bits,
+        "bytes_down_per_step": per_step * s.down_bits,
+        "round_s": traffic.sync_s,
+        "staleness_steps": float(ceil(traffic.sync_s / step_s)),
+        "grace_s": min(max(0.8 * slack_s, 0.0), step_s),
+        "loss_gap": loss_gap(wishes.params, s.learners),
+        "days_data_parallel": days / synchronous,
+        "utilisation_data_parallel": waits,
+        "times_faster_than_data_parallel": goodput / synchronous,
+    }
+
+
+def loss_gap(params: float, learners: int) -> float:
+    """Relative loss above data-parallel at equal tokens, by published fits of DiLoCo at H = 30.
+
+    Between the fitted M = 1, 2, 4, 8, and beyond 8, a straight line over log2 M.
+    """
+    ideal, power = LOSS_DATA_PARALLEL
+    gaps = {m: a / ideal * pow(params, alpha - power) - 1 for m, (a, alpha) in LOSS.items()}
+    low = max(m for m in (1, 2, 4) if m <= max(1, learners))
+    place = log2(learners / low)
+    return gaps[low] + place * (gaps[2 * low] - gaps[low])
+
+
+def _notes(
+    wishes: Wishes, s: Settings, predicted: dict[str, float], hub: dict[str, float]
+) -> list[str]:
+    """What a reader should know before trusting the plan."""
+    notes = []
+    limit, days = wishes.deadline_days, predicted["days"]
+    if limit is not None and days > limit:
+        notes.append(
+            f"takes {days:.1f} days, {limit:g} were wanted: about {days / limit:.2g} times the "
+            "chips would do, if the links carry the shorter steps"
+        )
+    if s.learners > max(LOSS):
+        notes.append(f"no published fit of the loss goes beyond {max(LOSS)} learners: extrapolated")
+    if not 3.5e7 <= wishes.params <= 1e10:
+        notes.append("the fits of the loss are of models from 35M to 10B: extrapolated")
+    if s.overlap_steps > OVERLAPS[-1]:
+        notes.append(f"an overlap above {OVERLAPS[-1]} steps is untried: a round outlasts them")
+    if s.fragments == 1:
+        notes.append("one fragment: rounds or fragments would otherwise be too small")
+    if hub["server_stores_gb_per_s"] > hub_model.STORED_GB_PER_S:
+        notes.append(
+            f"the message server is to store {hub['server_stores_gb_per_s']:.2g} GB/s; shards do "
+            f"not relieve it, and {hub_model.STORED_GB_PER_S:g} GB/s is what two cores were seen "
+            "to do: measure yours (bench/scale.py)"
+        )
+    if wishes.step_s is None:
+        notes.append("the step time follows from 6 N flops a token: measure it, and give step_s")
+    return notes

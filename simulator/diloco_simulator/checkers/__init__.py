@@ -1,0 +1,1 @@
+"""The promises that every world is checked against."""

@@ -1,0 +1,84 @@
+"""What must be true of a run once it is over and everybody has left it."""
+
+from typing import TYPE_CHECKING
+
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import PublicationManifest
+from diloco_shared.protocol.wire import decode
+from diloco_simulator.checkers.promises import Life
+from diloco_simulator.checkers.watch import Watch
+from diloco_simulator.checkers.watch_shard import OfShard
+
+if TYPE_CHECKING:
+    from diloco_simulator.inside.observer import Observer
+
+# Within so many of its own steps after the heal everybody was merged, whatever happened before.
+STEPS = 60.0
+
+
+def look(observer: "Observer") -> None:
+    """At what the hub still has, and at what was seen of everybody."""
+    watch = observer.watch
+    for of in watch.of:
+        held = _held(observer, of)
+        of.limits.down(held, of.terms + len(of.epochs), of.restores + of.rebirths)
+    if watch.ended:
+        _went_back_alike(watch)
+        _merged_again(watch)
+        _have_what_is_committed(watch)
+
+
+def _held(observer: "Observer", of: OfShard) -> list[int]:
+    """Fragments of the manifests on DN, of a shard."""
+    stream = subjects.dn_stream(observer.spec.name)
+    if not observer.broker.exists(stream):
+        return []
+    there = observer.broker.select(stream, f"dn.{observer.spec.name}.>", 1)
+    found = [decode(s.payload, PublicationManifest) for s in there if s.subject.endswith(".m")]
+    return [m.fragment for m in found if m.fragment in of.merges.owned]
+
+
+def _went_back_alike(watch: Watch) -> None:
+    """A stop may overtake a restore in one shard; where no learner was there after that, nobody
+    could tell it that another one went back. Nor where a power cut took the record."""
+    if any(of.merges.lost.restores for of in watch.of):
+        return
+    watch.report.looked("I6")
+    told = any(end.outcome == watch.ended for end in watch.ends.values())
+    if told and len({of.wish for of in watch.of}) > 1:
+        watch.broken("I6", f"shards went back as asked at {[of.wish for of in watch.of]}")
+
+
+def _merged_again(watch: Watch) -> None:
+    for of in watch.of:
+        for (learner, incarnation), life in of.members.lives.items():
+            watch.report.looked("I10")
+            until, able_at = (
+                min(of.committed_at, life.silent_since),
+                max(watch.healed_at, life.able_at),
+            )
+            merged_at = of.members.merged_at.get(learner, -1.0)
+            if _long(life, until - able_at) and merged_at < watch.healed_at:
+                of.report("I10", f"{learner} {incarnation} was never merged again after the heal")
+
+
+def _long(life: Life, seconds: float) -> bool:
+    return not life.drained and seconds > STEPS * life.step_s
+
+
+def _have_what_is_committed(watch: Watch) -> None:
+    versions = tuple(
+        max(of_p) for of_p in zip(*(of.merges.versions for of in watch.of), strict=True)
+    )
+    # Who left a run that was over knows nothing of records that were lost after that.
+    epochs = [begun for of in watch.of for begun in of.epochs]
+    newest = max((epoch for epoch, _ in epochs), default=0)
+    lost_at = min((at for epoch, at in epochs if epoch == newest), default=0.0)
+    # Nor of what came before another end, where the end that it was told of was lost.
+    knew_at = max(lost_at, *(of.ended_at for of in watch.of))
+    for learner, end in watch.ends.items():
+        if end.outcome != watch.ended or end.at < knew_at:
+            continue
+        watch.report.looked("I6")
+        if end.adopted != versions:
+            watch.broken("I6", f"{learner} ends with {end.adopted}, the tape {versions}")

@@ -1,0 +1,204 @@
+"""Promises about what must never wait (I8) and never grow (I12), as far as a world shows them."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from diloco_learner.exchange.anchors import EARLY_MAX, KEPT_MAX, WAITING_MAX
+from diloco_shared.protocol.messages import Beat
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.promises import Anchors, Report
+from diloco_syncer.snapshots.snapshots_io import KEEP
+
+# States in which a leader tells learners to hold.
+RESTING = ("paused", "finished", "stopped")
+# Beats of a leader may overtake each other: one of the newest few is in force.
+NEWEST_BEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderHolds:
+    """How much of each."""
+
+    initialised: bool  # the run has parameters
+    in_flight: int  # rounds
+    payloads: int
+    staged: int  # merges
+    to_publish: int  # merges
+    to_append: int  # records
+    donations: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerHolds:
+    """How much of each; of what is kept by fragment, by round or by life, the most of one."""
+
+    to_answer: int  # pulls
+    answered: int  # rounds
+    undecided: int  # contributions
+    newcomers: int
+    to_adopt: int  # anchors
+    waiting: int  # deltas ahead of their base
+    early: int  # deltas ahead of their epoch
+    kept: int  # anchors
+    values: int  # anchors' values
+
+
+class Pace:
+    """I8: a learner takes step after step; only the user, the end or a new epoch make it rest.
+
+    Judged from what was delivered to the process: beats, and the epochs of publications.
+    """
+
+    def __init__(self, report: Report, spec: RunSpec, anchors: Anchors) -> None:
+        self.report = report
+        self.fragments = range(spec.algorithm.fragments)
+        self.anchors = anchors
+        self.beats: dict[str, deque[str]] = {}
+        self.leads: dict[str, tuple[int, int]] = {}  # newest epoch and term heard of
+        self.over: set[str] = set()  # processes that were told of the end
+        self.epochs: dict[str, int] = {}
+        self.begun: set[str] = set()
+
+    def told(self, life: str, beat: Beat) -> None:
+        if beat.epoch < self.epochs.get(life, 0):
+            return  # of before records were lost: it waits for a leader that knows its epoch
+        led = (beat.epoch, beat.term)
+        if led > self.leads.get(life, (-1, -1)):
+            self.leads[life] = led
+            self.beats[life] = deque(maxlen=NEWEST_BEATS)
+        if led == self.leads[life]:
+            self.beats[life].append(beat.state)
+        if beat.state in ("finished", "stopped"):
+            self.over.add(life)
+        self.published(life, beat.epoch)
+
+    def published(self, life: str, epoch: int) -> None:
+        """Something of that epoch came."""
+        self.epochs[life] = max(epoch, self.epochs.get(life, 0))
+
+    def begins(self, life: str) -> None:
+        """It has what it needs to train."""
+        self.begun.add(life)
+
+    def rests(self, life: str, left: bool) -> str:
+        """It does not begin a step at a boundary; why, as far as can be told from outside."""
+        if left or life in self.over or life not in self.begun:
+            return "over"
+        if any(state in RESTING for state in self.beats.get(life, ())):
+            return "paused"
+        epoch = self.epochs.get(life, 0)
+        if any((life, epoch, p) not in self.anchors.by_life for p in self.fragments):
+            return "epoch"
+        self.report("I8", f"{life} takes no step, and nothing told it to rest")
+        return ""
+
+
+def _within(report: Report, whose: str, what: str, size: int, limit: int) -> None:
+    report.looked("I12")
+    if size > limit:
+        report("I12", f"{whose} holds {size} {what}, at most {limit} are promised")
+
+
+class LearnerLimits:
+    """I12: what a learner holds."""
+
+    def __init__(self, report: Report, spec: RunSpec) -> None:
+        self.report = report
+        self.fragments, self.shards = spec.algorithm.fragments, spec.algorithm.shards
+
+    def holds(self, life: str, has: LearnerHolds) -> None:
+        """Looked at between two steps."""
+        for what, size, limit in (
+            ("pulls to answer", has.to_answer, 8 * self.shards),
+            ("rounds answered", has.answered, 64 * self.shards),
+            ("undecided contributions", has.undecided, 16),
+            ("newcomers to serve", has.newcomers, 8),
+            ("anchors to adopt", has.to_adopt, self.fragments),
+            ("deltas ahead of their base", has.waiting, WAITING_MAX),
+            ("deltas ahead of their epoch", has.early, EARLY_MAX),
+            ("anchors of a fragment", has.kept, KEPT_MAX),
+            ("anchors taken", has.values, 3 * self.fragments),
+        ):
+            _within(self.report, life, what, size, limit)
+
+
+class LeaderLimits:
+    """I12: what one shard holds in its leader's memory, in streams and on disks."""
+
+    def __init__(self, report: Report, spec: RunSpec, learners: int, shard: int = 0) -> None:
+        self.report = report
+        self.algorithm = spec.algorithm
+        self.owned = spec.algorithm.owned(shard)
+        self.learners = learners
+        self.keyframe_every = spec.algorithm.keyframe_every
+
+    def holds(self, leader: str, has: LeaderHolds) -> None:
+        """Looked at with every beat."""
+        in_flight = self.algorithm.rounds_in_flight_max
+        # Contributions of the rounds in flight, and initial parameters before there are any.
+        payloads = self.learners * (in_flight + 1)
+        if not has.initialised:
+            payloads += len(self.owned) * self.learners
+        for what, size, limit in (
+            ("rounds in flight", has.in_flight, in_flight),
+            ("payloads", has.payloads, payloads),
+            ("staged merges", has.staged, in_flight),
+            ("merges to publish", has.to_publish, in_flight),
+            ("records to append", has.to_append, in_flight + 4),
+            ("donations", has.donations, self.learners),
+        ):
+            _within(self.report, leader, what, size, limit)
+
+    def keeps(self, leader: str, snapshots: int) -> None:
+        """On its disk, once one is written."""
+        _within(self.report, leader, "snapshots", snapshots, KEEP)
+
+    def purged(self, leader: str, left: int) -> None:
+        """A purge of UP is done: nothing is left that came before the first pull of any round that
+        no snapshot covered when it was wanted. `left`: contributions."""
+        _within(self.report, leader, "contributions on UP that a snapshot covers", left, 0)
+
+    def down(self, held: Iterable[int], terms: int, restores: int) -> None:
+        """At the end: of every fragment the newest keyframe, and what came after it.
+
+        Every term may have added a keyframe, and one purge may have been lost with its leader.
+        After a restore all is kept until the next keyframe. `held`: fragments of the manifests.
+        """
+        limit = (2 + restores) * self.keyframe_every + terms
+        there = list(held)
+        for p in self.owned:
+            _within(self.report, "DN", f"publications of fragment {p}", there.count(p), limit)
+
+
+# States in which records must follow each other; all others give a reason why nothing happens.
+WORKING = frozenset({"running", "finishing"})
+# A round of the slowest learner and a few pulls in vain take a quarter of this.
+SILENT_S = 120.0
+
+
+class Alive:
+    """Of one syncer shard."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.since = 0.0  # the newest record, or the heal
+        self.told = False
+        self.limit_s = SILENT_S
+
+    def record(self, now: float) -> None:
+        """The tape takes something."""
+        self.since = now
+
+    def beat(self, beat: Beat, now: float) -> None:
+        """A leader says where the run is, in a healed world."""
+        self.report.looked("liveness")
+        if beat.state not in WORKING:
+            self.since = now
+        silent_s = now - self.since
+        if silent_s > self.limit_s and not self.told:
+            self.told = True
+            self.report(
+                "liveness",
+                f"silent: says {beat.state!r} ({beat.reason}), no record for {silent_s:.0f} s",
+            )

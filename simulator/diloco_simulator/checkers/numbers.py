@@ -1,0 +1,270 @@
+"""What the bytes of a run must be, computed again from the paper's formulas (I9).
+
+In double precision and in plain numpy, from nothing but what learners uploaded and what the tape
+says was merged. The product's own re-execution compares digests, so that it would repeat a fault
+of the formulas; this one would not.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.arrays import Layout, Piece, digest_array
+from diloco_shared.protocol.messages import (
+    Blob,
+    PublicationManifest,
+    TapeInit,
+    TapeRebirth,
+    TapeRecord,
+    TapeRestore,
+    TapeRound,
+)
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.promises import Mark, Report
+from diloco_syncer.checkpoints.parts_io import load_recorded
+from diloco_syncer.history.history import History
+from diloco_syncer.history.replay import State as Back
+from diloco_syncer.history.replay import payloads_needed, replay
+from diloco_syncer.leadership.rebirth import reborn_store
+from diloco_syncer.merging.store import FragmentStore, Values
+
+Doubles = NDArray[np.float64]
+# One master and one momentum per fragment, after a record of the tape.
+State = list[tuple[Doubles, Doubles]]
+# Told of every record that is executed: by whom, the record, and what came of it.
+Executed = Callable[[str, TapeRecord, History, FragmentStore | None], None]
+
+# Largest error of a codec, as a share of the largest value of a fragment (below 256 values: one
+# block); and what the product's fp32 arithmetic may add, as a share of the largest parameter: over
+# the rounds it adds up, and directions that nearly cancel magnify it.
+ERRORS = {"fp32": 0.0, "bf16": 2.0**-8, "int8": 0.01, "int4": 0.1, "e3m0": 0.34}
+ROUNDING = 3e-5
+# Directions that cancel to less than this are a matter of rounding.
+CANCELLED = 1e-4
+
+
+def weighted(deltas: Sequence[Doubles], weights: Sequence[float]) -> Doubles:
+    """Mean of deltas (section 3.5, for embeddings)."""
+    total: Doubles = sum(
+        (w * d for w, d in zip(weights, deltas, strict=True)), start=np.zeros_like(deltas[0])
+    )
+    return total / sum(weights)
+
+
+def radial(deltas: Sequence[Doubles], weights: Sequence[float], settled: float) -> Doubles | None:
+    """Radial-directional average (section 3.5); None where it is a matter of rounding.
+
+    The more it has settled, the less of the length is made up for that the mean direction lost.
+    """
+    norms = [float(np.linalg.norm(d)) for d in deltas]
+    directions = [d / n if n > 0 else d for d, n in zip(deltas, norms, strict=True)]
+    direction = weighted(directions, weights)
+    length = float(np.linalg.norm(direction))
+    if len(deltas) == 1:
+        return deltas[0]
+    if length < CANCELLED:
+        return None
+    radius = sum(w * n for w, n in zip(weights, norms, strict=True)) / sum(weights)
+    return direction * (radius / length) * (1 - settled) + direction * radius * settled
+
+
+class Numbers:
+    """Follows the tape; looks at every publication of a round."""
+
+    def __init__(self, report: Report, spec: RunSpec, shard: int = 0) -> None:
+        self.report = report
+        self.spec = spec
+        self.shard = shard
+        self.archive: dict[tuple[str, str], bytes] = {}  # (subject, digest), never purged
+        self.newest: dict[str, bytes] = {}  # by subject
+        self.states: list[State] = []  # one per record
+        self.pieces: list[list[Piece]] = []
+        self.expected: dict[tuple[int, int, int], Doubles] = {}  # epoch, fragment, version
+        self.anchors: dict[tuple[int, int, int], Doubles] = {}  # as published
+        self.bits: dict[tuple[int, int, int], Values] = {}
+        self.exact: dict[str, Values] = {}  # the same, bit for bit, by digest
+        self.resumed = 0  # fragments that were taken from a leader
+
+    def stored(self, blob: Blob, payload: bytes) -> None:
+        """UP takes a contribution, or initial parameters."""
+        self.archive.setdefault((blob.subject, blob.digest), payload)
+        self.newest.setdefault(blob.subject, payload)
+
+    def lost(self, kept: int) -> None:
+        """The tape lost all but its first records."""
+        del self.states[kept:]
+
+    def record(self, record: TapeRecord, mark: Mark | None = None) -> None:
+        """`mark`: what a restore goes back to."""
+        state = self.state
+        if isinstance(record, TapeRestore) and mark is not None:
+            state = mark.numbers
+        elif isinstance(record, TapeRebirth):
+            state = self._reborn(record, list(state))
+        elif isinstance(record, TapeInit) and not state:
+            layout = Layout.build(record.layout, self.spec.algorithm.fragments)
+            self.pieces = [list(pieces) for pieces in layout.fragments]
+            for subject, size in zip(record.subjects, layout.sizes, strict=True):
+                if not subject:  # another shard's
+                    state = [*state, (np.zeros(0), np.zeros(0))]
+                    continue
+                initial_F = codec.decode("fp32", self.newest[subject], size).astype(np.float64)
+                state = [*state, (initial_F, np.zeros(size))]
+        elif isinstance(record, TapeRound) and record.outcome == "committed" and state:
+            state = self._round(record, state)
+        self.states.append(state)
+
+    @property
+    def state(self) -> State:
+        """After the newest record."""
+        return self.states[-1] if self.states else []
+
+    def _reborn(self, record: TapeRebirth, state: State) -> State:
+        """It goes on from what was published, and momentum from zero."""
+        for p in self.spec.algorithm.owned(self.shard):
+            anchor_F = self.exact.get(record.anchor_digests[p])
+            if anchor_F is None:
+                self.report("I4", f"epoch {record.epoch} begins with what was never published")
+                continue
+            state[p] = (anchor_F.astype(np.float64), np.zeros(anchor_F.size))
+        return state
+
+    def installed(self, p: int, master_F: NDArray[np.float32], outer: Sequence[Any]) -> None:
+        """A leader has put a merge in force. Where directions cancelled it is believed, once: what
+        follows is computed again from there."""
+        if self.state and np.isnan(self.state[p][0]).any():
+            state = list(self.state)
+            state[p] = (master_F.astype(np.float64), np.asarray(outer[0], np.float64))
+            self.states[-1] = state
+            self.resumed += 1
+
+    def _round(self, r: TapeRound, before: State) -> State:
+        deltas, weights = [], []
+        for v in r.verdicts:
+            if v.outcome != "merged":
+                continue
+            tokens, steps = v.tokens_to - v.tokens_from, v.step_to - v.step_from
+            by_quality = tokens * tokens / max(steps, 1)
+            rules = {"quality": by_quality, "tokens": tokens, "equal": 1.0}
+            weight = rules[self.spec.algorithm.weighting]
+            if abs(v.weight - weight) > 1e-9 * weight:
+                self.report("I9", f"round {r.round}: {v.learner} weighs {v.weight}, not {weight}")
+            name, size = self.spec.algorithm.codec_up, before[r.fragment][0].size
+            try:
+                payload = self.archive[(v.subject, v.digest)]
+                delta_F = codec.decode(name, payload, size).astype(np.float64)
+            except (KeyError, ValueError):
+                self.report("I9", f"round {r.round} merges {v.subject}, which is not on UP")
+                return before
+            if v.base < r.version - 1:
+                delta_F = delta_F + self._moved(r, v.base)
+            deltas.append(delta_F)
+            weights.append(weight)
+        state, algorithm = list(before), self.spec.algorithm
+        master_F, trace_F = state[r.fragment]
+        begin, rate = algorithm.outer_settle_from, algorithm.outer_rate
+        left = 1.0 if r.outer_fraction <= begin else (1 - r.outer_fraction) / (1 - begin)
+        merged_F = self._merged(r.fragment, deltas, weights, 1 - left)
+        if merged_F is None:
+            state[r.fragment] = (np.full_like(master_F, np.nan), trace_F)
+        else:
+            momentum, rate = algorithm.outer_momentum * left, 1 + (rate - 1) * left
+            trace_F = merged_F + momentum * trace_F
+            state[r.fragment] = (master_F - rate * (merged_F + momentum * trace_F), trace_F)
+        self.expected[(r.epoch, r.fragment, r.version)] = state[r.fragment][0]
+        return state
+
+    def _moved(self, r: TapeRound, base: int) -> Doubles | float:
+        """How far the head is from a base behind it."""
+        head_F, base_F = (self._anchor(r.epoch, r.fragment, v) for v in (r.version - 1, base))
+        return np.nan if head_F is None or base_F is None else head_F - base_F
+
+    def _anchor(self, epoch: int, p: int, version: int) -> Doubles | None:
+        """As published in this epoch, or in the newest one before it that had it."""
+        known = (self.anchors.get((e, p, version)) for e in range(epoch, -1, -1))
+        return next((anchor_F for anchor_F in known if anchor_F is not None), None)
+
+    def _merged(
+        self, p: int, deltas: list[Doubles], weights: list[float], settled: float
+    ) -> Doubles | None:
+        parts = []
+        for piece in self.pieces[p]:
+            cut = slice(piece.offset, piece.offset + piece.size)
+            mine = [delta_F[cut] for delta_F in deltas]
+            mean = piece.embedding or self.spec.algorithm.merge == "mean"
+            part = weighted(mine, weights) if mean else radial(mine, weights, settled)
+            if part is None:
+                return None
+            parts.append(part)
+        return np.concatenate(parts)
+
+    def published(self, m: PublicationManifest, payload: bytes) -> None:
+        """A publication goes out: it holds what the round made, but for the codec's error."""
+        key = (m.epoch, m.fragment, m.version)
+        self._keep_exact(m, payload)
+        decoded_F = codec.decode(m.codec, payload, m.values).astype(np.float64)
+        base_F: Doubles | float | None = 0.0
+        if m.prev_version >= 0:
+            base_F = self.anchors.get((m.epoch, m.fragment, m.prev_version))
+        if base_F is None:
+            return  # a delta onto what was never seen; its digest is looked at elsewhere
+        self.anchors.setdefault(key, base_F + decoded_F)
+        master_F = self.expected.get(key)
+        # An exact copy of an anchor has the error of the deltas that made it.
+        if m.round < 0 or master_F is None or np.isnan(master_F).any():
+            return
+        self.report.looked("I9")
+        target_F = master_F - base_F
+        largest = float(np.abs(target_F).max())
+        allowed = ERRORS[m.codec] * largest + ROUNDING * max(1.0, float(np.abs(master_F).max()))
+        off = float(np.abs(decoded_F - target_F).max())
+        if off > allowed:
+            self.report(
+                "I9",
+                f"version {m.version} of fragment {m.fragment} is off by {off:.2g} from what its "
+                f"contributions make, {allowed:.2g} at most for {m.codec}",
+            )
+
+    def _keep_exact(self, m: PublicationManifest, payload: bytes) -> None:
+        if m.prev_version >= 0:
+            before = self.bits.get((m.epoch, m.fragment, m.prev_version))
+            if before is None:
+                return
+            anchor_F = before + codec.decode(m.codec, payload, m.values)
+        else:
+            anchor_F = codec.decode(m.codec, payload, m.values)
+        self.bits[m.epoch, m.fragment, m.version] = anchor_F
+        self.exact[digest_array(anchor_F)] = anchor_F
+
+    def execute(self, tape: Sequence[TapeRecord], executed: Executed, vault: str) -> None:
+        """The product executes the whole tape once more, and compares digests."""
+        history, store = History(self.spec, self.shard), None
+        try:
+            for n, record in enumerate(tape, 1):
+                payloads = {s: self._payload(record, s) for s in payloads_needed(record)}
+                back: Back | FragmentStore | None = None
+                if isinstance(record, TapeRebirth):
+                    owned = history.owned
+                    anchors = {p: self.exact[record.anchor_digests[p]] for p in owned}
+                    back = reborn_store(history, record.versions, anchors)
+                if isinstance(record, TapeRestore):
+                    try:
+                        back = load_recorded(self.spec, self.shard, record, vault)
+                    except CheckpointError:
+                        if record is next(r for r in reversed(tape) if isinstance(r, TapeRestore)):
+                            raise
+                        return  # an older one was removed, as the user was told
+                store = replay(history, store, record, n, payloads, back)
+                executed("a replay", record, history, store)
+        except (ValueError, KeyError) as error:
+            self.report("I9", f"the tape cannot be executed again: {error}")
+
+    def _payload(self, record: Any, subject: str) -> bytes:
+        if isinstance(record, TapeInit):
+            return self.newest[subject]
+        digest = next(v.digest for v in record.verdicts if v.subject == subject)
+        return self.archive[(subject, digest)]

@@ -1,0 +1,131 @@
+"""The checkers of one run, and what they report."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from diloco_shared.protocol.messages import Blob, PublicationManifest, TapeRecord, TapeRound
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.claims import Claims
+from diloco_simulator.checkers.cuts import Parts
+from diloco_simulator.checkers.limits import SILENT_S, LearnerLimits, Pace
+from diloco_simulator.checkers.promises import Anchors, Merges, Refusals, Report
+from diloco_simulator.checkers.watch_shard import OfShard
+from diloco_simulator.coverage.reached import of_record
+from diloco_simulator.worlds.options import Options
+
+
+class Scene(Protocol):
+    """What checkers ask of a world."""
+
+    options: Options
+    counts: Counter[str]
+    faulty: bool
+
+    @property
+    def now(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a learner left its run."""
+
+    outcome: str
+    adopted: tuple[int, ...]
+    at: float
+
+
+class Watch:
+    """All observations of one run."""
+
+    def __init__(self, scene: Scene, spec: RunSpec, *, numbers: bool = True) -> None:
+        """`numbers`: compute every merge again; keeps all that was ever uploaded."""
+        self.scene = scene
+        self.violations: list[str] = []
+        self.report = report = Report(self.broken)
+        self.anchors = Anchors(report)
+        self.refusals = Refusals(report)
+        self.claims = Claims(report, self._merges_of)
+        self.parts = Parts(report)
+        self.pace = Pace(report, spec, self.anchors)
+        self.limits = LearnerLimits(report, spec)
+        self.spec = spec
+        self.healed_at = math.inf
+        self.ends: dict[str, End] = {}  # of each learner's newest life that left
+        self.of = [
+            OfShard(
+                report,
+                spec,
+                shard,
+                learners=scene.options.learners_ever,
+                claims=self.claims,
+                parts=self.parts,
+                numbers=numbers,
+            )
+            for shard in range(spec.algorithm.shards)
+        ]
+
+    def broken(self, invariant: str, text: str) -> None:
+        self.violations.append(f"{invariant} at {self.scene.now:.2f} s: {text}")
+
+    def reached(self, *words: str) -> None:
+        """A state that is worth counting."""
+        self.scene.counts[" ".join(words)] += 1
+
+    def _merges_of(self, fragment: int) -> Merges:
+        return self.of[fragment % len(self.of)].merges
+
+    @property
+    def ended(self) -> str:
+        """What became of the run, once every shard has said so."""
+        outcomes = {shard.ended for shard in self.of}
+        if "" in outcomes:
+            return ""
+        return "stopped" if "stopped" in outcomes else "finished"
+
+    @property
+    def rounds(self) -> int:
+        return sum(shard.rounds for shard in self.of)
+
+    def healed(self) -> None:
+        """From now on nothing goes wrong."""
+        self.healed_at = self.scene.now
+        for shard in self.of:
+            shard.alive.record(self.scene.now)
+            shard.alive.limit_s = SILENT_S * self.scene.options.step_s
+
+    def forgives(self) -> None:
+        """Somebody's clock stood still: by it, whoever was silent meanwhile was not."""
+        for shard in self.of:
+            shard.members.forgiven_at = self.scene.now
+
+    def stored(self, blob: Blob, payload: bytes) -> None:
+        """UP takes a contribution, or initial parameters."""
+        for shard in self.of:
+            if shard.numbers is not None:
+                shard.numbers.stored(blob, payload)
+
+    def record(self, shard: int, seq: int, record: TapeRecord) -> None:
+        """Every record as its tape takes it, at a sequence of the stream that all shards share."""
+        of = self.of[shard]
+        of.seqs.append(seq)
+        of_record(self, of, record)
+        of.record(record, self.scene.now, faulty=self.scene.faulty)
+        if len({other.merges.epoch for other in self.of}) > 1:
+            self.reached("shards in two epochs")
+        if isinstance(record, TapeRound):
+            self.scene.counts["refused"] += sum(v.outcome == "refused" for v in record.verdicts)
+            self.refusals.round(record)
+
+    def lost(self, shard: int, kept: Sequence[TapeRecord], gone: Sequence[TapeRecord]) -> None:
+        """A tape lost its last records: they never were."""
+        self.of[shard].lost(kept, gone)
+        self.anchors.lost()
+
+    def published(self, leader: str, m: PublicationManifest, payload: bytes) -> None:
+        self.anchors.published(m.epoch, m.fragment, m.version, m.anchor_digest, leader)
+        numbers = self.of[m.fragment % len(self.of)].numbers
+        if numbers is not None:
+            numbers.published(m, payload)

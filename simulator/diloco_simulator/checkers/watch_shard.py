@@ -1,0 +1,146 @@
+"""The checkers of one syncer shard: what its tape, its leaders and its lease show."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+
+from diloco_shared.protocol.messages import (
+    TapeCheckpoint,
+    TapeEnd,
+    TapeEpoch,
+    TapeRebirth,
+    TapeRecord,
+    TapeRestore,
+    TapeRound,
+    TapeTerm,
+)
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.claims import Claims
+from diloco_simulator.checkers.cuts import Cuts, Parts
+from diloco_simulator.checkers.ledger import Tokens
+from diloco_simulator.checkers.limits import Alive, LeaderLimits
+from diloco_simulator.checkers.numbers import Numbers
+from diloco_simulator.checkers.promises import Leases, Mark, Members, Merges, Report
+from diloco_syncer.history.history import History
+from diloco_syncer.merging.store import FragmentStore
+
+
+class OfShard:
+    """`numbers`: compute every merge again; keeps all that was ever uploaded."""
+
+    def __init__(
+        self,
+        report: Report,
+        spec: RunSpec,
+        shard: int,
+        *,
+        learners: int,
+        claims: Claims,
+        parts: Parts,
+        numbers: bool,
+    ) -> None:
+        self.spec = spec
+        self.report = report if spec.algorithm.shards == 1 else report.named(f"shard {shard}: ")
+        self.ended = ""
+        self.rounds = 0
+        self.shard = shard
+        self.seqs: list[int] = []  # of its records, on the stream
+        self.merges = Merges(self.report, spec, shard)
+        self.leases = Leases(self.report, spec.membership.leader_lease_s)
+        self.alive = Alive(self.report)
+        self.members = Members(self.report, spec)
+        self.tokens = Tokens(self.report, spec, claims, shard)
+        self.limits = LeaderLimits(self.report, spec, learners, shard)
+        self.numbers = Numbers(self.report, spec, shard) if numbers else None
+        self.cuts = Cuts(self.report, parts, spec.algorithm.owned(shard), self.merges.lost)
+        self.committed_at = 0.0  # when the newest round that merges was recorded
+        self.ended_at = 0.0  # when the newest end was
+        self.terms = 0
+        self.epochs: list[tuple[int, float]] = []  # begun because records were lost, and when
+        self.restores = 0
+        self.rebirths = 0
+        self.wish = 0  # serial of the newest restore
+        self.skipped_before = False  # for coverage alone
+
+    def number_of(self, seq: int) -> int:
+        """The how manieth of this shard's records is at a sequence of the stream that all share.
+
+        0 is before the first one; -1: there is none, since the hub lost it.
+        """
+        n = bisect_right(self.seqs, seq)
+        return n if seq == (self.seqs[n - 1] if n else 0) else -1
+
+    def record(self, record: TapeRecord, now: float, *, faulty: bool) -> None:
+        """Every record as the tape takes it."""
+        mark = self._read(record)
+        self.alive.record(now)
+        if self.numbers is not None:
+            self.numbers.record(record, mark)
+        match record:
+            case TapeCheckpoint(outcome="begun"):
+                self.cuts.marked(self._mark(record.number))
+            case TapeRound():
+                self.rounds += 1
+                if record.outcome == "committed":
+                    self.committed_at = now
+                self.members.round(record, now, faulty=faulty)
+                self.cuts.round(record, self.merges.checkpoint, self.merges.restored)
+            case TapeTerm():
+                self.terms += 1
+                self.members.forgiven_at = now  # whoever leads gives everybody a lease
+            case TapeEpoch():
+                self.epochs.append((record.epoch, now))
+            case TapeRebirth():
+                self.rebirths += 1
+                self.members.forgiven_at = now
+            case TapeRestore():
+                self.restores, self.ended = self.restores + 1, ""
+                self.wish = record.serial
+            case TapeEnd():
+                self.ended, self.ended_at = record.outcome, now
+            case _:
+                pass
+
+    def _read(self, record: TapeRecord) -> Mark | None:
+        """The mark that a restore goes back to."""
+        mark = self.cuts.restored(record) if isinstance(record, TapeRestore) else None
+        self.merges.record(record, mark)
+        self.tokens.record(record, mark)
+        return mark
+
+    def _mark(self, number: int) -> Mark:
+        merges = self.merges
+        return Mark(
+            number,
+            merges.epoch,
+            tuple(merges.versions),
+            tuple(merges.digests),
+            merges.next_round,
+            tuple(self.tokens.merged[-1]),
+            self.numbers.state if self.numbers is not None else [],
+        )
+
+    def lost(self, kept: Sequence[TapeRecord], gone: Sequence[TapeRecord]) -> None:
+        """The tape lost its last records: they never were. What is left was checked before."""
+        for record in gone:
+            self.merges.lost.record(record, self.merges.epoch)
+        self.merges.report = self.report.silent()
+        self.merges.begin(self.spec.algorithm.quorum)
+        del self.seqs[len(kept) :]
+        self.tokens.lost(len(kept))
+        self.cuts.executed.clear()
+        if self.numbers is not None:
+            self.numbers.lost(len(kept))
+        for record in kept:
+            self._read(record)
+        self.merges.report = self.report
+        self.ended = self.merges.ended
+
+    def executed(
+        self, who: str, record: TapeRecord, history: History, store: FragmentStore | None
+    ) -> None:
+        """Somebody has executed a record of the tape."""
+        if not isinstance(record, TapeCheckpoint) or store is None:
+            return
+        if record.outcome == "begun":
+            state = store.meta(), store.state_arrays()
+            self.cuts.stands(who, record.number, history.meta(), *state)

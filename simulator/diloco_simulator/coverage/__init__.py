@@ -1,0 +1,1 @@
+"""Which rare states worlds reach."""

@@ -1,0 +1,1 @@
+"""Failing fleets of any size, as models."""

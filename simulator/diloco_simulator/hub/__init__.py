@@ -1,0 +1,1 @@
+"""The message bus in memory, with sizes, limits and faults."""

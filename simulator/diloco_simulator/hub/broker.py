@@ -1,0 +1,390 @@
+"""A NATS server's behaviour in memory, synchronous and without a network.
+
+Streams with per-subject sequences, conditional appends, byte limits, per-message lifetimes with
+markers, purge, and core subscriptions with wildcards. Many `memory_bus.MemoryBus` clients share
+one broker. Time is `clock`; without one it is the running loop's, and expiry then happens by
+itself.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+from diloco_shared.bus.port import (
+    Conflict,
+    Delivery,
+    Refused,
+    StorageInfo,
+    Stored,
+    StreamFull,
+    StreamInfo,
+    Unavailable,
+)
+
+# As the embedded server is configured.
+PAYLOAD_BYTES_MAX = 2 << 20
+_DUPLICATE_WINDOW_S = 120.0
+# What the server adds to a message in its file: length, sequence, time, checksum.
+_OVERHEAD_BYTES = 30
+
+# What happens to one message of one client: delivered; lost on the way there; carried out, but
+# the answer is lost.
+Fate = Literal["deliver", "lose_request", "lose_answer"]
+# (client, operation, subject) -> fate. Operations: publish, request, append, api.
+Fault = Callable[[str, str, str], Fate]
+
+
+@lru_cache(maxsize=65536)  # a few subjects each of a few dozen members and fragments
+def matches(pattern: str, subject: str) -> bool:
+    """Whether `subject` matches `pattern` with NATS wildcards: `*` one token, `>` all the rest."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for index, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > index
+        if index >= len(given) or token not in ("*", given[index]):
+            return False
+    return len(wanted) == len(given)
+
+
+def overlap(a: str, b: str) -> bool:
+    """Whether some subject matches both patterns."""
+    left, right = a.split("."), b.split(".")
+    for x, y in zip(left, right, strict=False):
+        if ">" in (x, y):
+            return True
+        if x != y and "*" not in (x, y):
+            return False
+    return len(left) == len(right)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One stream's messages, oldest first."""
+
+    config: dict[str, Any]
+    messages: dict[int, Stored] = field(default_factory=dict)
+    last_by_subject: dict[str, int] = field(default_factory=dict)
+    # message id -> (sequence, time)
+    ids: dict[str, tuple[int, float]] = field(default_factory=dict)
+    # sequence -> time of expiry
+    expiries: dict[int, float] = field(default_factory=dict)
+    bytes: int = 0
+    last_seq: int = 0
+
+    @property
+    def bytes_max(self) -> int:
+        return max(int(self.config.get("max_bytes", 0)), 0)
+
+    @property
+    def first_seq(self) -> int:
+        if self.messages:
+            return next(iter(self.messages))
+        return self.last_seq + 1 if self.last_seq else 0
+
+    def remove(self, seq: int) -> Stored:
+        message = self.messages.pop(seq)
+        self.bytes -= _size(message)
+        self.expiries.pop(seq, None)
+        if self.last_by_subject.get(message.subject) == seq:
+            alone = self.config.get("max_msgs_per_subject", -1) == 1
+            rest = () if alone else self._of(message.subject)
+            if rest:
+                self.last_by_subject[message.subject] = rest[-1]
+            else:
+                del self.last_by_subject[message.subject]
+        return message
+
+    def _of(self, subject: str) -> list[int]:
+        return [s for s, m in self.messages.items() if m.subject == subject]
+
+
+class MemoryBroker:
+    """The shared state. `fault` decides the fate of every message; None delivers all."""
+
+    def __init__(
+        self, *, clock: Callable[[], float] | None = None, fault: Fault | None = None
+    ) -> None:
+        self.fault = fault
+        self.on_store: Callable[[str, Stored], None] = lambda stream, message: None
+        self.life = 1  # the next one may have lost what this one acknowledged
+        self.squeezed = False  # its disk is full: nothing is taken
+        self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
+        self._clock = clock
+        self._time: Callable[[], float] | None = None  # the clock, once it was read
+        self._streams: dict[str, _Stream] = {}
+        self._by_subject: dict[str, _Stream] = {}  # found so far, of these streams
+        self._subscribers: dict[int, tuple[str, Callable[[Delivery], None]]] = {}
+        # Who is told of a subject, found so far, of these subscribers.
+        self._told: dict[str, list[Callable[[Delivery], None]]] = {}
+        self._next_id = 0
+        self._watchers: dict[str, list[asyncio.Future[None]]] = {}  # by stream, in their order
+        self._expires_at = math.inf  # nothing does before
+
+    def now(self) -> float:
+        if self._time is None:
+            self._time = self._clock or asyncio.get_running_loop().time
+        return self._time()
+
+    def fate(self, client: str, operation: str, subject: str) -> Fate:
+        return self.fault(client, operation, subject) if self.fault else "deliver"
+
+    def next_id(self) -> int:
+        self._next_id += 1
+        return self._next_id
+
+    # --- core ---------------------------------------------------------------------------------
+
+    def publish(self, delivery: Delivery) -> int:
+        """Deliver to every matching subscriber; how many there were."""
+        subject = delivery.subject
+        found = self._told.get(subject)
+        if found is None:
+            there = self._subscribers.values()
+            found = [put for pattern, put in there if matches(pattern, subject)]
+            self._told[subject] = found
+        for put in found:
+            put(delivery)
+        return len(found)
+
+    def subscribe(self, pattern: str, put: Callable[[Delivery], None]) -> int:
+        number = self.next_id()
+        self._subscribers[number] = (pattern, put)
+        self._told.clear()
+        return number
+
+    def unsubscribe(self, number: int) -> None:
+        self._subscribers.pop(number, None)
+        self._told.clear()
+
+    # --- streams ------------------------------------------------------------------------------
+
+    def ensure(self, config: dict[str, Any]) -> None:
+        name = config["name"]
+        for other, stream in self._streams.items():
+            if other != name and any(
+                overlap(a, b) for a in config["subjects"] for b in stream.config["subjects"]
+            ):
+                raise Refused(f"create stream {name}: subjects overlap with stream {other}")
+        if self.storage_max > 0:
+            before = self._streams[name].bytes_max if name in self._streams else 0
+            wanted = self.storage().reserved - before + max(config.get("max_bytes", 0), 0)
+            if self.storage_max < wanted:
+                raise StreamFull(f"create stream {name}: insufficient storage resources available")
+        if name in self._streams:
+            self._streams[name].config = config
+        else:
+            self._streams[name] = _Stream(config)
+        self._by_subject.clear()
+        self.wake()
+
+    def narrow(self, name: str, bytes_max: int) -> None:
+        """An operator gives a stream another limit; what it holds stays."""
+        stream = self._named(name)
+        stream.config = {**stream.config, "max_bytes": bytes_max}
+
+    def delete_stream(self, name: str) -> None:
+        self._streams.pop(name, None)
+        self._by_subject.clear()
+        self.wake()
+
+    def append(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str],
+        msg_id: str | None,
+        expect_last: int | None,
+    ) -> int:
+        """Store one message; its sequence. See `bus.Bus.append`."""
+        self.expire()
+        if self.squeezed:
+            raise StreamFull(f"append on {subject}: no space left on the device")
+        return self._store(subject, payload, headers, msg_id, expect_last)
+
+    def _store(
+        self,
+        subject: str,
+        payload: bytes,
+        headers: dict[str, str],
+        msg_id: str | None = None,
+        expect_last: int | None = None,
+    ) -> int:
+        stream = self._of_subject(subject)
+        last = stream.last_by_subject.get(subject, 0)
+        if expect_last is not None and expect_last != last:
+            raise Conflict(f"append on {subject}: wrong last sequence: {last}")
+        now = self.now()
+        if msg_id is not None and msg_id in stream.ids:
+            seq, when = stream.ids[msg_id]
+            if now - when < _DUPLICATE_WINDOW_S:
+                return seq
+        message = Stored(subject, payload, headers, stream.last_seq + 1)
+        self._make_room(stream, message)
+        stream.last_seq = message.seq
+        stream.messages[message.seq] = message
+        stream.last_by_subject[subject] = message.seq
+        stream.bytes += _size(message)
+        if msg_id is not None:
+            stream.ids[msg_id] = (message.seq, now)
+            _forget_ids(stream, now)
+        if "Nats-TTL" in headers:
+            self._schedule_expiry(stream, message.seq, float(headers["Nats-TTL"].rstrip("s")))
+        self.on_store(stream.config["name"], message)
+        self.wake(stream.config["name"])
+        return message.seq
+
+    def last(self, name: str, subject: str) -> Stored | None:
+        stream = self._named(name)
+        seq = stream.last_by_subject.get(subject)
+        return None if seq is None else stream.messages[seq]
+
+    def at(self, name: str, seq: int) -> Stored | None:
+        return self._named(name).messages.get(seq)
+
+    def messages(self, name: str) -> tuple[dict[int, Stored], int]:
+        """By sequence, to be read only; and the sequence that comes next."""
+        stream = self._named(name)
+        return stream.messages, stream.last_seq + 1
+
+    def select(self, name: str, subject: str, start_seq: int) -> Iterator[Stored]:
+        """Matching messages with seq >= start_seq, in order."""
+        stream = self._named(name)
+        first, end = max(start_seq, stream.first_seq), stream.last_seq + 1
+        # Of a bucket that is written again and again few sequences are left.
+        there = range(first, end) if end - first < len(stream.messages) else [*stream.messages]
+        for seq in there:
+            message = stream.messages.get(seq)
+            if message is not None and seq >= first and matches(subject, message.subject):
+                yield message
+
+    def purge(self, name: str, subject: str, below_seq: int | None) -> int:
+        stream = self._named(name)
+        gone = [
+            seq
+            for seq, message in stream.messages.items()
+            if matches(subject, message.subject) and (below_seq is None or seq < below_seq)
+        ]
+        for seq in gone:
+            stream.remove(seq)
+        return len(gone)
+
+    def lose(self, name: str, count: int) -> int:
+        """The newest were acknowledged and not on disk: how many of `count` there were to lose.
+
+        Their sequences come again, and repeats of them are new.
+        """
+        self.life += 1
+        stream = self._named(name)
+        gone = list(stream.messages)[-count:] if count else []
+        for seq in reversed(gone):
+            stream.remove(seq)
+        if gone:
+            stream.last_seq = gone[0] - 1
+            stream.ids = {key: at for key, at in stream.ids.items() if at[0] < gone[0]}
+            self.wake(name)
+        return len(gone)
+
+    def info(self, name: str) -> StreamInfo:
+        stream = self._named(name)
+        sequences = (stream.first_seq, stream.last_seq)
+        return StreamInfo(stream.bytes, len(stream.messages), *sequences, stream.bytes_max)
+
+    def storage(self) -> StorageInfo:
+        streams = self._streams.values()
+        reserved = sum(stream.bytes_max for stream in streams)
+        return StorageInfo(sum(s.bytes for s in streams), reserved, self.storage_max)
+
+    def exists(self, name: str) -> bool:
+        return name in self._streams
+
+    # --- time and change ----------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """Remove what has outlived its lifetime, leaving markers. Called before every read."""
+        if (now := self.now()) < self._expires_at:
+            return
+        self._expires_at = math.inf
+        for name, stream in self._streams.items():
+            for seq in [s for s, when in stream.expiries.items() if when <= now]:
+                message = stream.remove(seq)
+                marker_ns = stream.config.get("subject_delete_marker_ttl", 0)
+                if marker_ns and "Nats-Marker-Reason" not in message.headers:
+                    headers = {
+                        "Nats-Marker-Reason": "MaxAge",
+                        "Nats-TTL": f"{marker_ns // 1_000_000_000}s",
+                    }
+                    if message.headers.get("KV-Operation") is None:
+                        self._store(message.subject, b"", headers)
+                self.wake(name)
+            self._expires_at = min([self._expires_at, *stream.expiries.values()])
+
+    def changed(self, stream: str) -> "asyncio.Future[None]":
+        """Done by the next change of a stream, there or not."""
+        change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._watchers.setdefault(stream, []).append(change)
+        return change
+
+    def wake(self, stream: str = "") -> None:
+        """Let those who wait for a change of a stream look again; "": everybody."""
+        for name in [stream] if stream else list(self._watchers):
+            for change in self._watchers.pop(name, ()):
+                if not change.done():
+                    change.set_result(None)
+
+    def _schedule_expiry(self, stream: _Stream, seq: int, ttl_s: float) -> None:
+        stream.expiries[seq] = self.now() + ttl_s
+        self._expires_at = min(self._expires_at, stream.expiries[seq])
+        if self._clock is None:
+            # A timer may fire within the clock's resolution before its time.
+            asyncio.get_running_loop().call_later(ttl_s + 0.001, self.expire)
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _named(self, name: str) -> _Stream:
+        self.expire()
+        if name not in self._streams:
+            raise Refused(f"stream {name}: stream not found")
+        return self._streams[name]
+
+    def _of_subject(self, subject: str) -> _Stream:
+        if (known := self._by_subject.get(subject)) is not None:
+            return known
+        for stream in self._streams.values():
+            if any(matches(pattern, subject) for pattern in stream.config["subjects"]):
+                self._by_subject[subject] = stream
+                return stream
+        raise Unavailable(f"nobody listens on {subject}")
+
+    def _make_room(self, stream: _Stream, message: Stored) -> None:
+        per_subject = stream.config.get("max_msgs_per_subject", -1)
+        replaced = stream.last_by_subject.get(message.subject)
+        bytes_max = stream.config.get("max_bytes", -1)
+        freed = 0
+        if per_subject == 1 and replaced is not None:
+            freed = _size(stream.messages[replaced])
+        if bytes_max > 0 and stream.bytes - freed + _size(message) > bytes_max:
+            if stream.config.get("discard") != "old":
+                raise StreamFull(f"append on {message.subject}: maximum bytes exceeded")
+            while stream.messages and stream.bytes + _size(message) > bytes_max:
+                stream.remove(next(iter(stream.messages)))
+        if freed and replaced in stream.messages:
+            stream.remove(replaced)
+
+
+def _size(message: Stored) -> int:
+    size = len(message.payload) + len(message.subject) + _OVERHEAD_BYTES
+    for name, value in message.headers.items():
+        size += len(name) + len(value) + 4
+    return size
+
+
+def _forget_ids(stream: _Stream, now: float) -> None:
+    """Ids are remembered in order of time: drop the expired ones at the front."""
+    while stream.ids:
+        oldest = next(iter(stream.ids))
+        if now - stream.ids[oldest][1] < _DUPLICATE_WINDOW_S:
+            return
+        del stream.ids[oldest]

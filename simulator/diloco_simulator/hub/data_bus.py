@@ -1,0 +1,129 @@
+"""The data client of a process: chunks go over connections of their own, as the product's lanes.
+
+Each connection is in order and none waits for another, so that transfers overtake each other. What
+is sent may be a lie, and what is fetched may be damaged.
+"""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+
+from diloco_shared.bus.port import Stored, StreamFull
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.far_bus import FarBus
+from diloco_simulator.hub.net import Net, Way
+from diloco_simulator.troubles.chance import Chance
+from diloco_simulator.worlds.options import Options
+
+# Beside the one that carries all else.
+LANES = 3
+# A transfer that is overtaken takes up to this many mean delays more.
+OVERTAKEN_DELAYS = 10.0
+# Streams whose payloads come in chunks, by what their subjects begin with.
+BULK = ("up", "dn", "state")
+# Behind the subject of a payload: its manifest, and what announces it.
+SMALL = (".m", ".a")
+
+Sent = Callable[[str, bytes], bytes]
+
+
+def is_chunk(subject: str) -> bool:
+    """Whether a message on it is a chunk of a payload."""
+    return subject.split(".", 1)[0] in BULK and not subject.endswith(SMALL)
+
+
+class DataBus(FarBus):
+    """One process's. `sent` may change what is stored; learners may get what is damaged."""
+
+    def __init__(
+        self,
+        broker: MemoryBroker,
+        name: str,
+        machine: str,
+        net: Net,
+        passing: Callable[[str], bool] | None,
+        options: Options,
+        chance: Chance,
+        sent: Sent,
+    ) -> None:
+        super().__init__(broker, name, machine, net, passing)
+        self.options = options
+        self.chance = chance
+        self.sent = sent
+        self.damages = options.corrupt if name.startswith("learner") else 0.0
+        self.beside = [
+            FarBus(broker, f"{name}-lane-{n}", machine, net, passing) for n in range(LANES)
+        ]
+        for lane in self.beside:
+            lane.traffic = self.traffic
+
+    def _lane(self, subject: str) -> FarBus:
+        """That of a payload; now and then it is slower than the others for a while."""
+        lane = self.beside[zlib.crc32(subject.encode()) % LANES]
+        if self.chance(self.options.overtaken, "overtaken"):
+            seconds = self.chance.rng.uniform(0.0, OVERTAKEN_DELAYS * self.options.delay_s)
+            self._slowed(self.chance.rng.choice([lane.out, lane.into]), seconds)
+        return lane
+
+    def _slowed(self, way: Way, seconds: float) -> None:
+        """What it carries from now on arrives so much later at least."""
+        way.arrived_at = max(way.arrived_at, self.net.loop.now + seconds)
+
+    async def append(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        headers: dict[str, str] | None = None,
+        msg_id: str | None = None,
+        expect_last: int | None = None,
+        timeout_s: float = 5.0,
+    ) -> int:
+        way = self._lane(subject).append if is_chunk(subject) else super().append
+        try:
+            return await way(
+                subject,
+                self.sent(subject, payload),
+                headers=headers,
+                msg_id=msg_id,
+                expect_last=expect_last,
+                timeout_s=timeout_s,
+            )
+        except StreamFull:
+            if not self.broker.squeezed:
+                self.chance.scene.counts[f"{subject.split('.', 1)[0].upper()} full"] += 1
+            raise
+
+    async def fetch_raw(
+        self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
+    ) -> list[Stored]:
+        if not is_chunk(subject):
+            return await super().fetch_raw(stream, subject, start_seq=start_seq, limit=limit)
+        lane = self._lane(subject)
+        found = await lane.fetch_raw(stream, subject, start_seq=start_seq, limit=limit)
+        if found and subject.startswith("dn.") and self.chance(self.damages, "corrupted"):
+            at = self.chance.rng.randrange(len(found))
+            found[at] = replace(found[at], payload=self._damaged(found[at].payload))
+        return found
+
+    def _damaged(self, payload: bytes) -> bytes:
+        """With one wrong byte."""
+        at = self.chance.rng.randrange(len(payload))
+        return payload[:at] + bytes([payload[at] ^ 0x40]) + payload[at + 1 :]
+
+    # --- all connections are up or down together -----------------------------------------------
+
+    def disconnect(self) -> None:
+        super().disconnect()
+        for lane in self.beside:
+            lane.disconnect()
+
+    def reconnect(self) -> None:
+        super().reconnect()
+        for lane in self.beside:
+            lane.reconnect()
+
+    async def close(self) -> None:
+        await super().close()
+        for lane in self.beside:
+            await lane.close()

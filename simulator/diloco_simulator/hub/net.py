@@ -1,0 +1,105 @@
+"""The network of a whole world: links between machines and the hub, each way by itself.
+
+What a process has sent is on its way whatever becomes of the process. What one connection carries
+arrives in its order, as over TCP; what meets a cut waits for it, for a while.
+"""
+
+import contextvars
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from diloco_simulator.virtual_loop import VirtualLoop
+from diloco_simulator.worlds.options import Options
+
+# What the delays of a slow link are multiplied by.
+SLOW = 10.0
+# What met a cut tries again this often, and is given up after so long, in virtual seconds.
+RETRY_S, GIVEN_UP_S = 0.5, 20.0
+
+Action = Callable[[], object]
+
+
+@dataclass(slots=True)
+class Link:
+    """Of one machine."""
+
+    out: bool = True
+    into: bool = True
+    slow: bool = False
+    busy_until: float = 0.0  # bytes on their way before
+
+
+@dataclass(slots=True)
+class Way:
+    """One direction of one connection: `arrived_at` keeps what it carries in order."""
+
+    link: Link
+    out: bool
+    arrived_at: float = 0.0
+    waiting: list[tuple[float, Action]] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        return self.link.out if self.out else self.link.into
+
+
+class Net:
+    """Virtual delays, drawn from dice of its own."""
+
+    def __init__(
+        self, loop: VirtualLoop, rng: Random, options: Options, counts: Counter[str]
+    ) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.options = options
+        self.counts = counts
+        self.links: dict[str, Link] = {}
+        self.faulty = True
+        self.away = False  # the hub, for everybody
+        self.outside = contextvars.Context()  # of no process
+
+    def link(self, machine: str) -> Link:
+        return self.links.setdefault(machine, Link())
+
+    def heal(self) -> None:
+        """From now on nothing is cut, slow or lost."""
+        self.faulty = self.away = False
+        for link in self.links.values():
+            link.out = link.into = True
+            link.slow = False
+
+    def chance(self, rate: float, what: str) -> bool:
+        """Whether a fault strikes now; counted."""
+        if rate <= 0 or not self.faulty or self.rng.random() >= rate:
+            return False
+        self.counts[what] += 1
+        return True
+
+    def send(self, way: Way, size: int, arrive: Action, *, sure: bool = False) -> None:
+        """`arrive` at the other end some time later; or never, if it is not `sure`."""
+        now = self.loop.now
+        at = max(way.arrived_at, now + self._delay_s(way, size, now))
+        way.arrived_at = at
+        until = math.inf if sure else now + GIVEN_UP_S
+        self.loop.call_at(at, self._there, way, until, arrive, context=self.outside)
+
+    def _delay_s(self, way: Way, size: int, now: float) -> float:
+        mean, link = self.options.delay_s, way.link
+        if self.faulty:
+            mean *= (SLOW if link.slow else 1.0) * (0.5 + self.rng.expovariate(2.0))
+        rate = self.options.link_bytes_per_s
+        if rate == math.inf:
+            return mean
+        link.busy_until = max(link.busy_until, now) + size / rate
+        return mean + link.busy_until - now
+
+    def _there(self, way: Way, until: float, arrive: Action) -> None:
+        """At the other end, or before a cut."""
+        if not self.away and (way.link.out if way.out else way.link.into):
+            arrive()
+        elif self.loop.now < until:
+            at = self.loop.now + RETRY_S
+            self.loop.call_at(at, self._there, way, until, arrive, context=self.outside)

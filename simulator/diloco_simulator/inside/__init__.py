@@ -1,0 +1,1 @@
+"""The product's processes watched from within, for the checkers."""

@@ -1,0 +1,244 @@
+"""Leaders from within: what their machines decide, hold and tell, shown to the checkers.
+
+A hub shows what leaders say. What they hold in memory, how they account for every token, and whom
+they have heard of before they ask, only their own machines show; so each is looked at whenever it
+handles an event.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Beat, Grant, Pull
+from diloco_simulator.checkers.limits import LeaderHolds
+from diloco_simulator.checkers.watch import Scene, Watch
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.net import GIVEN_UP_S, RETRY_S, SLOW
+from diloco_syncer.events import (
+    BusBack,
+    Effect,
+    Event,
+    InstallLoaded,
+    JoinSeen,
+    Led,
+    ProgressSeen,
+    PurgeUp,
+    SendBeat,
+    SendGrant,
+    SendPull,
+)
+from diloco_syncer.leadership.leader_io import Leader
+from diloco_syncer.machine import Machine
+from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+
+# Last words may be under way this many mean delays: a longer delay is one in e^23.
+LATE_DELAYS = 12
+
+
+class Leaders:
+    """Of one world. `watch_of` gives the watch of a run by its name; None: nobody looks at it."""
+
+    def __init__(
+        self, scene: Scene, broker: MemoryBroker, watch_of: Callable[[str], Watch | None]
+    ) -> None:
+        self.scene = scene
+        self.broker = broker
+        self.watch_of = watch_of
+        # By the ids of its machine, its outbox and its snapshots, which it holds.
+        self.terms: dict[int, Term] = {}
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Until the end of the block every leader's machine is looked at."""
+        handle, run = Machine.handle, Leader.run
+        purge, save, rewind = Outbox.purge_up, SnapshotStore.save, Leader._up_rewound
+
+        async def led(leader: Leader) -> str:
+            if (watch := self.watch_of(leader.spec.name)) is not None:
+                term = Term(self.scene, watch, leader)
+                for known in (leader.machine, leader.outbox, leader.snapshots):
+                    self.terms[id(known)] = term
+            return await run(leader)
+
+        def rewound(leader: Leader, end: int) -> None:
+            rewind(leader, end)
+            if (term := self.terms.get(id(leader.machine))) is not None:
+                term.rewound(end)
+
+        def saved(snapshots: SnapshotStore, *what: Any) -> Path:
+            path = save(snapshots, *what)
+            if (term := self.terms.get(id(snapshots))) is not None:
+                pinned = snapshots.pinned.values()  # somebody fetches them
+                kept = [covers for covers in snapshots.covers() if covers not in pinned]
+                term.of.limits.keeps(term.name, len(kept))
+            return path
+
+        async def purged(outbox: Outbox, below: Callable[[], int]) -> None:
+            term = self.terms.get(id(outbox))
+            until = None if term is None else term.covered_until
+            await purge(outbox, below)
+            if term is not None and until is not None:
+                term.purged(until, self.broker)
+
+        def handled(machine: Machine, event: Event, now: float) -> list[Effect]:
+            term = self.terms.get(id(machine))
+            if term is None:
+                return handle(machine, event, now)
+            term.meets(event)
+            effects = handle(machine, event, now)
+            term.decides(effects, now)
+            return effects
+
+        Leader.run, Machine.handle = led, handled  # type: ignore[method-assign, assignment]
+        Outbox.purge_up, SnapshotStore.save = purged, saved  # type: ignore
+        Leader._up_rewound = rewound  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            Leader.run, Machine.handle = run, handle  # type: ignore[method-assign]
+            Outbox.purge_up, SnapshotStore.save = purge, save  # type: ignore
+            Leader._up_rewound = rewind  # type: ignore[method-assign]
+
+
+class Term:
+    """One process that leads one shard, until it ends or is deposed."""
+
+    def __init__(self, scene: Scene, watch: Watch, leader: Leader) -> None:
+        self.scene = scene
+        self.watch = watch
+        self.leader = leader
+        self.machine = leader.machine
+        history = self.machine.history
+        self.of = watch.of[history.shard]
+        self.name = f"{leader.leader} of boot {leader.lease.lease.boot[:6]} at {history.seq}"
+        self.told = False  # a beat, since what it holds was last looked at
+        self.accounted = -1  # record of the ledger that was last looked at
+        # Newest sequence on UP that it had seen when it first pulled a round; and below that of all
+        # rounds that no snapshot covers, when a purge was last wanted.
+        self.first_pulled: dict[int, int] = {}
+        self.covered_until: int | None = None
+
+    # --- before an event -----------------------------------------------------------------------
+
+    def meets(self, event: Event) -> None:
+        """What the effects before this event have left; and whom the leader hears of."""
+        if self.told:
+            self.told = False
+            self._holds()
+        now, members = self.scene.now, self.of.members
+        match event:
+            case Led():
+                self._begins(event)
+            case ProgressSeen(progress=p):
+                members.heard(self._term, p.learner, p.incarnation, now)
+            case JoinSeen(join=j):
+                members.heard(self._term, j.learner, j.incarnation, now)
+            case BusBack() if self.machine.leading or self.machine.appending is not None:
+                members.forgiven_at = now
+            case _:
+                pass
+
+    @property
+    def _term(self) -> int:
+        """Its own, or the one that it is about to begin."""
+        history = self.machine.history
+        return history.term + (not self.machine.leading and not history.outcome)
+
+    def _begins(self, led: Led) -> None:
+        """What it has of the run, it has executed."""
+        history, store = self.machine.history, self.leader.numbers.store
+        if store is not None and led.reborn is None:
+            for p in history.owned:
+                key = history.epoch, p, history.versions[p]
+                self.watch.anchors.held(*key, store.anchor_digest(p), self.name)
+
+    def _holds(self) -> None:
+        machine, numbers = self.machine, self.leader.numbers
+        has = LeaderHolds(
+            initialised=machine.history.initialised and not numbers.building,
+            in_flight=len(machine.rounds.open),
+            payloads=len(self.leader.payloads.held),
+            staged=len(numbers.staged),
+            to_publish=len(numbers.installed),
+            to_append=len(machine.to_append),
+            donations=len(machine.admission.donations.under_way),
+        )
+        self.of.limits.holds(self.name, has)
+
+    # --- after it ------------------------------------------------------------------------------
+
+    def decides(self, effects: list[Effect], now: float) -> None:
+        """What comes of an event; before it is carried out."""
+        for effect in effects:
+            match effect:
+                case SendBeat():
+                    self._beat(effect.beat, now)
+                case SendPull():
+                    self._pull(effect.pull)
+                case SendGrant():
+                    self._grant(effect.grant)
+                case PurgeUp():
+                    later = (at for n, at in self.first_pulled.items() if n > effect.last_round)
+                    self.covered_until = min(later, default=self.leader.inbox.up_seq)
+                case InstallLoaded():
+                    self.first_pulled, self.covered_until = {}, None  # rounds go back
+                case _:
+                    pass
+
+    def rewound(self, end: int) -> None:
+        """UP lost what came after `end`: its sequences come again, for rounds of now."""
+        self.first_pulled = {n: min(seq, end) for n, seq in self.first_pulled.items()}
+        if self.covered_until is not None:
+            self.covered_until = min(self.covered_until, end)
+
+    def purged(self, until: int, broker: MemoryBroker) -> None:
+        """What was wanted is done, unless UP has been rewound meanwhile."""
+        run, owned = self.watch.spec.name, self.machine.history.owned
+        stream = subjects.up_stream(run)
+        if not broker.exists(stream) or self.covered_until is None:
+            return
+        until = min(until, self.covered_until)
+        there = broker.select(stream, f"up.{run}.*.*.*.*.*.m", 1)
+        left = [m for m in there if m.seq <= until and int(m.subject.split(".")[4]) in owned]
+        self.of.limits.purged(self.name, len(left))
+
+    def _pull(self, pull: Pull) -> None:
+        options = self.scene.options
+        self.first_pulled.setdefault(pull.round, self.leader.inbox.up_seq)
+        late_s = LATE_DELAYS * options.delay_s * (SLOW if options.slow_links else 1.0)
+        if options.partitions or options.outages:
+            late_s += GIVEN_UP_S + RETRY_S  # what met a cut is still under way
+        asked = next(r for r in self.machine.rounds.open if r.n == pull.round)
+        now = self.scene.now
+        self.of.members.pull(self.name, pull, asked.participants, now, late_s)
+
+    def _grant(self, grant: Grant) -> None:
+        if grant.accepted:
+            self.of.members.grant(self.name, grant.learner, grant.incarnation)
+
+    def _beat(self, beat: Beat, now: float) -> None:
+        self.told = True
+        self.watch.anchors.heads(self.name, beat.epoch, beat.versions)
+        if not self.scene.faulty:
+            # A contribution that the hub lost after it had acknowledged it is waited for in vain
+            # until its round's deadline: no reason is known, and that is told.
+            if beat.state == "stuck" and not self.scene.counts["tails lost"]:
+                why = f"{self.name} is stuck although all is well: {beat.reason}"
+                self.of.report("liveness", why)
+            self.of.alive.beat(beat, self.scene.now)
+        self._account(now)
+
+    def _account(self, now: float) -> None:
+        """What the leader would show of every token, now."""
+        h, roster, tokens = self.machine.history, self.machine.roster, self.of.tokens
+        if (n := self.of.number_of(h.seq)) < 0:
+            return
+        if n != self.accounted:
+            self.accounted = n
+            tokens.ledger(self.name, n, h.ledger.meta())
+        present = h.ledger.with_counts(roster.counts.unrecorded(h.ledger))
+        shown = present.tokens_P(lambda learner, life: roster.silent(learner, life, now))
+        tokens.shown(self.name, n, present.processed, shown, over=bool(h.outcome))

@@ -1,0 +1,242 @@
+"""Learners from within: what their exchanges decide and hold, shown to the checkers."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil, inf
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save
+
+from diloco_learner.app import Learner
+from diloco_learner.events import (
+    Adopt,
+    AnchorReady,
+    BeatSeen,
+    Checkpoint,
+    Contribute,
+    Evaluate,
+    GiveState,
+    KeepPart,
+    Leave,
+    Merged,
+    SendProgress,
+    Stepped,
+    Tell,
+    Unmerged,
+)
+from diloco_learner.exchange.anchors import AnchorBook
+from diloco_learner.exchange.waiting import heavy
+from diloco_learner.recovery import moments
+from diloco_learner.recovery import recoverer_io as recoverer
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.train import Pause, Rest, TrainLoop
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
+from diloco_shared.numerics.arrays import digest_array
+from diloco_shared.protocol import subjects
+from diloco_simulator.checkers.limits import LearnerHolds
+from diloco_simulator.checkers.watch import End, Watch
+from diloco_simulator.virtual_loop import Hosted, current
+
+# Why a publication is refused that is bad in itself: chunks that were damaged on their way are
+# fetched again before anybody takes them for one.
+BAD = frozenset({"malformed", "digest"})
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a learner in its training. See `checkers.Life`."""
+
+    process: Hosted
+    loop: TrainLoop
+    rounds: int
+    step_s: float
+    began_at: float
+    left_at: float = inf
+    drained: bool = False
+
+    @property
+    def silent_since(self) -> float:
+        return min(self.process.silent_since, self.left_at)
+
+    @property
+    def able_at(self) -> float:
+        """Since when it has gone on."""
+        return max(self.began_at, self.process.thawed_at)
+
+    @property
+    def leaves(self) -> bool:
+        """It was told to, or has done so."""
+        self.drained = self.drained or bool(self.loop.draining or self.loop.stopping)
+        return self.drained or self.loop.exchange.left
+
+    @property
+    def gives(self) -> bool:
+        return self.silent_since == inf and not self.leaves
+
+
+class Trained:
+    """One process's training, from its first turn to its last, shown to the watch of its run."""
+
+    def __init__(self, watch: Watch, learner: str, loop: TrainLoop, step_s: float) -> None:
+        process = current()
+        assert process is not None and isinstance(process.app, Learner)
+        work = process.app.work
+        assert work is not None
+        self.watch = watch
+        self.learner = learner
+        self.loop = loop
+        self.exchange = exchange = loop.exchange
+        self.book: AnchorBook = work.book
+        self.mailbox: Mailbox = work.mailbox
+        self.found_bad = False
+        self.copy: tuple[int, bytes] | None = None  # the newest of its moments: after which step
+        self.life = f"{learner}/{exchange.incarnation}"
+        options, algorithm = watch.scene.options, watch.spec.algorithm
+        rounds = ceil(algorithm.sync_every_steps * max(step_s / options.step_s, 1.0))
+        rounds += algorithm.rounds_in_flight_max
+        self.state = Life(process, loop, rounds, step_s, watch.scene.now)
+        self._begins()
+        self._look(exchange.handle, loop.turns)
+
+    def _begins(self) -> None:
+        """It has adopted every fragment, and has its moments."""
+        watch, exchange, trainer = self.watch, self.exchange, self.loop.trainer
+        watch.parts.began(self.life, exchange.joined)
+        for p, version in enumerate(exchange.counters.adopted_P):
+            key = exchange.epoch, p, version
+            watch.anchors.adopted(self.life, *key, digest_array(np.asarray(trainer.fragment(p))))
+            watch.claims.adopted(self.life, *key)
+        watch.pace.begins(self.life)
+        for of in watch.of:
+            of.members.trains(self.learner, exchange.incarnation, self.state)
+
+    def _look(self, handle: Any, turns: Any) -> None:
+        def handled(event: Any, now: float) -> list[Any]:
+            self._meets(event)
+            effects: list[Any] = handle(event, now)
+            for effect in effects:
+                self._decides(effect)
+            return effects
+
+        def turned() -> Iterator[Pause]:
+            for pause in turns():
+                self._pauses(pause)
+                yield pause
+            self._ends()
+
+        exchange: Any = self.exchange
+        loop: Any = self.loop
+        exchange.handle, loop.turns = handled, turned
+
+    # --- between two steps ---------------------------------------------------------------------
+
+    def _meets(self, event: Any) -> None:
+        match event:
+            case Stepped():
+                self.watch.claims.stepped(self.life, event.tokens)
+            case BeatSeen():
+                self.watch.pace.told(self.life, event.beat)
+            case AnchorReady():
+                self.watch.pace.published(self.life, event.epoch)
+            case _:
+                pass
+
+    def _decides(self, effect: Any) -> None:
+        watch = self.watch
+        match effect:
+            case Adopt() as e:
+                key = (e.epoch, e.fragment, e.version)
+                watch.anchors.adopted(self.life, *key, digest_array(self.loop.anchors[key]))
+                watch.claims.adopted(self.life, *key)
+            case KeepPart() as e:
+                place = self.learner, e.number, e.epoch, e.versions
+                watch.parts.kept(self.life, *place, self._copied(e.step))
+            case Contribute() as e:
+                whose = watch.spec.name, self.learner
+                subject = subjects.contribution(*whose, e.epoch, e.fragment, e.round, e.term)
+                watch.claims.contributed(self.life, e)
+                watch.parts.contributed(self.life, subject)
+            case Merged() | Unmerged():
+                watch.reached("learners:", type(effect).__name__)
+                watch.claims.decided(self.learner, self.exchange.incarnation, effect)
+            case Evaluate():
+                watch.reached("learners: Evaluate")
+            case Tell():
+                if effect.kind == "epoch-entered":
+                    watch.claims.voided(self.life)
+            case GiveState() | Checkpoint():
+                self._copied(effect.step)
+            case SendProgress() | Leave():
+                pass
+            case _:
+                watch.broken("I8", f"{self.life} is to wait for {type(effect).__name__}")
+
+    def _copied(self, step: int) -> bytes:
+        """Moments as they were copied after this step: a part may share a copy made before."""
+        if self.copy is None or self.copy[0] != step:
+            self.copy = step, bytes(self.loop.trainer.inner_state())
+        return self.copy[1]
+
+    def _pauses(self, pause: Pause) -> None:
+        """A step is under way; or none may be taken, and something must have told it so."""
+        self.watch.report.looked("I8")
+        if isinstance(pause, Rest):
+            why = self.watch.pace.rests(self.life, self.state.leaves)
+            if why in ("paused", "epoch"):
+                self.watch.reached("learners rest:", why)
+        self.watch.limits.holds(self.life, self._holds())
+        if not self.found_bad and self.book.refused.keys() & BAD:
+            self.found_bad = True
+            why = self.book.last_refusal
+            self.watch.broken("I4", f"{self.life} finds a publication bad: {why}")
+
+    def _ends(self) -> None:
+        assert self.loop.left is not None
+        watch, exchange = self.watch, self.exchange
+        self.state.left_at = watch.scene.now
+        self.state.drained = self.state.drained or bool(self.loop.draining or self.loop.stopping)
+        adopted = tuple(exchange.counters.adopted_P)
+        watch.ends[self.learner] = End(self.loop.left.outcome, adopted, watch.scene.now)
+
+    def _holds(self) -> LearnerHolds:
+        exchange, book = self.exchange, self.book
+        pulls, sent = exchange.pulls, exchange.undecided.sent
+        return LearnerHolds(
+            to_answer=len(pulls.pending),
+            answered=len(pulls.answered),
+            undecided=max(map(len, sent.values()), default=0),
+            newcomers=len(exchange.giving.requests),
+            to_adopt=len(exchange.ready),
+            waiting=max(len(shelf.waiting) for shelf in book.shelves),
+            early=len(book.early),
+            kept=max(len(shelf.anchors) for shelf in book.shelves),
+            values=len(self.loop.anchors) + sum(map(heavy, self.mailbox.waiting)),
+        )
+
+
+@contextmanager
+def going_back(watch_of: Callable[[str], Watch | None]) -> Iterator[None]:
+    """Until the end of the block whoever takes moments of a checkpoint is looked at (I6)."""
+    module: Any = recoverer  # by whatever names it has
+    read = module.read_part
+
+    def looked_at(root: str, source: str, learner: str, check: Any) -> Any:
+        found, faults = read(root, source, learner, check)
+        process = current()
+        work = None if process is None else process.app.work
+        if found is not None and work is not None and (watch := watch_of(work.spec.name)):
+            there, ref = RunCheckpoints.at(source, root)
+            own = learner in there.manifest(ref)[0].learners and not faults
+            watch.reached("moments of", "its own part" if own else "somebody else's part")
+            state = moments.views(moments.pack(found))["moments"]
+            taken = save({"moments": np.array([int(state[0])])})
+            watch.parts.went_back(f"{learner}/{work.incarnation}", learner, source, own, taken)
+        return found, faults
+
+    module.read_part = looked_at
+    try:
+        yield
+    finally:
+        module.read_part = read

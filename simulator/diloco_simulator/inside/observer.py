@@ -1,0 +1,129 @@
+"""Shows the checkers what passes the hub of a whole world: tape, uploads and publications.
+
+Only what the product itself wrote is looked at, by its subjects, at the moment at which the hub
+takes it. What processes decide and hold is shown by `leaders`, `learners`, `leases` and `states`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from diloco_shared.bus.port import Stored
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import HEADER_INDEX
+from diloco_shared.protocol.messages import (
+    Blob,
+    ContributionManifest,
+    InitManifest,
+    PublicationManifest,
+    TapeRecord,
+)
+from diloco_shared.protocol.wire import WireError, decode, decode_tape
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.watch import Watch
+from diloco_simulator.coverage.reached import Reached
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.virtual_loop import VirtualLoop
+from diloco_simulator.worlds.options import Options
+
+
+@dataclass(slots=True)
+class Scene:
+    """What checkers ask of a world."""
+
+    loop: VirtualLoop
+    options: Options
+    counts: Counter[str] = field(default_factory=Counter)
+    faulty: bool = True
+
+    @property
+    def now(self) -> float:
+        return self.loop.now
+
+
+class Observer:
+    """Of one run. `watch.violations` is what it found."""
+
+    def __init__(
+        self, scene: Scene, spec: RunSpec, broker: MemoryBroker, *, numbers: bool = True
+    ) -> None:
+        """`numbers`: every merge is computed again; keeps all that was ever uploaded."""
+        self.scene = scene
+        self.spec = spec
+        self.broker = broker
+        self.watch = Watch(scene, spec, numbers=numbers)
+        self.tapes = {subjects.tape(spec.name, n): n for n in range(spec.algorithm.shards)}
+        self.refused = subjects.event(spec.name, "refused")
+        # Of every shard's tape, with the sequences on its stream.
+        self.records: list[list[tuple[int, TapeRecord]]] = [[] for _ in self.tapes]
+        self.reached = Reached(spec, broker, scene.counts)
+        # By the subject of their chunks, which the hub lost before it took them and takes again.
+        self.torn: dict[str, tuple[str, Stored]] = {}
+
+    def stored(self, stream: str, message: Stored) -> None:
+        """The hub has taken a message."""
+        if message.subject in self.tapes:
+            self._recorded(self.tapes[message.subject], message)
+        elif message.subject == self.refused:
+            self.scene.counts["refused: told"] += 1
+        elif not message.subject.endswith(".m"):
+            self.reached.stored(stream, message)
+            if message.subject in self.torn:
+                self._sealed(*self.torn.pop(message.subject))
+        else:
+            self._sealed(stream, message)
+
+    def _sealed(self, stream: str, message: Stored) -> None:
+        """A manifest whose chunks are there, or may be."""
+        if stream == subjects.up_stream(self.spec.name):
+            self._uploaded(stream, message)
+        elif stream == subjects.dn_stream(self.spec.name):
+            self._published(stream, message)
+
+    def _recorded(self, shard: int, message: Stored) -> None:
+        record = decode_tape(message.payload)
+        self.records[shard].append((message.seq, record))
+        self.watch.record(shard, message.seq, record)
+        self.reached.record(shard, record)
+
+    def lost(self) -> None:
+        """The hub lost the newest records: what is not there any more never was."""
+        end = self.broker.info(subjects.tape_stream(self.spec.name)).last_seq
+        for shard, records in enumerate(self.records):
+            kept = [record for seq, record in records if seq <= end]
+            gone = [record for seq, record in records if seq > end]
+            if gone:
+                self.records[shard] = records[: len(kept)]
+                self.watch.lost(shard, kept, gone)
+
+    def _uploaded(self, stream: str, message: Stored) -> None:
+        m: ContributionManifest | InitManifest
+        try:
+            m = decode(message.payload, ContributionManifest)
+        except WireError:
+            try:
+                m = decode(message.payload, InitManifest)
+            except WireError:
+                return  # bad input: nobody may take it
+        if (payload := self._payload(stream, m.blob, message)) is not None:
+            self.watch.stored(m.blob, payload)
+
+    def _published(self, stream: str, message: Stored) -> None:
+        m = decode(message.payload, PublicationManifest)
+        if (payload := self._payload(stream, m.blob, message)) is not None:
+            self.reached.published(m)
+            self.watch.published(f"term {m.term}", m, payload)
+
+    def _payload(self, stream: str, blob: Blob, manifest: Stored) -> bytes | None:
+        """Of several chunks the newest of each, in order; they lie there before their manifest.
+
+        None: the hub has lost some of them since it acknowledged them.
+        """
+        chunks = {
+            int(stored.headers[HEADER_INDEX]): stored.payload
+            for stored in self.broker.select(stream, blob.subject, 1)
+        }
+        if len(chunks) < blob.chunks:
+            self.scene.counts["manifests without their chunks"] += 1
+            self.torn[blob.subject] = stream, manifest
+            return None
+        return b"".join(chunks[index] for index in sorted(chunks))

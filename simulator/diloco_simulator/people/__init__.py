@@ -1,0 +1,1 @@
+"""Who uses a world: its user, visitors, and runs that come later."""

@@ -1,0 +1,1 @@
+"""What goes wrong in a world."""

@@ -1,0 +1,236 @@
+"""What goes wrong in a whole world: processes die and stand still, links are cut, disks are lost.
+
+Every trouble is planned at the beginning, for some time before the world is healed.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TapeCheckpoint, TapeInit, TapeRebirth, TapeTerm
+from diloco_shared.protocol.wire import decode_tape
+from diloco_simulator.virtual_loop import Hosted
+from diloco_simulator.worlds.processes import Machine
+
+if TYPE_CHECKING:
+    from diloco_simulator.worlds.world import World
+
+# A process that stands still for minutes is not waited for, in virtual seconds.
+MINUTES_S = (100.0, 300.0)
+# Of what stands still, so many do as a whole machine that is suspended: its clock stands still too.
+SUSPENDED = 0.4
+# On the tape these make sense of all that follows, and learners have seen who leads: a disaster
+# that took them could not be told from another run.
+# What a checkpoint covers is on disk, as is what a snapshot covers.
+KEPT = TapeInit | TapeTerm | TapeRebirth | TapeCheckpoint
+
+
+class Troubles:
+    """Of one world."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.rng, self.loop, self.net = world.rng, world.loop, world.net
+        self.of_clocks = Random(f"whole {world.seed}, clocks that stand still")
+        self.counts = world.found.counts
+        self.asked: list[asyncio.Task[object]] = []  # what the user still waits for
+        self.renamed = 0
+        self.twins: list[Machine] = []
+        self.long: list[Hosted] = []  # that stand still for minutes, whatever is healed
+
+    def plan(self) -> None:
+        """Draw when what happens."""
+        o = self.world.options
+        of_processes = (
+            (o.syncer_hangs, lambda: self._hang(self._syncer(), self.rng.uniform(2.0, 15.0))),
+            (o.learner_hangs, lambda: self._hang(self._learner(), self.rng.uniform(1.0, 12.0))),
+            (o.long_hangs, lambda: self._hang(self._learner(), self.rng.uniform(*MINUTES_S))),
+            (o.blackouts, self._blackout),
+            (o.replaced, lambda: self._replace(self._anybody(), self.rng.random() < 0.5)),
+            (o.lost_disks, self._lose_disks),
+            (o.losses, self._lose_somebody),
+        )
+        of_the_hub = (
+            (o.partitions, lambda: self._cut(self._anybody().host)),
+            (o.slow_links, lambda: self._slow(self._anybody().host)),
+            (o.outages, self._outage),
+            (o.squeezes, self._squeeze),
+            (o.tails, self._lose_tails),
+            (o.power_cuts, self._lose_records),
+        )
+        user = self.world.user
+        of_the_user = (
+            (o.wishes, lambda: self._ask(user.wish())),
+            (o.checkpoints, lambda: self._ask(user.checkpoint())),
+            (o.restores, lambda: self._ask(user.restore())),
+            (int(o.stop or o.stop_late), lambda: self._ask(user.desire("stop"))),
+        )
+        for count, strike in (*of_processes, *of_the_hub, *of_the_user):
+            for _ in range(count):
+                self.loop.call_later(self.rng.uniform(3.0, o.safety_s), self._strike, strike)
+
+    def heal(self) -> None:
+        """From now on nobody stands still but for minutes, and a name has one process."""
+        for twin in self.twins:
+            self.world.lose(twin)  # one that died just before would come back
+        for machine in self.world.machines:
+            if machine.process is not None and machine.process not in self.long:
+                self._goes_on(machine.process)
+
+    async def answered(self) -> None:
+        """Until the user waits for nothing: what is on its way would overtake what follows."""
+        if self.asked:
+            await asyncio.wait(self.asked)
+
+    def _strike(self, strike: Callable[[], object]) -> None:
+        if self.world.scene.faulty:
+            strike()
+
+    def _ask(self, work: Coroutine[Any, Any, object]) -> None:
+        self.asked.append(self.loop.create_task(work))
+
+    # --- who -----------------------------------------------------------------------------------
+
+    def _syncer(self) -> Machine | None:
+        """None: all are lost for good."""
+        return self.rng.choice(self.world.syncers) if self.world.syncers else None
+
+    def _learner(self) -> Machine | None:
+        return self.rng.choice(self.world.learners) if self.world.learners else None
+
+    def _anybody(self) -> Machine:
+        return self.rng.choice(self.world.machines)
+
+    # --- processes and disks -------------------------------------------------------------------
+
+    def _hang(self, machine: Machine | None, seconds: float) -> None:
+        """It stands still; sometimes its supervisor begins another process meanwhile, elsewhere."""
+        process = None if machine is None else machine.process
+        if machine is None or process is None or process.frozen:
+            return
+        self.counts["hangs"] += 1
+        suspended = self.of_clocks.random() < SUSPENDED
+        self.counts["machines suspended"] += suspended
+        process.freeze(suspended=suspended)
+        self.loop.call_later(seconds, self._goes_on, process)
+        if seconds >= MINUTES_S[0]:
+            self.long.append(process)
+        elif self.rng.random() < 0.3:
+            self.counts["two processes of a name"] += 1
+            self.twins.append(twin := self.world.twin(machine))
+            self.loop.call_later(self.rng.uniform(0.5, 8.0), self._strike, twin.start)
+            self.loop.call_later(seconds + self.rng.uniform(0.0, 8.0), twin.kill)
+
+    def _goes_on(self, process: Hosted) -> None:
+        """What stood still does. A leader whose clock did too does not notice that it was silent:
+        who must have beaten meanwhile, it cannot say."""
+        suspended = process.suspended_at is not None
+        process.thaw()
+        if suspended:
+            self.world.forgives()
+
+    def _blackout(self) -> None:
+        self.counts["blackouts"] += 1
+        for machine in self.world.machines:
+            self.world.crash(machine, self.rng.uniform(0.5, 8.0))
+
+    def _lose_disks(self) -> None:
+        """Of all syncers, at once or one after another, half of the time under new names."""
+        renamed, apart_s = self.rng.random() < 0.5, self.rng.choice([0.0, 0.0, 2.0, 20.0])
+        for n, machine in enumerate(list(self.world.syncers)):
+            self.loop.call_later(
+                n * apart_s, self._strike, lambda m=machine: self._replace(m, renamed)
+            )
+
+    def _replace(self, machine: Machine, renamed: bool) -> None:
+        """Another machine with an empty disk in its place, unless it has gone meanwhile."""
+        if machine in self.world.lost:
+            return
+        self.counts["disks lost"] += 1
+        machine.wipe()
+        if renamed and machine is not self.world.coordinator:
+            self.counts["new names"] += 1
+            self.renamed += 1
+            machine = self.world.renamed(machine, self.renamed)
+        self.world.start(machine, self.rng.uniform(0.5, 6.0))
+
+    def _lose_somebody(self) -> None:
+        """Never to come back."""
+        there = [*self.world.syncers, *self.world.learners]
+        if not there:
+            return
+        machine = self.rng.choice(there)
+        self.counts["lost for good"] += 1
+        self.world.lose(machine)
+
+    # --- links and the hub ---------------------------------------------------------------------
+
+    def _cut(self, host: str) -> None:
+        self.counts["partitions"] += 1
+        link, way = self.net.link(host), self.rng.choice(["in", "out", "both"])
+
+        def cut(up: bool) -> None:
+            if way in ("out", "both"):
+                link.out = up
+            if way in ("in", "both"):
+                link.into = up
+
+        cut(False)
+        self.loop.call_later(self.rng.uniform(1.0, 12.0), cut, True)
+
+    def _slow(self, host: str) -> None:
+        self.counts["slow links"] += 1
+        link = self.net.link(host)
+        link.slow = True
+        self.loop.call_later(self.rng.uniform(2.0, 12.0), setattr, link, "slow", False)
+
+    def _outage(self) -> None:
+        self.counts["outages"] += 1
+        self.net.away = True
+        self.loop.call_later(self.rng.uniform(1.0, 10.0), setattr, self.net, "away", False)
+
+    def _squeeze(self) -> None:
+        broker = self.world.broker
+        self.counts["squeezes"] += 1
+        broker.squeezed = True
+        self.loop.call_later(self.rng.uniform(2.0, 20.0), setattr, broker, "squeezed", False)
+
+    def _lose_tails(self) -> None:
+        """A power cut at the hub: of every stream but the tape, which is synced."""
+        name, broker = self.world.spec.name, self.world.broker
+        streams = (subjects.up_stream(name), subjects.dn_stream(name), subjects.state_stream(name))
+        lost = [broker.lose(s, self.rng.randint(0, 3)) for s in streams if broker.exists(s)]
+        self.counts["tails lost"] += any(lost)
+
+    def _lose_records(self) -> None:
+        """The hub's disk loses records that it had synced: some of the tape's newest.
+
+        What a snapshot covers is kept, for nobody could know of it otherwise; connections go too.
+        """
+        world, broker = self.world, self.world.broker
+        tape = subjects.tape_stream(world.spec.name)
+        if not broker.exists(tape) or world.observer.watch.ended:
+            return
+        stored = list(broker.select(tape, ">", 1))
+        covered, loose = _covered(world.folder), 0
+        while loose < len(stored):
+            message = stored[-1 - loose]
+            if message.seq <= covered or isinstance(decode_tape(message.payload), KEPT):
+                break
+            loose += 1
+        lost = min(self.rng.randint(1, 3), loose)
+        if lost:
+            self.counts["power cuts"] += 1
+            broker.lose(tape, lost)
+            world.observer.lost()
+            for machine in world.syncers:
+                world.crash(machine, self.rng.uniform(0.5, 3.0))
+
+
+def _covered(folder: Path) -> int:
+    """Sequence on the tape of the newest record that a snapshot on any disk covers; 0: none."""
+    names = (path.name for path in folder.rglob("*snapshot-*") if path.is_dir())
+    return max((int(name.rpartition("-")[2]) for name in names), default=0)

@@ -1,0 +1,43 @@
+"""An auditor of a whole world: what `diloco tape verify` and `diloco tape replay` say of its run.
+
+Both read only what the hub and the disks have. A hub that lost what it had acknowledged may lack
+contributions, and lost disks may lack the snapshots from which a replay could begin.
+"""
+
+from typing import TYPE_CHECKING
+
+from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.wire import decode_tape
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.history import audit_io as audit
+from diloco_syncer.snapshots.snapshots_io import SNAPSHOTS
+
+if TYPE_CHECKING:
+    from diloco_simulator.worlds.world import World
+
+
+async def audited(world: "World", spec: RunSpec) -> None:
+    """Every shard's tape of a run that is over. `spec` has the run's id."""
+    if not world.broker.exists(subjects.tape_stream(spec.name)):
+        return
+    bus, root = MemoryBus(world.broker, "an auditor"), str(world.folder / "checkpoints")
+    counts = world.found.counts
+    sound = not counts["tails lost"] and not counts["power cuts"]
+    stored = await read_tape(bus, spec.name, archives_of(spec, root))
+    for shard in range(spec.algorithm.shards):
+        mine = subjects.tape(spec.name, shard)
+        records = [(s.seq, decode_tape(s.payload)) for s in stored if s.subject == mine]
+        verified = await audit.verify(spec, bus, records, root, shard)
+        counts["audits"] += 1
+        counts["restores whose checkpoint was removed"] += bool(verified.unfollowed)
+        if verified.faults and sound:
+            world.broken("audit", f"shard {shard}: {verified.faults[0]}")
+        where = f"*/{SNAPSHOTS}/{spec.folder}" + (f"/shard-{shard}" if shard else "")
+        folders = sorted(world.folder.glob(where))
+        replayed = await audit.reexecute(spec, bus, records, folders, root, shard)
+        counts["merges executed again"] += replayed.rounds
+        begun = replayed.began_at or replayed.records
+        if replayed.fault is not None and begun and sound:
+            world.broken("audit", f"shard {shard} is not the same again: {replayed.fault}")

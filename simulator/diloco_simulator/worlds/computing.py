@@ -1,0 +1,214 @@
+"""What learners of a world compute: the tiny quadratic, behind the product's own train loop."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diloco_learner.data.batches_io import Batches
+from diloco_learner.data.shards import Cut
+from diloco_learner.events import Leave
+from diloco_learner.recovery import moments
+from diloco_learner.training.computing_io import Built
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.train import Rest, Slowed, Stepping, TrainLoop
+from diloco_shared.numerics.arrays import Layout
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.worlds.tiny import TinyTrainer, Values, tensors_of
+
+# Sequences of a data shard.
+SEQUENCES = 512
+# Of few of them, so that a run reads them again and again: two steps. And how often a run has few.
+SEQUENCES_FEW, FEW, SCARCE = 16, (1, 2, 3), 0.25
+# Between two looks at the mailbox of a learner that may not step, in virtual seconds.
+LOOK_S = 0.1
+# Of every step's time in a world: without it, learners could stay in step for ever.
+JITTER = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is asked of a trainer's program."""
+
+    spec: RunSpec
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Of a step: at once, since nothing is computed on a device."""
+
+    value: float
+
+    def __float__(self) -> float:
+        return self.value
+
+    def block_until_ready(self) -> None:
+        """It is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """An encoded contribution."""
+
+    payload: bytes
+
+    def fetch(self) -> bytes:
+        return self.payload
+
+
+class Trainer:
+    """Answers like `diloco_learner.training.trainer.Trainer`."""
+
+    def __init__(self, spec: RunSpec, tiny: TinyTrainer) -> None:
+        self.program = Program(spec, tiny.layout)
+        self.tiny = tiny
+        self.inner_state_bytes = len(tiny.inner_state())
+
+    def warm_up(self, batch: int) -> None:
+        """Nothing is compiled."""
+
+    def fragment(self, p: int) -> Values:
+        return self.tiny.theta[p].copy()
+
+    def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Loss:
+        loss = self.tiny.step(rate)[1]
+        return Loss(math.nan if poisoned else loss)
+
+    def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
+        self.tiny.adopt(p, anchor_F)
+
+    def contribution(self, p: int, round_: int) -> Sent:
+        return Sent(self.tiny.contribution(p, round_))
+
+    def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        self.tiny.decided(p, round_, merged=merged)
+
+    def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
+        return float(sum(np.abs(anchor_F).sum() for anchor_F in self.tiny.anchors))
+
+    def inner_state(self) -> memoryview:
+        return memoryview(self.tiny.inner_state())
+
+    def inner_state_pieces(self) -> list[bytes]:
+        return [self.tiny.inner_state()]
+
+    def check_inner_state(self, data: moments.State) -> None:
+        """ValueError for what cannot be read."""
+        if "moments" not in moments.views(data):
+            raise ValueError("no moments")
+
+    def load_inner_state(self, data: moments.State) -> None:
+        self.tiny.moments = int(moments.views(data)["moments"][0])
+
+
+def tiny(spec: RunSpec) -> RunSpec:
+    """The same run of the tiny model, whose size its streams are made for."""
+    layout = Layout.build(tensors_of(spec.algorithm.fragments), spec.algorithm.fragments)
+    own = {"factory": "tiny:quadratic", "parameters": sum(layout.sizes)}
+    return spec.model_copy(update={"model": spec.model.model_copy(update=own)})
+
+
+def scarce(spec: RunSpec, seed: int) -> RunSpec:
+    """Perhaps with fewer data shards than learners, each read within seconds."""
+    dice = Random(f"data {seed}")
+    if dice.random() >= SCARCE:
+        return spec
+    data = spec.data.model_copy(update={"virtual_shards": dice.choice(FEW)})
+    return spec.model_copy(update={"data": data})
+
+
+class InOrder(Cut):
+    """Nobody sees what is read: drawing an order would only take time."""
+
+    def order(self, shard: int, passes: int) -> Any:
+        return range(self.sequences_per_shard)
+
+
+class Paced:
+    """Of one learner; its steps take virtual time. See `diloco_learner.training.computing_io`."""
+
+    def __init__(
+        self,
+        rng: Random,
+        step_s: float,
+        jitter: float,
+        trains: Callable[[TrainLoop, float], None],
+    ) -> None:
+        """`jitter`: of a step's time, uniform within this share of it, either way; `trains` is
+        shown every loop before its first turn, and how long its steps take."""
+        self.rng = rng
+        self.step_s = step_s
+        self.jitter = jitter
+        self.trains = trains
+        self.turned: list[asyncio.Event] = []  # whoever waits for the next turn
+
+    async def handed(self, seconds: float) -> None:
+        """Only a turn of the loop hands something out."""
+        event = asyncio.Event()
+        self.turned.append(event)
+        await event.wait()
+
+    def _turn(self) -> None:
+        turned, self.turned = self.turned, []
+        for event in turned:
+            event.set()
+
+    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
+        """As the train thread does, in virtual time."""
+        self.trains(loop, self.step_s)
+        for pause in loop.turns():
+            self._turn()
+            match pause:
+                case Rest():
+                    await _rest(mailbox, pause.seconds)
+                case Slowed():
+                    await asyncio.sleep(pause.seconds)
+                case Stepping():
+                    share = self.rng.uniform(1 - self.jitter, 1 + self.jitter)
+                    await asyncio.sleep(self.step_s * share)
+        self._turn()
+        assert loop.left is not None
+        return loop.left
+
+
+class TinyComputing(Paced):
+    """The tiny quadratic."""
+
+    def __init__(
+        self,
+        learner: int,
+        rng: Random,
+        step_s: float,
+        report: Callable[[str, str], None],
+        trains: Callable[[TrainLoop, float], None] = lambda loop, step_s: None,
+    ) -> None:
+        super().__init__(rng, step_s, JITTER, trains)
+        self.learner = learner
+        self.report = report
+
+    def build(self, spec: RunSpec) -> Built:
+        a = spec.algorithm
+        tiny = TinyTrainer(
+            a.fragments, self.learner, spec.seed, spec.tokens_per_step, a.codec_up, self.report
+        )
+        context = spec.model.context_tokens
+        shards = spec.data.virtual_shards
+        sequences = SEQUENCES_FEW if shards in FEW else SEQUENCES
+        corpus = np.zeros(shards * sequences * context + 1, np.uint8)
+        cut = InOrder(corpus, shards, context, spec.seed)
+        batches = Batches(cut, spec.inner.batch_sequences * spec.inner.accumulation)
+        return Built(Trainer(spec, tiny), batches, np.zeros((1, context + 1), np.int32))
+
+
+async def _rest(mailbox: Mailbox, seconds: float) -> None:
+    """Until something arrives, or a little later."""
+    for _ in range(math.ceil(seconds / LOOK_S)):
+        if mailbox.waiting:
+            return
+        await asyncio.sleep(LOOK_S)

@@ -1,0 +1,163 @@
+"""Constants of the product that whole worlds draw anew: limits small enough to be met, other paces.
+
+A limit of thousands is never met in a world of a hundred messages, and a look that always comes
+five times a second hides what happens between two looks.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from random import Random
+from types import ModuleType
+from typing import Any
+
+from diloco_coordinator.runs import assigning_io as assigning
+from diloco_coordinator.runs import ending_io as ending
+from diloco_learner.data import leasing_io as shards
+from diloco_learner.exchange import downlink_io as downlink
+from diloco_learner.training import mailbox_io as mailbox
+from diloco_shared.budget import job, overhead
+from diloco_shared.bus import blobs, stream_kv
+from diloco_shared.process import disk_watch, membership
+from diloco_shared.protocol import wire
+from diloco_syncer.history import archiving_io as archiving
+from diloco_syncer.history import follow_io as follow
+from diloco_syncer.leadership import candidate_io as candidate
+from diloco_syncer.status import showing_io as showing
+from diloco_syncer.streams import fullness_io as fullness
+from diloco_syncer.streams import purging_io as purging
+from diloco_syncer.streams import room
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One constant: the values that it may take beside the product's own."""
+
+    module: ModuleType
+    name: str
+    others: tuple[float, ...]
+
+    @property
+    def value(self) -> Any:
+        """In force now."""
+        return getattr(self.module, self.name)
+
+    @property
+    def path(self) -> str:
+        """By which a kept world names it."""
+        return f"{self.module.__name__}.{self.name}"
+
+
+# The package has a function of this name.
+STREAMS = import_module("diloco_shared.budget.streams")
+CHUNKS = Drawn(blobs, "CHUNK_BYTES", (16, 64))
+# Those who count chunks have read it before: what they count must be what is sent.
+COUNTED = (Drawn(overhead, "CHUNK_BYTES", ()), Drawn(fullness, "CHUNK_BYTES", ()))
+# Streams of a tiny model that are just as large as the product says that they must be: without a
+# floor, without room for the layout of a model of a thousand tensors, and with messages counted as
+# they are here, where names have a dozen characters and not 63.
+ROOM = (
+    Drawn(STREAMS, "FLOOR", (1,)),
+    Drawn(STREAMS, "ROUND", (540,)),
+    Drawn(STREAMS, "ROUND_LEARNER", (380,)),
+    Drawn(job, "ASSUMED_TENSORS", (4,)),
+    Drawn(overhead, "CHUNK_EXTRA", (200,)),
+    Drawn(overhead, "MESSAGE_EXTRA", (80,)),
+    Drawn(overhead, "CONTRIBUTION", (440,)),
+    Drawn(overhead, "PUBLICATION", (500,)),
+    Drawn(overhead, "PUBLICATION_LEARNER", (45,)),
+    Drawn(overhead, "INITIAL", (340,)),
+    Drawn(overhead, "STATE", (420,)),
+    Drawn(room, "MANIFEST_BYTES", (700,)),
+    Drawn(room, "TENSOR_BYTES", (60,)),
+)
+# What headers add to small chunks, as the leader reckons.
+FACTOR, HEADERS = Drawn(room, "CHUNKS_FACTOR", ()), 200
+# Each is read where it is used, so that setting the module's own name is enough.
+LIMITS = (
+    Drawn(mailbox, "LOOK_EVERY", (2,)),
+    Drawn(mailbox, "INBOX_MAX", (8, 64)),
+    Drawn(mailbox, "OUTBOX_MAX", (8,)),
+    Drawn(downlink, "INCOMPLETE_MAX", (2,)),
+    Drawn(shards, "FINISHED_MAX", (2,)),
+    CHUNKS,
+    Drawn(blobs, "FETCH_CHUNKS_MAX", (1, 2)),
+    Drawn(stream_kv, "_WATCH_LIMIT", (2,)),
+    Drawn(follow, "BATCH_RECORDS", (1, 4)),
+    Drawn(archiving, "RECORDS_IN_STREAM", (4, 16)),
+    Drawn(archiving, "SEGMENT_RECORDS", (3,)),
+)
+# In seconds. The slower, the more happens in between.
+PACES = (
+    Drawn(stream_kv, "POLL_S", (12.0,)),
+    Drawn(disk_watch, "LOOK_S", (5.0,)),
+    Drawn(shards, "LOOK_S", (1.0,)),
+    Drawn(candidate, "FOLLOW_S", (1.0,)),
+    Drawn(fullness, "LOOK_S", (3.0,)),
+    Drawn(purging, "LOOK_S", (3.0,)),
+    Drawn(showing, "STATUS_S", (2.0,)),
+    Drawn(assigning, "SCHEDULE_S", (1.5,)),
+    Drawn(ending, "LOOK_S", (2.0,)),
+)
+# Of limits: how often another value is drawn. Of paces: how often all are slow together, which
+# also makes a world take less processor time.
+OTHER, SLOW = 0.3, 0.8
+# How often streams have no more room than they need.
+JUST = 0.4
+
+# What every world has instead of the product's own, since it would take much of the processor's
+# time and show nothing: each process parses anew what all of them get, and asks the kernel for the
+# memory of the one process that they are.
+SHARED_MESSAGES = 4096
+SHARED = lru_cache(SHARED_MESSAGES)(wire._decode)
+ALWAYS: tuple[tuple[ModuleType, str, Any], ...] = (
+    (wire, "_decode", SHARED),
+    (membership, "anonymous_bytes", lambda: 100 << 20),
+    # Their lengths are those of messages and files, of which a world depends.
+    (membership, "own_pid", lambda: 12345),
+    (membership, "own_host", lambda: "vm"),
+)
+
+
+KNOWN = {d.path: d for d in (*LIMITS, *PACES, *ROOM, *COUNTED, FACTOR)}
+# What makes sense together alone.
+TOGETHER = (
+    frozenset(d.path for d in ROOM),
+    frozenset(d.path for d in (CHUNKS, *COUNTED, FACTOR)),
+)
+
+
+def together(path: str) -> frozenset[str]:
+    """Those that are the product's own only if this one is."""
+    return next((group for group in TOGETHER if path in group), frozenset({path}))
+
+
+def drawn(rng: Random) -> dict[str, float]:
+    """What this world changes, by path."""
+    values = {d: rng.choice(d.others) for d in LIMITS if rng.random() < OTHER}
+    if rng.random() < SLOW:
+        values |= {d: rng.choice(d.others) for d in PACES}
+    if CHUNKS in values:
+        values |= dict.fromkeys(COUNTED, values[CHUNKS])
+        values[FACTOR] = 1 + HEADERS / values[CHUNKS]
+    if rng.random() < JUST:
+        values |= {d: rng.choice(d.others) for d in ROOM}
+    return {d.path: value for d, value in values.items()}
+
+
+@contextmanager
+def put(values: Mapping[str, float]) -> Iterator[None]:
+    """In force until the end of the block."""
+    SHARED.cache_clear()  # a world depends on nothing that was played before
+    named = [(KNOWN[path], value) for path, value in values.items()]
+    changed = [*ALWAYS, *((d.module, d.name, value) for d, value in named)]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changed]
+    for module, name, value in changed:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)

@@ -1,0 +1,187 @@
+"""Processes of the product under one name each: started, stopped, frozen, killed, started again."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from diloco_coordinator.app import Coordinator
+from diloco_coordinator.settings import Settings as CoordinatorSettings
+from diloco_learner.app import Learner
+from diloco_learner.settings import Settings as LearnerSettings
+from diloco_learner.training.computing_io import Computing
+from diloco_shared.process.membership import DataFolder
+from diloco_simulator.hub.far_bus import FarBus
+from diloco_simulator.virtual_loop import Hosted, VirtualLoop
+from diloco_syncer.app import Syncer
+from diloco_syncer.settings import Settings as SyncerSettings
+
+# A user's, for the coordinator.
+TOKEN = "of the operator"
+# Before a supervisor starts again what ended by itself, in virtual seconds.
+RESTART_S = 1.0
+# Asked before a process does what others can see: whether it lives to do it.
+Passing = Callable[[str], bool]
+# A connection to the world's hub: of its name, the machine that it is on, and what it passes.
+Client = Callable[[str, str, Passing], FarBus]
+
+
+class App(Protocol):
+    """The product's, before it runs."""
+
+    def run(self) -> Coroutine[Any, Any, None]: ...
+
+
+# Makes what runs under a name: of a client for each plane, and the lock of its folder.
+Make = Callable[[FarBus, FarBus, DataFolder], App]
+# Coordinator, syncer or learner: of a name and the folder in which its own one lies.
+Kind = Callable[[str, Path], Make]
+
+
+class Folder(DataFolder):
+    """Its lock has a name of a length that depends on nothing but the world: messages carry it."""
+
+    disk = ""
+
+    @property
+    def lock(self) -> str:
+        return self.disk
+
+
+class Machine:
+    """A name, a folder, and one process at a time.
+
+    `failed` is told what ended a process that nobody killed; `skew_s` says by how much the wall
+    clock of the next process is off. On another `host` it has another link and another disk.
+    """
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        name: str,
+        folder: Path,
+        client: Client,
+        kind: Kind,
+        failed: Callable[[BaseException | None], None] = lambda error: None,
+        *,
+        host: str = "",
+        skew_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.loop = loop
+        self.name = name
+        self.host = host or name  # whose link and disk it has
+        self.skew_s = skew_s
+        self.folder = folder
+        self.client = client
+        self.kind = kind
+        self.make = kind(name, folder)
+        self.failed = failed
+        self.before: Callable[[str], None] = lambda what: None  # may kill its process
+        # Told of every process before it runs.
+        self.begins: Callable[[App, Hosted], None] = lambda app, process: None
+        self.process: Hosted | None = None
+        self.app: App | None = None  # of the newest process
+        self.lock: DataFolder | None = None
+        self.buses: list[FarBus] = []
+        self.starts = self.wiped = 0
+        # Of all processes: what was killed must not be closed by a collection of garbage.
+        self.apps: list[App] = []
+
+    def start(self) -> None:
+        """A new process, if none lives."""
+        if self.process is not None:
+            return
+        self.starts += 1
+        self.process = process = Hosted(
+            self.loop, f"{self.name}/{self.starts}", skew_s=self.skew_s()
+        )
+        self.lock = lock = Folder(self.folder, self.name)
+        lock.disk = f"{self.host}:{self.wiped}"
+        process.before = self.before
+        control, data = (
+            self.client(f"{self.name}-{plane}", self.host, process.passes)
+            for plane in ("control", "data")
+        )
+        self.buses = [control, data]
+        self.app = process.app = self.make(control, data, lock)
+        self.apps.append(self.app)
+        self.begins(self.app, process)
+        task = process.run(self._body(self.app))
+        task.add_done_callback(lambda done: self._over(process, done))
+
+    async def _body(self, app: App) -> None:
+        await app.run()
+
+    def _over(self, process: Hosted, task: asyncio.Task[None]) -> None:
+        """It ended by itself: its supervisor starts another one."""
+        if self.process is process and not process.killed:
+            self.failed(None if task.cancelled() else task.exception())
+            self.kill()
+            self.loop.call_later(RESTART_S, self.start)
+
+    def kill(self) -> None:
+        """As by SIGKILL: nothing more is said, and its keys run out by themselves."""
+        if self.process is not None:
+            self.process.kill()
+        for bus in self.buses:
+            bus.vanish()
+        if self.lock is not None:
+            self.lock.release()
+        self.process = self.lock = None
+
+    def wipe(self) -> None:
+        """Its disk is empty, and its process gone."""
+        self.kill()
+        self.wiped += 1
+        shutil.rmtree(self.folder / self.name, ignore_errors=True)
+
+    @property
+    def lives(self) -> bool:
+        return self.process is not None
+
+
+class CoordinatorApp:
+    """The product's coordinator, which answers requests that come by no socket."""
+
+    def __init__(self, settings: CoordinatorSettings, bus: FarBus, lock: DataFolder) -> None:
+        self.coordinator = Coordinator(settings, bus, lock, TOKEN)
+        self.listens = False
+
+    async def run(self) -> None:
+        """For ever."""
+        await self.coordinator.run(self._listening())
+
+    async def _listening(self) -> None:
+        self.listens = True
+        await asyncio.Event().wait()
+
+
+S = TypeVar("S", CoordinatorSettings, SyncerSettings, LearnerSettings)
+# By kind, without name and folder: reading what the environment says takes long.
+_SETTINGS: dict[type[Any], Any] = {}
+
+
+def _settings(kind: type[S], name: str, data: Path) -> S:
+    if kind not in _SETTINGS:
+        _SETTINGS[kind] = kind(id="nobody", data=Path(), chaos=True)
+    settings: S = _SETTINGS[kind].model_copy(update={"id": name, "data": data})
+    return settings
+
+
+def coordinator(name: str, data: Path) -> Make:
+    """The product's coordinator."""
+    settings = _settings(CoordinatorSettings, name, data)
+    return lambda control, bulk, lock: CoordinatorApp(settings, control, lock)
+
+
+def syncer(name: str, data: Path) -> Make:
+    """The product's syncer."""
+    settings = _settings(SyncerSettings, name, data)
+    return lambda control, bulk, lock: Syncer(settings, control, bulk, lock)
+
+
+def learner(name: str, data: Path, computing: Callable[[], Computing]) -> Make:
+    """The product's learner; every process computes with something new."""
+    settings = _settings(LearnerSettings, name, data)
+    return lambda control, bulk, lock: Learner(settings, control, bulk, lock, computing())

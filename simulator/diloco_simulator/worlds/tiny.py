@@ -1,0 +1,177 @@
+"""A learner's computation small enough for thousands of worlds: a noisy quadratic.
+
+Every learner pulls towards its own target, so that only a merge finds the common one.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from diloco_learner.exchange.encoding import Feedback, feeds_back
+from diloco_shared.numerics import codec
+from diloco_shared.numerics.arrays import Layout
+from diloco_shared.protocol.messages import Cursor, TensorSpec
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.worlds.options import Options
+
+Values = NDArray[np.float32]
+
+TENSORS = (
+    TensorSpec(name="a", shape=(6, 2), embedding=False),
+    TensorSpec(name="b", shape=(7,), embedding=False),
+    TensorSpec(name="c", shape=(5,), embedding=True),
+    TensorSpec(name="d", shape=(3, 2), embedding=False),
+)
+# Of that many the first: a tensor more than that only where there are more fragments.
+TENSORS_MIN = 3
+
+
+def tensors_of(fragments: int) -> tuple[TensorSpec, ...]:
+    """Of a model that is cut into so many fragments."""
+    return TENSORS[: max(fragments, TENSORS_MIN)]
+
+
+class Computation(Protocol):
+    """What a simulated learner needs of a trainer."""
+
+    layout: Any
+
+    def initial_fragments(self) -> list[Values]: ...
+    def step(self, rate: float) -> tuple[int, float]: ...
+    @property
+    def cursor(self) -> Cursor | None: ...
+    def adopt(self, p: int, anchor_F: Values) -> None: ...
+    def contribution(self, p: int, round_: int) -> bytes: ...
+    def decided(self, p: int, round_: int, *, merged: bool) -> None: ...
+    def inner_state(self) -> bytes: ...
+    def load_inner_state(self, data: bytes) -> None: ...
+
+
+class TinyTrainer:
+    """Parameters are one fp32 vector per fragment."""
+
+    def __init__(
+        self,
+        fragments: int,
+        learner: int,
+        seed: int,
+        tokens: int,
+        codec_up: str,
+        report: Callable[[str, str], None] = lambda invariant, text: None,
+    ) -> None:
+        self.report = report
+        self.layout = Layout.build(tensors_of(fragments), fragments)
+        self.codec = codec_up
+        self.feedback = [Feedback(np.zeros(n, np.float32)) for n in self.layout.sizes]
+        # What merged contributions should have given and did not, by a second way to count; and
+        # what those that are undecided would add, by round.
+        self.owed = [np.zeros(n) for n in self.layout.sizes]
+        self.undecided: list[dict[int, Values]] = [{} for _ in self.layout.sizes]
+        rng = np.random.default_rng([seed, 7])
+        self.theta = [rng.normal(size=n).astype(np.float32) for n in self.layout.sizes]
+        own = np.random.default_rng([seed, learner])
+        self.target = [own.normal(size=n).astype(np.float32) for n in self.layout.sizes]
+        self.anchors = [x.copy() for x in self.theta]
+        self.moments = 0  # stands for inner moments: steps they have seen
+        self.tokens = tokens
+        self.consumed = 0
+        self.noise = random.Random(f"{seed}/{learner}")
+
+    def initial_fragments(self) -> list[Values]:
+        return [x.copy() for x in self.theta]
+
+    def step(self, rate: float) -> tuple[int, float]:
+        """(tokens, loss)."""
+        for x, target in zip(self.theta, self.target, strict=True):
+            x += np.float32(0.1) * (target - x) + np.float32(self.noise.gauss(0, 0.01))
+        self.moments += 1
+        self.consumed += 1
+        return self.tokens, float(sum(abs(x).sum() for x in self.theta))
+
+    @property
+    def cursor(self) -> Cursor:
+        return Cursor(shard=0, sequences=self.consumed)
+
+    def adopt(self, p: int, anchor_F: Values) -> None:
+        self.anchors[p] = anchor_F
+        self.theta[p] = anchor_F.copy()
+
+    def contribution(self, p: int, round_: int) -> bytes:
+        feedback = self.feedback[p]
+        meant_F = values_F = self.anchors[p] - self.theta[p]
+        if feeds_back(self.codec):
+            values_F = values_F + feedback.residual
+        payload = codec.encode(self.codec, values_F)
+        given_F = codec.decode(self.codec, payload, values_F.size)
+        feedback.sent(round_, values_F - given_F)
+        self.undecided[p][round_] = meant_F - given_F
+        return payload
+
+    def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        feedback, difference_F = self.feedback[p], self.undecided[p].pop(round_, None)
+        if merged and difference_F is not None and round_ in feedback.pending:
+            self.owed[p] += difference_F
+        feedback.decided(round_, merged)
+        off = float(np.abs(feedback.residual - self.owed[p]).max())
+        if feeds_back(self.codec) and off > 1e-3:
+            self.report(
+                "I9", f"a residual of fragment {p} is off by {off:.2g} after round {round_}"
+            )
+
+    def inner_state(self) -> bytes:
+        return save({"moments": np.array([self.moments])})
+
+    def load_inner_state(self, data: bytes) -> None:
+        self.moments = int(load(data)["moments"][0])
+
+
+def spec_of(options: Options, seed: int) -> RunSpec:
+    """Small: some dozen steps of a second, leases of seconds."""
+    return RunSpec.model_validate(
+        {
+            "name": "sim",
+            "seed": seed,
+            "algorithm": {
+                "fragments": options.fragments,
+                # Divisible by the number of fragments, and several steps of a slow learner.
+                "sync_every_steps": 8 if options.fragments == 4 else 6,
+                "shards": options.shards,
+                "overlap_steps": options.overlap_steps,
+                "quorum": options.quorum,
+                "keyframe_every": options.keyframe_every,
+                "codec_up": options.codec_up,
+                "weighting": options.weighting,
+                "codec_down": options.codec_down,
+                "pull_timeout_s_min": 3.0,
+                # Few enough that there are outliers in runs as short as these.
+                "outlier_samples_min": 8,
+            },
+            "membership": {
+                "learners_min": options.learners,
+                "learners_max": options.learners + options.learners_spare,
+                "lease_s": 5.0,
+                "heartbeat_s": 1.0,
+            },
+            "keeping": {
+                "snapshot_every_rounds": options.snapshot_every_rounds,
+                "begin_again_after_s": 13.0,  # longer than most processes are away
+                "checkpoint_every_steps": 10,
+                "run_checkpoint_every_steps": options.checkpoint_every_steps,
+            },
+            "budget": _budget(options),
+        }
+    )
+
+
+def _budget(options: Options) -> dict[str, float]:
+    """About as many steps, whatever it is counted in: 512 tokens a step, a step a second."""
+    amounts = {
+        "steps": options.steps,
+        "tokens": options.steps * 512 * options.learners,
+        "seconds": options.steps * options.step_s,
+    }
+    return {options.budget: amounts[options.budget]}

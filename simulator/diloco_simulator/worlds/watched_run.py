@@ -1,0 +1,123 @@
+"""One run of a whole world, from its submission to its deletion, and what must come of it."""
+
+import asyncio
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from diloco_coordinator.runs.standings import cannot_go_on
+from diloco_shared.protocol import subjects
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers import at_the_end
+from diloco_simulator.inside.observer import Observer
+from diloco_simulator.people.rest import Rest
+from diloco_simulator.people.user import OVER, User
+
+if TYPE_CHECKING:
+    from diloco_simulator.worlds.world import World
+
+# Between two looks, in virtual seconds.
+LOOK_S = 2.0
+# A run that cannot go on says so long before, in virtual seconds, where a step takes one.
+BEYOND_S = 120.0
+# Whoever led a run lets go of it within half a minute of its end, should it have died over it.
+DELETED_S = 90.0
+# Once all is well a run of some dozen steps of a second must be over within this time.
+LIVENESS_S = 1200.0
+
+
+class WatchedRun:
+    """Of `world`; from now on what the hub takes of it is looked at."""
+
+    def __init__(self, world: "World", spec: RunSpec, dice: Random) -> None:
+        self.world = world
+        self.spec = spec
+        self.user = User(Rest(world.coordinator), spec, dice, world.found.counts, world.broken)
+        self.observer = Observer(world.scene, spec, world.broker)
+        self.stopped = False  # because it lacks something
+
+    async def begin(self) -> None:
+        """Submit it."""
+        self.world.begun.append(self)
+        self.world.observers[self.spec.name] = self.observer
+        if not self.world.scene.faulty:
+            self.observer.watch.healed()
+        await self.user.begin()
+
+    async def ends(self) -> None:
+        """It comes to its end in time, and everybody leaves it."""
+        world, view = self.world, None
+        since = led_since = world.loop.now
+        step_s = world.options.step_s
+        while world.loop.now < since + LIVENESS_S * step_s:
+            view = await self.user.view() or view
+            if view is not None:
+                well_s = world.loop.now - since
+                if not self._led(view):
+                    led_since = world.loop.now
+                led_s = world.loop.now - led_since
+                for text in self.user.unheeded(view, well_s, led_s, step_s):
+                    world.broken("commands", text)
+                await world.visitors.begin_again(view)
+                if well_s > BEYOND_S * step_s:
+                    await self._beyond(view)
+                # A syncer that never comes back may keep its part of a run that was ended by force.
+                there = set(view["members"]) - self._lost()
+                if view["state"] in OVER and not there:
+                    status = view["status"] or {"rounds_committed": 0}
+                    world.found.rounds += status["rounds_committed"]
+                    at_the_end.look(self.observer)
+                    return
+            await asyncio.sleep(LOOK_S * step_s)
+        said = "nothing" if view is None else f"{view['state']}: {view['reason']}"
+        world.broken("liveness", f"no end of {self.spec.name}: {said}")
+
+    def _led(self, view: dict[str, Any]) -> bool:
+        """Whether every shard has a leader."""
+        leading = {s["shard"] for s in view["syncers"] if s["state"] == "leading"}
+        return len(leading) == self.world.options.shards
+
+    async def _beyond(self, view: dict[str, Any]) -> None:
+        """Where nobody can have the run go on, it says so and can be stopped."""
+        why = self._lacks(view) or self._gone(view)
+        if not why or view["state"] in OVER or self.stopped:
+            return
+        self.world.found.counts[f"without {why}"] += 1
+        if not view["reason"]:
+            self.world.broken("liveness", f"{view['state']} without {why}, and no word of it")
+        self.stopped = await self.user.desire("stop") // 100 == 2
+
+    def _lacks(self, view: dict[str, Any]) -> str:
+        """Who is missing for good; "" where all that a run needs is there.
+
+        A shard's syncers keep its state: where all of them are lost nobody takes their place, as
+        long as they may come back.
+        """
+        world, lost = self.world, self._lost()
+        shown = {s["shard"] for s in view["syncers"]}
+        there = {s["shard"] for s in view["syncers"] if s["id"] not in lost}
+        if len(world.syncers) < world.options.shards or shown - there:
+            return "a syncer"
+        return "learners" if len(world.learners) < self.spec.membership.learners_min else ""
+
+    def _lost(self) -> set[str]:
+        """Names that nobody has any more; that of a second process its first one still has."""
+        world = self.world
+        return {m.name for m in world.lost} - {m.name for m in world.machines}
+
+    def _gone(self, view: dict[str, Any]) -> str:
+        """Whether no disk and no stream has the state any more, as the product says itself."""
+        lost = self.world.found.counts["tails lost"]
+        return "a state" if lost and cannot_go_on(view["syncers"]) else ""
+
+    async def deleted(self) -> None:
+        """What is over can be deleted, and then nothing is left of it."""
+        world = self.world
+        by = world.loop.now + DELETED_S
+        while not await self.user.delete():
+            if world.loop.now > by:
+                world.broken("liveness", f"not deleted {DELETED_S:.0f} s after its end")
+                return
+            await asyncio.sleep(LOOK_S)
+        name = self.spec.name
+        if left := [s for s in subjects.run_streams(name) if world.broker.exists(s)]:
+            world.broken("deletion", f"{', '.join(left)} outlived the run")

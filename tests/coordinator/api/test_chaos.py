@@ -1,0 +1,100 @@
+"""/v1/chaos over a memory bus: forwarded to the target's own agent, and refused for a reason."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from waiting import until
+
+from diloco_shared.process.chaos import Abilities, FaultAgent
+from diloco_simulator.hub.bus import MemoryBus
+
+
+@asynccontextmanager
+async def agent(world: Any, target: str, *, enabled: bool = True) -> AsyncIterator[FaultAgent]:
+    """A process that would be harmed, but only notes it."""
+    bus = MemoryBus(world.broker, target)
+    found = FaultAgent(bus, target, enabled=enabled, abilities=Abilities(kill=lambda: None))
+    found.answer_s = 0.0
+    serving = asyncio.create_task(found.serve())
+    yield found
+    serving.cancel()
+    await asyncio.gather(serving, *found.tasks, return_exceptions=True)
+
+
+async def _answered(desk: Any, body: dict[str, Any]) -> Any:
+    """Until the agent listens."""
+
+    async def ask() -> Any:
+        answer = await desk.ask("POST", "/v1/chaos", body)
+        return answer if answer.status_code != 503 else None
+
+    return await until(ask)
+
+
+async def test_a_fault_is_planned_applied_and_told(world: Any) -> None:
+    async with world.coordinator() as desk, agent(world, "a"):
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+        answer = await _answered(desk, {"kind": "kill", "target": "a"})
+        assert answer.status_code == 202
+        assert answer.json()["when"] == "in 0 s"
+
+        async def truth() -> Any:
+            (fault,) = (await desk.get("/v1/chaos"))["faults"] or [{}]
+            return fault if "applied_at" in fault and "planned_at" in fault else None
+
+        fault = await until(truth)
+        assert (fault["id"], fault["target"]) == (answer.json()["id"], "a")
+
+
+async def test_a_fault_at_a_step_waits_for_it(world: Any) -> None:
+    async with world.coordinator() as desk, agent(world, "a") as there:
+        there.stepped(5)
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+        answer = await _answered(desk, {"kind": "kill", "target": "a", "at_step": 9})
+        assert answer.json()["when"] == "at step 9 (now 5)"
+        assert [f.at_step for f in there.armed] == [9]
+
+
+async def test_a_repeated_request_inflicts_one_fault(world: Any) -> None:
+    async with world.coordinator() as desk, agent(world, "a") as there:
+        there.stepped(5)
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+        body = {"kind": "kill", "target": "a", "at_step": 9}
+        await _answered(desk, {"kind": "kill", "target": "a", "at_step": 99})
+        first = await desk.ask("POST", "/v1/chaos", body, Idempotency_Key="k")
+        await until(lambda: len(desk.registry.events) == 2)
+        again = await desk.ask("POST", "/v1/chaos", body, Idempotency_Key="k")
+        assert first.json() == again.json()
+        assert sorted(f.at_step for f in there.armed) == [9, 99]
+
+
+async def test_refusals_say_why(world: Any) -> None:
+    async with world.coordinator() as desk, agent(world, "a"):
+        await world.joins("a")
+        await until(lambda: desk.registry.roll.living)
+        unknown = await desk.ask("POST", "/v1/chaos", {"kind": "kill", "target": "z"})
+        assert unknown.status_code == 404
+        assert unknown.json()["detail"].endswith("known: a, nats")
+        cannot = await _answered(desk, {"kind": "nan", "target": "a"})
+        assert cannot.status_code == 409
+        other = await desk.ask("POST", "/v1/chaos", {"kind": "kill", "target": "a", "run": "x"})
+        assert (other.status_code, other.json()["title"]) == (409, "Another run's target")
+        wrong = {"kind": "burn", "target": "a", "factor": 0}
+        faults = (await desk.ask("POST", "/v1/chaos", wrong)).json()["errors"]
+        assert {f["path"] for f in faults} == {"kind", "factor"}
+        silent = await desk.ask("POST", "/v1/chaos", {"kind": "kill", "target": "nats"})
+        assert silent.status_code == 503
+
+
+async def test_chaos_is_off_unless_the_deployment_says_so(world: Any) -> None:
+    async with world.coordinator(chaos=False) as desk:
+        await world.joins("a")
+        answer = await desk.ask("POST", "/v1/chaos", {"kind": "kill", "target": "a"})
+        assert (answer.status_code, answer.json()["title"]) == (403, "No faults are allowed here")
+        assert "DILOCO_CHAOS=1" in answer.json()["detail"]
+        assert not (await desk.get("/v1/access"))["chaos"]

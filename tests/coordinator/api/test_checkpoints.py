@@ -1,0 +1,204 @@
+"""Run-wide checkpoints over REST: asked for, listed, restored, with errors that say what to do."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, reference
+from diloco_shared.protocol.messages import Stamp
+from diloco_shared.protocol.records import Incarnation, RunRecord
+from diloco_shared.protocol.wire import decode, encode
+from diloco_shared.spec.run import RunSpec
+
+SPEC: dict[str, Any] = {
+    "name": "demo",
+    "budget": {"steps": 96},
+    "algorithm": {"fragments": 2, "sync_every_steps": 8},
+}
+
+
+@pytest.fixture
+def kept(world: Any, tmp_path: Path) -> Any:
+    """A world whose checkpoints are in a folder; writes one of a run there."""
+    world.checkpoints = str(tmp_path)
+
+    def keep(spec: dict[str, Any], number: int) -> str:
+        of = RunSpec.model_validate(spec)
+        there, ref = RunCheckpoints(str(tmp_path)), reference(of.folder, number)
+        there.seal(
+            ref,
+            CheckpointManifest(
+                run=of.name,
+                run_id=of.id,
+                number=number,
+                reason="as the user asked",
+                at=time.time(),
+                epoch=0,
+                stamp=Stamp(round=1, steps=8, fraction=0.1, fraction_per_step=0.01),
+                versions=(1, 0),
+                parameters=100,
+                spec=of.model_dump(mode="json"),
+                shards=(Object(key="shard-0.json", bytes=5, digest="0" * 32),),
+                learners={"a": Object(key="learner-a.json", bytes=5, digest="0" * 32)},
+                missing={"b": "nothing came"},
+                leases=(),
+                incarnations={"a": 4, "b": 1},
+                bytes=10,
+            ),
+        )
+        return ref
+
+    return keep
+
+
+async def submitted(desk: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = (await desk.ask("POST", "/v1/runs", SPEC)).json()["spec"]
+    return spec
+
+
+async def record_of(world: Any, run: str) -> RunRecord:
+    return decode((await world.bus.kv_get(subjects.RUNS, run)).value, RunRecord)
+
+
+async def test_a_checkpoint_is_asked_for_by_number_one_at_a_time(world: Any, status: Any) -> None:
+    async with world.coordinator() as desk:
+        await submitted(desk)
+        early = await desk.ask("POST", "/v1/runs/demo/checkpoints")
+        assert (early.status_code, early.json()["title"]) == (409, "Nothing to keep yet")
+        await world.says(status(checkpoint=2, checkpoint_state="complete"))
+        await until(lambda: desk.registry.statuses)
+        made = await desk.ask("POST", "/v1/runs/demo/checkpoints")
+        assert (made.status_code, made.json()["number"]) == (202, 3)
+        assert (await record_of(world, "demo")).checkpoint == 3
+        again = await desk.ask("POST", "/v1/runs/demo/checkpoints")
+        assert again.status_code == 409 and "checkpoint 3" in again.json()["detail"]
+        await world.says(status(checkpoint=3, checkpoint_state="making"))
+        await until(lambda: desk.registry.statuses["demo"].checkpoint == 3)
+        assert (await desk.ask("POST", "/v1/runs/demo/checkpoints")).status_code == 409
+
+
+async def test_what_is_complete_is_listed_shown_and_removed(world: Any, kept: Any) -> None:
+    async with world.coordinator() as desk:
+        spec = await submitted(desk)
+        ref = kept(spec, 3)
+        kept({**SPEC, "name": "gone", "id": "ab12"}, 1)
+        (found,) = (await desk.get("/v1/runs/demo/checkpoints"))["checkpoints"]
+        assert (found["ref"], found["learners"]) == (ref, ["a"])
+        assert found["missing"] == {"b": "nothing came"}
+        every = (await desk.get("/v1/checkpoints"))["checkpoints"]
+        assert [c["run"] for c in every] == ["demo", "gone"], "of deleted runs too"
+        assert (await desk.get("/v1/runs/demo/checkpoints/3"))["spec"]["name"] == "demo"
+        unknown = await desk.ask("GET", "/v1/runs/demo/checkpoints/4")
+        assert unknown.status_code == 404 and f"known: {ref}" in unknown.json()["detail"]
+        assert (await desk.ask("DELETE", "/v1/runs/demo/checkpoints/3")).status_code == 204
+        assert (await desk.ask("DELETE", "/v1/checkpoints/gone.ab12/1")).status_code == 204
+        assert (await desk.get("/v1/checkpoints"))["checkpoints"] == []
+
+
+async def test_a_run_is_sent_back_to_a_checkpoint_that_is_there(
+    world: Any, kept: Any, status: Any
+) -> None:
+    async with world.coordinator() as desk:
+        ref = kept(await submitted(desk), 3)
+        await world.says(status(restores=4))
+        await until(lambda: desk.registry.statuses)
+        path = "/v1/runs/demo/checkpoints"
+        assert (await desk.ask("POST", f"{path}/2/restore", {})).status_code == 404
+        wish = (await desk.ask("POST", f"{path}/3/restore", {})).json()
+        assert wish["serial"] == 5
+        record = await record_of(world, "demo")
+        assert record.restore is not None
+        assert (record.restore.serial, record.restore.source) == (5, ref)
+        await world.says(status(state="finished"))
+        await until(lambda: desk.registry.over("demo"))
+        over = await desk.ask("POST", f"{path}/3/restore", {})
+        assert (over.status_code, over.json()["title"]) == (409, "The run is over")
+
+
+async def test_a_run_of_which_a_part_is_over_is_not_sent_back(
+    world: Any, kept: Any, status: Any
+) -> None:
+    two = {**SPEC, "algorithm": {**SPEC["algorithm"], "shards": 2}}
+    async with world.coordinator() as desk:
+        spec = (await desk.ask("POST", "/v1/runs", two)).json()["spec"]
+        kept(spec, 3)
+        await world.says(status())
+        other = encode(status(shard=1, state="finished"))
+        await world.bus.kv_put(subjects.STATUS, subjects.status_key("demo", 1), other)
+        await until(lambda: len(desk.registry.standings.shards.get("demo", ())) == 2)
+        path = "/v1/runs/demo/checkpoints/3/restore"
+        refused = await desk.ask("POST", path, {})
+        assert refused.status_code == 409
+        assert "shard 1 of 'demo' is finished" in refused.json()["detail"]
+        assert (await desk.ask("POST", path, {"as": "again"})).status_code == 202
+
+
+async def test_a_new_run_begins_with_a_checkpoint_and_the_lives_it_knows(
+    world: Any, kept: Any
+) -> None:
+    async with world.coordinator() as desk:
+        ref = kept(await submitted(desk), 3)
+        later = Incarnation(learner="b", incarnation=7, boot="", at=0.0)
+        await world.bus.kv_put(subjects.INCARNATIONS, "again.b", encode(later))
+        path = "/v1/runs/demo/checkpoints/3/restore"
+        assert (await desk.ask("POST", path, {"as": "again"})).status_code == 202
+        record = await record_of(world, "again")
+        assert record.restore is not None and record.restore.source == ref
+        assert record.spec["algorithm"] == (await record_of(world, "demo")).spec["algorithm"]
+        assert record.spec["id"] != (await record_of(world, "demo")).spec["id"]
+        lives = {
+            key: decode(entry.value, Incarnation).incarnation
+            for key, entry in (await world.bus.kv_all(subjects.INCARNATIONS)).items()
+        }
+        assert lives == {"again.a": 4, "again.b": 7}, "never moved back"
+        assert (await desk.ask("POST", path, {"as": "again"})).status_code == 409
+
+        # From a file of one's own, by an address of its own.
+        more = {**SPEC, "name": "more", "budget": {"steps": 960}}
+        place = f"{world.checkpoints}/{ref}"
+        where = f"/v1/checkpoints/submit?checkpoint={place}"
+        assert (await desk.ask("POST", where, more)).status_code == 201
+        begun = (await record_of(world, "more")).restore
+        assert begun is not None and begun.source == ref, "it is in the place in use"
+
+
+async def test_a_request_for_a_name_that_is_taken_changes_no_life(world: Any, kept: Any) -> None:
+    async with world.coordinator() as desk:
+        kept(await submitted(desk), 3)
+        assert (await desk.ask("POST", "/v1/runs", {**SPEC, "name": "again"})).status_code == 201
+        path = "/v1/runs/demo/checkpoints/3/restore"
+        assert (await desk.ask("POST", path, {"as": "again"})).status_code == 409
+        assert not await world.bus.kv_all(subjects.INCARNATIONS)
+
+
+async def test_a_run_that_cannot_begin_with_it_is_refused(world: Any, kept: Any) -> None:
+    async with world.coordinator() as desk:
+        ref = kept(await submitted(desk), 3)
+        where = f"/v1/checkpoints/submit?checkpoint={ref}"
+        other = {
+            "name": "other",
+            "budget": {"steps": 9},
+            "algorithm": {"fragments": 6},
+            "model": {"overrides": {"width": 8}},
+        }
+        answer = await desk.ask("POST", where, other)
+        assert answer.status_code == 422
+        faults = {f["path"]: f["message"] for f in answer.json()["errors"]}
+        assert "into 2 fragments" in faults["algorithm.fragments"]
+        assert "another layout" in faults["model.overrides"]
+        nothing = await desk.ask("POST", "/v1/checkpoints/submit?checkpoint=x", other)
+        assert nothing.status_code == 404
+
+
+async def test_a_place_that_nobody_can_reach_is_refused(world: Any) -> None:
+    async with world.coordinator() as desk:
+        wrong = {**SPEC, "keeping": {"run_checkpoint_root": "ftp://here"}}
+        answer = await desk.ask("POST", "/v1/runs", wrong)
+        assert answer.status_code == 422
+        faults = {e["path"]: e["message"] for e in answer.json()["errors"]}
+        assert "one of file://, gs://, s3://" in faults["keeping.run_checkpoint_root"]

@@ -1,0 +1,207 @@
+"""Tokens and roles, limits, problem details, health, metrics and the page."""
+
+import stat
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from diloco_coordinator.api.auth_io import REFUSALS_BURST, admin_token
+from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
+from diloco_coordinator.app import AddressTaken, listen
+from diloco_shared.protocol import subjects
+
+SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
+OPEN = ("/", "/main.js", "/style.css", "/healthz", "/readyz", "/metrics", "/openapi.json")
+
+
+async def test_everything_about_the_cluster_needs_a_token(world: Any) -> None:
+    async with world.coordinator() as desk:
+        for path in OPEN:
+            assert (await desk.http.get(path)).status_code == 200, path
+        described = (await desk.http.get("/openapi.json")).json()
+        assert described["openapi"].startswith("3.1")
+        for path, operations in described["paths"].items():
+            for method in operations if path.startswith("/v1") else ():
+                answer = await desk.http.request(method, path)
+                # Once the burst is used up, guessing has to wait.
+                assert answer.status_code in (401, 429), (method, path)
+                assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_wrong_token_is_refused_and_guessing_slows_down(world: Any) -> None:
+    async with world.coordinator() as desk:
+        good, desk.token = desk.token, "wrong"
+        codes = [(await desk.ask("GET", "/v1/runs")).status_code for _ in range(REFUSALS_BURST + 1)]
+        assert codes[0] == 401 and codes[-1] == 429
+        desk.token = good
+        assert (await desk.ask("GET", "/v1/runs")).status_code == 200
+
+
+async def test_roles_bound_what_a_token_may_do(world: Any) -> None:
+    kill = {"kind": "kill", "target": "nobody"}
+    wanted = {
+        "viewer": (200, 403, 403, 403),
+        "operator": (200, 201, 403, 403),
+        "chaos": (200, 201, 404, 403),
+        "admin": (200, 201, 404, 200),
+    }
+    async with world.coordinator() as desk:
+        root = desk.token
+        for role, codes in wanted.items():
+            desk.token = root
+            made = await desk.ask("POST", "/v1/tokens", {"name": f"a-{role}", "role": role})
+            assert made.status_code == 201
+            desk.token = made.json()["token"]
+            answers = (
+                await desk.ask("GET", "/v1/runs"),
+                await desk.ask("POST", "/v1/runs", {**SPEC, "name": f"run-{role}"}),
+                await desk.ask("POST", "/v1/chaos", kill),
+                await desk.ask("GET", "/v1/tokens"),
+            )
+            assert tuple(a.status_code for a in answers) == codes, role
+        assert "has the role viewer; this needs operator" in await _why(desk, root)
+
+
+async def _why(desk: Any, root: str) -> str:
+    desk.token = root
+    await desk.ask("DELETE", "/v1/tokens/a-viewer")
+    made = await desk.ask("POST", "/v1/tokens", {"name": "a-viewer", "role": "viewer"})
+    desk.token = made.json()["token"]
+    return str((await desk.ask("POST", "/v1/runs", SPEC)).json()["detail"])
+
+
+async def test_tokens_are_shown_once_and_can_be_revoked(world: Any) -> None:
+    async with world.coordinator() as desk:
+        root = desk.token
+        made = (await desk.ask("POST", "/v1/tokens", {"name": "eve", "role": "viewer"})).json()
+        again = await desk.ask("POST", "/v1/tokens", {"name": "eve", "role": "admin"})
+        assert again.status_code == 409
+        listed = (await desk.ask("GET", "/v1/tokens")).text
+        assert "eve" in listed and made["token"] not in listed and "digest" not in listed
+        kept = (await world.bus.kv_get("tokens", "eve")).value
+        assert made["token"].encode() not in kept
+        assert (await desk.ask("DELETE", "/v1/tokens/eve")).status_code == 204
+        assert (await desk.ask("DELETE", "/v1/tokens/eve")).status_code == 404
+        desk.token = made["token"]
+        assert (await desk.ask("GET", "/v1/runs")).status_code == 401
+        desk.token = root
+        assert (await desk.ask("POST", "/v1/tokens", {"name": "E", "role": "x"})).json()["errors"]
+
+
+async def test_too_large_a_body_is_refused_however_it_comes(world: Any) -> None:
+    async with world.coordinator() as desk:
+        headers = {"Authorization": f"Bearer {desk.token}"}
+
+        async def pieces() -> AsyncIterator[bytes]:
+            for _ in range(2 * BODY_BYTES_MAX // 65536):
+                yield b" " * 65536
+
+        for content in (b"[" + b" " * BODY_BYTES_MAX, pieces()):
+            answer = await desk.http.post("/v1/runs", content=content, headers=headers)
+            assert (answer.status_code, answer.json()["title"]) == (413, "Too large")
+            assert answer.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "code"),
+    [
+        ("GET", "/v1/nothing", None, 404),
+        ("PUT", "/v1/runs", None, 405),
+        ("POST", "/v1/runs", b"{", 422),
+        ("POST", "/v1/runs", b"[]", 422),
+        ("GET", "/v1/runs?limit=0", None, 422),
+        ("GET", "/v1/events?after=-1", None, 422),
+        ("GET", "/../app.py", None, 404),
+    ],
+)
+async def test_every_error_is_a_problem_detail(
+    world: Any, method: str, path: str, content: bytes | None, code: int
+) -> None:
+    async with world.coordinator() as desk:
+        headers = {"Authorization": f"Bearer {desk.token}", "Content-Type": "application/json"}
+        answer = await desk.http.request(method, path, content=content, headers=headers)
+        assert answer.status_code == code
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json().keys() >= {"type", "title", "status", "detail"}
+
+
+async def test_the_page_loads_nothing_from_elsewhere(world: Any) -> None:
+    async with world.coordinator() as desk:
+        page = await desk.http.get("/")
+        assert "default-src 'self'" in page.headers["content-security-policy"]
+        folder = Path(__file__).parents[3] / "services/coordinator/diloco_coordinator/web"
+        for file in folder.iterdir():
+            text = file.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+            assert "http://" not in text and "https://" not in text, file.name
+            assert (await desk.http.get(f"/{file.name}")).status_code == 200
+
+
+async def test_ready_means_that_the_bus_is_there(world: Any) -> None:
+    async with world.coordinator() as desk:
+        assert (await desk.http.get("/readyz")).status_code == 200
+        desk.registry.bus.disconnect()
+        assert (await desk.http.get("/readyz")).status_code == 503
+        assert (await desk.http.get("/healthz")).status_code == 200
+        assert (await desk.ask("GET", "/v1/runs")).status_code == 200, "the mirror still answers"
+        desk.registry.bus.reconnect()
+
+
+async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., Any]) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("a", "b")
+        await world.says(status())
+        await world.tells("evaluation", val_loss=2.5, steps=8)
+        registry = desk.registry
+        await until(lambda: registry.statuses and len(registry.roll.living) == 2)
+        await until(lambda: registry.events[-1][1].kind == "evaluation")
+        lines = (await desk.http.get("/metrics")).text.splitlines()
+        for line in (
+            'diloco_members{role="learner"} 2.0',
+            'diloco_runs{state="running"} 1.0',
+            'diloco_rounds_committed_total{run="demo"} 1.0',
+            'diloco_tokens_processed_total{run="demo"} 4096.0',
+            'diloco_tokens_useful_total{run="demo"} 2048.0',
+            'diloco_tokens{became="overwritten",run="demo"} 40.0',
+            'diloco_tokens_reread{run="demo"} 8.0',
+            'diloco_refused_total{reason="non-finite",run="demo"} 3.0',
+            'diloco_learners_alive{run="demo"} 2.0',
+            'diloco_learners_participating{run="demo"} 1.0',
+            'diloco_val_loss{run="demo"} 2.5',
+            'diloco_http_requests_total{method="POST",status="2xx"} 1.0',
+        ):
+            assert line in lines, line
+
+
+async def test_metrics_of_a_run_that_nobody_leads_any_more_go_on_ageing(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.says(status(since_round_s=2.0))
+        registry = desk.registry
+        await until(lambda: bool(registry.statuses))
+        registry.standings.renewed_at[subjects.status_key("demo", 0)] -= 100.0
+        text = (await desk.http.get("/metrics")).text
+        (line,) = [x for x in text.splitlines() if x.startswith("diloco_seconds_since_round{")]
+        assert float(line.split()[1]) >= 102.0
+
+
+def test_the_admin_token_is_made_once_and_for_its_owner_only(tmp_path: Path) -> None:
+    token = admin_token(tmp_path / "data")
+    assert len(token) >= 40
+    assert admin_token(tmp_path / "data") == token
+    file = tmp_path / "data" / "admin-token"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.write_text("")
+    assert len(admin_token(tmp_path / "data")) >= 40, "an empty token must not open the door"
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with listen("127.0.0.1", 0) as first:
+        first.listen()
+        with pytest.raises(AddressTaken, match="DILOCO_PORT"):
+            listen("127.0.0.1", first.getsockname()[1])

@@ -1,0 +1,219 @@
+"""A run that is stopped ends and can be deleted, also if nobody is there who could end it."""
+
+import time
+from typing import Any
+
+import pytest
+from waiting import until
+
+from diloco_coordinator.runs import registry_io as registry
+from diloco_coordinator.runs import standings
+from diloco_shared.bus.standing import Standing
+from diloco_shared.protocol.records import RunStatus, TokenCounts
+
+
+def spec(name: str = "demo") -> dict[str, Any]:
+    return {"name": name, "budget": {"steps": 96}}
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Patience of a fraction of a second."""
+    monkeypatch.setattr(standings, "FORCE_S", 0.3)
+    monkeypatch.setattr(standings, "SILENT_S", 0.2)
+    monkeypatch.setattr(standings, "SETTLE_S", 0.3)
+
+
+async def begun(desk: Any, world: Any) -> str:
+    """A run with a syncer and a learner; its id."""
+    await world.joins("syncer-1", role="syncer")
+    await world.joins("learner-1")
+    await desk.ask("POST", "/v1/runs", spec())
+    await until(lambda: len(desk.registry.assigned) == 2)
+    run_id: str = desk.registry.runs["demo"].spec["id"]
+    return run_id
+
+
+async def test_a_stop_without_a_leader_is_carried_out_and_holds_nobody(
+    world: Any, status: Any
+) -> None:
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        await world.says(status(run_id=run_id))
+        await until(lambda: "demo" in desk.registry.statuses)
+        await world.dies("syncer-1")
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        view = await until(lambda: _state(desk, "stopped"))
+        assert view["status"]["forced"]
+        await until(lambda: "learner-1" not in desk.registry.assigned)
+        assert desk.registry.assigned == {"syncer-1": "demo"}, "it may end the run properly"
+        answer = await desk.ask("DELETE", "/v1/runs/demo")
+        assert answer.status_code == 204, answer.text
+        assert (await desk.get("/v1/runs"))["runs"] == []
+
+
+async def _state(desk: Any, wanted: str) -> Any:
+    view = await desk.get("/v1/runs/demo")
+    return view if view["state"] == wanted else None
+
+
+async def test_a_run_that_nobody_ever_led_is_stopped_too(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await begun(desk, world)
+        await world.dies("syncer-1")
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        await until(lambda: _state(desk, "stopped"))
+
+
+async def test_a_shard_that_nobody_ever_led_is_stopped_and_the_coordinator_goes_on(
+    world: Any, status: Any
+) -> None:
+    """Also one that is started again and finds what was written."""
+    async with world.coordinator() as desk:
+        await world.joins("syncer-1", "syncer-2", role="syncer")
+        await world.joins("learner-1")
+        sharded = spec() | {"algorithm": {"shards": 2, "fragments": 6}}
+        assert (await desk.ask("POST", "/v1/runs", sharded)).status_code == 201
+        await until(lambda: len(desk.registry.assigned) == 3)
+        run_id = desk.registry.runs["demo"].spec["id"]
+        told = {"versions": (3, -1) * 3, "tokens_by_fragment": (TokenCounts(),) * 6}
+        await world.says(status(state="stopped", run_id=run_id, **told))
+        await world.dies("syncer-2")
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        view = await until(lambda: _state(desk, "stopped"))
+        assert view["status"]["versions"] == [3, -1] * 3
+        answer = await desk.ask("POST", "/v1/runs/demo/checkpoints")
+        assert answer.status_code == 409, answer.text
+    async with world.coordinator() as desk:
+        assert desk.registry.over("demo")
+
+
+async def test_a_syncer_that_comes_back_settles_what_was_forced(world: Any, status: Any) -> None:
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        await world.says(status(run_id=run_id))
+        await desk.ask("POST", "/v1/runs/demo/stop")
+        await until(lambda: desk.registry.forced("demo"))
+        leader = Standing(world.bus, "demo", run_id)
+        assert await leader.write(status(run_id=run_id, term=2)) == "the run is settled"
+        assert desk.registry.over("demo")
+        proper = status(state="stopped", settled=True, run_id=run_id, term=2)
+        assert await leader.write(proper) == ""
+        await until(lambda: not desk.registry.forced("demo"))
+        assert desk.registry.over("demo")
+
+
+async def test_a_run_once_over_never_gets_members_again(world: Any, status: Any) -> None:
+    """A standby leads for a moment after the end: its status replaces nothing."""
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        first = Standing(world.bus, "demo", run_id)
+        standby = Standing(world.bus, "demo", run_id)
+        assert await first.write(status(run_id=run_id)) == ""
+        await standby.read()
+        end = status(state="finished", settled=True, run_id=run_id)
+        assert await first.write(end) == ""
+        await until(lambda: not desk.registry.assigned)
+        late = status(state="finished", settled=False, run_id=run_id)
+        assert await standby.write(late) == "the run is settled"
+        looked = desk.registry.revisions.copy()
+        for _ in range(3):
+            await desk.ask("POST", "/v1/runs", spec("next"))
+            await until(lambda: set(desk.registry.assigned.values()) == {"next"})
+        assert desk.registry.over("demo") and looked
+        assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
+
+
+async def test_an_end_that_its_leader_did_not_settle_is_settled(world: Any, status: Any) -> None:
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        await world.says(status(state="finished", settled=False, run_id=run_id))
+        await until(lambda: desk.registry.over("demo"))
+        shown: RunStatus = desk.registry.statuses["demo"]
+        assert (shown.state, shown.forced) == ("finished", False)
+        await until(lambda: not desk.registry.assigned)
+
+
+async def test_who_never_leaves_a_deleted_run_is_not_waited_for_for_ever(
+    world: Any, status: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_coordinator.api.runs_io.LEAVE_LOOKS", 2)
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        await world.joins("learner-1", run="demo")
+        await until(lambda: desk.registry.working("demo"))
+        await world.says(status(state="stopped", run_id=run_id))
+        await until(lambda: desk.registry.over("demo"))
+        answer = await desk.ask("DELETE", "/v1/runs/demo")
+        assert answer.status_code == 409 and "learner-1" in answer.text
+        now = time.monotonic() + 31.0
+        monkeypatch.setattr("diloco_coordinator.api.runs_io.time.monotonic", lambda: now)
+        assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
+
+
+async def test_whatever_keeps_a_run_waiting_is_its_reason(world: Any, status: Any) -> None:
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        reason = "ValueError: no such preset"
+        await world.joins("learner-1", run="demo", state="unfit", reason=reason)
+        waits = status(state="waiting", reason="0 of 1 learners have joined", run_id=run_id)
+        await world.says(waits)
+        view = await until(lambda: _state(desk, "waiting"))
+        view = await until(lambda: _unfit(desk))
+        assert view["reason"] == f"0 of 1 learners have joined; learner-1 cannot work: {reason}"
+        member = await desk.get("/v1/members/learner-1")
+        assert (member["state"], member["reason"]) == ("unfit", reason)
+
+
+async def _unfit(desk: Any) -> Any:
+    view = await desk.get("/v1/runs/demo")
+    return view if "cannot work" in view["reason"] else None
+
+
+async def test_a_quorum_that_nobody_can_reach_names_its_consequence(
+    world: Any, status: Any
+) -> None:
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        await world.says(status(run_id=run_id))
+        await until(lambda: "demo" in desk.registry.statuses)
+        answer = await desk.ask("PATCH", "/v1/runs/demo", {"quorum": 5})
+        assert answer.json()["consequence"] == (
+            "2 of 5 learners are there: no round opens until 3 more join, or 'diloco quorum demo 2'"
+        )
+        answer = await desk.ask("PATCH", "/v1/runs/demo", {"quorum": 2})
+        assert answer.json()["consequence"] == ""
+
+
+async def test_a_wish_to_drain_is_not_lost_to_another_coordinator(world: Any) -> None:
+    """Each writes down what it sees of members: what a user asked the other one for stays."""
+    async with world.coordinator() as one, world.coordinator() as two:
+        await world.joins("learner-1")
+        await until(lambda: "learner-1" in two.registry.roll.notes)
+        await until(lambda: "learner-1" in one.registry.roll.notes)
+        await one.ask("POST", "/v1/members/learner-1/drain")
+        await two.registry._note(two.registry.roll.notes["learner-1"])
+        entry = await world.bus.kv_get("notes", "learner-1")
+        assert b'"drained":true' in entry.value
+        assert two.registry.roll.notes["learner-1"].drained
+
+
+async def test_a_wish_to_drain_is_shown_whatever_another_coordinator_wrote_before(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other's note of a moment ago arrives while the wish is written."""
+    async with world.coordinator() as one:
+        await world.joins("learner-1")
+        await until(lambda: "learner-1" in one.registry.roll.notes)
+        before = one.registry.roll.notes["learner-1"].model_dump_json().encode()
+        write_if = registry.write_if
+
+        async def overtaken(*args: Any) -> int:
+            monkeypatch.setattr(registry, "write_if", write_if)
+            await world.bus.kv_put("notes", "learner-1", before)
+            await one.registry._take("notes", await world.bus.kv_get("notes", "learner-1"))
+            return await write_if(*args)
+
+        monkeypatch.setattr(registry, "write_if", overtaken)
+        await one.registry.drain("learner-1", True)
+        assert one.registry.roll.notes["learner-1"].drained

@@ -1,0 +1,197 @@
+"""/v1/members and /v1/events over a memory bus, and what a restart remembers."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+from waiting import until
+
+from diloco_shared.bus.port import Entry
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Assignment
+from diloco_shared.protocol.wire import decode
+
+SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
+
+
+async def test_an_unknown_learner_is_answered_with_the_known_ones(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await world.joins("a", "b")
+        await until(lambda: len(desk.registry.roll.living) == 2)
+        for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/drain")):
+            answer = await desk.ask(method, f"/v1/members/c{path}")
+            assert answer.status_code == 404
+            assert answer.json()["detail"].endswith("known: a, b")
+
+
+async def test_a_member_shows_its_process_and_what_its_syncer_sees(
+    world: Any, status: Callable[..., Any]
+) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("syncer-1", role="syncer")
+        await world.joins("a")
+        await world.says(status())
+        await until(lambda: "a" in desk.registry.assigned and desk.registry.statuses)
+        shown = await desk.get("/v1/members/a")
+        assert (shown["assigned"], shown["alive"], shown["draining"]) == ("demo", True, False)
+        assert shown["learner"]["step"] == 8
+        assert "lock" not in shown and "boot" not in shown
+
+
+async def test_syncers_show_who_leads_and_how_far_behind_a_standby_is(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("a")
+        await world.joins("syncer-1", role="syncer", state="leading", tape_seq=40)
+        await world.joins("syncer-2", role="syncer", state="standby", tape_seq=37)
+        await until(lambda: {"syncer-1", "syncer-2"} <= desk.registry.assigned.keys())
+        shown = await desk.get("/v1/members/syncer-2")
+        assert (shown["state"], shown["lag_records"]) == ("standby", 3)
+        run = await desk.get("/v1/runs/demo")
+        assert [(s["id"], s["state"], s["lag_records"]) for s in run["syncers"]] == [
+            ("syncer-1", "leading", 0),
+            ("syncer-2", "standby", 3),
+        ]
+        # One that cannot lead says why, and a run that nobody can lead says it of all.
+        await world.joins("syncer-1", role="syncer", state="ineligible", reason="record 41")
+        await world.joins("syncer-2", role="syncer", state="ineligible", reason="record 38")
+        await until(lambda: desk.registry.waiting.get("demo"))
+        why = "syncer-1 cannot lead: record 41; syncer-2 cannot lead: record 38"
+        await until(lambda: desk.registry.waiting["demo"] == why)
+
+
+async def test_the_dead_stay_assigned_until_they_are_forgotten(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("syncer-1", role="syncer")
+        await world.joins("a")
+        await until(lambda: "a" in desk.registry.assigned)
+        assert (await desk.ask("DELETE", "/v1/members/a")).status_code == 409
+        await world.dies("a")
+        await until(lambda: not desk.registry.roll.notes["a"].alive)
+        shown = await desk.get("/v1/members/a")
+        assert (shown["alive"], shown["assigned"]) == (False, "demo")
+        assert shown["gone_since"] > 0
+        assert (await desk.ask("DELETE", "/v1/members/a")).status_code == 204
+        assert await world.bus.kv_get(subjects.ASSIGNMENTS, "a") is None
+        assert (await desk.ask("GET", "/v1/members/a")).status_code == 404
+
+
+async def test_a_drained_member_loses_its_work_and_gets_none(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("syncer-1", role="syncer")
+        await world.joins("a", "b")
+        await until(lambda: len(desk.registry.assigned) == 3)
+        assert (await desk.ask("POST", "/v1/members/a/drain")).json()["draining"]
+        await until(lambda: "a" not in desk.registry.assigned)
+        entry: Entry = await world.bus.kv_get(subjects.ASSIGNMENTS, "a")
+        assert entry.value is not None and decode(entry.value, Assignment).run == ""
+        assert not (await desk.ask("DELETE", "/v1/members/a/drain")).json()["draining"]
+        await until(lambda: "a" in desk.registry.assigned)
+        kinds = [e["kind"] for e in (await desk.get("/v1/events"))["events"]]
+        assert "member-drained" in kinds and "released" in kinds
+
+
+async def test_who_works_for_no_run_cannot_be_drained(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await world.joins("sup", role="supervisor")
+        await until(lambda: desk.registry.roll.living)
+        answer = await desk.ask("POST", "/v1/members/sup/drain")
+        assert (answer.status_code, answer.json()["detail"]) == (
+            409,
+            "a supervisor works for no run",
+        )
+
+
+async def test_a_restart_loses_nothing(world: Any, status: Callable[..., Any]) -> None:
+    """The state is on the bus: runs, members gone and drained, assignments, events, tokens."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("syncer-1", role="syncer")
+        await world.joins("a", "b", "c")
+        await until(lambda: len(desk.registry.assigned) == 4)
+        await desk.ask("POST", "/v1/members/c/drain")
+        await until(lambda: "c" not in desk.registry.assigned)
+        await world.dies("a")
+        await until(lambda: not desk.registry.roll.notes["a"].alive)
+        made = await desk.ask("POST", "/v1/tokens", {"name": "eve", "role": "viewer"})
+        await world.tells("evaluation", val_loss=2.0, steps=24)
+        await until(lambda: desk.registry.events[-1][1].kind == "evaluation")
+        before = [await desk.get(p) for p in ("/v1/runs", "/v1/members", "/v1/events")]
+    # The syncer dies while nobody looks.
+    await world.dies("syncer-1")
+    await world.joins("syncer-2", role="syncer")
+    async with world.coordinator() as desk:
+        # Its role is not forgotten: the second one stands by, and does not replace it.
+        await until(lambda: desk.registry.assigned.get("syncer-2") == "demo")
+        runs, members, events = [
+            await desk.get(p) for p in ("/v1/runs", "/v1/members", "/v1/events")
+        ]
+        assert runs["runs"][0]["members"] == ["a", "b", "syncer-1", "syncer-2"]
+        assert runs["runs"][0]["revision"] == before[0]["runs"][0]["revision"]
+        assert events["events"][: len(before[2]["events"])] == before[2]["events"]
+        told = {m["id"]: m for m in members["members"]}
+        assert told["a"] == next(m for m in before[1]["members"] if m["id"] == "a")
+        assert told["c"]["draining"]
+        assert not told["syncer-1"]["alive"]
+        desk.token = made.json()["token"]
+        assert (await desk.get("/v1/access"))["name"] == "eve"
+
+
+async def test_two_coordinators_agree_on_who_works(world: Any) -> None:
+    async with world.coordinator() as one, world.coordinator() as two:
+        await one.ask("POST", "/v1/runs", SPEC)
+        await world.joins("syncer-1", role="syncer")
+        await world.joins("a", "b")
+        await until(lambda: len(one.registry.assigned) == 3)
+        await until(lambda: two.registry.assigned == one.registry.assigned)
+        await one.ask("POST", "/v1/members/a/drain")
+        await until(lambda: two.registry.roll.notes["a"].draining)
+        await until(lambda: "a" not in two.registry.assigned)
+        await until(lambda: "a" not in one.registry.assigned)
+
+
+async def test_events_come_by_cursor_and_by_run(world: Any) -> None:
+    async with world.coordinator() as desk:
+        for n in range(5):
+            await world.tells("join", run="demo" if n % 2 else "other", n=n)
+        await until(lambda: len(desk.registry.events) == 5)
+        page = await desk.get("/v1/events?limit=2")
+        assert [e["data"]["n"] for e in page["events"]] == [0, 1]
+        rest = await desk.get(f"/v1/events?after={page['next']}")
+        assert [e["data"]["n"] for e in rest["events"]] == [2, 3, 4]
+        mine = await desk.get("/v1/events?run=demo")
+        assert [e["data"]["n"] for e in mine["events"]] == [1, 3]
+        none = await desk.get(f"/v1/events?after={rest['next']}")
+        assert none == {"events": [], "next": rest["next"]}
+
+
+async def test_events_are_streamed_from_a_cursor_on(world: Any) -> None:
+    async with world.coordinator() as desk:
+        await world.tells("join", n=0)
+        await world.tells("join", n=1)
+        await until(lambda: len(desk.registry.events) == 2)
+        first = desk.registry.events[0][0]
+        chunks = desk.streams.events(first, "").body_iterator
+        assert await anext(chunks) == ": open\n\n"
+        told = json.loads((await anext(chunks)).split("data: ")[1])
+        assert told["data"] == {"n": 1}
+        waiting = asyncio.create_task(anext(chunks))
+        await world.tells("join", n=2)
+        assert json.loads((await waiting).split("data: ")[1])["data"] == {"n": 2}
+        assert desk.streams.open == 1
+        await chunks.aclose()
+        assert desk.streams.open == 0
+
+
+async def test_streams_are_bounded(world: Any) -> None:
+    """I12."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        desk.streams.open = 64
+        answer = await desk.ask("GET", "/v1/runs/demo/stream")
+        assert answer.status_code == 503
+        assert "Retry-After" in answer.headers

@@ -1,0 +1,101 @@
+"""What the coordinator mirrors of the bus, when the mirroring is interrupted."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from waiting import until
+
+from diloco_coordinator.runs import registry_io as registry
+from diloco_coordinator.runs.registry_io import NOTES
+from diloco_shared.bus import run_streams
+from diloco_shared.bus.port import Entry, Unavailable
+
+
+async def test_members_that_die_together_are_gone_though_the_first_cannot_be_noted(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else the interrupted watch had to tell, no later one tells."""
+    monkeypatch.setattr(registry, "RETRY_S", 0.01)
+    async with world.coordinator() as desk:
+        await world.joins("a", "b", "c")
+        await until(lambda: len(desk.registry.roll.living) == 3)
+        write, failures = desk.registry.bus.kv_update, []
+
+        async def away(bucket: str, *args: Any, **kwargs: Any) -> int:
+            if bucket == NOTES and not failures:
+                failures.append(bucket)
+                for name in ("b", "c"):
+                    await world.dies(name)
+                raise Unavailable("the bus is away")
+            revision: int = await write(bucket, *args, **kwargs)
+            return revision
+
+        monkeypatch.setattr(desk.registry.bus, "kv_update", away)
+        await world.dies("a")
+        await until(lambda: not desk.registry.roll.living)
+        assert failures
+
+
+async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(world: Any) -> None:
+    async with world.coordinator() as desk:
+        body = {"name": "alice", "role": "viewer"}
+        assert (await desk.ask("POST", "/v1/tokens", body)).status_code == 201
+        record = desk.registry.tokens["alice"]
+        await desk.registry.bus.kv_delete(registry.TOKENS, "alice")
+        await until(lambda: "alice" not in desk.registry.tokens)
+        desk.registry.tokens["alice"] = record  # as if that had not been heard
+        await desk.registry._gone_meanwhile(registry.TOKENS)
+        assert "alice" not in desk.registry.tokens
+
+
+async def test_a_token_is_not_brought_back_by_the_echo_of_its_making(world: Any) -> None:
+    async with world.coordinator() as desk:
+        body = {"name": "alice", "role": "viewer"}
+        assert (await desk.ask("POST", "/v1/tokens", body)).status_code == 201
+        place = registry.TOKENS, "alice"
+        echo = await desk.registry.bus.kv_get(*place)
+        assert (await desk.ask("DELETE", "/v1/tokens/alice")).status_code == 204
+        await desk.registry._take(registry.TOKENS, echo)
+        assert "alice" not in desk.registry.tokens
+        # The name may be another token's; the end of the first comes late, too.
+        assert (await desk.ask("POST", "/v1/tokens", body)).status_code == 201
+        await desk.registry._take(registry.TOKENS, Entry("alice", None, echo.revision + 1))
+        assert "alice" in desk.registry.tokens
+
+
+async def test_nothing_is_kept_of_members_that_are_forgotten(world: Any) -> None:
+    async with world.coordinator() as desk:
+        for name in ("a", "b", "c"):
+            await world.joins(name)
+            await until(lambda name=name: (NOTES, name) in desk.registry.revisions)
+            await world.dies(name)
+            await until(lambda: not desk.registry.roll.living)
+            await desk.registry.forget(name)
+        await world.joins("d")
+        await until(lambda: (NOTES, "d") in desk.registry.revisions)
+        # What the watch still has to tell of those comes before this.
+        await world.bus.kv_put(NOTES, "mark", b"no note")
+        await until(lambda: (NOTES, "mark") in desk.registry.revisions)
+        assert {key for bucket, key in desk.registry.revisions if bucket == NOTES} == {"d", "mark"}
+
+
+async def test_a_beginning_over_a_bad_link_does_nothing_twice_that_is_done(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of some thirty requests each third fails: all of them never come through in a row."""
+    monkeypatch.setattr(registry, "PROMPT", (0.001, 0.001))
+    monkeypatch.setattr(run_streams, "PROMPT", (0.001, 0.001))
+    asked = 0
+
+    def fault(client: str, operation: str, subject: str) -> Any:
+        nonlocal asked
+        asked += 1
+        return "deliver" if asked % 3 else "lose_answer"
+
+    world.bus.broker.fault = fault
+    mirror = registry.Registry(world.bus)
+    async with asyncio.timeout(5.0):
+        await mirror.prepare()
+    assert mirror.ready
+    world.bus.broker.fault = None

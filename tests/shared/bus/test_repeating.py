@@ -1,0 +1,84 @@
+"""What is tried again, how it is said, and what passes through."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+from structlog.testing import capture_logs
+
+from diloco_shared.bus.port import Conflict, Refused, Unavailable
+from diloco_shared.bus.repeating import again_and_again, until_done
+
+AT_ONCE = (0.0, 0.0)
+
+
+def failing(*errors: Exception) -> Callable[[], Awaitable[str]]:
+    """Fails with these, one after the other; then it does it."""
+    left = list(errors)
+
+    async def what() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return what
+
+
+async def test_what_the_bus_does_not_do_is_tried_until_it_is_done() -> None:
+    what = failing(Unavailable("away"), Refused("no"), Conflict("late"))
+    assert await until_done(what, "it", pauses=AT_ONCE) == "done"
+
+
+async def test_what_is_waited_for_is_said_once_for_every_kind_of_trouble() -> None:
+    what = failing(Unavailable("1"), Unavailable("2"), Refused("3"), Unavailable("4"))
+    with capture_logs() as said:
+        await until_done(what, "it", pauses=AT_ONCE)
+    assert [(s["doing"], s["error"]) for s in said] == [("it", "1"), ("it", "3")]
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), asyncio.CancelledError()])
+async def test_what_is_no_trouble_of_the_bus_passes_through(error: BaseException) -> None:
+    async def what() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        await until_done(what, "it", pauses=AT_ONCE)
+    with pytest.raises(type(error)):
+        await again_and_again(what, "it", 0.0)
+
+
+async def test_the_caller_says_what_else_is_waited_out_and_what_is_not() -> None:
+    what = failing(ValueError("not yet"), Refused("no"), Conflict("lost"))
+    trouble = (Refused, Conflict, ValueError)
+    with pytest.raises(Conflict):
+        await until_done(what, "it", pauses=AT_ONCE, trouble=trouble, fatal=Conflict)
+
+
+async def test_the_last_trouble_is_raised_when_no_attempt_is_left() -> None:
+    with pytest.raises(Unavailable, match="first"):
+        await until_done(failing(Unavailable("first")), "it", until=time.monotonic())
+
+
+async def test_a_wait_can_be_cancelled() -> None:
+    waiting = asyncio.create_task(until_done(failing(Unavailable("away")), "it", pauses=(60, 60)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_looks_go_on_over_trouble_until_one_is_the_last() -> None:
+    seen: list[int] = []
+
+    async def look() -> bool | None:
+        seen.append(len(seen))
+        if len(seen) in (2, 3, 5):
+            raise Unavailable(f"look {len(seen)}")
+        return True if len(seen) == 6 else None
+
+    with capture_logs() as said:
+        await again_and_again(look, "it", 0.0)
+    assert len(seen) == 6
+    assert [s["error"] for s in said] == ["look 2", "look 5"], "said again after a look that did it"

@@ -1,0 +1,283 @@
+"""Faults on request: refused unless allowed, told before they happen, over when they say so."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from waiting import until
+
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.process.chaos import ARMED_MAX, Abilities, FaultAgent
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Event, Fault, FaultReply
+from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+
+
+class Victim:
+    """Abilities that note what was done to them."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def note(self, what: str) -> None:
+        self.done.append(what)
+
+    def abilities(self) -> Abilities:
+        return Abilities(
+            slow=lambda factor: self.note(f"slow {factor:g}"),
+            nan=lambda: self.note("nan"),
+            kill=lambda: self.note("kill"),
+            hang=lambda seconds: self.note(f"hang {seconds:g}"),
+        )
+
+
+@asynccontextmanager
+async def serving(agent: FaultAgent) -> AsyncIterator[MemoryBus]:
+    """The agent answers; yields a bus to ask it by."""
+    await agent.bus.ensure_stream(
+        StreamSpec(subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,), 1 << 20)
+    )
+    asker = MemoryBus(agent.bus.broker, "asker")  # type: ignore[attr-defined]
+    task = asyncio.create_task(agent.serve())
+    await asyncio.sleep(0)
+    try:
+        yield asker
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def ask(bus: MemoryBus, **fields: Any) -> FaultReply:
+    fault = Fault.model_validate({"id": "f-1", "kind": "kill", "target": "l-1"} | fields)
+    return decode(await bus.request(subjects.chaos("l-1"), encode(fault)), FaultReply)
+
+
+async def told(bus: MemoryBus) -> list[Event]:
+    found = await bus.fetch(subjects.EVENTS_STREAM, subjects.EVENTS_FILTER)
+    return [decode(stored.payload, Event) for stored in found]
+
+
+def new_agent(victim: Victim | None = None, *, enabled: bool = True) -> FaultAgent:
+    bus = MemoryBus(MemoryBroker(), "l-1")
+    abilities = victim.abilities() if victim else None
+    agent = FaultAgent(bus, "l-1", enabled=enabled, abilities=abilities)
+    agent.answer_s = 0.0
+    return agent
+
+
+async def test_chaos_that_is_off_refuses_with_a_way_to_turn_it_on() -> None:
+    victim = Victim()
+    async with serving(new_agent(victim, enabled=False)) as bus:
+        reply = await ask(bus)
+        assert not reply.accepted
+        assert "DILOCO_CHAOS=1" in reply.reason
+        assert victim.done == []
+        assert await told(bus) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"kind": "hang"}, "duration"),
+        ({"kind": "hang", "duration_s": 4000.0}, "duration"),
+        ({"kind": "slow", "duration_s": 1.0, "factor": 0.5}, "factor"),
+        ({"kind": "slow", "duration_s": 1.0, "factor": 1001.0}, "factor"),
+        ({"at_step": 5}, "takes no inner steps"),
+    ],
+)
+async def test_a_fault_that_makes_no_sense_is_refused_with_its_reason(
+    fields: dict[str, Any], why: str
+) -> None:
+    victim = Victim()
+    async with serving(new_agent(victim)) as bus:
+        reply = await ask(bus, **fields)
+        assert not reply.accepted
+        assert why in reply.reason
+        assert victim.done == []
+
+
+async def test_what_a_process_cannot_do_it_refuses() -> None:
+    async with serving(new_agent()) as bus:
+        slow = await ask(bus, kind="slow", duration_s=1.0, factor=2.0)
+        nan = await ask(bus, kind="nan")
+        assert "no training loop" in slow.reason
+        assert "no gradients" in nan.reason
+
+
+async def test_garbage_is_answered_and_changes_nothing() -> None:
+    """I11."""
+    victim = Victim()
+    async with serving(new_agent(victim)) as bus:
+        reply = decode(await bus.request(subjects.chaos("l-1"), b"garbage"), FaultReply)
+        assert not reply.accepted
+        assert victim.done == []
+
+
+async def test_the_truth_is_written_before_the_kill() -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    agent.run = "r"
+    order: list[str] = []
+    append = agent.bus.append
+
+    async def appended(subject: str, *args: Any, **kwargs: Any) -> int:
+        seq = await append(subject, *args, **kwargs)
+        order.append(subject)
+        return seq
+
+    agent.bus.append = appended  # type: ignore[method-assign]
+
+    def kill() -> None:
+        order.append("kill")
+        victim.note("kill")
+
+    agent.abilities = Abilities(kill=kill)
+    async with serving(agent) as bus:
+        assert (await ask(bus)).accepted
+        await until(lambda: victim.done)
+        assert order == [subjects.event("r", "fault-applied"), "kill"]
+        (event,) = await told(bus)
+        assert event.data["id"] == "f-1"
+        assert event.data["kind"] == "kill"
+        assert event.data["target"] == event.source == "l-1"
+
+
+async def test_a_fault_for_a_step_waits_for_that_step_and_comes_once() -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    agent.stepped(3)
+    async with serving(agent) as bus:
+        reply = await ask(bus, at_step=5)
+        assert reply.accepted
+        assert "step 5" in reply.reason
+        agent.stepped(4)
+        assert agent.armed and not agent.tasks
+        agent.stepped(6)  # steps are reported coalesced: 5 itself may never be seen
+        await until(lambda: victim.done)
+        agent.stepped(7)
+        assert victim.done == ["kill"]
+        assert not agent.armed
+
+
+async def test_a_step_already_taken_is_due_at_once() -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    agent.stepped(9)
+    async with serving(agent) as bus:
+        reply = await ask(bus, at_step=5, kind="nan")
+        assert reply.accepted and reply.reason == "at once: step 5 is past (now 9)"
+        await until(lambda: victim.done)
+        assert victim.done == ["nan"]
+
+
+async def test_slowness_ends_and_its_end_is_told() -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    async with serving(agent) as bus:
+        assert (await ask(bus, kind="slow", duration_s=0.01, factor=3.0)).accepted
+        await until(lambda: len(victim.done) >= 2)
+        assert victim.done == ["slow 3", "slow 1"]
+        await asyncio.gather(*agent.tasks)
+        assert [e.kind for e in await told(bus)] == ["fault-applied", "fault-healed"]
+
+
+async def test_waiting_faults_are_bounded() -> None:
+    """I12."""
+    victim = Victim()
+    agent = new_agent(victim)
+    agent.stepped(0)
+    async with serving(agent) as bus:
+        for number in range(ARMED_MAX):
+            assert (await ask(bus, id=f"f-{number}", at_step=5)).accepted
+        assert "waiting already" in (await ask(bus, at_step=5)).reason
+
+
+async def test_a_bus_that_is_away_does_not_save_the_victim() -> None:
+    victim = Victim()
+    agent = new_agent(victim)
+    async with serving(agent) as bus:
+        await bus.delete_stream(subjects.EVENTS_STREAM)
+        assert (await ask(bus)).accepted
+        await until(lambda: victim.done)
+        assert victim.done == ["kill"]
+
+
+_PROCESS = """
+import asyncio, json, sys
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.process.chaos import FaultAgent
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import (Event, Fault)
+from diloco_shared.protocol.wire import decode
+
+async def main():
+    bus = MemoryBus(MemoryBroker(), "l-1")
+    agent = FaultAgent(bus, "l-1", enabled=True)
+    await bus.ensure_stream(StreamSpec("EVENTS", ("ev.>",), 1 << 20))
+    fault = Fault(id="f", kind=sys.argv[1], target="l-1", duration_s=0.3)
+    print("begins", flush=True)
+    await agent._carry_out(fault)
+    found = await bus.fetch("EVENTS", "ev.>")
+    print(json.dumps([[e.kind, e.at] for e in (decode(s.payload, Event) for s in found)]))
+
+asyncio.run(main())
+"""
+
+
+def process(kind: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, kind], stdout=subprocess.PIPE, text=True
+    )
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+@pytest.mark.live
+def test_a_kill_is_a_sigkill() -> None:
+    with process("kill") as victim:
+        assert victim.wait(20) == -signal.SIGKILL
+
+
+@pytest.mark.live
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_hang_stops_the_process_and_ends_by_itself() -> None:
+    with process("hang") as victim:
+        assert victim.stdout is not None
+        assert victim.stdout.readline() == "begins\n"
+        while state(victim.pid) != "T":
+            assert victim.poll() is None, "it was never stopped"
+        told = json.loads(victim.stdout.read())
+        assert victim.wait(20) == 0
+    (applied, began), (healed, ended) = told
+    assert (applied, healed) == ("fault-applied", "fault-healed")
+    assert ended - began >= 0.3
+
+
+@pytest.mark.live
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_killed_while_it_hangs_leaves_nobody_behind() -> None:
+    with process("hang") as victim:
+        while state(victim.pid) != "T":
+            assert victim.poll() is None, "it was never stopped"
+        tasks = Path(f"/proc/{victim.pid}/task").glob("*/children")
+        children = [child for task in tasks for child in task.read_text().split()]
+        assert len(children) == 1
+        os.kill(victim.pid, signal.SIGKILL)
+        victim.wait(20)
+    waker = Path(f"/proc/{children[0]}")
+    while waker.exists() and state(int(children[0])) != "Z":
+        os.sched_yield()

@@ -1,0 +1,77 @@
+"""A process dies where it is told to, once, and says what it does not know."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diloco_learner.settings import Settings
+from diloco_shared.process.crash_points import POINTS, Entry, arm, done_in, parse, passing
+
+PASS = """
+import sys
+from pathlib import Path
+from diloco_shared.process.crash_points import arm, passing
+arm(sys.argv[1], "l-1", Path(sys.argv[2]))
+for n in range(3):
+    passing("before-append")
+    passing("after-append")
+    print(n, flush=True)
+"""
+
+
+def life(setting: str, folder: Path) -> tuple[int, list[str]]:
+    """(exit status, passages survived) of a process that passes two points three times."""
+    done = subprocess.run(
+        [sys.executable, "-c", PASS, setting, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, [line for line in done.stdout.split() if line.isdecimal()]
+
+
+def test_it_dies_at_the_passage_named_and_only_in_one_life(tmp_path: Path) -> None:
+    setting = "l-1/after-append:2, l-2/before-append,l-1/before-append"
+    assert life(setting, tmp_path) == (-signal.SIGKILL, [])
+    assert done_in(tmp_path) == ["l-1/before-append"]
+    assert life(setting, tmp_path) == (-signal.SIGKILL, ["0"])
+    assert life(setting, tmp_path) == (0, ["0", "1", "2"])
+    assert done_in(tmp_path) == ["l-1/before-append", "l-1/after-append:2"]
+
+
+def test_without_a_member_everybody_is_meant(tmp_path: Path) -> None:
+    assert life("before-append:3", tmp_path) == (-signal.SIGKILL, ["0", "1"])
+
+
+def test_unset_it_does_nothing(tmp_path: Path) -> None:
+    arm("", "l-1", tmp_path)
+    for point in POINTS:
+        passing(point)
+    assert done_in(tmp_path) == []
+
+
+def test_entries_are_parsed() -> None:
+    assert parse("") == []
+    assert parse(" snapshot , s-1/replay:7") == [
+        Entry("snapshot", "", "snapshot", 1),
+        Entry("s-1/replay:7", "s-1", "replay", 7),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("l-1/nowhere", "crash point 'l-1/nowhere': there is no 'nowhere'; known: before-append"),
+        ("replay:0", "crash point 'replay:0': the passage is a number from 1 on"),
+        ("replay:x", "the passage is a number from 1 on"),
+        ("L 1/replay", "the member 'L 1' is not a valid id"),
+    ],
+)
+def test_what_is_not_known_is_refused_at_the_start(setting: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse(setting)
+    with pytest.raises(ValueError, match=said):
+        Settings(crash_at=setting)

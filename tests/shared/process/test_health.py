@@ -1,0 +1,87 @@
+"""The small HTTP server for probes: says what it is asked, survives what it should not get."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+
+from diloco_shared.process.health import REQUEST_BYTES_MAX, Health, HealthServer
+
+
+@asynccontextmanager
+async def serving(health: Health) -> AsyncIterator[int]:
+    registry = CollectorRegistry()
+    Counter("things", "Things seen", registry=registry).inc(3)
+    server = HealthServer(lambda: health, registry)
+    port = await server.start("127.0.0.1", 0)
+    try:
+        yield port
+    finally:
+        await server.close()
+
+
+async def get(port: int, request: bytes) -> tuple[str, bytes]:
+    """Status line and body of the answer; both empty when the server just hangs up."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        answer = await reader.read()
+    except ConnectionError:
+        answer = b""
+    finally:
+        writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.split(b"\r\n")[0].decode(), body
+
+
+def line(path: str, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+@pytest.mark.parametrize(
+    ("alive", "ready", "healthz", "readyz"),
+    [(True, True, "200", "200"), (True, False, "200", "503"), (False, False, "503", "503")],
+)
+async def test_probes_tell_alive_from_ready(
+    alive: bool, ready: bool, healthz: str, readyz: str
+) -> None:
+    detail: dict[str, Any] = {"bus": "away since 3 s"}
+    async with serving(Health(alive, ready, detail)) as port:
+        for path, wanted in (("/healthz", healthz), ("/readyz?x=1", readyz)):
+            status, body = await get(port, line(path))
+            assert status.split()[1] == wanted
+            assert json.loads(body) == detail
+
+
+async def test_metrics_are_in_prometheus_text() -> None:
+    async with serving(Health(True, True, {})) as port:
+        status, body = await get(port, line("/metrics"))
+        assert status == "HTTP/1.1 200 OK"
+        assert b"things_total 3.0" in body
+
+
+async def test_only_get_and_only_three_paths() -> None:
+    async with serving(Health(True, True, {})) as port:
+        assert (await get(port, line("/healthz", "POST")))[0].split()[1] == "405"
+        status, body = await get(port, line("/secret"))
+        assert status.split()[1] == "404"
+        assert b"/healthz" in body
+
+
+async def test_what_is_no_request_ends_the_connection_and_not_the_server() -> None:
+    """I11, I12."""
+    async with serving(Health(True, True, {})) as port:
+        assert await get(port, b"x" * (REQUEST_BYTES_MAX * 2)) == ("", b"")
+        assert (await get(port, b"\xff\xfe\r\n\r\n"))[0].split()[1] == "405"
+        assert (await get(port, line("/healthz")))[0] == "HTTP/1.1 200 OK"
+
+
+async def test_a_taken_port_is_an_error() -> None:
+    async with serving(Health(True, True, {})) as port:
+        second = HealthServer(lambda: Health(True, True, {}), CollectorRegistry())
+        with pytest.raises(OSError, match="address already in use"):
+            await second.start("127.0.0.1", port)

@@ -1,0 +1,167 @@
+"""A process's place in the cluster: one living process per id (I10)."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+
+from diloco_shared.bus.port import Bus
+from diloco_shared.process.membership import TTL_S, DataFolder, FolderTaken, Membership
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Assignment, MemberRecord
+from diloco_shared.protocol.wire import decode, encode
+from diloco_simulator.hub.broker import Fate, MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def broker(clock: Clock) -> MemoryBroker:
+    return MemoryBroker(clock=clock)
+
+
+async def prepared(broker: MemoryBroker) -> MemoryBus:
+    bus = MemoryBus(broker, "test")
+    for bucket in subjects.BUCKETS:
+        await bus.ensure_bucket(bucket)
+    return bus
+
+
+async def shown(bus: Bus, member: str = "a") -> MemberRecord | None:
+    entry = await bus.kv_get(subjects.MEMBERS, member)
+    return None if entry is None or entry.value is None else decode(entry.value, MemberRecord)
+
+
+async def test_a_member_is_shown_until_it_leaves(broker: MemoryBroker) -> None:
+    bus = await prepared(broker)
+    member = Membership(bus, "a", "learner", "lock-1", address="127.0.0.1:80")
+    await member.register()
+    record = await shown(bus)
+    assert record is not None and record.pid == os.getpid() and record.address == "127.0.0.1:80"
+    member.update(run="r", state="working")
+    await member.refresh()
+    record = await shown(bus)
+    assert record is not None and (record.run, record.state) == ("r", "working")
+    await member.leave()
+    assert await shown(bus) is None
+
+
+async def test_a_silent_member_expires(broker: MemoryBroker, clock: Clock) -> None:
+    bus = await prepared(broker)
+    member = Membership(bus, "a", "learner", "lock-1")
+    await member.register()
+    clock.now += TTL_S + 1
+    assert await shown(bus) is None
+    # It was only held up: it takes its key again.
+    await member.refresh()
+    assert await shown(bus) is not None
+
+
+async def test_an_id_in_use_is_waited_for(broker: MemoryBroker, clock: Clock) -> None:
+    bus = await prepared(broker)
+    one = Membership(bus, "a", "learner", "lock-1")
+    two = Membership(bus, "a", "learner", "lock-2")
+    await one.register()
+    waiting = asyncio.create_task(two.register())
+    await two.refresh()
+    record = await shown(bus)
+    assert record is not None and record.boot == one.record.boot and not waiting.done()
+    clock.now += TTL_S + 1
+    async with asyncio.timeout(30):
+        await waiting
+    record = await shown(bus)
+    assert record is not None and record.boot == two.record.boot
+    # The one that was silent does not take it back.
+    await one.refresh()
+    record = await shown(bus)
+    assert record is not None and record.boot == two.record.boot
+
+
+async def test_the_holder_of_the_same_lock_takes_over_at_once(broker: MemoryBroker) -> None:
+    bus = await prepared(broker)
+    dead = Membership(bus, "a", "learner", "lock-1")
+    await dead.register()
+    again = Membership(bus, "a", "learner", "lock-1")
+    await again.register()
+    record = await shown(bus)
+    assert record is not None and record.boot == again.record.boot != dead.record.boot
+
+
+async def test_a_record_that_nobody_can_read_blocks_nobody(broker: MemoryBroker) -> None:
+    """I11"""
+    bus = await prepared(broker)
+    await bus.kv_put(subjects.MEMBERS, "a", b"rubbish", ttl_s=TTL_S)
+    await Membership(bus, "a", "learner", "lock-1").register()
+    assert await shown(bus) is not None
+
+
+async def test_registering_survives_lost_requests_and_answers(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_shared.process.membership.REFRESH_S", 0.03)
+    bus = await prepared(broker)
+    fates: list[Fate] = ["lose_request", "deliver", "lose_answer", "deliver", "lose_answer"]
+
+    def fault(client: str, operation: str, subject: str) -> Fate:
+        return fates.pop(0) if client == "flaky" and fates else "deliver"
+
+    broker.fault = fault
+    member = Membership(MemoryBus(broker, "flaky"), "a", "learner", "lock-1")
+    async with asyncio.timeout(30):
+        await member.register()
+    record = await shown(bus)
+    assert record is not None and record.boot == member.record.boot
+
+
+async def test_assignments_are_told_at_first_and_at_every_change(broker: MemoryBroker) -> None:
+    bus = await prepared(broker)
+    member = Membership(bus, "a", "learner", "lock-1")
+
+    async def assign(run: str, who: str = "a", run_id: str = "") -> None:
+        value = encode(Assignment(member=who, run=run, run_id=run_id, at=0.0))
+        await bus.kv_put(subjects.ASSIGNMENTS, who, value)
+
+    await assign("r-1")
+    runs = member.assignments()
+    async with asyncio.timeout(30):
+        assert await anext(runs) == "r-1"
+        await assign("r-9", who="b")
+        await assign("r-1")  # no change
+        await bus.kv_put(subjects.ASSIGNMENTS, "a", b"rubbish")
+        await assign("r-2")
+        assert await anext(runs) == "r-2"
+        await assign("")
+        assert await anext(runs) == ""
+        await assign("r-3")
+        assert await anext(runs) == "r-3"
+        await assign("r-3", run_id="2")
+        assert (await anext(runs), member.run_id) == ("r-3", "2"), "submitted again"
+        await bus.kv_delete(subjects.ASSIGNMENTS, "a")
+        assert await anext(runs) == ""
+    await runs.aclose()
+
+
+def test_a_data_folder_has_one_owner(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path, "a")
+    with pytest.raises(FolderTaken, match=f"process {os.getpid()}"):
+        DataFolder(tmp_path, "a")
+    other = DataFolder(tmp_path, "b")
+    assert other.lock != folder.lock
+    lock = folder.lock
+    folder.release()
+    again = DataFolder(tmp_path, "a")
+    assert again.lock == lock
+    again.release()
+    other.release()

@@ -1,0 +1,55 @@
+"""What a killed process started ends with it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+CHILD = """
+import subprocess, sys, time
+from diloco_shared.process.stopping import dies_with_parent
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
+                         preexec_fn=dies_with_parent())
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+WORKER = """
+import os, signal, time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from diloco_shared.process.stopping import dies_with_parent
+if __name__ == "__main__":
+    started = dies_with_parent(signal.SIGTERM)
+    with ProcessPoolExecutor(1, get_context("spawn"), initializer=started) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 60).result()
+"""
+
+
+# Far more than a signal takes on a busy machine, and less than they would live by themselves.
+GONE_S = 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+@pytest.mark.parametrize("source", [CHILD, WORKER], ids=["child", "pool worker"])
+def test_it_ends_with_a_parent_that_was_killed(source: str, tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"  # spawned workers import what started them: a file
+    script.write_text(source, encoding="utf-8")
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as it:
+        assert it.stdout is not None
+        pid = int(it.stdout.readline())
+        assert running(pid)
+        it.send_signal(signal.SIGKILL)
+    wait_until(lambda: not running(pid), patience_s=GONE_S)
+
+
+def running(pid: int) -> bool:
+    """Whether it is there, and no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

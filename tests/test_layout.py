@@ -1,0 +1,83 @@
+"""Where things lie: what awaits apart from what decides, no circles, no crumbs."""
+
+import ast
+import graphlib
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {
+    "diloco_shared": "shared",
+    "diloco_syncer": "services/syncer",
+    "diloco_learner": "services/learner",
+    "diloco_coordinator": "services/coordinator",
+    "diloco_simulator": "simulator",
+    "diloco_planner": "simulator",
+    "diloco_client": "client",
+    "diloco_cli": "cli",
+}
+# Of the product's services and what they share: these files await, besides those named *_io.py.
+ENTRIES = ("app", "__main__", "settings")
+AWAITING = ("diloco_shared.bus", "diloco_shared.process")
+SERVICES = ("diloco_shared", "diloco_syncer", "diloco_learner", "diloco_coordinator")
+# A file is one idea, and not a crumb of one.
+SMALL_LINES, SMALL_MAX = 70, 45
+
+
+@cache
+def modules() -> dict[str, Path]:
+    found = {}
+    for package, root in PACKAGES.items():
+        for path in sorted((ROOT / root / package).rglob("*.py")):
+            dotted = ".".join(path.relative_to(ROOT / root).with_suffix("").parts)
+            found[dotted.removesuffix(".__init__")] = path
+    return found
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Modules of the project that it needs when it is imported, or later; not for types alone."""
+    tree = ast.parse(modules()[module].read_text("utf-8"))
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in for_types:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in modules() else node.module)
+    return frozenset((found & modules().keys()) - {module})
+
+
+def awaits(module: str) -> bool:
+    last = module.rpartition(".")[2]
+    return last.endswith("_io") or last in ENTRIES or module.startswith(AWAITING)
+
+
+def test_what_decides_imports_nothing_that_awaits() -> None:
+    faults = [
+        f"{module} imports {other}: name it {module.rpartition('.')[2]}_io.py, or turn it round"
+        for module in modules()
+        if module.startswith(SERVICES) and not awaits(module)
+        for other in imports(module)
+        if awaits(other)
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_no_module_needs_itself_in_a_circle() -> None:
+    graphlib.TopologicalSorter({m: imports(m) for m in modules()}).prepare()
+
+
+def test_few_files_are_crumbs() -> None:
+    small = [
+        f"{path.relative_to(ROOT)}: {lines}"
+        for path in modules().values()
+        if path.name != "__init__.py"
+        and (lines := path.read_text("utf-8").count("\n")) < SMALL_LINES
+    ]
+    assert len(small) <= SMALL_MAX, "\n".join(small)
