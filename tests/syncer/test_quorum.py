@@ -4,7 +4,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_syncer.rounds.quorum import Readiness, explain, quorum
+from diloco_syncer.rounds.quorum import AtLeast, Readiness, explain
+from diloco_syncer.rounds.quorum import ready as those_ready
 
 
 def ready(learner: str, steps: int, silent_s: float = 0.0) -> Readiness:
@@ -15,15 +16,16 @@ def ready(learner: str, steps: int, silent_s: float = 0.0) -> Readiness:
 @given(st.lists(st.integers(0, 6), max_size=8), st.integers(1, 8), st.integers(0, 6))
 def test_k_with_enough_steps_make_it(steps: list[int], needed: int, steps_needed: int) -> None:
     live = [ready(f"l{n}", count) for n, count in enumerate(steps)]
-    answer = quorum(live, needed=needed, steps_needed=steps_needed)
     enough = [r.learner for r in live if r.steps >= steps_needed]
-    assert list(answer.ready) == enough
-    assert answer.reached == (len(enough) >= needed)
+    assert list(those_ready(live, steps_needed)) == enough
+    answer = AtLeast(needed).answer(enough)
+    assert answer.enough == (len(enough) >= needed)
+    assert answer.short == max(needed - len(enough), 0)
 
 
 def said(live: list[Readiness], needed: int = 2) -> str:
-    answer = quorum(live, needed=needed, steps_needed=4)
-    return explain(live, answer, needed=needed, steps_needed=4, suspect_s=3.0)
+    answer = AtLeast(needed).answer(those_ready(live, 4))
+    return explain(live, answer, steps_needed=4, suspect_s=3.0)
 
 
 def test_the_answer_names_who_is_awaited() -> None:

@@ -81,10 +81,10 @@ def test_a_quorum_that_cannot_be_reached_names_both_ways_out(running: Any) -> No
     running.give(Wanted(paused=False, stopping=False, quorum=5))
     assert state(running) == (
         "starved",
-        "starved (2 of 5): 3 more learners are needed, or 'diloco quorum t 2'",
+        "starved (2 train, 5 needed): 3 more learners are needed, or 'diloco quorum t 2'",
     )
     running.wait(6.0)
-    assert state(running) == ("starved", "starved (0 of 5): 5 more learners are needed")
+    assert state(running) == ("starved", "starved (0 train, 5 needed): 5 more learners are needed")
 
 
 def test_a_fresh_leader_has_not_heard_of_anybody(running: Any) -> None:

@@ -30,6 +30,7 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_syncer.history.ledger import Ledger, RecentMerges, of_run, without
 from diloco_syncer.rounds.norms import NormHistory
+from diloco_syncer.rounds.quorum import Quorum, policy
 
 
 def stamp_after(
@@ -111,7 +112,7 @@ class History:
         self.finishing_from = -1  # first of the last F rounds, -1: not yet
         self.paused = False
         self.stopping = False
-        self.quorum = spec.algorithm.quorum
+        self.quorum = spec.algorithm.quorum  # K; what it means: `enough`
         self.stamp = NOT_STARTED
         self.first_round_at = 0.0
         self.committed = 0
@@ -135,6 +136,11 @@ class History:
         # Record of a restore, by checkpoint: of those that no snapshot covers yet.
         self.sources: dict[str, int] = {}
         self.outcome, self.ended_in = "", -1  # the epoch of its end
+
+    @property
+    def enough(self) -> Quorum:
+        """The policy by which learners are enough for a merge."""
+        return policy(self.quorum)
 
     def _norms(self) -> NormHistory:
         a = self.spec.algorithm

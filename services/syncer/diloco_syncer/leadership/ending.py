@@ -65,7 +65,8 @@ class Ending:
         if h.outcome or not self.through or not (h.stopping or h.finished_rounds):
             return None
         # Nobody trains: there is nothing to wait for.
-        nobody = h.stopping and len(self.roster.stepping(self.now)) < h.quorum
+        stepping = [m.learner for m in self.roster.stepping(self.now)]
+        nobody = h.stopping and not h.enough.answer(stepping).enough
         early = self.due and h.stopping
         if restoring and not early:
             return None

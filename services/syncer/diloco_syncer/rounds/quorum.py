@@ -1,7 +1,43 @@
-"""Whether enough learners are ready for a round, and why or why not (paper section 3.2)."""
+"""Whose contributions are enough for a merge, and why or why not (paper section 3.2).
 
-from collections.abc import Sequence
+The one place that decides it. A round asks four times: before it opens, before it pulls, while
+answers come, and before it merges; the end of a run and its status ask too.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Whether it is enough; if not, how many learners more would do. `needs`: the rule in words."""
+
+    enough: bool
+    short: int
+    needs: str
+
+
+class Quorum(Protocol):
+    """A policy. One of your own may look at who they are: at their sites, say."""
+
+    def answer(self, learners: Collection[str]) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """K learners, whoever they are: the paper's rule."""
+
+    k: int
+
+    def answer(self, learners: Collection[str]) -> Answer:
+        short = max(self.k - len(learners), 0)
+        return Answer(not short, short, f"{self.k} needed")
+
+
+def policy(k: int) -> Quorum:
+    """What is in force while the run's quorum is `k`."""
+    return AtLeast(k)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,27 +49,18 @@ class Readiness:
     silent_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """`reached`: K are ready."""
-
-    reached: bool
-    ready: tuple[str, ...]
-
-
-def quorum(live: Sequence[Readiness], *, needed: int, steps_needed: int) -> Answer:
-    """K learners with `steps_needed` inner steps make the quorum."""
-    ready = tuple(r.learner for r in live if r.steps >= steps_needed)
-    return Answer(len(ready) >= needed, ready)
+def ready(live: Sequence[Readiness], steps_needed: int) -> tuple[str, ...]:
+    """Those that have taken their steps for this round."""
+    return tuple(r.learner for r in live if r.steps >= steps_needed)
 
 
 def explain(
-    live: Sequence[Readiness], answer: Answer, *, needed: int, steps_needed: int, suspect_s: float
+    live: Sequence[Readiness], answer: Answer, *, steps_needed: int, suspect_s: float
 ) -> str:
     """The answer in words, naming who is awaited and how far each is."""
-    ready = set(answer.ready)
-    waiting = [r for r in live if r.learner not in ready]
-    parts = [f"{len(answer.ready)} of {len(live)} ready, {needed} needed"]
+    there = ready(live, steps_needed)
+    waiting = [r for r in live if r.learner not in there]
+    parts = [f"{len(there)} of {len(live)} ready, {answer.needs}"]
     for r in waiting[:4]:  # a reason is for reading: the first four say enough
         if r.silent_s >= suspect_s:
             parts.append(f"{r.learner} is suspect for {r.silent_s:.1f} s")

@@ -26,7 +26,7 @@ from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Member, Roster
 from diloco_syncer.rounds.gate import expecting, judge
 from diloco_syncer.rounds.grace import Timings, grace_s, pull_timeout_s
-from diloco_syncer.rounds.quorum import Readiness, explain, quorum
+from diloco_syncer.rounds.quorum import Readiness, explain, ready
 from diloco_syncer.rounds.round import Kept, Phase, Round, contribution_verdict
 from diloco_syncer.rounds.stragglers import Stragglers
 from diloco_syncer.streams.room import Room
@@ -89,7 +89,7 @@ class Rounds:
         if self.finishing and n >= h.finishing_from + len(h.owned):
             return False
         stepping = self.roster.stepping(now, h.epoch)
-        if len(stepping) < h.quorum:
+        if not h.enough.answer([m.learner for m in stepping]).enough:
             return False
         if max(m.step - m.pace_from for m in stepping) < self.steps_needed:
             return False
@@ -153,11 +153,11 @@ class Rounds:
         r.grace_until = now + window
 
     def _quorum(self, r: Round, now: float) -> tuple[bool, str]:
-        """Whether K are ready, and why or why not."""
-        live, k, steps = tuple(self.readiness(r, now)), self.history.quorum, self.steps_needed
-        answer, suspect_s = quorum(live, needed=k, steps_needed=steps), self.roster.lease_s / 2
-        why = explain(live, answer, needed=k, steps_needed=steps, suspect_s=suspect_s)
-        return answer.reached, why
+        """Whether enough are ready, and why or why not."""
+        live, steps = tuple(self.readiness(r, now)), self.steps_needed
+        answer, suspect_s = self.history.enough.answer(ready(live, steps)), self.roster.lease_s / 2
+        why = explain(live, answer, steps_needed=steps, suspect_s=suspect_s)
+        return answer.enough, why
 
     def cut(self, r: Round, now: float, why: str) -> list[Effect]:
         """Wait for nobody any more: what has come is merged if it is enough."""
@@ -177,10 +177,9 @@ class Rounds:
                 r.leave_out(m.learner, m.incarnation, "ineligible", why)
             else:
                 r.participants[m.learner] = m.incarnation
-        if len(r.participants) < self.history.quorum:
-            return self._skip(
-                r, now, f"{len(r.participants)} eligible of {self.history.quorum} needed"
-            )
+        answer = self.history.enough.answer(r.participants)
+        if not answer.enough:
+            return self._skip(r, now, f"{len(r.participants)} eligible, {answer.needs}")
         r.deadline = now + pull_timeout_s(
             transfer_s=self.stragglers.slowest_s(r),
             skips=self.history.skips_in_a_row,
@@ -264,7 +263,7 @@ class Rounds:
                 self._hurry(r, now)
 
     def _hurry(self, r: Round, now: float) -> None:
-        if len(r.kept) >= self.history.quorum:
+        if self.history.enough.answer(r.kept).enough:
             r.deadline = min(r.deadline, max(now, self.stragglers.until(r, now)))
 
     def _close(self, r: Round, now: float, why: str = "") -> list[Effect]:
@@ -278,10 +277,10 @@ class Rounds:
                 f"nothing complete after {now - r.pulled_at:.2f} s",
             )
         effects = self._refuse_outliers(r)
-        if len(r.kept) < self.history.quorum:
-            return effects + self._skip(
-                r, now, f"{why}{len(r.kept)} contributions of {self.history.quorum} needed"
-            )
+        answer = self.history.enough.answer(r.kept)
+        if not answer.enough:
+            text = f"{why}{len(r.kept)} contributions, {answer.needs}"
+            return effects + self._skip(r, now, text)
         if not sum(k.weight for k in r.kept.values()) > 0:
             return effects + self._skip(r, now, "all weights are zero")
         r.phase, r.closed_at = Phase.STAGING, now

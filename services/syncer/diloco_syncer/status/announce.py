@@ -131,21 +131,22 @@ class Announcer:
 
     def _lack(self, now: float) -> tuple[RunState, str] | None:
         """Fewer than K train: who is about to, or what could be done."""
-        needed, stepping = self.history.quorum, len(self.roster.stepping(now))
-        if stepping >= needed:
+        enough = self.history.enough
+        stepping = [m.learner for m in self.roster.stepping(now)]
+        answer = enough.answer(stepping)
+        if answer.enough:
             return None
         starting = [m for m in self.roster.live(now) if m.starting]
-        if stepping + len(starting) >= needed:
+        if enough.answer([*stepping, *(m.learner for m in starting)]).enough:
             named = ", ".join(m.learner for m in starting[:4])
             more = f" and {len(starting) - 4} more" if len(starting) > 4 else ""
             return "waiting", f"for the first step of {named}{more}: they recover or compile"
         if not self.roster.members and now - self.roster.since <= self.roster.lease_s:
-            return "waiting", f"a new leader has not heard of its learners yet, {needed} needed"
-        lack = needed - stepping
-        way_out = f"{lack} more learner{'s are' if lack > 1 else ' is'} needed"
+            return "waiting", f"a new leader has not heard of its learners yet, {answer.needs}"
+        way_out = f"{answer.short} more learner{'s are' if answer.short > 1 else ' is'} needed"
         if stepping:
-            way_out += f", or 'diloco quorum {self.spec.name} {stepping}'"
-        return "starved", f"starved ({stepping} of {needed}): {way_out}"
+            way_out += f", or 'diloco quorum {self.spec.name} {len(stepping)}'"
+        return "starved", f"starved ({len(stepping)} train, {answer.needs}): {way_out}"
 
     def beat(self, now: float) -> list[Effect]:
         state, reason = self.state(now)
