@@ -23,7 +23,6 @@ merge holds nothing of the fragment's size.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,15 +34,10 @@ from diloco_shared.numerics.arrays import Piece
 from diloco_shared.numerics.compiled import spread
 from diloco_shared.numerics.merge_kernels import Outcome, Reading, Rule, Share, State, Step
 from diloco_shared.numerics.sums import Cut, Doubles, Values, by_piece, cut
+from diloco_shared.spec.merge_rules import MergeRule, named
 from diloco_shared.spec.run import Weighting
 
 Flags = NDArray[np.bool_]
-
-# A mean direction shorter than this has no direction: contributions cancel to rounding error.
-DIRECTION_MIN = 1e-6
-# Norms of what RDA merges: one over them, and its products with values, are normal fp32 numbers
-# wherever they matter.
-NORM_MIN, NORM_MAX = 2.0**-60, 2.0**60
 
 EMPTY = np.empty(0, np.float32)
 
@@ -79,7 +73,7 @@ class Nesterov:
 def merge(
     deltas: Sequence[Delta],
     pieces: Sequence[Piece],
-    rule: Literal["rda", "mean"],
+    rule: str,
     *,
     anchor_F: Values = EMPTY,
     previous_F: Values = EMPTY,
@@ -100,7 +94,7 @@ def merge(
 def merge_and_step(
     deltas: Sequence[Delta],
     pieces: Sequence[Piece],
-    rule: Literal["rda", "mean"],
+    rule: str,
     outer: Nesterov,
     publishing: Publishing,
     state: State,
@@ -173,7 +167,7 @@ def warm() -> None:
 def _run(
     deltas: Sequence[Delta],
     pieces: Sequence[Piece],
-    rule: Literal["rda", "mean"],
+    rule: str,
     outer: Nesterov | None,
     publishing: Publishing | None,
     state: State,
@@ -188,56 +182,57 @@ def _run(
     reading = _reading(able, out.master_F.size, state.anchor_F, previous_F)
     segments = cut(pieces)
     # A single contribution is its own average: it is taken as it is.
-    radial = rule == "rda" and len(able) > 1
-    radial_P = np.array([radial and not p.embedding for p in pieces], np.bool_)
+    chosen = named(rule) if len(able) > 1 else None
+    ruled_P = np.array([chosen is not None and not p.embedding for p in pieces], np.bool_)
     settled = outer.settled if outer else 0.0
-    how = _directions(able, reading, segments, radial_P, settled, out.master_F, threads)
+    how = _averaged(able, reading, segments, chosen, ruled_P, settled, out.master_F, threads)
     _finish(reading, segments, how, _step(outer, publishing), state, out, threads)
 
 
-def _directions(
+def _averaged(
     deltas: Sequence[Delta],
     reading: Reading,
     segments: Cut,
-    radial_P: Flags,
+    rule: MergeRule | None,
+    ruled_P: Flags,
     settled: float,
     out_F: Values,
     threads: int,
 ) -> Rule:
-    """How every piece is averaged; what RDA scales comes into `out_F` at once."""
+    """How every piece is averaged; the sum of what the rule scales comes into `out_F` at once."""
     weights = [d.weight for d in deltas]
     total = math.fsum(weights)
     share_M = np.array([w / total for w in weights], np.float32)
-    scale_P = np.ones(radial_P.size)
-    if not radial_P.any():
-        return Rule(radial_P, scale_P, share_M)
-    norms_PxM = _known_norms(deltas, reading, segments, radial_P, threads)
-    # phi(0) = 0: what has no length has no direction.
-    moved_PxM = norms_PxM > 0
-    fit_PxM = ~moved_PxM | ((norms_PxM >= NORM_MIN) & (norms_PxM <= NORM_MAX))
-    radial_P = radial_P & fit_PxM.all(axis=1)
-    factor_PxM = np.zeros(norms_PxM.shape, np.float32)
-    np.divide(share_M, norms_PxM, out=factor_PxM, where=moved_PxM & fit_PxM, casting="same_kind")
+    scale_P = np.ones(ruled_P.size)
+    if rule is None or not ruled_P.any():
+        return Rule(ruled_P, scale_P, share_M)
+    norms_PxM = _known_norms(deltas, reading, segments, ruled_P, threads)
+    factor_PxM, ruled_P = np.zeros(norms_PxM.shape, np.float32), ruled_P.copy()
+    shares: list[float] = share_M.tolist()
+    for p in np.flatnonzero(ruled_P):
+        factors = rule.factors(shares, norms_PxM[p].tolist())
+        ruled_P[p] = factors is not None
+        factor_PxM[p] = 0.0 if factors is None else factors
     squares_S = np.zeros(segments.piece_S.size)
 
     def work(first: int, last: int) -> None:
         passes.direct(
-            reading, segments, radial_P, factor_PxM, Share(first, last), _room(), out_F, squares_S
+            reading, segments, ruled_P, factor_PxM, Share(first, last), _room(), out_F, squares_S
         )
 
     spread(work, segments.ranges, threads)
-    length_P = np.sqrt(by_piece(squares_S, segments.piece_S, radial_P.size))
-    radial_P = radial_P & ~(length_P < DIRECTION_MIN)
-    for p in np.flatnonzero(radial_P):
-        radius = math.fsum(w * n for w, n in zip(weights, norms_PxM[p], strict=True)) / total
-        scale_P[p] = radius * ((1 - settled) / length_P[p] + settled)
-    return Rule(radial_P, scale_P, share_M)
+    length_P = np.sqrt(by_piece(squares_S, segments.piece_S, ruled_P.size))
+    for p in np.flatnonzero(ruled_P):
+        scale = rule.scale(weights, norms_PxM[p].tolist(), float(length_P[p]), settled)
+        ruled_P[p] = scale is not None
+        scale_P[p] = 1.0 if scale is None else scale
+    return Rule(ruled_P, scale_P, share_M)
 
 
 def _known_norms(
     deltas: Sequence[Delta], reading: Reading, segments: Cut, radial_P: Flags, threads: int
 ) -> Doubles:
-    """Norms of radial pieces, shape (P, M): those that came along, the others computed."""
+    """Norms of the pieces under a rule, shape (P, M): given ones, the others computed."""
     norms_PxM = np.zeros((radial_P.size, len(deltas)))
     # The norm of what is measured again is another.
     unknown = [m for m, d in enumerate(deltas) if d.behind or d.norms_P is None]

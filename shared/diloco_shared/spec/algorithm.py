@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from diloco_shared.spec.merge_rules import named
 from diloco_shared.spec.optimizers import known
 
 Codec = Literal["fp32", "bf16", "int8", "int4", "e3m0"]
@@ -82,7 +83,10 @@ class Algorithm(Spec):
         le=DAY_S,
         description="Limit on the grace window in seconds, whatever Eq. 3 gives.",
     )
-    merge: Literal["rda", "mean"] = Field(description="Merge of all but embeddings (section 3.5).")
+    merge: str = Field(
+        description="Merge of all but embeddings (section 3.5): 'rda', 'mean', or another rule of "
+        "spec/merge_rules.py."
+    )
     weighting: Weighting = Field(
         "quality",
         description="A contribution's weight in a merge: tokens times tokens per step (the "
@@ -149,6 +153,12 @@ class Algorithm(Spec):
     inner_rate_factor: float = Field(
         gt=0, le=RATE_MAX, description="Factor from the data-parallel inner rate to this run's."
     )
+
+    @field_validator("merge")
+    @classmethod
+    def _merge(cls, name: str) -> str:
+        named(name)
+        return name
 
     @field_validator("outer_optimizer")
     @classmethod

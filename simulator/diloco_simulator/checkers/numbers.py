@@ -23,6 +23,7 @@ from diloco_shared.protocol.messages import (
     TapeRestore,
     TapeRound,
 )
+from diloco_shared.spec.merge_rules import named
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.promises import Mark, Report
 from diloco_syncer.checkpoints.parts_io import load_recorded
@@ -70,6 +71,29 @@ def radial(deltas: Sequence[Doubles], weights: Sequence[float], settled: float) 
         return None
     radius = sum(w * n for w, n in zip(weights, norms, strict=True)) / sum(weights)
     return direction * (radius / length) * (1 - settled) + direction * radius * settled
+
+
+def ruled(
+    rule: str,
+    embedding: bool,
+    deltas: Sequence[Doubles],
+    weights: Sequence[float],
+    settled: float,
+) -> Doubles | None:
+    """By the rule of that name; of one that is not the paper's only its factors are believed."""
+    if embedding or rule == "mean" or len(deltas) == 1:
+        return weighted(deltas, weights)
+    if rule == "rda":
+        return radial(deltas, weights, settled)
+    chosen, total = named(rule), sum(weights)
+    assert chosen is not None
+    norms = [float(np.linalg.norm(d)) for d in deltas]
+    factors = chosen.factors([w / total for w in weights], norms)
+    if factors is None:
+        return weighted(deltas, weights)
+    merged = np.sum([d * f for d, f in zip(deltas, factors, strict=True)], axis=0)
+    scale = chosen.scale(weights, norms, float(np.linalg.norm(merged)), settled)
+    return weighted(deltas, weights) if scale is None else merged * scale
 
 
 class Numbers:
@@ -195,8 +219,7 @@ class Numbers:
         for piece in self.pieces[p]:
             cut = slice(piece.offset, piece.offset + piece.size)
             mine = [delta_F[cut] for delta_F in deltas]
-            mean = piece.embedding or self.spec.algorithm.merge == "mean"
-            part = weighted(mine, weights) if mean else radial(mine, weights, settled)
+            part = ruled(self.spec.algorithm.merge, piece.embedding, mine, weights, settled)
             if part is None:
                 return None
             parts.append(part)
