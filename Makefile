@@ -24,14 +24,27 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: install format check pure test test-long explore fuzz demo sim ends mutants soak quality claims compose-smoke clean
+.PHONY: runs install format check pure test test-long explore fuzz demo docs sim ends mutants soak quality claims compose-smoke clean
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
+
+# What a cluster on this machine needs, and nothing that only developers do.
+$(VENV)/.runs: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "decoupled-diloco needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) '.[local]'
 	$(BIN)/python -c 'from diloco_shared.numerics.merge import warm; warm()'  # compile now, not in a run
 	@touch $@
+
+$(VENV)/.installed: $(VENV)/.runs
+	$(PIP) '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.runs
+	$(PIP) '.[docs]'
+	@touch $@
+
+runs: $(VENV)/.runs
 
 install: $(VENV)/.installed
 
@@ -74,8 +87,12 @@ fuzz: install
 test-long: install
 	$(BIN)/pytest -q -m long -n 2 --dist worksteal tests/live
 
-demo: install
+demo: runs
 	$(BIN)/diloco demo
+
+# The site, in build/site; a dead link is an error.
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --quiet --strict
 
 sim: install
 	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh) \

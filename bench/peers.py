@@ -3,9 +3,10 @@
     python bench/peers.py --python PYTHON [--systems ours ddp torchft hivemind] [--json FILE]
 
 PYTHON is an interpreter that has torch and what of torchft and hivemind there is (the extra
-`peers`; docs/peers.md); a system whose package it lacks is skipped, and said so. Two workers of one
-thread each on this machine, per system three runs: *whole* (a fixed number of steps), *kill* (one
-worker is killed by SIGKILL and started again at once) and *hang* (SIGSTOP, 10 s later SIGCONT).
+`peers`; docs/results/peers.md); a system whose package it lacks is skipped, and said so. Two
+workers of one thread each on this machine, per system three runs: *whole* (a fixed number of
+steps), *kill* (one worker is killed by SIGKILL and started again at once) and *hang* (SIGSTOP, 10 s
+later SIGCONT).
 
 - val_loss: of the parameters at the end of *whole*, computed by this project's code on the same
   held-out sequences for everybody.
@@ -68,7 +69,8 @@ SCRIPTS = {
 SETTLING = "ours settling"
 SYSTEMS = ("ours alone", "ours", SETTLING, *SCRIPTS)
 SCENARIOS = ("whole", "kill", "hang")
-# Chosen after a race at 4e-3, too high for every DiLoCo here and most for ours (docs/peers.md).
+# Chosen after a race at 4e-3, too high for every DiLoCo here and most for ours
+# (docs/results/peers.md).
 RATE = 2e-3
 # Steps of everybody before a fault: starting, compiling, meeting. Speeds are of the second half.
 WARM = 96

@@ -11,7 +11,8 @@ compilation included) up to the one that merged it; must not exceed H. after_rel
 seconds. survivor_stall_s: what the train loops of the other two spent on anything but their own
 computation, from the kill to that round, the longer of both. moments_equal: 1 if in every repeat
 the inner state that the newcomer holds has the digest of what its donor gave, both computed by
-those processes. phases_s: as `GET /v1/runs/NAME/recoveries` tells them (docs/recover.md), medians.
+those processes. phases_s: as `GET /v1/runs/NAME/recoveries` tells them (docs/how-to/recover.md),
+medians.
 All figures but the largest ones are medians of the repeats.
 """
 

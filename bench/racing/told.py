@@ -12,7 +12,7 @@ from diloco_cli.up.stack import free_port
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leases import order
 from diloco_learner.data.shards import Cut, ShardReader
-from diloco_learner.models.named import from_named, to_named
+from diloco_learner.models import from_named, to_named
 from diloco_learner.models.transformer import SHAPES
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.trainer import Program, Trainer

@@ -3,7 +3,7 @@
 import sys
 
 from diloco_cli.cluster import explained
-from diloco_cli.faults import INTERRUPTED, CliError
+from diloco_cli.words import INTERRUPTED, CliError
 from diloco_client import ApiError, Unreachable
 
 

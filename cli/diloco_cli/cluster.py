@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diloco_cli.faults import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError, why
+from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError, why
 from diloco_client import ApiError, Client, Unreachable
 
 HERE = Path("diloco-data")

@@ -10,13 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from diloco_cli.cluster import Where, connect
-from diloco_cli.faults import FAILED, INTERRUPTED, CliError
 from diloco_cli.live import Screen
 from diloco_cli.page import page
 from diloco_cli.report import report, versions
 from diloco_cli.seen import Seen
 from diloco_cli.up.attended import answers
 from diloco_cli.up.stack import Stack, started
+from diloco_cli.words import FAILED, INTERRUPTED, CliError
 from diloco_client import ApiError, Client, Unreachable
 
 LOOK_S = 0.5

@@ -10,8 +10,8 @@ Definitions
   payloads, protocol, acknowledgements and repeats; to be compared with the same equivalent.
 - `survivor_wait_s`: the longest total that any learner but the victim's train loop spent on
   anything but its own computation.
-- `tokens` says what became of every processed token (docs/recover.md), as the mean over fragments
-  weighted by size; `tokens_by_fragment` is exact; `tokens_reread` are samples read again.
+- `tokens` says what became of every processed token (docs/how-to/recover.md), as the mean over
+  fragments weighted by size; `tokens_by_fragment` is exact; `tokens_reread` are samples read again.
 - A learner is down from the fault until it steps again; it contributes again when a round that
   closed after that merged it.
 """

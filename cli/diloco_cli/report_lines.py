@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from diloco_cli.faults import counted
+from diloco_cli.words import counted
 from diloco_shared.budget.terms import shown
 
 Figures = dict[str, Any]
@@ -13,7 +13,7 @@ OVERWRITTEN_TOLD = 0.1
 OVERWRITTEN = (
     "  Overwritten is what learners did between sending their work and taking the merged",
     "  parameters. It is much where a step takes less time than a merge, as with tiny models:",
-    "  larger batches make it less, and algorithm.overlap_steps may (docs/tuning.md).",
+    "  larger batches make it less, and algorithm.overlap_steps may (docs/how-to/tuning.md).",
 )
 
 

@@ -8,9 +8,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from diloco_cli.faults import counted
 from diloco_cli.report import activities, data_parallel_bytes, goodput
 from diloco_cli.seen import Seen
+from diloco_cli.words import became, counted
 from diloco_shared.budget.terms import shown
 
 _STATE_STYLE = {
@@ -87,7 +87,7 @@ def _three_numbers(status: dict[str, Any]) -> str:
 
 
 def ledger_line(status: dict[str, Any]) -> str:
-    """What became of every token (docs/recover.md), and how many are read again."""
+    """What became of every token (docs/how-to/recover.md), and how many are read again."""
     became = ", ".join(f"{k.replace('_', ' ')} {v:,}" for k, v in status["tokens"].items())
     again = status.get("tokens_reread", 0)
     return f"tokens: {became}" + (f"; read again {again:,}" if again else "")
@@ -118,7 +118,7 @@ def _round_lines(last: dict[str, Any]) -> list[str]:
     return [
         f"round {last['round']} {last['outcome']}: {last['quorum_reason']}; "
         f"grace {last['grace_s']:.2f} s; {last['reason']}",
-        *(f"  {v['learner']} {v['outcome']}: {v['reason']}" for v in left_out[:_VERDICTS_SHOWN]),
+        *(f"  {became(v)}" for v in left_out[:_VERDICTS_SHOWN]),
     ]
 
 

@@ -1,4 +1,4 @@
-"""`diloco budget`: the same figures as the streams get, and as docs/budget.md derives by hand."""
+"""`diloco budget`: the same figures as streams get, and as docs/how-to/budget.md derives."""
 
 import json
 import re
@@ -10,9 +10,9 @@ import pytest
 
 from diloco_cli.__main__ import main
 from diloco_cli.commands.budget import bits_per_s
-from diloco_cli.faults import INVALID, CliError
+from diloco_cli.words import INVALID, CliError
 
-PAGE = Path(__file__).parents[2] / "docs" / "budget.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "budget.md"
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 import diloco_cli.cluster
 from diloco_cli.__main__ import main
-from diloco_cli.faults import CONFLICT, INVALID, NO_CLUSTER, REFUSED, UNKNOWN
+from diloco_cli.words import CONFLICT, INVALID, NO_CLUSTER, REFUSED, UNKNOWN
 from diloco_client import Client
 
 Row = dict[str, Any]
@@ -133,7 +133,7 @@ def test_rounds_say_why_each_learner_was_merged_or_not(server: Server, diloco: D
     status, out, _ = diloco("rounds", "demo", "--newest", "4")
     assert status == 0
     assert "round 1 fragment 1 committed: merged 3 contributions" in out
-    assert "  b missed: is silent" in out
+    assert "  b did not come in time: is silent" in out
     assert "round 0" not in out
     # Rounds that are not shown are not fetched either.
     assert server.requests[-1].url.params["after"] == "1"
@@ -356,7 +356,7 @@ def test_config_names_every_fault_and_prints_what_is_good(diloco: Diloco, tmp_pa
     for path in ("name", "algorithm.fragments", "algorithm.speed", "budget"):
         assert f"  {path}: " in err
     file.write_text('name = "x"\n[budget]\nsteps = 10\n')
-    status, out, _ = diloco("config", str(file))
+    status, out, _ = diloco("config", str(file), "--json")
     assert status == 0
     assert json.loads(out)["algorithm"]["sync_every_steps"] == 24
 

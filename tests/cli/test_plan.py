@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from diloco_cli.__main__ import main
-from diloco_cli.faults import INVALID
+from diloco_cli.words import INVALID
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

@@ -6,8 +6,8 @@ import pytest
 
 from diloco_cli.__main__ import main
 from diloco_cli.commands.tape import KEEP_ALL, _line, replayed_lines
-from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER
 from diloco_cli.tape_file import plain, written
+from diloco_cli.words import FAILED, INVALID, NO_CLUSTER
 from diloco_shared.protocol.messages import TapeSetting, TapeTerm
 from diloco_syncer.history.audit_io import Fault, Replayed
 

@@ -15,11 +15,11 @@ from rich.console import Console
 import diloco_cli.up.folder
 from diloco_cli.cluster import endpoint_of
 from diloco_cli.demo import conclude, free_name, verdicts
-from diloco_cli.faults import CONFLICT, FAILED, CliError
 from diloco_cli.seen import Seen
 from diloco_cli.up.folder import Folder, supervisor_of
 from diloco_cli.up.process import LOOP, PAUSE_S, PAUSE_S_MAX, WELL_S, Restarts, bound, last_line
 from diloco_cli.up.stack import Stack, free_port
+from diloco_cli.words import CONFLICT, FAILED, CliError
 
 
 def test_the_first_restart_is_prompt_and_a_crash_loop_backs_off() -> None:

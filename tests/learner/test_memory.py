@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from diloco_learner.models.named import tensor_specs, to_named
+from diloco_learner.models import tensor_specs, to_named
 from diloco_learner.recovery import moments
 from diloco_learner.training.cuts import Cuts
 from diloco_learner.training.trainer import Program, Trainer

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from diloco_learner.models.named import to_named
+from diloco_learner.models import to_named
 from diloco_learner.training.trainer import (
     Program,
     Trainer,

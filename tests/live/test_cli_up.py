@@ -15,7 +15,7 @@ import pytest
 from live.processes import command, diloco, family
 from waiting import wait_until
 
-from diloco_cli.faults import CONFLICT, INVALID, NO_CLUSTER, REFUSED, UNKNOWN
+from diloco_cli.words import CONFLICT, INVALID, NO_CLUSTER, REFUSED, UNKNOWN
 
 pytestmark = pytest.mark.live
 

@@ -9,7 +9,7 @@ from old import stored
 from old.hub import REFUSED, RUNS, SHARDS, Hub, all_messages, kind_of, snapshots, wire_of, within
 
 from diloco_cli.commands.tape import _recorded
-from diloco_cli.faults import CliError
+from diloco_cli.words import CliError
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.moments import pack
 from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints

@@ -1,4 +1,4 @@
-"""What a world that broke a promise is kept as (docs/simulation.md)."""
+"""What a world that broke a promise is kept as (docs/explanation/simulation.md)."""
 
 import json
 from pathlib import Path

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from diloco_cli.commands.options import Json, show
-from diloco_cli.faults import INVALID, CliError, why
+from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget import known, learners_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.budget.traffic import view
@@ -80,7 +80,7 @@ def budget_lines(found: dict[str, Any], rate: str) -> list[str]:
             ]
     lines += ["", f"Transfers at {rate} a second"]
     lines += [
-        f"  {t['name']:<32}{shown(t['bytes']):>10}{_time(t['seconds']):>10}  {t['how']}"
+        f"  {t['name']:<32}{shown(t['bytes']):>10} {_time(t['seconds']):>11}  {t['how']}"
         for t in found["transfers"]
     ]
     per_s = found["bits_per_s"]
@@ -97,7 +97,7 @@ def _time(seconds: float | None) -> str:
     if seconds is None:
         return ""
     if seconds < 120:
-        return f"{seconds:.3g} s"
+        return f"{seconds:.3g} s" if seconds >= 0.001 else f"{seconds * 1e3:.3g} ms"
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 

@@ -7,8 +7,8 @@ import typer
 
 from diloco_cli.cluster import Where, connect
 from diloco_cli.commands.options import Json, anywhere, show
-from diloco_cli.faults import FAILED, INVALID, CliError
 from diloco_cli.view import state_line
+from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_client import Client
 
 app = typer.Typer()

@@ -8,7 +8,7 @@ import typer
 
 from diloco_cli.cluster import Where, connect, token_of
 from diloco_cli.commands.options import Json, anywhere, show
-from diloco_cli.faults import counted
+from diloco_cli.words import counted
 
 app = typer.Typer()
 

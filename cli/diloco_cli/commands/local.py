@@ -16,7 +16,7 @@ from rich.console import Console
 
 from diloco_cli.cluster import HERE, Where, connect, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
-from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
+from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
 from diloco_shared.spec.run import PRESETS, RunSpec
 
 app = typer.Typer()
@@ -134,9 +134,10 @@ def demo(
 def config(
     file: Annotated[Path | None, typer.Argument(help="run.toml to check")] = None,
     explained: Annotated[bool, typer.Option("--explain", help="Every setting, why.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Check a run.toml and print it with every default, or explain every setting."""
-    from diloco_cli.commands.local import explain
+    from diloco_cli.run_file import whole
     from diloco_shared.checking import Invalid, load
 
     if file is None and not explained:
@@ -154,7 +155,7 @@ def config(
         ) from None
     except (OSError, ValueError) as error:
         raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
-    print(spec.model_dump_json(indent=2))
+    print(spec.model_dump_json(indent=2) if as_json else whole(spec), end="\n" if as_json else "")
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`diloco plan`: settings for hardware and links that one may not have yet."""
 
 import inspect
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -8,7 +9,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from diloco_cli.commands.options import Json, show
-from diloco_cli.faults import INVALID, CliError
+from diloco_cli.run_file import of_plan
+from diloco_cli.words import INVALID, CliError, why
 from diloco_planner.planner import Infeasible, plan, sensitivity
 from diloco_planner.wanted import Wishes
 
@@ -17,10 +19,10 @@ app = typer.Typer()
 _SHOWN = ("days", "goodput", "gbit_per_s_link", "learners", "sync_every_steps", "codec_up")
 
 
-def _planned(*, as_json: bool, **given: Any) -> None:
+def _planned(*, as_json: bool, write: Path | None, **given: Any) -> None:
     """Settings for a run from model, chips, links and failures, each with its reason.
 
-    Closed forms: see docs/claims.md for what they rest on. Needs no cluster.
+    Closed forms: see docs/results/claims.md for what they rest on. Needs no cluster.
     """
     try:
         wishes = Wishes.model_validate(given)
@@ -30,10 +32,20 @@ def _planned(*, as_json: bool, **given: Any) -> None:
         raise CliError("; ".join(faults), INVALID) from None
     except Infeasible as error:
         raise CliError(f"no settings do: {error}", INVALID) from None
-    show(found, as_json, lambda: _lines(found))
+    if write is not None:
+        _written(write, of_plan(found, wishes.params))
+    show(found, as_json, lambda: _lines(found, write))
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
+def _written(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:  # nobody's file is overwritten
+            file.write(text)
+    except OSError as error:
+        raise CliError(f"{path} cannot be written: {why(error)}", INVALID) from None
+
+
+def _lines(found: dict[str, Any], written: Path | None = None) -> list[str]:
     lines = [
         f"{name:<18}{value!s:>8}  {found['reasons'].get(name, '')}"
         for name, value in found["settings"].items()
@@ -44,7 +56,12 @@ def _lines(found: dict[str, Any]) -> list[str]:
     for row in found["sensitivity"]:
         cells = "".join(f"{_short(row.get(name)):>17}" for name in _SHOWN)
         lines.append(f"{row['changed']:<24}" + row.get("error", cells))
-    return [*lines, "", *found["notes"]]
+    way_on = (
+        f"{written} has these settings: put in your model and data, then 'diloco config {written}'"
+        if written
+        else "--write run.toml makes a file of these settings, to be completed and submitted"
+    )
+    return [*lines, "", *found["notes"], way_on]
 
 
 def _short(value: Any) -> str:
@@ -68,6 +85,15 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 _OPTIONS = [_parameter(name, field) for name, field in Wishes.model_fields.items()]
 _JSON = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
-_planned.__signature__ = inspect.Signature([*_OPTIONS, _JSON])  # type: ignore[attr-defined]
-_planned.__annotations__ = {p.name: p.annotation for p in (*_OPTIONS, _JSON)}
+_WRITE = inspect.Parameter(
+    "write",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None, typer.Option("--write", help="Write a run of these settings to this new file.")
+    ],
+)
+_ALL = (*_OPTIONS, _WRITE, _JSON)
+_planned.__signature__ = inspect.Signature(list(_ALL))  # type: ignore[attr-defined]
+_planned.__annotations__ = {p.name: p.annotation for p in _ALL}
 app.command("plan")(_planned)

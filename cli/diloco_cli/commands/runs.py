@@ -8,8 +8,8 @@ import typer
 
 from diloco_cli.cluster import Where, connect, newest_rounds, only_run
 from diloco_cli.commands.options import Json, Run, anywhere, show
-from diloco_cli.faults import INVALID, CliError, why
 from diloco_cli.view import run_lines, state_line
+from diloco_cli.words import INVALID, CliError, became, why
 from diloco_client import ApiError
 
 app = typer.Typer()
@@ -150,7 +150,7 @@ def _round_lines(r: dict[str, Any]) -> list[str]:
     return [
         f"round {r['round']} fragment {r['fragment']} {r['outcome']}: {r['reason']}",
         f"  {r['quorum_reason']}; {times}",
-        *(f"  {v['learner']} {v['outcome']}: {v['reason']}" for v in r["verdicts"]),
+        *(f"  {became(v)}" for v in r["verdicts"]),
     ]
 
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from diloco_cli.cluster import HERE, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
-from diloco_cli.faults import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError, counted, why
 from diloco_cli.tape_file import FORMATS, check, plain, written
+from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError, counted, why
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus, BusError, Unavailable
 from diloco_shared.bus.stored_records import record_at

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from diloco_cli.cluster import Where, connect
-from diloco_cli.faults import CliError
 from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.up.stack import Stack, started
+from diloco_cli.words import CliError
 from diloco_client import ApiError, Client, Unreachable
 
 # Between two looks: a view costs the learners some of their processor.

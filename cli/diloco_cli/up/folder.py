@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_cli.cluster import ENDPOINT
-from diloco_cli.faults import CONFLICT, FAILED, CliError
+from diloco_cli.words import CONFLICT, FAILED, CliError
 
 # A demo writes about 100 MB, and a full disk stops training in the middle of it.
 FREE_BYTES_MIN = 256 << 20

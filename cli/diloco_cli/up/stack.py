@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from diloco_cli.faults import CONFLICT, INVALID, CliError
 from diloco_cli.up.folder import Folder, unusable
 from diloco_cli.up.process import Child, bound, last_line
+from diloco_cli.words import CONFLICT, INVALID, CliError
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import crash_points

@@ -5,7 +5,7 @@
     faults(spec)                            # what is wrong with it wherever it runs
 
 Pure and without arrays: submission, leader, planner and command line count with the same figures.
-docs/budget.md derives them by hand for a model of 12B parameters.
+docs/how-to/budget.md derives them by hand for a model of 12B parameters.
 """
 
 from diloco_shared.budget.job import Job as Job

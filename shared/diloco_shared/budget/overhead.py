@@ -27,7 +27,7 @@ TENSOR = 40
 # its message. `counts` names each fragment that a learner adopted since.
 ROUND, ROUND_LEARNER = 1200, 640
 # Largest message. The wire takes 1 MiB without subject and headers; so much with them is what a
-# hub takes that was set up as docs/deploy.md says (one that `diloco up` starts takes 2 MiB).
+# hub takes that was set up as docs/how-to/deploy.md says (one that `diloco up` starts takes 2 MiB).
 MESSAGE_BYTES_MAX = WIRE_BYTES_MAX - MESSAGE_EXTRA
 
 

@@ -297,7 +297,7 @@ class NatsServer:
                 "max_mem": MAX_MEMORY_BYTES,
                 "max_file": self._max_file_bytes,
                 # On disk before it is acknowledged: the tape and all buckets. Streams of what can
-                # be made again say otherwise (bus/nats/streams.py, docs/deploy.md).
+                # be made again say otherwise (bus/nats/streams.py, docs/how-to/deploy.md).
                 "sync_interval": "always" if self._sync else "2m",
             },
         }

@@ -157,7 +157,7 @@ class RunRecord(Message):
 
 
 class TokenCounts(Message):
-    """Tokens by what became of them; together all that were processed (docs/recover.md)."""
+    """Tokens by what became of them; together all that were processed (docs/how-to/recover.md)."""
 
     merged: Count = 0
     refused: Count = 0

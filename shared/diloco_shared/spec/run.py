@@ -111,7 +111,11 @@ class Budget(Spec):
     """When the run ends: exactly one of the three."""
 
     steps: int | None = Field(
-        None, ge=1, le=STEPS_MAX, description="Inner steps per learner of the run."
+        None,
+        ge=1,
+        le=STEPS_MAX,
+        description="Inner steps of the run: H / P for each "
+        "merge. A learner that outruns the merges takes more of its own.",
     )
     tokens: int | None = Field(
         None, ge=1, le=2**53, description="Tokens processed by all learners."

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from diloco_learner.models import build
-from diloco_learner.models.named import from_named, tensor_specs, to_named
+from diloco_learner.models import build, from_named, tensor_specs, to_named
 from diloco_shared.spec.run import Model
 
 SMALL = {"width": 8, "layers": 1, "heads": 2, "kv_heads": 1, "head_width": 4, "hidden": 8}

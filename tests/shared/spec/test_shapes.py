@@ -3,8 +3,7 @@
 import jax
 import pytest
 
-from diloco_learner.models import build
-from diloco_learner.models.named import tensor_specs
+from diloco_learner.models import build, tensor_specs
 from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Model
 from diloco_shared.spec.shapes import SHAPES, WrongModel, layout_of, shape_of, tensors

@@ -1,7 +1,7 @@
 """Models: anything with `init` and `loss` over a pytree of parameters."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from diloco_learner.models import transformer
+from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import Model
 from diloco_shared.spec.shapes import shape_of
 
@@ -56,3 +57,31 @@ def _own(path: str, config: Model) -> ModelDef:
             raise ValueError(f"model.factory {path!r} gave an object without {needed}()")
     is_embedding = getattr(own, "is_embedding", lambda name: "embed" in name.lower())
     return ModelDef(own.init, own.loss, is_embedding)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    parts = []
+    for key in path:
+        part = getattr(key, "key", getattr(key, "name", getattr(key, "idx", None)))
+        parts.append(str(part))
+    return "/".join(parts)
+
+
+def to_named(tree: Any) -> dict[str, Any]:
+    """Leaves by path, in the tree's order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {_name(path): leaf for path, leaf in leaves}
+
+
+def from_named(tree: Any, named: Mapping[str, Any]) -> Any:
+    """A tree like `tree` with the leaves of `named`; KeyError when one is missing."""
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    return jax.tree.unflatten(structure, [named[_name(path)] for path, _ in leaves])
+
+
+def tensor_specs(tree: Any, is_embedding: Callable[[str], bool]) -> tuple[TensorSpec, ...]:
+    """Names, shapes and merge rule of every tensor."""
+    return tuple(
+        TensorSpec(name=name, shape=tuple(leaf.shape), embedding=is_embedding(name))
+        for name, leaf in to_named(tree).items()
+    )

@@ -15,7 +15,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Parts, encode
-from diloco_learner.models.named import from_named, to_named
+from diloco_learner.models import from_named, to_named
 from diloco_learner.training.programs import Ahead
 from diloco_shared.numerics.arrays import Layout, pseudogradient
 

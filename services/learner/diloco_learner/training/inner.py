@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
-from diloco_learner.models import ModelDef
-from diloco_learner.models.named import from_named, to_named
+from diloco_learner.models import ModelDef, from_named, to_named
 from diloco_learner.training.programs import Ahead
 from diloco_shared.spec.run import Inner
 

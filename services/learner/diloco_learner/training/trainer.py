@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
-from diloco_learner.models import ModelDef, build
-from diloco_learner.models.named import from_named, tensor_specs, to_named
+from diloco_learner.models import ModelDef, build, from_named, tensor_specs, to_named
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, State
 from diloco_learner.training.cuts import Cuts

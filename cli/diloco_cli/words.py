@@ -1,4 +1,6 @@
-"""What goes wrong for a user of the command: one sentence and an exit status."""
+"""What the command says: errors with an exit status, and words for what is meant by figures."""
+
+from typing import Any
 
 # Exit statuses, so that scripts need not read sentences. 2 is the parser's: wrong usage.
 FAILED = 1
@@ -27,3 +29,17 @@ def why(error: Exception) -> str:
     """What the system says of a file, without number and path, which stand beside it."""
     said = error.strerror if isinstance(error, OSError) else None
     return said.lower() if said else str(error)
+
+
+# What became of a learner in a round, for people: it had taken its steps, and so was "ready".
+BECAME = {
+    "merged": "was merged",
+    "missed": "did not come in time",
+    "refused": "was refused",
+    "ineligible": "was not asked",
+}
+
+
+def became(verdict: dict[str, Any]) -> str:
+    """One learner's part in a round, in words."""
+    return f"{verdict['learner']} {BECAME[verdict['outcome']]}: {verdict['reason']}"

@@ -1,0 +1,63 @@
+"""Pages of the documentation: every file that they show is sound, and README stays short."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from pages import RUN, SHOWN, blocks, pages
+
+from diloco_shared.checking import Invalid, check
+
+ROOT = Path(__file__).parent.parent
+README_LINES, README_WIDTH = 120, 220
+GUIDES = pages("tutorials", "how-to")
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_every_block_is_of_a_kind_that_is_tested_or_only_looked_at(page: Path) -> None:
+    known = {RUN, *SHOWN, "toml", "yaml", "python", "ini"}
+    assert {b.language for b in blocks(page)} <= known
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_every_run_that_is_shown_would_be_taken(page: Path) -> None:
+    for block in blocks(page):
+        if block.language != "toml":
+            continue
+        body = tomllib.loads(block.body)
+        # A part of a run is completed, and must not be wrong in what it says.
+        body = {"name": "shown", "budget": {"steps": 96}} | body
+        try:
+            check(body)
+        except Invalid as error:
+            faults = "; ".join(f"{f.path}: {f.message}" for f in error.faults)
+            raise AssertionError(f"{page.name}: {faults}\n{block.body}") from None
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_every_program_that_is_shown_is_one(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            compile(block.body, f"{page.name}:{block.file}", "exec")
+
+
+def test_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert len(lines) <= README_LINES
+    assert max(map(len, lines)) <= README_WIDTH
+
+
+def test_every_page_that_is_linked_is_there() -> None:
+    """Of the repository; `make docs` looks at the site, anchors included."""
+    link = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+    faults = [
+        f"{page.relative_to(ROOT)}: {target}"
+        for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for target in link.findall(page.read_text("utf-8"))
+        if "://" not in target and not target.startswith("mailto:")
+        # Reference pages are generated with the site.
+        if "reference/" not in (page.parent / target).as_posix()
+        if not (page.parent / target).exists()
+    ]
+    assert not faults, "\n".join(faults)
