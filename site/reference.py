@@ -11,16 +11,16 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from diloco_cli.commands import app as command
+from diloco_coordinator.app import Settings as CoordinatorSettings
 from diloco_coordinator.app import create_app
 from diloco_coordinator.runs.registry_io import Registry
-from diloco_coordinator.settings import Settings as CoordinatorSettings
 from diloco_learner.settings import Settings as LearnerSettings
 from diloco_shared.protocol import messages, records
 from diloco_shared.protocol.messages import Message
 from diloco_shared.spec.run import PRESETS, RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.settings import Settings as SyncerSettings
+from diloco_syncer.app import Settings as SyncerSettings
 
 MADE = "This page is made from the program itself.\n"
 

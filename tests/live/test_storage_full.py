@@ -11,6 +11,7 @@ import pytest
 from live.gate import connected
 from live.small_disk import MIB, small_disk
 from syncer.conftest import Driver, spec
+from syncer.contexts import context
 from waiting import until
 
 from diloco_shared.bus.blobs import get_blob
@@ -49,7 +50,7 @@ class Leading:
         self.bus = bus
         self.driver = Driver(spec())
         self.driver.start("a", "b")
-        self.outbox = Outbox(self.driver.spec, "s", bus, bus)
+        self.outbox = Outbox(context(self.driver.spec, bus))
         self.tape = Tape(bus, RUN)
         self.kinds: list[str] = []
         self.fullness = Fullness(
@@ -133,7 +134,7 @@ async def test_a_full_tape_is_archived_and_goes_on(nats_server: NatsServer, tmp_
         await streams(bus, TAPE=64 << 10)
         async with leading(bus) as leader:
             tape = leader.tape
-            TapeArchiver(leader.driver.spec, "s", bus, tape, archive, snapshots)
+            TapeArchiver(context(leader.driver.spec, bus, snapshots=snapshots), tape, archive)
 
             async def append(count: int) -> None:
                 for _ in range(count):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from live.gate import connected, goes_through
+from syncer.contexts import context
 from waiting import until
 
 from diloco_shared.bus import blobs
@@ -228,7 +229,7 @@ async def seen_by_syncer(
     async with connected(server.url) as learner, connected(server.url) as syncer:
         await learner.ensure_stream(StreamSpec(stream, ("up.r.>",), 64 * MIB))
         payloads = Payloads(lambda: 2 * len(DELTA))
-        inbox = Inbox(RUN, syncer, syncer, payloads, events.append, lambda _: True)
+        inbox = Inbox(context(RUN, syncer), payloads, events.append, lambda _: True)
         following = asyncio.create_task(inbox.contributions(1))
         try:
             if junk:

@@ -20,9 +20,8 @@ from diloco_shared.protocol.wire import WIRE_VERSION, decode, decode_tape, encod
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.app import Syncer
+from diloco_syncer.app import Settings, Syncer
 from diloco_syncer.merging.store import in_memory
-from diloco_syncer.settings import Settings
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 # Records with which somebody begins to lead.

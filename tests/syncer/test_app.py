@@ -13,9 +13,8 @@ from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.app import Syncer
+from diloco_syncer.app import Settings, Syncer
 from diloco_syncer.leadership.candidate_io import Candidate
-from diloco_syncer.settings import Settings
 
 
 async def assigned(broker: MemoryBroker) -> MemoryBus:

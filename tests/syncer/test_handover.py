@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syncer.contexts import context
 
 from diloco_shared.bus.port import StreamSpec, Unavailable
 from diloco_shared.protocol import subjects
@@ -49,7 +50,9 @@ class Two:
     @asynccontextmanager
     async def sending(self) -> AsyncIterator[SnapshotSender]:
         await self.data.ensure_stream(StreamSpec(self.stream, ("state.r.>",), self.state_bytes))
-        sender = SnapshotSender(self.spec, 0, "leader", self.control, self.data, self.theirs)
+        sender = SnapshotSender(
+            context(self.spec, self.control, "leader", data=self.data, snapshots=self.theirs)
+        )
         answer = sender._answer
 
         async def listening(delivery: Any) -> bytes:
@@ -201,7 +204,9 @@ async def test_of_two_that_hand_over_neither_takes_the_other_s_away(tmp_path: Pa
     two = Two(tmp_path)
     two.theirs.save(5, {}, arrays(1))
     where = subjects.snapshot_wish_to("r", 0, "leader")
-    by_name = SnapshotSender(two.spec, 0, "leader", two.control, two.data, two.theirs, where=where)
+    by_name = SnapshotSender(
+        context(two.spec, two.control, "leader", data=two.data, snapshots=two.theirs), where
+    )
     async with two.sending():
         giving = asyncio.create_task(by_name.send())
         await asyncio.sleep(0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syncer.contexts import context
 
 from diloco_shared.bus.blobs import manifest_subject, put_blob
 from diloco_shared.bus.port import StreamSpec
@@ -40,9 +41,7 @@ class Rig:
         self.payloads = Payloads(lambda: 1 << 20)
         self.rewound: list[int] = []
         self.inbox = Inbox(
-            SPEC,
-            self.bus,
-            self.bus,
+            context(SPEC, self.bus),
             self.payloads,
             self.seen.put_nowait,
             wanted,

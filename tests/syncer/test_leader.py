@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import structlog
 from syncer.conftest import spec
+from syncer.contexts import context
 
 from diloco_shared.protocol.messages import Join
 from diloco_simulator.hub.broker import MemoryBroker
@@ -17,7 +18,6 @@ from diloco_syncer.history.tape_io import Tape
 from diloco_syncer.leadership.leader_io import DROPPED_SAY_S, LINGER_S, Leader
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.messages import arrivals_io as arrivals
-from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 
 @pytest.fixture
@@ -25,17 +25,11 @@ def leader(tmp_path: Path) -> Leader:
     """Of a run that has not begun; it does not run."""
     bus, settings = MemoryBus(MemoryBroker(), "s"), spec()
     return Leader(
-        settings,
-        "s",
-        bus,
-        bus,
+        context(settings, bus, folder=tmp_path, checkpoint_root=str(tmp_path)),
         Tape(bus, "t"),
-        SnapshotStore(tmp_path / "snapshots"),
         LeaseKeeper(bus, "t", "s", "boot", "lock", 3.0),
         Recovered(History(settings), None, (-1, -1), []),
         lambda seq: None,
-        payload_bytes_max=None,
-        checkpoint_root=str(tmp_path),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syncer.contexts import context
 from syncer.small_run import LAYOUT, TENSORS, drawn, first_record
 
 from diloco_shared.numerics import codec
@@ -83,11 +84,10 @@ class Rig:
         self.snapshots = SnapshotStore(folder)
         outbox: Any = self  # what it is used for is `publish`
         self.numbers = Numbers(
-            SPEC,
+            context(SPEC, outbox, snapshots=self.snapshots),
             Machine(SPEC, self.history),
             self.payloads,
             outbox,
-            self.snapshots,
             outbox,
             None,
             self.spawn,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syncer.contexts import context
 from syncer.small_run import LAYOUT, drawn, first_record
 
 from diloco_shared.protocol.records import Restore
@@ -27,7 +28,6 @@ from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.merging.store import FragmentStore
 from diloco_syncer.snapshots.finding_io import Found
-from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 SPEC = RunSpec.model_validate(
     {
@@ -84,7 +84,7 @@ def follower() -> Follower:
 async def test_a_follower_that_is_left_behind_keeps_no_store(kind: type[Purged]) -> None:
     keeper: Any = Keeper()
     anything: Any = None
-    stuck = Finding(SPEC, 0, keeper, anything, anything, follower, anything, anything)
+    stuck = Finding(context(SPEC, anything), keeper, follower, anything, anything)
     stuck.newer, left = follower(), follower()
     gone = weakref.ref(left.store)
     assert await stuck.way_on(left, kind("gone")) is stuck.newer
@@ -101,7 +101,7 @@ async def test_it_keeps_none_either_while_another_is_loaded() -> None:
 
     keeper: Any = Keeper()
     anything: Any = None
-    stuck = Looking(SPEC, 0, keeper, anything, anything, follower, anything, anything)
+    stuck = Looking(context(SPEC, anything), keeper, follower, anything, anything)
     stuck.newer = follower()
     await stuck.way_on(left, Purged("gone"))
 
@@ -112,17 +112,11 @@ async def test_a_leader_that_goes_back_lets_go_of_what_it_began_with(tmp_path: P
     before = weakref.ref(began.store)
     lease: Any = keeper
     leader = Leader(
-        SPEC,
-        "s1",
-        bus,
-        bus,
+        context(SPEC, bus, "s1", folder=tmp_path, checkpoint_root=str(tmp_path)),
         Tape(bus, "r"),
-        SnapshotStore(tmp_path),
         lease,
         began,
         lambda seq: None,
-        payload_bytes_max=None,
-        checkpoint_root=str(tmp_path),
     )
     assert leader.numbers.store is before()
     state: Any = State(None, "", {}, store())  # type: ignore[arg-type]
@@ -149,14 +143,9 @@ async def test_a_leader_that_is_deposed_keeps_no_store(
 
     monkeypatch.setattr(Leader, "run", run)
     standby = Candidate(
-        SPEC,
+        context(SPEC, bus, "s1", folder=tmp_path, checkpoint_root=str(tmp_path)),
         keeper,
-        bus,
-        bus,
-        tmp_path,
         lambda *_: None,
-        payload_bytes_max=None,
-        checkpoint_root=str(tmp_path),
     )
     gone = weakref.ref(began := store())
     place = Tape(bus, "r"), Recovered(history(), began, (0, 0), [])
@@ -170,7 +159,9 @@ async def test_what_was_loaded_in_vain_is_forgotten(
 ) -> None:
     events: list[Event] = []
     bus = MemoryBus(MemoryBroker(), "s")
-    checkpointer = Checkpointer(SPEC, 0, str(tmp_path), bus, events.append)
+    checkpointer = Checkpointer(
+        context(SPEC, bus, folder=tmp_path, checkpoint_root=str(tmp_path)), events.append
+    )
     wish = Restore(serial=3, source="r/000001")
 
     class Manifest:

@@ -3,6 +3,8 @@
 import asyncio
 from typing import Any
 
+from syncer.contexts import context
+
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Progress, Stamp
 from diloco_shared.protocol.wire import decode, encode
@@ -43,7 +45,7 @@ async def test_progress_of_a_deleted_run_is_refused_and_counted() -> None:
     """Its incarnation may be higher: the learner of the new run would be superseded by it."""
     broker = MemoryBroker()
     bus, events = MemoryBus(broker, "s"), list[Any]()
-    inbox = Inbox(SPEC, bus, bus, Payloads(lambda: 1 << 20), events.append, lambda _: True)
+    inbox = Inbox(context(SPEC, bus), Payloads(lambda: 1 << 20), events.append, lambda _: True)
     listening = asyncio.create_task(inbox.progress())
     speaker = MemoryBus(broker, "a")
     while len(events) < 2:
@@ -74,6 +76,6 @@ async def test_what_a_leader_sends_says_of_which_run_it_is() -> None:
         live=(),
     )
     async with listener.subscribe(subjects.beat("r")) as deliveries:
-        await Outbox(SPEC, "s", bus, bus).send(SendBeat(beat))
+        await Outbox(context(SPEC, bus)).send(SendBeat(beat))
         delivery = await anext(deliveries)
     assert decode(delivery.payload, Beat).run_id == "02"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from syncer.conftest import Driver, spec
+from syncer.contexts import context
 
 from diloco_shared.bus import blobs
 from diloco_shared.bus.port import Progress, Refused, StreamSpec
@@ -63,12 +64,12 @@ def looking(bus: MemoryBus, out: Outbox, d: Driver) -> tuple[Fullness, list[Even
         d.give(event)
 
     tape, storage = Tape(bus, "t"), Still(d.spec, bus, lambda: (0, 0), out.tell)
-    return Fullness(d.spec, d.machine, bus, out, tape, storage, put, lambda: False), told
+    return Fullness(context(d.spec, bus), d.machine, out, tape, storage, put, lambda: False), told
 
 
 async def test_no_more_than_the_rounds_in_flight_and_one_go_out_at_a_time() -> None:
     bus, d = await hub(5000), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     most = d.spec.algorithm.rounds_in_flight_max + 1
     await bus.append("dn.t.filler", bytes(4500))
     tasks = [asyncio.create_task(publish(out, d, 0, version)) for version in range(1, most + 3)]
@@ -83,7 +84,7 @@ async def test_no_more_than_the_rounds_in_flight_and_one_go_out_at_a_time() -> N
 
 async def test_the_same_publication_may_be_asked_for_twice() -> None:
     bus, d = await hub(), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     async with asyncio.TaskGroup() as tasks:
         for _ in range(2):
             tasks.create_task(publish(out, d, 0, 1))
@@ -94,7 +95,7 @@ async def test_the_same_publication_may_be_asked_for_twice() -> None:
 
 async def test_a_full_stream_is_named_once_it_is_refused_for_a_while() -> None:
     bus, d = await hub(5000), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     look, told = looking(bus, out, d)
     await bus.append("dn.t.filler", bytes(4500))
     publishing = asyncio.create_task(publish(out, d, 0, 1))
@@ -116,7 +117,7 @@ async def test_a_full_stream_is_named_once_it_is_refused_for_a_while() -> None:
 
 async def test_contributions_that_have_no_room_are_named() -> None:
     bus, d = await hub(3000), driver()
-    look, told = looking(bus, Outbox(d.spec, "s", bus, bus), d)
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
     await bus.append("up.t.filler", bytes(2000))
     await look.look(0.0)
     await look.look(fullness.FULL_S)
@@ -139,7 +140,7 @@ async def test_a_full_hub_stays_named_while_nothing_waits_for_it() -> None:
     """Between two rounds nobody pulls, and the disk is as full as before."""
     d = driver()
     bus = Unwritable((await hub()).broker, "s")
-    look, told = looking(bus, Outbox(d.spec, "s", bus, bus), d)
+    look, told = looking(bus, Outbox(context(d.spec, bus)), d)
     look.pulling = lambda: True
     await look.look(0.0)
     await look.look(1.0)
@@ -154,7 +155,7 @@ async def test_a_full_hub_stays_named_while_nothing_waits_for_it() -> None:
 
 async def test_a_beat_of_a_leader_in_doubt_reaches_no_learner() -> None:
     bus, d = await hub(), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     (beat, *_) = [e.beat for e in d.effects if isinstance(e, SendBeat)]
     heard = bus.subscribe(subjects.beat("t"))
     lapsed = bus.subscribe(subjects.lapsed_beat("t"))
@@ -169,7 +170,7 @@ async def test_a_beat_of_a_leader_in_doubt_reaches_no_learner() -> None:
 
 async def test_what_the_server_lost_of_dn_is_found() -> None:
     bus, d = await hub(), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     look, told = looking(bus, out, d)
     await publish(out, d, 0, 1)
     await publish(out, d, 1, 1)
@@ -185,7 +186,7 @@ async def test_what_the_server_lost_of_dn_is_found() -> None:
 async def test_what_else_lies_on_dn_ends_no_leader() -> None:
     """It stays there: the next leader would meet it too."""
     bus, d = await hub(), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     look, told = looking(bus, out, d)
     await bus.append("dn.t.0.0.x.y.m", b"anything")
     await bus.append("dn.t.0.x.0.0.m", b"anything")
@@ -198,7 +199,7 @@ async def test_what_else_lies_on_dn_ends_no_leader() -> None:
 
 async def test_chunks_that_were_lost_after_they_were_acknowledged_go_again() -> None:
     bus, d = await hub(), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     subject, stream = subjects.publication("t", 0, 0, 1, 1), subjects.dn_stream("t")
     broker = bus.broker
     seen = 0
@@ -225,7 +226,7 @@ async def test_a_link_that_breaks_repeats_no_chunk_that_was_acknowledged(monkeyp
     """Were a pass without a break needed, a large publication would never be over."""
     monkeypatch.setattr(blobs, "BACKOFF_S", (0.001,))
     bus, d = await hub(1 << 24), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     subject, asked = subjects.publication("t", 0, 0, 1, 1), Counter[str]()
 
     def fault(client: str, operation: str, where: str) -> Any:
@@ -243,7 +244,7 @@ async def test_a_link_that_breaks_repeats_no_chunk_that_was_acknowledged(monkeyp
 
 async def test_of_a_server_that_died_only_what_it_had_taken_before_goes_again() -> None:
     bus, d = await hub(1 << 25), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     subject, stream = subjects.publication("t", 0, 0, 1, 1), subjects.dn_stream("t")
     asked = 0
 
@@ -267,7 +268,7 @@ async def test_of_a_server_that_died_only_what_it_had_taken_before_goes_again() 
 
 async def test_a_server_that_dies_all_the_time_is_let_be(monkeypatch: Any) -> None:
     bus, d = await hub(), driver()
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     subject, asked = subjects.publication("t", 0, 0, 1, 1), 0
 
     def stored(stream: str, message: Any) -> None:
@@ -292,13 +293,13 @@ async def test_what_an_earlier_leader_left_without_its_chunks_is_published_again
     """
     bus, d = await hub(1 << 16), driver()
     monkeypatch.setattr(published, "CHUNKS_S", 0.1)
-    before, stream = Outbox(d.spec, "s", bus, bus), subjects.dn_stream("t")
+    before, stream = Outbox(context(d.spec, bus)), subjects.dn_stream("t")
     await publish(before, d, 0, 0)
     await publish(before, d, 1, 0)
     await bus.purge(stream, subjects.publication("t", 0, 1, 0, 1))
     for version in range(1, later + 1):
         await publish(before, d, 0, version)
-    out = Outbox(d.spec, "s", bus, bus)
+    out = Outbox(context(d.spec, bus))
     look, told = looking(bus, out, d)
     look.outbox.under_way_max = later + 1
     await look.look(0.0)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from syncer.contexts import context
 
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
@@ -53,7 +54,7 @@ async def test_what_finds_no_room_is_told_as_that() -> None:
     payloads, events = Payloads(lambda: 10), list[Any]()
     run: Any = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
     bus = MemoryBus(MemoryBroker(), "s")
-    inbox = Inbox(run, bus, bus, payloads, events.append, lambda _: True)
+    inbox = Inbox(context(run, bus), payloads, events.append, lambda _: True)
     blob = Blob(subject="up.r.a.0.0.0.1", bytes=20, chunk_bytes=20, chunks=1, digest="0" * 32)
     manifest: Any = SimpleNamespace(blob=blob, learner="a")
     await inbox._fetch(manifest)

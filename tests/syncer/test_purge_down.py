@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syncer.contexts import context
 from syncer.test_rebirth import init_spec
 
 from diloco_shared.bus.blobs import put_blob
@@ -20,7 +21,7 @@ class Down:
 
     def __init__(self) -> None:
         self.bus = MemoryBus(MemoryBroker(), "t")
-        self.outbox = Outbox(init_spec(), "s", self.bus, self.bus)
+        self.outbox = Outbox(context(init_spec(), self.bus))
 
     async def prepare(self) -> None:
         await self.bus.ensure_stream(StreamSpec(subjects.dn_stream("t"), ("dn.t.>",), 1 << 20))

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from syncer.contexts import context
 from waiting import until
 
 from diloco_shared.bus.port import StreamSpec, Unavailable
@@ -50,7 +51,7 @@ async def emptied(bus: MemoryBus) -> None:
 
 
 def purger(bus: MemoryBus, run: RunSpec) -> UpPurger:
-    found = UpPurger(run, "s1", bus, bus, Outbox(run, "s1", bus, bus))
+    found = UpPurger(context(run, bus, "s1"), Outbox(context(run, bus, "s1")))
     found.want(COVERS, 2)
     return found
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syncer.contexts import context
 
 from diloco_shared.bus.blobs import manifest_subject, put_blob
 from diloco_shared.bus.port import StreamSpec
@@ -302,7 +303,7 @@ async def test_a_shard_takes_its_own_initial_parameters_without_the_others() -> 
         await bus.append(manifest_subject(subject), encode(manifest))
     seen: asyncio.Queue[Event] = asyncio.Queue()
     payloads = Payloads(lambda: 1 << 20)
-    inbox = Inbox(spec, bus, bus, payloads, seen.put_nowait, lambda _: True, shard=1)
+    inbox = Inbox(context(spec, bus, shard=1), payloads, seen.put_nowait, lambda _: True)
     reading = asyncio.create_task(inbox.initial())
     while not isinstance(event := await seen.get(), InitSeen):
         pass

@@ -33,8 +33,7 @@ from diloco_shared.protocol.wire import decode, decode_tape, encode
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.app import Syncer
-from diloco_syncer.settings import Settings
+from diloco_syncer.app import Settings, Syncer
 
 SPEC = RunSpec.model_validate(
     {

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from syncer.contexts import context
 from syncer.test_standby import SPEC
 from syncer.test_tape import stream, term
 
@@ -46,7 +47,7 @@ class Together:
         def show(state: str, why: str, seq: int) -> None:
             self.states[name] = state
 
-        found = Stuck(SPEC, 0, keeper, nothing, nothing, nothing, show, nothing)
+        found = Stuck(context(SPEC, nothing, name), keeper, nothing, show, nothing)
         found.last_resort.since = -1e9  # nobody was seen for long who may have the state
         return found
 
@@ -124,7 +125,7 @@ async def test_a_store_that_was_away_is_asked_again(
         shown.append(text)
 
     keeper: Any = SimpleNamespace(lease=SimpleNamespace(me="s1"), fit=lambda why: None)
-    here = InVain(SPEC, 0, keeper, nothing, nothing, nothing, lambda *_: None, tell)
+    here = InVain(context(SPEC, nothing, "s1"), keeper, nothing, lambda *_: None, tell)
     assert await here.way_on(follower, fault.value) is follower
     assert len(shown) == 1 and "No route to host" in shown[0] and not away
     assert len(await follower.tape.read()) == 3

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from syncer.contexts import context
 
 from diloco_shared.bus.port import Refused, Stored, StreamFull, StreamSpec
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, read_tape
@@ -200,7 +201,7 @@ async def test_a_shard_is_archived_up_to_its_oldest_snapshot_and_others_stay(
     snapshots = SnapshotStore(tmp_path / "snapshots")
     mine = tapes[shard]
     assert mine.archive is not None
-    archiver = TapeArchiver(spec, "s", bus, mine, mine.archive, snapshots)
+    archiver = TapeArchiver(context(spec, bus, snapshots=snapshots), mine, mine.archive)
     assert "no snapshot" in await archiver.make_room()
     snapshots.save(7 + shard, {}, {"x": np.zeros(1)})
     snapshots.save(11 + shard, {}, {"x": np.zeros(1)})
@@ -227,7 +228,7 @@ async def test_where_the_oldest_snapshot_frees_nothing_the_newest_sound_one_does
     for number in range(1, 8):
         await tape.append(term(number, "a"))
     snapshots = SnapshotStore(tmp_path / "snapshots", keep=3)
-    archiver = TapeArchiver(spec, "s", bus, tape, archive, snapshots)
+    archiver = TapeArchiver(context(spec, bus, snapshots=snapshots), tape, archive)
     snapshots.save(2, {}, {"x": np.zeros(1)})
     snapshots.save(5, {}, {"x": np.ones(1)})
     torn = snapshots.save(6, {}, {"x": np.full(1, 2.0)})

@@ -6,8 +6,7 @@ import sys
 import structlog
 from pydantic import ValidationError
 
-from diloco_coordinator.app import AddressTaken, serve
-from diloco_coordinator.settings import Settings
+from diloco_coordinator.app import AddressTaken, Settings, serve
 from diloco_shared.bus.port import BusError
 from diloco_shared.process.logs import configure
 from diloco_shared.process.membership import FolderTaken

@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
+from pydantic import Field
 
 from diloco_coordinator.api import problems_io as problems
 from diloco_coordinator.api.auth_io import Guard, admin_token
@@ -27,14 +28,26 @@ from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.runs.assigning_io import keep_assigned
 from diloco_coordinator.runs.ending_io import keep_ending
 from diloco_coordinator.runs.registry_io import MIRRORED, Registry
-from diloco_coordinator.settings import Settings
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.process.crash_points import arm
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.process.membership import DataFolder, Membership
 from diloco_shared.process.serving import connected
+from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.subjects import Id
+
+
+class Settings(ProcessSettings):
+    """One per process; every field may be set as DILOCO_<FIELD>."""
+
+    id: Id = Field("coordinator", description="This process's member id.")
+    host: str = Field("127.0.0.1", description="Address of the API; loopback unless told so.")
+    port: int = Field(8400, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
+    tls_cert: Path | None = Field(None, description="PEM certificate: the API speaks https.")
+    tls_key: Path | None = Field(None, description="PEM key of tls_cert.")
+
 
 log = structlog.get_logger()
 

@@ -17,8 +17,7 @@ def main() -> None:
     from diloco_shared.process.logs import configure
     from diloco_shared.process.membership import FolderTaken
     from diloco_shared.process.stopping import until_stopped
-    from diloco_syncer.app import serve
-    from diloco_syncer.settings import Settings
+    from diloco_syncer.app import Settings, serve
 
     try:
         settings = Settings()

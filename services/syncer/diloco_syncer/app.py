@@ -7,6 +7,7 @@ from typing import Any
 
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from pydantic import Field
 
 from diloco_shared.bus.port import Bus
 from diloco_shared.numerics.merge import warm
@@ -14,12 +15,24 @@ from diloco_shared.process import serving
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
+from diloco_shared.process.settings import WorkerSettings
+from diloco_syncer.context import RunContext
 from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.machine import Machine
-from diloco_syncer.settings import Settings
-from diloco_syncer.snapshots.snapshots_io import SNAPSHOTS
+from diloco_syncer.snapshots.snapshots_io import SNAPSHOTS, SnapshotStore, folder_of
+
+
+class Settings(WorkerSettings):
+    """One per process; every field may be set as DILOCO_<FIELD>."""
+
+    payload_bytes_max: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="Encoded contributions held in memory at once; what the run needs if not set.",
+    )
+
 
 log = structlog.get_logger()
 
@@ -106,17 +119,19 @@ class Syncer(Worker[Settings]):
             shown = {"state": state, "reason": reason[:500]} if state else {}
             self.membership.update(**shown, tape_seq=tape_seq)
 
-        self.candidate = candidate = Candidate(
+        context = RunContext(
             spec,
-            LeaseKeeper(self.control, run, me.id, me.boot, me.lock, lease_s, shard),
+            shard,
+            me.id,
             self.control,
             self.data,
             self.folder.path,
-            show,
-            payload_bytes_max=self.settings.payload_bytes_max,
-            checkpoint_root=self.settings.checkpoint_root,
-            shard=shard,
+            SnapshotStore(folder_of(self.folder.path, spec.folder, shard)),
+            spec.keeping.run_checkpoint_root or self.settings.checkpoint_root,
+            self.settings.payload_bytes_max,
         )
+        keeper = LeaseKeeper(self.control, run, me.id, me.boot, me.lock, lease_s, shard)
+        self.candidate = candidate = Candidate(context, keeper, show)
         try:
             outcome = await candidate.run()
             log.info("run over", run=run, outcome=outcome)

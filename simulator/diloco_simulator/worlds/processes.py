@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from diloco_coordinator.app import Coordinator
-from diloco_coordinator.settings import Settings as CoordinatorSettings
+from diloco_coordinator.app import Settings as CoordinatorSettings
 from diloco_learner.app import Learner
 from diloco_learner.settings import Settings as LearnerSettings
 from diloco_learner.training.computing_io import Computing
 from diloco_shared.process.membership import DataFolder
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.virtual_loop import Hosted, VirtualLoop
+from diloco_syncer.app import Settings as SyncerSettings
 from diloco_syncer.app import Syncer
-from diloco_syncer.settings import Settings as SyncerSettings
 
 # A user's, for the coordinator.
 TOKEN = "of the operator"

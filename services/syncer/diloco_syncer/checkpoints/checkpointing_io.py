@@ -8,19 +8,18 @@ from typing import Any
 import structlog
 from numpy.typing import NDArray
 
-from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import Object
 from diloco_shared.protocol.records import Restore, ShardLease
 from diloco_shared.protocol.wire import encode
-from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.checkpoints import parts_s
 from diloco_syncer.checkpoints.parts_io import load, prune, seal, write_part, written_part
+from diloco_syncer.context import RunContext
 from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
 from diloco_syncer.history.replay import State
-from diloco_syncer.merging.store import FragmentStore, Shelf, in_memory
+from diloco_syncer.merging.store import FragmentStore
 
 log = structlog.get_logger()
 
@@ -31,21 +30,11 @@ PART_LOOK_S = 0.5
 class Checkpointer:
     """Of one leader's term: one checkpoint at a time."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        shard: int,
-        root: str,
-        control: Bus,
-        put: Callable[[Event], None],
-        shelf: Shelf = in_memory,
-    ) -> None:
-        self.spec = spec
-        self.shard = shard
-        self.root = root
-        self.control = control
+    def __init__(self, context: RunContext, put: Callable[[Event], None]) -> None:
+        self.spec, self.shard = context.spec, context.shard
+        self.root, self.control = context.checkpoint_root, context.control
         self.put = put
-        self.shelf = shelf  # of stores that are loaded
+        self.shelf = context.snapshots.shelf  # of stores that are loaded
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
         self.loaded: dict[int, State] = {}  # by serial of the wish: the newest one
 

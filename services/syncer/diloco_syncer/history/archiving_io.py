@@ -10,12 +10,11 @@ from collections.abc import Iterable
 import structlog
 
 from diloco_shared.budget.streams import RECORDS_IN_STREAM
-from diloco_shared.bus.port import Bus, BusError, StreamInfo
+from diloco_shared.bus.port import BusError, StreamInfo
 from diloco_shared.checkpoints.tape_archive_io import SEGMENT_RECORDS, TapeArchive
 from diloco_shared.process.crash_points import passing
-from diloco_shared.spec.run import RunSpec
+from diloco_syncer.context import RunContext
 from diloco_syncer.history.tape_io import Tape
-from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 from diloco_syncer.streams.purging_io import FULL, standbys_behind
 
 log = structlog.get_logger()
@@ -27,21 +26,11 @@ RETRY_S = 5.0
 class TapeArchiver:
     """Of one leader's term."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        me: str,
-        control: Bus,
-        tape: Tape,
-        archive: TapeArchive,
-        snapshots: SnapshotStore,
-    ) -> None:
-        self.spec = spec
-        self.me = me
-        self.control = control
+    def __init__(self, context: RunContext, tape: Tape, archive: TapeArchive) -> None:
+        self.spec, self.me = context.spec, context.me
+        self.control, self.snapshots = context.control, context.snapshots
         self.tape = tape
         self.archive = archive
-        self.snapshots = snapshots
         self.wanted = asyncio.Event()
         self.turn = asyncio.Lock()
         tape.make_room = self.make_room

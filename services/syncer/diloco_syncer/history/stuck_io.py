@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from diloco_shared.bus.port import Bus, BusError, Unavailable
+from diloco_shared.bus.port import BusError, Unavailable
 from diloco_shared.bus.stored_records import readable_at
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
-from diloco_shared.spec.run import RunSpec
+from diloco_syncer.context import RunContext
 from diloco_syncer.history.follow_io import Damaged, Follower, Purged
 from diloco_syncer.history.history import History
 from diloco_syncer.history.tape_io import Unread
@@ -59,25 +59,19 @@ class Stuck:
 
     def __init__(
         self,
-        spec: RunSpec,
-        shard: int,
+        context: RunContext,
         keeper: LeaseKeeper,
-        control: Bus,
-        data: Bus,
         fresh: Callable[[], Follower],
         show: Show,
         tell: Tell,
     ) -> None:
-        self.spec = spec
-        self.shard = shard
-        self.me = keeper.lease.me
+        self.spec, self.shard, self.me = context.spec, context.shard, context.me
+        self.control, self.data = context.control, context.data
         self.keeper = keeper
-        self.control = control
-        self.data = data
         self.fresh = fresh
         self.show = show
         self.tell = tell
-        self.last_resort = LastResort(spec)
+        self.last_resort = LastResort(self.spec)
         self.checkpoints_at = 0.0
         self.told = ""
 

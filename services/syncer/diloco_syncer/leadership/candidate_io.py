@@ -3,19 +3,18 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import structlog
 
 from diloco_shared.budget import assumed, limits
-from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.checkpoints.tape_archive_io import archives_of
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
-from diloco_shared.spec.run import RunSpec
+from diloco_syncer.context import RunContext
 from diloco_syncer.history.follow_io import Follower, Purged, Recovered
 from diloco_syncer.history.stuck_io import RETRY_S, Stuck
 from diloco_syncer.history.tape_io import Deposed, Tape
@@ -23,7 +22,6 @@ from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.snapshots.finding_io import Finder
 from diloco_syncer.snapshots.handover_io import SnapshotSender
-from diloco_syncer.snapshots.snapshots_io import SnapshotStore, folder_of
 from diloco_syncer.status.showing_io import over_elsewhere, shown_over
 
 log = structlog.get_logger()
@@ -39,30 +37,15 @@ Show = Callable[[str, str, int], None]
 class Candidate:
     """`run` returns the run's outcome; it raises what only a fresh process can mend."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        keeper: LeaseKeeper,
-        control: Bus,
-        data: Bus,
-        folder: Path,
-        show: Show,
-        *,
-        payload_bytes_max: int | None,
-        checkpoint_root: str,
-        shard: int = 0,
-    ) -> None:
-        self.spec = spec
-        self.me = keeper.lease.me
+    def __init__(self, context: RunContext, keeper: LeaseKeeper, show: Show) -> None:
+        self.context = context
+        self.spec, self.shard, self.me = context.spec, context.shard, context.me
+        self.control, self.data, self.snapshots = context.control, context.data, context.snapshots
         self.keeper = keeper
-        self.control = control
-        self.data = data
-        self.shard = shard
-        self.snapshots = SnapshotStore(folder_of(folder, spec.folder, shard))
         self.show = show
-        self.payload_bytes_max = payload_bytes_max
-        self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
-        self.finder = Finder(spec, shard, folder, self.snapshots, self.checkpoint_root)
+        self.finder = Finder(
+            self.spec, self.shard, context.folder, self.snapshots, context.checkpoint_root
+        )
         self.leader: Leader | None = None
 
     async def run(self) -> str:
@@ -90,10 +73,8 @@ class Candidate:
 
     async def _give(self) -> None:
         """A snapshot to any syncer that asks this one, whether it leads or not; for ever."""
-        spec, where = self.spec, subjects.snapshot_wish_to(self.spec.name, self.shard, self.me)
-        sender = SnapshotSender(
-            spec, self.shard, self.me, self.control, self.data, self.snapshots, where
-        )
+        where = subjects.snapshot_wish_to(self.spec.name, self.shard, self.me)
+        sender = SnapshotSender(self.context, where)
         await until_done(sender.send, "wishes for snapshots")
 
     # --- leading -------------------------------------------------------------------------------
@@ -104,17 +85,7 @@ class Candidate:
         passing("takeover")
         self.show("leading", "", recovered.history.seq)
         self.leader = Leader(
-            self.spec,
-            self.me,
-            self.control,
-            self.data,
-            tape,
-            self.snapshots,
-            self.keeper,
-            recovered,
-            lambda seq: self.show("", "", seq),
-            payload_bytes_max=self.payload_bytes_max,
-            checkpoint_root=self.checkpoint_root,
+            self.context, tape, self.keeper, recovered, lambda seq: self.show("", "", seq)
         )
         deposed: BaseException | None = None
         try:
@@ -137,16 +108,7 @@ class Candidate:
     async def _stand_by(self) -> tuple[Tape, Recovered]:
         """Follow the tape until this process holds the lease and has executed all of it."""
         self.show("catching up", "", 0)
-        stuck = Stuck(
-            self.spec,
-            self.shard,
-            self.keeper,
-            self.control,
-            self.data,
-            self._follower,
-            self.show,
-            self.tell,
-        )
+        stuck = Stuck(self.context, self.keeper, self._follower, self.show, self.tell)
         while True:
             follower = self._follower()
             try:
@@ -167,7 +129,7 @@ class Candidate:
                 follower = await stuck.way_on(follower, fault)
 
     def _follower(self) -> Follower:
-        archive = archives_of(self.spec, self.checkpoint_root)[self.shard]
+        archive = archives_of(self.spec, self.context.checkpoint_root)[self.shard]
         shards = self.spec.algorithm.shards
         tape = Tape(self.control, self.spec.name, self.shard, archive, shards=shards)
         return Follower(self.spec, self.data, tape, self.finder)

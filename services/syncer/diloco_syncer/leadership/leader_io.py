@@ -12,14 +12,14 @@ import structlog
 
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
-from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.port import BusError
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.checkpoints.tape_archive_io import archives_of
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, TapeRestore, TapeSnapshot
-from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
+from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
     Append,
     Appended,
@@ -63,7 +63,6 @@ from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.messages.places_io import Places
 from diloco_syncer.rounds.round import Phase
 from diloco_syncer.snapshots.handover_io import SnapshotSender
-from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 from diloco_syncer.status.showing_io import Showing, until_over
 from diloco_syncer.status.status import size
 from diloco_syncer.streams.fullness_io import Fullness
@@ -90,75 +89,55 @@ class Leader:
 
     def __init__(
         self,
-        spec: RunSpec,
-        leader: str,
-        control: Bus,
-        data: Bus,
+        context: RunContext,
         tape: Tape,
-        snapshots: SnapshotStore,
         lease: LeaseKeeper,
         recovered: Recovered,
         executed: Callable[[int], None],
-        *,
-        payload_bytes_max: int | None,
-        checkpoint_root: str,
     ) -> None:
-        self.spec = spec
-        self.leader = leader
-        self.control = control
-        self.data = data
+        self.context = context
+        self.spec, self.leader, shard = context.spec, context.me, context.shard
+        self.control, self.data, self.snapshots = context.control, context.data, context.snapshots
         self.tape = tape
-        self.snapshots = snapshots
         self.lease = lease
         self.recovered = recovered
         self.executed = executed  # told the newest record
-        self.payloads = Payloads(lambda: payload_bytes_max or self._payload_bytes())
+        self.payloads = Payloads(lambda: context.payload_bytes_max or self._payload_bytes())
         self.queue = Arrivals(lambda key: key in self.payloads.held)
-        shard = recovered.history.shard
         self.inbox = Inbox(
-            spec,
-            control,
-            data,
-            self.payloads,
-            self._put,
-            self._wanted,
-            self._pieces,
-            shard,
-            self._up_rewound,
+            context, self.payloads, self._put, self._wanted, self._pieces, self._up_rewound
         )
-        self.outbox = Outbox(spec, leader, control, data, shard)
-        self.purger = UpPurger(spec, leader, control, data, self.outbox)
-        self.sender = SnapshotSender(spec, shard, leader, control, data, snapshots)
-        self.machine = Machine(spec, recovered.history)
-        self.places = Places(control, spec.name, lambda: self.machine.history.ledger, shard)
+        self.outbox = Outbox(context)
+        self.purger = UpPurger(context, self.outbox)
+        self.sender = SnapshotSender(context)
+        self.machine = Machine(self.spec, recovered.history)
+        self.places = Places(
+            self.control, self.spec.name, lambda: self.machine.history.ledger, shard
+        )
         self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None  # all shards
         self.dropped_said_at = float("-inf")
-        self.showing = Showing(control, self.machine, self.inbox, self.outbox, lease)
-        self.checkpointer = Checkpointer(
-            spec, shard, checkpoint_root, control, self._put, snapshots.shelf
-        )
+        self.showing = Showing(self.control, self.machine, self.inbox, self.outbox, lease)
+        self.checkpointer = Checkpointer(context, self._put)
         self.numbers = Numbers(
-            spec,
+            context,
             self.machine,
             self.payloads,
             self.outbox,
-            snapshots,
             self.checkpointer,
             recovered.take_store(),
             lambda work: self.tasks.create_task(work),
             self._put,
         )
-        archive = archives_of(spec, checkpoint_root)[shard]
-        self.archiver = TapeArchiver(spec, leader, control, tape, archive, snapshots)
+        archive = archives_of(self.spec, context.checkpoint_root)[shard]
+        self.archiver = TapeArchiver(context, tape, archive)
         self.fullness = self._fullness()
 
     def _fullness(self) -> Fullness:
         return Fullness(
-            self.spec,
+            self.context,
             self.machine,
-            self.control,
             self.outbox,
             self.tape,
             self.showing.storage,

@@ -18,8 +18,8 @@ import structlog
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import TensorSpec
-from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
+from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
     Capture,
     Drop,
@@ -42,7 +42,6 @@ from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.merging.store import FragmentStore
 from diloco_syncer.merging.store import Staged as StagedArrays
 from diloco_syncer.messages.outbox_io import Outbox
-from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 log = structlog.get_logger()
 
@@ -60,21 +59,19 @@ class Numbers:
 
     def __init__(
         self,
-        spec: RunSpec,
+        context: RunContext,
         machine: Machine,
         payloads: Payloads,
         outbox: Outbox,
-        snapshots: SnapshotStore,
         checkpointer: Checkpointer,
         store: FragmentStore | None,
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         put: Callable[[Event], None],
     ) -> None:
-        self.spec = spec
+        self.spec, self.snapshots = context.spec, context.snapshots
         self.machine = machine
         self.payloads = payloads
         self.outbox = outbox
-        self.snapshots = snapshots
         self.checkpointer = checkpointer
         self.store = store
         self.spawn = spawn

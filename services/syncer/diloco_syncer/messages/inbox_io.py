@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from diloco_shared.bus.blobs import get_blob, receiving
-from diloco_shared.bus.port import Bus, BusError, Delivery, Stored, Unavailable
+from diloco_shared.bus.port import BusError, Delivery, Stored, Unavailable
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol import subjects
@@ -21,7 +21,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError, decode
-from diloco_shared.spec.run import RunSpec
+from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
     ContributionSeen,
     Event,
@@ -49,21 +49,17 @@ class Inbox:
 
     def __init__(
         self,
-        spec: RunSpec,
-        control: Bus,
-        data: Bus,
+        context: RunContext,
         payloads: Payloads,
         put: Put,
         wanted: Callable[[ContributionManifest], bool],
         pieces: Callable[[int], Sequence[Piece]] = lambda _: (),
-        shard: int = 0,
         rewound: Callable[[int], None] = lambda end: None,
     ) -> None:
-        self.spec = spec
-        self.owned = spec.algorithm.owned(shard)
+        self.spec = spec = context.spec
+        self.owned = spec.algorithm.owned(context.shard)
         self.run = spec.name
-        self.control = control
-        self.data = data
+        self.control, self.data = context.control, context.data
         self.payloads = payloads
         self.put = put
         self.wanted = wanted  # whether an open round asks for it: nothing else is fetched

@@ -7,7 +7,7 @@ from functools import partial
 import structlog
 
 from diloco_shared.bus.blobs import put_blob
-from diloco_shared.bus.port import Bus, BusError, Progress, Stored, StreamFull
+from diloco_shared.bus.port import BusError, Progress, Stored, StreamFull
 from diloco_shared.bus.repeating import left_undone, until_done
 from diloco_shared.bus.stored_records import event_now
 from diloco_shared.process.crash_points import passing
@@ -23,7 +23,8 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.records import Event as EventRecord
 from diloco_shared.protocol.wire import encode
-from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_shared.spec.run import config_hash
+from diloco_syncer.context import RunContext
 from diloco_syncer.events import (
     Publish,
     PurgeDown,
@@ -50,14 +51,12 @@ LIVES_MAX = 8
 class Outbox:
     """Everything that goes out for one run."""
 
-    def __init__(self, spec: RunSpec, source: str, control: Bus, data: Bus, shard: int = 0) -> None:
-        self.spec = spec
-        self.shard = shard
+    def __init__(self, context: RunContext) -> None:
+        self.spec = spec = context.spec
+        self.shard, self.source = context.shard, context.me
         self.run = spec.name
         self.hash = config_hash(spec)
-        self.source = source
-        self.control = control
-        self.data = data
+        self.control, self.data = context.control, context.data
         self.bytes_out = 0
         # As many publications under way as rounds in flight, and one of no round: what DN must
         # have room for before a keyframe lets it be purged. In the order in which they were asked.

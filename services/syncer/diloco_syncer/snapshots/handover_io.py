@@ -26,7 +26,7 @@ from diloco_shared.protocol.messages import Blob
 from diloco_shared.protocol.pace import silence_s
 from diloco_shared.protocol.records import SnapshotManifest, SnapshotReply, SnapshotWish
 from diloco_shared.protocol.wire import WireError, decode, encode
-from diloco_shared.spec.run import RunSpec
+from diloco_syncer.context import RunContext
 from diloco_syncer.snapshots.snapshots_io import Listed, SnapshotStore, table_of
 
 log = structlog.get_logger()
@@ -46,22 +46,10 @@ class SnapshotSender:
     A syncer that leads has two: one for wishes to the leader, one for those to it by name.
     """
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        shard: int,
-        me: str,
-        control: Bus,
-        data: Bus,
-        snapshots: SnapshotStore,
-        where: str = "",
-    ) -> None:
-        self.run = spec.name
-        self.where = where or subjects.snapshot_wish(spec.name, shard)
-        self.me = me
-        self.control = control
-        self.data = data
-        self.snapshots = snapshots
+    def __init__(self, context: RunContext, where: str = "") -> None:
+        self.run, self.me = context.spec.name, context.me
+        self.where = where or subjects.snapshot_wish(self.run, context.shard)
+        self.control, self.data, self.snapshots = context.control, context.data, context.snapshots
         self.wishes: asyncio.Queue[SnapshotWish] = asyncio.Queue(1)
         self.busy_with, self.busy_until = "", 0.0
         self.sending: asyncio.Task[None] | None = None

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from diloco_shared.budget.terms import shown
-from diloco_shared.bus.port import Bus, Refused, Stored
+from diloco_shared.bus.port import Refused, Stored
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES
-from diloco_shared.spec.run import RunSpec
+from diloco_syncer.context import RunContext
 from diloco_syncer.events import Event, Full, Rewound, StreamSeen
 from diloco_syncer.history.replay import rewound
 from diloco_syncer.history.tape_io import Tape
@@ -45,18 +45,16 @@ class Fullness:
 
     def __init__(
         self,
-        spec: RunSpec,
+        context: RunContext,
         machine: Machine,
-        control: Bus,
         outbox: Outbox,
         tape: Tape,
         storage: Storage,
         put: Callable[[Event], None],
         pulling: Callable[[], bool],
     ) -> None:
-        self.spec = spec
+        self.spec, self.control = context.spec, context.control
         self.machine, self.room = machine, machine.room
-        self.control = control
         self.outbox = outbox
         self.tape = tape
         self.storage = storage

@@ -9,7 +9,7 @@ from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.bus.stored_records import records_in
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
-from diloco_shared.spec.run import RunSpec
+from diloco_syncer.context import RunContext
 from diloco_syncer.messages.outbox_io import Outbox
 
 log = structlog.get_logger()
@@ -25,11 +25,9 @@ FOLLOWING = ("standby", "catching up")
 class UpPurger:
     """Of one leader's term. A later wish replaces an earlier one: it covers more."""
 
-    def __init__(self, spec: RunSpec, me: str, control: Bus, data: Bus, outbox: Outbox) -> None:
-        self.run = spec.name
-        self.me = me
-        self.control = control
-        self.data = data
+    def __init__(self, context: RunContext, outbox: Outbox) -> None:
+        self.run, self.me = context.spec.name, context.me
+        self.control, self.data = context.control, context.data
         self.outbox = outbox
         self.covers = 0  # tape record up to which a snapshot covers
         self.below = 0  # stream sequence on UP below which nothing later lies

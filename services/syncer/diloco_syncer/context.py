@@ -1,0 +1,30 @@
+"""What all parts of one syncer's work for one shard of a run have in common."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from diloco_shared.spec.run import RunSpec
+
+if TYPE_CHECKING:
+    from diloco_shared.bus.port import Bus
+    from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """`me`: this syncer's member id. `folder`: what members keep on this machine lies in it.
+
+    `checkpoint_root`: where this run's checkpoints and archived tape are. `payload_bytes_max`:
+    encoded contributions held in memory at once; None: what the run needs.
+    """
+
+    spec: RunSpec
+    shard: int
+    me: str
+    control: "Bus"
+    data: "Bus"
+    folder: Path
+    snapshots: "SnapshotStore"
+    checkpoint_root: str
+    payload_bytes_max: int | None = None

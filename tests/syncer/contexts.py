@@ -1,0 +1,27 @@
+"""What parts of a syncer are given in tests."""
+
+from pathlib import Path
+from typing import Any
+
+from diloco_shared.bus.port import Bus
+from diloco_shared.spec.run import RunSpec
+from diloco_syncer.context import RunContext
+from diloco_syncer.snapshots.snapshots_io import SnapshotStore
+
+NOWHERE = Path("/nonexistent")
+
+
+def context(
+    spec: RunSpec,
+    bus: Bus,
+    me: str = "s",
+    *,
+    data: Bus | None = None,
+    shard: int = 0,
+    folder: Path = NOWHERE,
+    snapshots: Any = None,
+    checkpoint_root: str = "",
+) -> RunContext:
+    """Of a run of which nothing is on a disk yet; both planes are one bus unless said."""
+    store = SnapshotStore(folder / "snapshots") if snapshots is None else snapshots
+    return RunContext(spec, shard, me, bus, data or bus, folder, store, checkpoint_root)
