@@ -92,7 +92,7 @@ demo: runs
 
 # The site, in build/site; a dead link is an error.
 docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 sim: install
 	$(BIN)/python -m diloco_simulator.check --seeds $(SEEDS) $(if $(SEED_FROM),--from $(SEED_FROM),--fresh) \

@@ -7,6 +7,7 @@ Writes docs/images/algorithm-*.svg, the same bytes every time on one version of 
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -16,6 +17,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -24,7 +26,7 @@ IMAGES = Path(__file__).parent.parent / "docs" / "images"
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 INK, GREY, PALE = "#222222", "#767676", "#dddddd"
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.hashsalt": "decoupled-diloco",
     "svg.fonttype": "path",
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -251,9 +253,9 @@ def one_round() -> Figure:
         linespacing=1.35,
     )
     handles = [
-        plt.Line2D([], [], marker="|", ls="", color=INK, ms=11, mew=1.2, label="a step ends"),
-        plt.Line2D([], [], marker="v", ls="", color=GREEN, ms=9, label="adopts the result"),
-        plt.Line2D([], [], color=RED, lw=6, alpha=0.75, label="work that adoption overwrites"),
+        Line2D([], [], marker="|", ls="", color=INK, ms=11, mew=1.2, label="a step ends"),
+        Line2D([], [], marker="v", ls="", color=GREEN, ms=9, label="adopts the result"),
+        Line2D([], [], color=RED, lw=6, alpha=0.75, label="work that adoption overwrites"),
     ]
     ax.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=3)
     ax.set(xlim=(0, 11), ylim=(-0.55, 4.25), xlabel="time, in steps of the fastest learner")

@@ -21,6 +21,7 @@ from diloco_shared.spec.run import PRESETS, RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.app import Settings as SyncerSettings
+from diloco_syncer.rounds.round import MOVES
 
 MADE = "This page is made from the program itself.\n"
 
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
         "reference/processes.md": processes(),
         "reference/rest.md": rest(),
         "reference/messages.md": wire(),
+        "reference/rounds.md": rounds(),
     }
 
 
@@ -221,4 +223,21 @@ def wire() -> str:
                     for field, f in found.model_fields.items()
                 ]
                 parts.append(table(("field", "values", "meaning"), rows))
+    return "\n\n".join(parts) + "\n"
+
+
+# --- rounds --------------------------------------------------------------------------------------
+
+
+def rounds() -> str:
+    """Phases of a round, from the table that the code runs on."""
+    rows = [(f"`{a.value}`", f"`{b.value}`", why) for (a, b), why in MOVES.items()]
+    parts = [
+        "# A round",
+        MADE + "A round is one merge of one fragment. It begins as `collecting`, and moves only as "
+        "this table says. It is gone once its record says that it was skipped, or once its "
+        "publication is out.",
+        table(("from", "to", "when"), rows),
+        "What each phase is for stands in [the algorithm](../explanation/algorithm.md).",
+    ]
     return "\n\n".join(parts) + "\n"

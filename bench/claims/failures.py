@@ -10,7 +10,7 @@ Three things are compared at equal useful tokens (merged ones; data-parallel's a
 - the fleet that fails and the one that does not: real machines, real losses, virtual clock;
 - *elastic data-parallel* under the same interruptions: its loss is that of data-parallel, since
   failures do not change which tokens it learns from, and its time that of the goodput simulator,
-  whose stalls were fitted to the published row (docs/results/claims.md).
+  whose stalls were fitted to the published row (docs/results/goodput.md).
 
 Data-parallel learns more from the same tokens where the model is small and rounds are few, so it
 reaches the other's loss with fewer of them: how many, from a run of half the tokens.
@@ -211,7 +211,7 @@ def variant(times: float, away_s: float, args: argparse.Namespace) -> dict[str, 
 def figures_of(
     rows: list[dict[str, Any]], goodput: dict[str, dict[str, Any]], elastic: dict[str, float]
 ) -> dict[str, Any]:
-    """What docs/results/claims.md quotes; losses as shares, over seeds."""
+    """What docs/results/failures.md quotes; losses as shares, over seeds."""
     published = PUBLISHED["elastic", 1, CHIPS] / 100
     return {
         "goodput_relative": goodput["goodput relative to that without"]["mean"],

@@ -22,7 +22,7 @@ _SHOWN = ("days", "goodput", "gbit_per_s_link", "learners", "sync_every_steps", 
 def _planned(*, as_json: bool, write: Path | None, **given: Any) -> None:
     """Settings for a run from model, chips, links and failures, each with its reason.
 
-    Closed forms: see docs/results/claims.md for what they rest on. Needs no cluster.
+    Closed forms: see docs/results/planner.md for what they rest on. Needs no cluster.
     """
     try:
         wishes = Wishes.model_validate(given)

@@ -1,11 +1,7 @@
-"""One round of one fragment, from due to ready for the tape.
+"""One round of one fragment, from due to ready for the tape: which phase may follow which, and why.
 
-    COLLECTING --quorum--> GRACE --window over, or everyone ready--> PULLING
-    PULLING --all answered, or deadline--> STAGING --merge computed--> READY
-    PULLING --too few left--> READY (skipped)
-    READY --record on the tape--> PUBLISHING (committed) or gone (skipped)
-
-Pure data and decisions; `rounds.Rounds` moves it along.
+Pure data and decisions; `rounds.Rounds` moves it along, and only as MOVES allows. A round is gone
+once its record says that it was skipped, or once its publication is out.
 """
 
 from dataclasses import dataclass, field
@@ -22,6 +18,22 @@ class Phase(Enum):
     STAGING = "staging"
     READY = "ready"
     PUBLISHING = "publishing"
+
+
+# The documentation's table of a round is made of this one.
+MOVES: dict[tuple[Phase, Phase], str] = {
+    (Phase.COLLECTING, Phase.GRACE): "enough learners have taken their steps",
+    (Phase.COLLECTING, Phase.READY): "a stop waits no longer: skipped",
+    (Phase.GRACE, Phase.PULLING): "the grace window is over, or everybody is ready",
+    (Phase.GRACE, Phase.READY): "a stop waits no longer: skipped",
+    (
+        Phase.PULLING,
+        Phase.STAGING,
+    ): "all have answered, or time is over, and it is enough",
+    (Phase.PULLING, Phase.READY): "too few may answer, or have answered: skipped",
+    (Phase.STAGING, Phase.READY): "the merge is computed",
+    (Phase.READY, Phase.PUBLISHING): "its record is on the tape: committed",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +74,11 @@ class Round:
     keyframe: bool = False  # what it publishes is whole
     skip_reason: str = ""
     pushed: bool = False  # its record is on its way to the tape
+
+    def becomes(self, phase: Phase) -> None:
+        """The next phase; an assertion where nothing leads there."""
+        assert (self.phase, phase) in MOVES, f"round {self.n}: {self.phase} to {phase}"
+        self.phase = phase
 
     @property
     def unanswered(self) -> tuple[str, ...]:

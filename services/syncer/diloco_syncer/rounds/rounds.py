@@ -139,7 +139,8 @@ class Rounds:
         if not reached:
             return
         lease_s = self.roster.lease_s
-        r.phase, r.quorum_at, r.quorum_reason = Phase.GRACE, now, why
+        r.becomes(Phase.GRACE)
+        r.quorum_at, r.quorum_reason = now, why
         self.last_quorum_reason = why
         # A longer wait was for a learner that is no longer live: not a measure of readiness.
         self.timings.quorum.update(min(now - r.opened_at, lease_s))
@@ -169,7 +170,8 @@ class Rounds:
         return self._close(r, now, f"{why}: ") if r.phase is Phase.PULLING else []
 
     def _pull(self, r: Round, now: float) -> list[Effect]:
-        r.phase, r.pulled_at = Phase.PULLING, now
+        r.becomes(Phase.PULLING)
+        r.pulled_at = now
         self.stragglers.pulled(r.n, now)
         for m in self.roster.live(now):
             why = self._ineligible(m, r.fragment)
@@ -283,7 +285,8 @@ class Rounds:
             return effects + self._skip(r, now, text)
         if not sum(k.weight for k in r.kept.values()) > 0:
             return effects + self._skip(r, now, "all weights are zero")
-        r.phase, r.closed_at = Phase.STAGING, now
+        r.becomes(Phase.STAGING)
+        r.closed_at = now
         r.chosen = tuple(
             Chosen(
                 learner,
@@ -320,7 +323,8 @@ class Rounds:
         return effects
 
     def _skip(self, r: Round, now: float, reason: str) -> list[Effect]:
-        r.phase, r.closed_at, r.skip_reason = Phase.READY, now, reason
+        r.becomes(Phase.READY)
+        r.closed_at, r.skip_reason = now, reason
         r.quorum = self.history.quorum
         drops: list[Effect] = [Drop(k.manifest.blob.subject) for k in r.kept.values()]
         for k in list(r.kept.values()):
@@ -333,7 +337,8 @@ class Rounds:
         # A round of that number in an earlier epoch is void, and so is its merge.
         if r is None or event.epoch != self.history.epoch:
             return [Unstage(event.epoch, event.round)]
-        r.phase, r.staged = Phase.READY, event
+        r.becomes(Phase.READY)
+        r.staged = event
         return []
 
     # --- to the tape ---------------------------------------------------------------------------
@@ -388,7 +393,8 @@ class Rounds:
             self.open.remove(r)
             return []
         h, p = self.history, record.fragment
-        r.phase, r.publishes = Phase.PUBLISHING, (record.epoch, p, record.version)
+        r.becomes(Phase.PUBLISHING)
+        r.publishes = (record.epoch, p, record.version)
         for learner in r.kept:
             member = self.roster.members.get(learner)
             if member is not None:
