@@ -24,7 +24,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format check pure test test-long explore fuzz demo docs sim ends mutants soak quality claims compose-smoke clean
+.PHONY: runs install format check pure test test-long explore fuzz demo docs pictures sim ends mutants soak quality claims compose-smoke clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -89,6 +89,11 @@ test-long: install
 
 demo: runs
 	$(BIN)/diloco demo
+
+# README's picture, from the committed report of a demo, and the figures of the algorithm.
+pictures: runs
+	$(BIN)/python site/pictures.py $(REPORT)
+	$(BIN)/python site/figures.py
 
 # The site, in build/site; a dead link is an error.
 docs: $(VENV)/.docs

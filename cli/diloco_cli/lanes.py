@@ -2,14 +2,15 @@
 
 joining ──began──► stepping ──killed, lost──► down ──join──► recovering ──recovered──► stepping
                       ├──hang──► hung ──healed──► stepping
+                      ├──the run is paused──► paused ──it goes on──► stepping
                       └──leave──► (nothing follows)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Activity = Literal["joining", "stepping", "down", "recovering", "hung"]
+Activity = Literal["joining", "stepping", "paused", "down", "recovering", "hung"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,8 @@ def lanes(
     """
     found: dict[str, _Lane] = {}
     for event in events:
+        if event["kind"] == "setting" and event["data"].get("name") == "paused":
+            _pause(found.values(), bool(event["data"]["value"]), float(event["at"]))
         learner = _learner_of(event)
         if learner:
             lane = found.setdefault(learner, _Lane(learner))
@@ -78,6 +81,14 @@ def _learner_of(event: dict[str, Any]) -> str:
     return ""
 
 
+def _pause(lanes: Iterable[_Lane], paused: bool, at: float) -> None:
+    """Who steps holds while the run is paused, and steps again when it goes on."""
+    now, then = ("stepping", "paused") if paused else ("paused", "stepping")
+    for lane in lanes:
+        if lane.now == now:
+            lane.becomes("paused" if then == "paused" else "stepping", at)
+
+
 def _apply(lane: _Lane, event: dict[str, Any], lease_s: float) -> None:
     at = float(event["at"])
     match event["kind"]:
@@ -91,7 +102,7 @@ def _apply(lane: _Lane, event: dict[str, Any], lease_s: float) -> None:
             lane.becomes("hung", at)
         case "fault-healed" if lane.now == "hung":
             lane.becomes("stepping", at)
-        case "learner-lost" if lane.now in ("stepping", "joining", "recovering"):
+        case "learner-lost" if lane.now in ("stepping", "paused", "joining", "recovering"):
             lane.becomes("down", max(at - lease_s, lane.spans[-1].began))
         case "learner-alive" if lane.now == "down":
             lane.becomes("stepping", at)  # the same life: a new one joins first

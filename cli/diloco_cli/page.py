@@ -14,6 +14,7 @@ from diloco_cli.report import activities
 _OUTCOMES = {"merged": "#2a7de1", "missed": "#e69f00", "refused": "#d62728", "ineligible": "#bbb"}
 _ACTIVITIES = {
     "stepping": "#2ca02c",
+    "paused": "#8c9eb2",
     "joining": "#bbbbbb",
     "recovering": "#e69f00",
     "hung": "#9467bd",
@@ -27,7 +28,7 @@ th{text-align:left;padding-right:2rem;font-weight:500;vertical-align:top}
 td{font-variant-numeric:tabular-nums}
 """
 # Figures that have a table of their own.
-_TABLES = ("tokens", "tokens_by_fragment", "recoveries")
+_TABLES = ("tokens", "tokens_by_fragment", "recoveries", "story")
 _FORMULA = (
     "Data-parallel equivalent: a ring all-reduce of bf16 gradients at every step sends "
     "2 (M - 1) / M * N * 2 bytes per learner and step. Goodput: share of the allocated time in "

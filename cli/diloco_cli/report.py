@@ -63,6 +63,36 @@ def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
             status.get("parameters", 0),
         ),
         "refused": status.get("refused", {}),
+        "story": story(run, rounds, events),
+    }
+
+
+def story(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
+    """What a picture of the run is drawn from; times in seconds since the first learner joined.
+
+    `losses`: [at, nats per token]. `commits`: when rounds were committed. `lanes`: by learner,
+    [activity, from, to]. `faults`: [at, kind, target].
+    """
+    spans = activities(run, rounds, events)
+    began = min((s.began for lane in spans.values() for s in lane), default=0.0)
+
+    def since(at: float) -> float:
+        return round(float(at) - began, 3)
+
+    return {
+        "losses": [
+            [since(e["at"]), e["data"]["val_loss"]] for e in events if e["kind"] == "evaluation"
+        ],
+        "commits": [since(r["at"]) for r in rounds if r["outcome"] == "committed"],
+        "lanes": {
+            name: [[s.activity, since(s.began), since(s.ended)] for s in lane]
+            for name, lane in spans.items()
+        },
+        "faults": [
+            [since(e["at"]), e["data"]["kind"], e["data"]["target"]]
+            for e in events
+            if e["kind"] == "fault-applied"
+        ],
     }
 
 

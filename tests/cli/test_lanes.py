@@ -53,6 +53,27 @@ def test_a_learner_lost_without_a_fault_was_silent_before_it_was_missed() -> Non
     ]
 
 
+def test_who_steps_is_paused_with_its_run_and_the_dead_are_not() -> None:
+    def setting(at: float, value: int, name: str = "paused") -> Row:
+        return told("setting", at, name=name, value=value)
+
+    events = [
+        told("began", 1.0, "a", learner="a"),
+        told("began", 1.0, "b", learner="b"),
+        fault("applied", 2.0, "kill", "b"),
+        setting(3.0, 1),
+        setting(4.0, 2, "quorum"),
+        setting(7.0, 0),
+    ]
+    found = lanes(events, until=9.0)
+    assert activities(found["a"]) == [
+        ("stepping", 1.0, 3.0),
+        ("paused", 3.0, 7.0),
+        ("stepping", 7.0, 9.0),
+    ]
+    assert activities(found["b"])[-1] == ("down", 2.0, 9.0)
+
+
 def test_a_hang_ends_when_it_heals_although_the_learner_was_lost_meanwhile() -> None:
     events = [
         told("began", 1.0, "a", learner="a"),

@@ -161,3 +161,13 @@ def test_a_recovery_is_told_with_its_phases(run: Row, rounds: list[Row], events:
     assert told in report_lines(figures)
     fresh = back | {"donor": "", "source": "fresh"}
     assert any("fresh moments" in x for x in report_lines(figures | {"recoveries": [fresh]}))
+
+
+def test_the_story_of_a_run_is_what_its_picture_needs(
+    run: Any, rounds: list[Any], events: list[Any]
+) -> None:
+    found = report(run, rounds, events)["story"]
+    assert found["lanes"]["b"][2] == ["down", 20.0, 26.0]
+    assert found["faults"] == [[20.0, "kill", "b"]]
+    assert len(found["commits"]) == sum(r["outcome"] == "committed" for r in rounds)
+    assert all(at >= 0 for at, _ in found["losses"])

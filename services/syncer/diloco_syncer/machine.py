@@ -318,7 +318,8 @@ class Machine:
                 return self.wishes.checkpoints.recorded(record, event.seq, now)
             case TapeSetting():
                 self.rounds.hurry(now)
-                return [Tell("setting", f"{record.name} = {record.value}: {record.reason}")]
+                text = f"{record.name} = {record.value}: {record.reason}"
+                return [Tell("setting", text, {"name": record.name, "value": record.value})]
             case TapeEnd():
                 # No record of what is open is taken any more: nothing may wait for one.
                 return [*self.rounds.abort(), Tell("end", f"{record.outcome}: {record.reason}")]
