@@ -1,4 +1,4 @@
-"""Tutorials, typed as they stand, from their first command to their last."""
+"""Tutorials and how-tos, typed as they stand, from their first command to their last."""
 
 import os
 import subprocess
@@ -9,27 +9,27 @@ import pytest
 from pages import RUN, blocks, pages
 
 BIN = str(Path(sys.executable).parent)
-# One command: a run of a tutorial trains for two minutes on two idle cores.
-LIMIT_S = 600
-TUTORIALS = [p for p in pages("tutorials") if any(b.language == RUN for b in blocks(p))]
+# A page: a run of a tutorial trains for two minutes on two idle cores.
+LIMIT_S = 900
 
 
-@pytest.mark.live
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
-def test_every_command_of_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
-    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
+def typed(*parts: str) -> list[Path]:
+    """Pages that have something to type."""
+    return [p for p in pages(*parts) if any(b.language == RUN for b in blocks(p))]
+
+
+def follow(page: Path, folder: Path, *before: str) -> None:
+    """All commands of a page in one shell, where every file lies that it shows."""
     script = ["set -e", "trap 'diloco down >/dev/null 2>&1 || true' EXIT"]
-    for block in blocks(page):
+    found = blocks(page)
+    for block in found:
         if block.file:
-            (tmp_path / block.file).write_text(block.body, encoding="utf-8")
-        if block.language == RUN:
-            script += ["set -x", block.body]
+            (folder / block.file).write_text(block.body, encoding="utf-8")
+    script += [*before, "set -x", *(b.body for b in found if b.language == RUN)]
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
-        cwd=tmp_path,
-        env=environment,
+        cwd=folder,
+        env=os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -37,3 +37,21 @@ def test_every_command_of_a_tutorial_does_what_it_says(page: Path, tmp_path: Pat
     )
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
     assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.live
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("page", typed("tutorials"), ids=lambda page: page.stem)
+def test_every_command_of_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    follow(page, tmp_path)
+
+
+@pytest.mark.live
+@pytest.mark.long
+@pytest.mark.timeout(LIMIT_S + 60)
+@pytest.mark.parametrize("page", typed("how-to"), ids=lambda page: page.stem)
+def test_every_command_of_a_guide_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    """On a cluster of this machine, as the page says that there is one."""
+    here = 'export PYTHONPATH="$PWD"'
+    follow(page, tmp_path, here, "diloco up --detach --learners 3 >/dev/null")
