@@ -303,8 +303,8 @@ def test_a_member_is_drained_and_back(server: Server, diloco: Diloco) -> None:
     member = {"id": "a", "role": "learner", "alive": True, "assigned": "", "pid": 7, "host": "h"}
     server.answers["POST /v1/members/a/drain"] = (200, member | {"draining": True})
     server.answers["DELETE /v1/members/a/drain"] = (200, member | {"draining": False})
-    assert "a (learner): draining" in diloco("drain", "a")[1]
-    assert "a (learner): alive" in diloco("drain", "a", "--undo")[1]
+    assert "a: alive, draining, has no run" in diloco("drain", "a")[1]
+    assert "a: alive, has no run" in diloco("drain", "a", "--undo")[1]
 
 
 def test_syncers_show_what_they_do_for_their_run(server: Server, diloco: Diloco) -> None:
@@ -314,8 +314,9 @@ def test_syncers_show_what_they_do_for_their_run(server: Server, diloco: Diloco)
     members = [{"id": "s1", **common, **standby}, {"id": "s2", **common, **unfit}]
     server.answers["GET /v1/members"] = (200, {"members": members})
     assert diloco("members")[1].splitlines() == [
-        "s1 (syncer): alive, run demo, pid 7, standby, 3 records behind on h",
-        "s2 (syncer): alive, run demo, pid 7, ineligible, 40 records behind on h: record 8",
+        "s1: alive, works for demo, standby, 3 records behind (syncer, process 7 on h)",
+        "s2: alive, works for demo, ineligible, 40 records behind (syncer, process 7 on h): "
+        "record 8",
     ]
 
 

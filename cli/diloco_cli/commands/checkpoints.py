@@ -137,7 +137,14 @@ def _line(c: dict[str, Any]) -> str:
 
 def _details(c: dict[str, Any]) -> list[str]:
     return [
-        f"  epoch {c['epoch']}, round {c['stamp']['round']}, versions {c['versions']}",
-        f"  {c['parameters']} parameters; moments of {', '.join(c['learners']) or 'nobody'}",
+        f"  epoch {c['epoch']}, round {c['stamp']['round']}, {_versions(c['versions'])}",
+        f"  {c['parameters']:,} parameters; moments of {', '.join(c['learners']) or 'nobody'}",
         *(f"  no part of {m}: {why}" for m, why in c["missing"].items()),
     ]
+
+
+def _versions(of_fragments: list[int]) -> str:
+    """Of all fragments: most are at one version, or at two."""
+    least, most = min(of_fragments), max(of_fragments)
+    span = f"{least}" if least == most else f"{least} to {most}"
+    return f"all fragments at version {span}"

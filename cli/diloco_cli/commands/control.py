@@ -32,15 +32,20 @@ def members(where: Where, as_json: Json = False) -> None:
 
 
 def _member_line(m: dict[str, Any]) -> str:
-    life = ("draining" if m.get("draining") else "alive") if m["alive"] else "gone"
-    line = f"{m['id']} ({m['role']}): {life}, run {m['assigned'] or '-'}, pid {m['pid']}"
+    line = f"{m['id']}: " + ("alive" if m["alive"] else "gone")
+    if m.get("draining"):
+        line += ", draining"
+    if m["assigned"]:
+        line += f", works for {m['assigned']}"
+    elif m["role"] in ("learner", "syncer"):
+        line += ", has no run"
     learner = m.get("learner")
     if learner:
         line += f", {learner['state']} at step {learner.get('step', 0)}"
     elif m["role"] == "syncer" and m["assigned"] and m["alive"]:
         behind = f", {counted(m['lag_records'], 'record')} behind" if m.get("lag_records") else ""
         line += f", {m['state']}{behind}"
-    line += f" on {m['host']}"
+    line += f" ({m['role']}, process {m['pid']} on {m['host']})"
     full = f"its disk is full: {m['full']}" if m.get("full") else ""
     why = "; ".join(text for text in (m.get("reason"), full) if text)
     return f"{line}: {why}" if m["alive"] and why else line

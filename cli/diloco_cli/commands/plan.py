@@ -51,7 +51,7 @@ def _lines(found: dict[str, Any], written: Path | None = None) -> list[str]:
         for name, value in found["settings"].items()
     ]
     for part in ("predicted", "hub", "budget_gb"):
-        lines += ["", f"{part}:", *(f"  {k:<34}{v:>12.4g}" for k, v in found[part].items())]
+        lines += ["", f"{part}:", *(f"  {k:<34}{_number(v):>16}" for k, v in found[part].items())]
     lines += ["", f"{'if instead':<24}" + "".join(f"{name:>17}" for name in _SHOWN)]
     for row in found["sensitivity"]:
         cells = "".join(f"{_short(row.get(name)):>17}" for name in _SHOWN)
@@ -62,6 +62,11 @@ def _lines(found: dict[str, Any], written: Path | None = None) -> list[str]:
         else "--write run.toml makes a file of these settings, to be completed and submitted"
     )
     return [*lines, "", *found["notes"], way_on]
+
+
+def _number(value: float) -> str:
+    """Four digits, and no power of ten that one would have to read."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _short(value: Any) -> str:
