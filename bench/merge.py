@@ -33,7 +33,7 @@ from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout, Piece, digest_array, digest_bytes
 from diloco_shared.numerics.compiled import cores
 from diloco_shared.numerics.merge import Delta, Nesterov, Publishing, merge_and_step, norms
-from diloco_shared.numerics.merge_kernels import State
+from diloco_shared.numerics.merge_kernels import MergeState
 from diloco_shared.protocol.messages import TensorSpec
 
 COPIED = 1 << 26  # values: 256 MB, beyond any cache that is ours
@@ -99,7 +99,7 @@ class Case:
         self.memory = (
             Recycled()
         )  # as in a run, where a committed round sets free what the next takes
-        self.state = State(master_F, rng.standard_normal(values, f32), master_F + f32(1e-4))
+        self.state = MergeState(master_F, rng.standard_normal(values, f32), master_F + f32(1e-4))
 
     @property
     def bytes(self) -> int:
@@ -280,7 +280,7 @@ def peak(values: int, learners: int) -> dict[str, float]:
     pieces = Layout.build(specs, 1).fragments[0]
     payloads = [codec.encode("bf16", delta_F) for _ in range(learners)]
     deltas = [Delta(1.0, "bf16", payload) for payload in payloads]
-    state = State(delta_F, delta_F.copy(), delta_F.copy())
+    state = MergeState(delta_F, delta_F.copy(), delta_F.copy())
     warm = [Delta(1.0, "bf16", codec.encode("bf16", part_F))] * 2
     small = Layout.build([TensorSpec(name="t", shape=part_F.shape, embedding=False)], 1)
     merge_and_step(
@@ -289,7 +289,7 @@ def peak(values: int, learners: int) -> dict[str, float]:
         "rda",
         OUTER,
         Publishing("bf16", False),
-        State(part_F, part_F, part_F),
+        MergeState(part_F, part_F, part_F),
         threads=cores(),
     )
     ctypes.CDLL(None).malloc_trim(0)

@@ -48,6 +48,7 @@ from diloco_shared.protocol.checkpoints import Object, ShardPart, reference
 from diloco_shared.protocol.chunks import describe
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.parts_io import read_store, write_part
+from diloco_syncer.context import RunContext
 from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import build_store
 from diloco_syncer.merging.store import Contribution, FragmentStore
@@ -281,7 +282,18 @@ async def _serve(pipe: Connection, case: Case, leading: Leading, url: str) -> No
     try:
         stream = StreamSpec(subjects.state_stream(RUN), (f"state.{RUN}.>",), 1 << 33)
         await data.ensure_stream(stream)
-        sender = SnapshotSender(case.spec(), 0, "leader", control, data, leading.snapshots)
+        sender = SnapshotSender(
+            RunContext(
+                case.spec(),
+                0,
+                "leader",
+                control,
+                data,
+                Path(),
+                leading.snapshots,
+                checkpoint_root="",
+            )
+        )
         sending = asyncio.create_task(sender.send())
         pipe.send("ready")
         await asyncio.to_thread(pipe.recv)

@@ -19,8 +19,8 @@ from written import write
 from diloco_learner.training.trainer import Program
 from diloco_planner import hub_model
 from diloco_planner.goodput_model import YEAR_S, Failures
+from diloco_planner.plan_request import PlanRequest
 from diloco_planner.planner import Settings, predict
-from diloco_planner.wanted import Wishes
 from diloco_shared.protocol.messages import TapeRound
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.experiments.setting import Interruptions
@@ -46,7 +46,7 @@ class Row:
         return self.predicted / self.measured
 
 
-def wishes(params: float, learners: int, step_s: float, steps: float, **more: Any) -> Wishes:
+def wishes(params: float, learners: int, step_s: float, steps: float, **more: Any) -> PlanRequest:
     """A chip and a data center for each learner; a token a step."""
     asked = {
         "params": params,
@@ -59,7 +59,7 @@ def wishes(params: float, learners: int, step_s: float, steps: float, **more: An
         "mtbi_years": 1e6,
         "slice_chips": 1,
     }
-    return Wishes.model_validate(asked | more)
+    return PlanRequest.model_validate(asked | more)
 
 
 def recorded(name: str) -> Any:

@@ -43,7 +43,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     from jax.flatten_util import ravel_pytree
 
     from diloco_learner.data.corpus import load
-    from diloco_learner.data.shards import Cut
+    from diloco_learner.data.shards import ShardCut
     from diloco_learner.models import build
     from diloco_learner.training.data_parallel import LearnerStream
     from diloco_learner.training.inner import optimizer
@@ -67,7 +67,9 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         updates, state = transform.update(unravel(mean.astype(jnp.float32)), state, params)
         return jax.tree.map(lambda p, u: p + rate * u, params, updates), state
 
-    cut = Cut(load(spec.data).train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
+    cut = ShardCut(
+        load(spec.data).train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed
+    )
     stream = LearnerStream(cut, args.rank, 2)
     link = Link(args.rank, args.peer) if args.peer else None
     steps, began, loss, last = 0, 0.0, 0.0, False

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from diloco_planner import hub_model
 from diloco_planner.bandwidth import CODEC_BITS, GBIT, Bursts
 from diloco_planner.goodput_model import job_goodput, uptime
-from diloco_planner.wanted import Wishes
+from diloco_planner.plan_request import PlanRequest
 from diloco_shared.budget import assumed, streams
 from diloco_shared.budget.memory import processes
 from diloco_shared.spec.run import SHARDS_MAX, STEPS_MAX, RunSpec
@@ -91,7 +91,7 @@ class Traffic(NamedTuple):
     sync_s: float
 
 
-def plan(wishes: Wishes) -> dict[str, Any]:
+def plan(wishes: PlanRequest) -> dict[str, Any]:
     """Settings, why, and predictions, JSON-ready; raises Infeasible with what is short."""
     learners, why_learners = _learners(wishes)
     settings, why = _exchange(wishes, learners)
@@ -119,7 +119,7 @@ def plan(wishes: Wishes) -> dict[str, Any]:
     }
 
 
-def sensitivity(wishes: Wishes) -> list[dict[str, Any]]:
+def sensitivity(wishes: PlanRequest) -> list[dict[str, Any]]:
     """The plan again with one wish halved or doubled at a time, and failures ten times as often."""
     changes: list[tuple[str, float]] = [
         (name, factor)
@@ -140,23 +140,23 @@ def sensitivity(wishes: Wishes) -> list[dict[str, Any]]:
     return rows
 
 
-def _changed(wishes: Wishes, name: str, factor: float) -> Wishes:
+def _changed(wishes: PlanRequest, name: str, factor: float) -> PlanRequest:
     """Only what is named changes: tokens stay, and a measured step time goes as the work does."""
     value = getattr(wishes, name) * factor
     changed = wishes.model_dump() | {"tokens": wishes.tokens_total}
     changed[name] = max(1, round(value)) if name == "chips" else value
     if wishes.step_s is not None and name in ("params", "chips"):
         changed["step_s"] = wishes.step_s * (factor if name == "params" else 1 / factor)
-    return Wishes.model_validate(changed)
+    return PlanRequest.model_validate(changed)
 
 
-def _goodput(wishes: Wishes, learners: int) -> float:
+def _goodput(wishes: PlanRequest, learners: int) -> float:
     """Of M learners; one of a single slice cannot scale down, and stands until it is back."""
     chips = wishes.chips / learners
     return job_goodput(wishes.failures, chips, elastic=chips >= 2 * wishes.slice_chips)
 
 
-def _learners(wishes: Wishes) -> tuple[int, str]:
+def _learners(wishes: PlanRequest) -> tuple[int, str]:
     if wishes.centers > wishes.chips:
         raise Infeasible(f"chips must be at least one per data center ({wishes.centers})")
     most = max(LEARNERS_MAX, wishes.centers)
@@ -171,7 +171,7 @@ def _learners(wishes: Wishes) -> tuple[int, str]:
     return best, f"{text} ({_goodput(wishes, best):.1%})"
 
 
-def _exchange(wishes: Wishes, learners: int) -> tuple[Settings, dict[str, str]]:
+def _exchange(wishes: PlanRequest, learners: int) -> tuple[Settings, dict[str, str]]:
     """H, codec, P and tau: the first that the links carry."""
     step_s = wishes.seconds_per_step
     tried = [
@@ -213,7 +213,7 @@ def _exchange(wishes: Wishes, learners: int) -> tuple[Settings, dict[str, str]]:
     return replace(found, overlap_steps=overlap), why
 
 
-def _fragments(wishes: Wishes, every: int) -> int:
+def _fragments(wishes: PlanRequest, every: int) -> int:
     """The largest divisor of H whose rounds are neither too frequent nor too small."""
     for fragments in range(every, 1, -1):
         apart_s = every / fragments * wishes.seconds_per_step
@@ -223,7 +223,7 @@ def _fragments(wishes: Wishes, every: int) -> int:
     return 1
 
 
-def _traffic(wishes: Wishes, s: Settings) -> Traffic:
+def _traffic(wishes: PlanRequest, s: Settings) -> Traffic:
     """Learners of a data center share its link: their transfers of a round run side by side."""
     beside = ceil(s.learners / wishes.centers)
     values = wishes.params / s.fragments
@@ -239,7 +239,7 @@ def _traffic(wishes: Wishes, s: Settings) -> Traffic:
     return Traffic(gbit, gbit / wishes.link_gbit_per_s, sync_s)
 
 
-def _sharded(wishes: Wishes, s: Settings) -> tuple[Settings, str]:
+def _sharded(wishes: PlanRequest, s: Settings) -> tuple[Settings, str]:
     """With the fewest syncer shards of which each one's host has enough."""
     possible = [n for n in range(1, min(s.fragments, SHARDS_MAX) + 1) if s.fragments % n == 0]
     for shards in possible:
@@ -254,7 +254,7 @@ def _sharded(wishes: Wishes, s: Settings) -> tuple[Settings, str]:
     )
 
 
-def _needs(wishes: Wishes, s: Settings, shards: int) -> dict[str, float]:
+def _needs(wishes: PlanRequest, s: Settings, shards: int) -> dict[str, float]:
     """Of one shard's host, each as a share of what it may be used for."""
     step_s, values = wishes.seconds_per_step, wishes.params / s.fragments
     rounds_per_s = s.fragments / (s.sync_every_steps * step_s) / shards
@@ -276,7 +276,7 @@ def _needs(wishes: Wishes, s: Settings, shards: int) -> dict[str, float]:
     }
 
 
-def _hub(wishes: Wishes, s: Settings) -> dict[str, float]:
+def _hub(wishes: PlanRequest, s: Settings) -> dict[str, float]:
     """What the syncers and the message server must carry and hold, all together."""
     n, every_s = wishes.params, s.sync_every_steps * wishes.seconds_per_step
     up, down = (bits / 8 * n / every_s for bits in (s.up_bits, s.down_bits))  # of one learner
@@ -297,7 +297,7 @@ def _hub(wishes: Wishes, s: Settings) -> dict[str, float]:
 
 
 def _budget(
-    wishes: Wishes, s: Settings, algorithm: dict[str, Any], steps: float
+    wishes: PlanRequest, s: Settings, algorithm: dict[str, Any], steps: float
 ) -> dict[str, float]:
     """Of `diloco budget` for such a run: what its streams and processes need, in GB."""
     spec = RunSpec.model_validate(
@@ -315,7 +315,7 @@ def _budget(
     return {name: need.bytes / 1e9 for name, need in (needs | memory).items()}
 
 
-def predict(wishes: Wishes, s: Settings) -> dict[str, float]:
+def predict(wishes: PlanRequest, s: Settings) -> dict[str, float]:
     """What a run under these settings comes to, and data-parallel training on the same hardware."""
     traffic = _traffic(wishes, s)
     step_s, steps = wishes.seconds_per_step, wishes.tokens_total / wishes.batch_tokens
@@ -361,7 +361,7 @@ def loss_gap(params: float, learners: int) -> float:
 
 
 def _notes(
-    wishes: Wishes, s: Settings, predicted: dict[str, float], hub: dict[str, float]
+    wishes: PlanRequest, s: Settings, predicted: dict[str, float], hub: dict[str, float]
 ) -> list[str]:
     """What a reader should know before trusting the plan."""
     notes = []

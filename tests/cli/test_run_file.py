@@ -5,8 +5,8 @@ import tomllib
 import pytest
 
 from diloco_cli.run_file import of_plan, whole
+from diloco_planner.plan_request import PlanRequest
 from diloco_planner.planner import plan
-from diloco_planner.wanted import Wishes
 from diloco_shared.checking import check, load
 
 
@@ -19,7 +19,7 @@ def test_what_config_prints_is_the_same_run(more: dict[str, object]) -> None:
 
 
 def test_a_plan_becomes_a_run_that_is_accepted_once_the_model_is_there() -> None:
-    wishes = Wishes.model_validate({"params": 12e9, "chips": 4096, "centers": 4})
+    wishes = PlanRequest.model_validate({"params": 12e9, "chips": 4096, "centers": 4})
     found = plan(wishes)
     body = tomllib.loads(of_plan(found, wishes.params))
     spec = check(body)

@@ -9,7 +9,7 @@ from diloco_cli.commands.tape import KEEP_ALL, _line, replayed_lines
 from diloco_cli.tape_file import plain, written
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER
 from diloco_shared.protocol.messages import TapeSetting, TapeTerm
-from diloco_syncer.history.audit_io import Fault, Replayed
+from diloco_syncer.history.audit_io import Replayed, TapeDifference
 
 
 def diloco(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -69,10 +69,12 @@ def test_a_replay_says_how_to_keep_what_it_lacks() -> None:
     late = replayed_lines(Replayed(508, 1, 1, None))
     assert late[0].startswith("1 record from the snapshot of record 508 on, 1 merge:")
     assert late[1].endswith(KEEP_ALL)
-    purged = replayed_lines(Replayed(508, 2, 1, Fault(511, "up.r", "up.r is not there", True)))
+    purged = replayed_lines(
+        Replayed(508, 2, 1, TapeDifference(511, "up.r", "up.r is not there", True))
+    )
     assert purged[1] == "record 511: up.r is not there"
     assert "run this again" in purged[2] and purged[2].endswith(KEEP_ALL)
-    other = replayed_lines(Replayed(0, 2, 1, Fault(3, "", "another digest")))
+    other = replayed_lines(Replayed(0, 2, 1, TapeDifference(3, "", "another digest")))
     assert other == [
         "the first difference, after 2 records from the beginning on, 1 merge:",
         "record 3: another digest",

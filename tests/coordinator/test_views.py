@@ -14,7 +14,7 @@ from diloco_coordinator.api.views import (
     syncer_views,
 )
 from diloco_coordinator.runs.membership import MemberNote
-from diloco_coordinator.runs.standings import UNLED_S
+from diloco_coordinator.runs.statuses import UNLED_S
 from diloco_shared.protocol.records import Event, MemberRecord, RecoveryRecord, RunRecord
 
 RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)

@@ -51,7 +51,9 @@ def test_the_corpus_reaches_every_event() -> None:
         events, failed = parse(path.read_bytes()[1:], b"")
         assert not failed, path.name
         seen |= {type(event).__name__ for event in events}
-    assert seen == {"tuple", "Info", "Ping", "Pong", "Fault"}, "a tuple is a message that arrived"
+    assert seen == {"tuple", "Info", "Ping", "Pong", "ServerError"}, (
+        "a tuple is a message that arrived"
+    )
 
 
 @pytest.mark.parametrize(

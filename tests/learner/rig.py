@@ -5,7 +5,7 @@ from typing import Any
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import Cut
+from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
@@ -17,7 +17,7 @@ from diloco_learner.training import computing_io as computing
 from diloco_learner.training.computing_io import WaitClock
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.mailbox_io import Mailbox
-from diloco_learner.training.train import Anchored, Injected, Outgoing, TrainLoop
+from diloco_learner.training.train import Anchored, Injected, ToSend, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.protocol.messages import Beat, Donate, Pull, Stamp
 
@@ -111,7 +111,7 @@ def rigs(program: Program) -> Rig:
     def make() -> tuple[TrainLoop, Box, Clock]:
         clock = Clock()
         box = Box(clock)
-        batches = Batches(Cut(corpus.train, 8, 8, spec.seed), 2)
+        batches = Batches(ShardCut(corpus.train, 8, 8, spec.seed), 2)
         batches.grant(0, 0, 0)
         trainer = Trainer(program)
         for p, values_F in enumerate(trainer.initial_fragments()):
@@ -138,5 +138,5 @@ def run(loop: TrainLoop) -> Leave:
     return computing.run(loop, box, clock.sleep)
 
 
-def outgoing(box: Box, kind: type) -> list[Outgoing]:
+def outgoing(box: Box, kind: type) -> list[ToSend]:
     return [o for o in box.collect() if isinstance(o.effect, kind)]

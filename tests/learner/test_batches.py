@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_learner.data.batches_io import FINISHED_TOLD, Batches
-from diloco_learner.data.shards import Cut, ShardReader
+from diloco_learner.data.shards import ShardCut, ShardReader
 from diloco_shared.protocol.messages import Cursor
 
-CUT = Cut(np.arange(4 * 5 * 8 + 1), shards=4, context=8, seed=0)  # five sequences each
+CUT = ShardCut(np.arange(4 * 5 * 8 + 1), shards=4, context=8, seed=0)  # five sequences each
 
 
 def shard_rows(shard: int, sequences: int = 0, passes: int = 0) -> np.ndarray:

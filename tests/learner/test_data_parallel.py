@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from diloco_learner.data.shards import Cut, ShardReader
+from diloco_learner.data.shards import ShardCut, ShardReader
 from diloco_learner.training.data_parallel import LearnerStream, train_data_parallel
 from diloco_shared.spec.run import RunSpec
 
-CUT = Cut(np.arange(7 * 3 * 8 + 1), shards=7, context=8, seed=0)  # three sequences each
+CUT = ShardCut(np.arange(7 * 3 * 8 + 1), shards=7, context=8, seed=0)  # three sequences each
 
 
 def test_learners_share_out_the_shards() -> None:

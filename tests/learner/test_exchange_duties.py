@@ -18,7 +18,7 @@ from diloco_learner.events import (
     TimePassed,
 )
 from diloco_learner.exchange.exchange import FINISH_S_MAX, PROGRESS_S_MIN
-from diloco_learner.recovery.handing import SILENCE_S
+from diloco_learner.recovery.donating import SILENCE_S
 from diloco_shared.protocol.messages import Progress
 
 # --- pause, donation, evaluation, checkpoints ----------------------------------------------------

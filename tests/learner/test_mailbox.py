@@ -8,7 +8,7 @@ import pytest
 from learner.desk import beat
 
 from diloco_learner.events import AnchorReady, BeatSeen, DonateSeen, PartSettled
-from diloco_learner.recovery.recoverer_io import Arrivals
+from diloco_learner.recovery.recoverer_io import RecoveryArrivals
 from diloco_learner.training.computing_io import WaitClock
 from diloco_learner.training.mailbox_io import INBOX_MAX, OUTBOX_MAX, Mailbox
 from diloco_learner.work_io import Work
@@ -73,8 +73,10 @@ def test_the_newest_beat_is_kept_however_full_it_is() -> None:
     assert box.drain() == [*(ask(n) for n in range(INBOX_MAX - 1)), new]
 
 
-@pytest.mark.parametrize("queue", [Mailbox, Arrivals])
-def test_anchors_that_wait_for_long_do_not_pile_up(queue: type[Mailbox] | type[Arrivals]) -> None:
+@pytest.mark.parametrize("queue", [Mailbox, RecoveryArrivals])
+def test_anchors_that_wait_for_long_do_not_pile_up(
+    queue: type[Mailbox] | type[RecoveryArrivals],
+) -> None:
     """Each holds a fragment's values: of every fragment the newest two are kept, in their order."""
     box = queue()
     put = box.put if isinstance(box, Mailbox) else box.leave

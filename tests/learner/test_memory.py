@@ -14,7 +14,7 @@ import pytest
 
 from diloco_learner.models import tensor_specs, to_named
 from diloco_learner.recovery import moments
-from diloco_learner.training.cuts import Cuts
+from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
@@ -178,7 +178,7 @@ def test_fragments_cut_alike_share_their_programs() -> None:
     """Rows of one tensor, or tensors of the same shapes."""
     shapes = {"a": jax.ShapeDtypeStruct((12, 4), np.float32)}
     layout = Layout.build(tensor_specs(shapes, lambda name: False), 3)
-    cuts = Cuts(layout, shapes, "bf16")
+    cuts = FragmentOps(layout, shapes, "bf16")
     cuts.compile(residuals=False)
     assert len(cuts._adopt.programs) == len(cuts._encode.programs) == 1
     params = {"a": jax.numpy.arange(48.0).reshape(12, 4)}

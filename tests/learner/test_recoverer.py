@@ -11,7 +11,7 @@ import pytest
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leasing_io import Leases
-from diloco_learner.data.shards import Cut
+from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import InitMoved, Leave, SendInit
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
@@ -44,7 +44,7 @@ class Asked:
 @pytest.fixture
 def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
     bus = MemoryBus(broker, "a")
-    batches = Batches(Cut(load(spec.data).train, 8, 8, 0), 2)
+    batches = Batches(ShardCut(load(spec.data).train, 8, 8, 0), 2)
 
     async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
         raise AssertionError("nothing to tell here")

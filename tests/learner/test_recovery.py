@@ -32,7 +32,7 @@ from diloco_learner.recovery.recovery import (
     STATE_S,
     STATE_SILENCE_S,
     Recovery,
-    State,
+    Stage,
     recovery_times,
 )
 from diloco_shared.protocol.messages import Beat, Grant, Stamp
@@ -147,7 +147,7 @@ def test_moments_from_the_donor_parameters_from_the_anchors() -> None:
 def test_it_begins_at_nothing_older_than_granted() -> None:
     desk = Desk()
     desk.tell(TimePassed(), desk.grant(), *anchors(5, 5, 3))
-    assert desk.recovery.state is State.ANCHORING
+    assert desk.recovery.state is Stage.ANCHORING
     (begin,) = only(desk.tell(*anchors(5, 5, 4)), Begin)
     assert begin == Begin(0, 0, (5, 5, 4), stamp(15))
 
@@ -168,7 +168,7 @@ def test_state_is_believed_only_from_the_granted_donor_under_the_granted_nonce()
     desk.tell(TimePassed(), desk.grant("b"))
     for donor, nonce in (("c", "boot-1"), ("b", "boot-0"), ("b", "")):
         assert desk.tell(StateSeen(donor, nonce), StateBad(donor, nonce, "torn")) == []
-    assert desk.recovery.state is State.RECEIVING
+    assert desk.recovery.state is Stage.RECEIVING
     assert only(desk.tell(StateSeen("b", "boot-1")), LoadState)
 
 
@@ -201,7 +201,7 @@ def test_donors_are_not_tried_without_end() -> None:
     desk.tell(TimePassed())
     for n in range(DONORS_MAX):
         desk.tell(desk.grant(f"d{n}"))
-        assert desk.recovery.state is State.RECEIVING
+        assert desk.recovery.state is Stage.RECEIVING
         desk.pass_time(60.0)
     assert only(desk.tell(desk.grant("d9")), LoadState) == [LoadState("checkpoint", "", "")]
 
@@ -254,7 +254,7 @@ def test_a_shard_that_has_none_gets_them_from_whoever_joined_later() -> None:
     settings = {**SPEC.model_dump(), "algorithm": {"fragments": 4, "shards": 2}}
     desk = Desk(RunSpec.model_validate(settings))
     desk.tell(TimePassed(), desk.grant(versions=(0, -1, 0, -1)))
-    assert desk.recovery.state is State.ANCHORING
+    assert desk.recovery.state is Stage.ANCHORING
     named = NAMED.beat.model_copy(update={"versions": (0, -1, 0, -1)})
     assert desk.tell(BeatSeen(named)) == [SendInit()]
     assert only(desk.tell(*anchors(0, 0, 0, 0)), Begin)
@@ -329,14 +329,14 @@ def test_what_is_for_others_changes_nothing_and_is_counted() -> None:
         StateSeen("b", "boot-9"),
     ]
     assert desk.tell(*ignored) == []
-    assert desk.recovery.state is State.JOINING
+    assert desk.recovery.state is Stage.JOINING
     assert desk.recovery.ignored.total() - before == len(ignored)
 
 
 def test_every_state_but_the_last_can_be_left() -> None:
     ends = {state for state, moves in MOVES.items() if not moves}
-    assert ends == {State.BEGUN, State.LEFT} and set(MOVES) == set(State)
-    assert all(State.LEFT in moves for moves in MOVES.values() if moves)
+    assert ends == {Stage.BEGUN, Stage.LEFT} and set(MOVES) == set(Stage)
+    assert all(Stage.LEFT in moves for moves in MOVES.values() if moves)
 
 
 # --- donors that die, and transfers that take long -----------------------------------------------
@@ -344,7 +344,7 @@ def test_every_state_but_the_last_can_be_left() -> None:
 
 def receiving(desk: Desk, donor: str = "b") -> None:
     desk.tell(TimePassed(), desk.grant(donor=donor))
-    assert desk.recovery.state is State.RECEIVING
+    assert desk.recovery.state is Stage.RECEIVING
 
 
 def test_a_donor_that_falls_silent_is_not_waited_for() -> None:

@@ -19,7 +19,7 @@ from diloco_learner.events import (
     StateSeen,
     TimePassed,
 )
-from diloco_learner.recovery.recovery import DONORS_MAX, JOIN_S, STATE_S_MAX, Recovery, State
+from diloco_learner.recovery.recovery import DONORS_MAX, JOIN_S, STATE_S_MAX, Recovery, Stage
 from diloco_shared.protocol.messages import Beat, Grant, Join, Stamp
 from diloco_shared.spec.run import RunSpec
 
@@ -87,7 +87,7 @@ class RecoveryPromises(RuleBasedStateMachine):
             donor=donor if min(self.versions) >= 0 else "",
             stamp=self.stamp(),
         )
-        if nonce == self.recovery.nonce and self.recovery.state is State.JOINING:
+        if nonce == self.recovery.nonce and self.recovery.state is Stage.JOINING:
             self.granted[nonce] = grant
         self.note(grant.versions)
         self.tell(GrantSeen(grant))
@@ -183,9 +183,9 @@ class RecoveryPromises(RuleBasedStateMachine):
     def it_never_sleeps_without_an_alarm(self) -> None:
         """Unless only the syncer can help."""
         r = self.recovery
-        if r.state in (State.JOINING, State.RECEIVING):
+        if r.state in (Stage.JOINING, Stage.RECEIVING):
             assert r.deadline is not None
-            limit = JOIN_S if r.state is State.JOINING else STATE_S_MAX
+            limit = JOIN_S if r.state is Stage.JOINING else STATE_S_MAX
             assert self.now < r.deadline <= self.now + limit
         else:
             assert r.deadline is None
@@ -207,7 +207,7 @@ class RecoveryPromises(RuleBasedStateMachine):
             self.beat(False, "running", 1)
             for p in range(P):
                 self.publish(p, 0, False)
-            if self.recovery.state is State.JOINING and not self.ends:
+            if self.recovery.state is Stage.JOINING and not self.ends:
                 self.grant(-1, "d", False, True)
             self.wait(STATE_S_MAX)
         assert self.ends, f"still {self.recovery.state}"

@@ -7,7 +7,7 @@ import pytest
 
 from diloco_learner.exchange import reporter_io as reporter
 from diloco_learner.exchange.anchors import AnchorBook
-from diloco_learner.exchange.reporter_io import Reporter, Stuck
+from diloco_learner.exchange.reporter_io import NoStepBoundary, Reporter
 from diloco_learner.recovery.recovery import before_training
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.work_io import counting
@@ -86,5 +86,5 @@ async def test_a_train_thread_that_hangs_ends_the_process(
     monkeypatch.setattr(reporter, "STUCK_S", 0.5)
     box.progress(progress(8))
     await reports.flush()
-    with pytest.raises(Stuck, match="no step boundary"):
+    with pytest.raises(NoStepBoundary, match="no step boundary"):
         await reports.heartbeats()

@@ -15,20 +15,20 @@ import pytest
 from diloco_learner.data import batches_io as module
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.leasing_io import Leases
-from diloco_learner.data.shards import Cut, ShardReader
+from diloco_learner.data.shards import ShardCut, ShardReader
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor, LifeCount, TapeRound, Verdict
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.ledger import Ledger
-from diloco_syncer.messages.places_io import Places
+from diloco_syncer.messages.data_places_io import Places
 
 SHARDS, PER_SHARD, CONTEXT, BATCH = 24, 8, 2, 3
 SPEC = RunSpec.model_validate(
     {"name": "r", "budget": {"steps": 48}, "data": {"virtual_shards": SHARDS}}
 )
-CUT = Cut(np.arange(SHARDS * PER_SHARD * CONTEXT + 1), shards=SHARDS, context=CONTEXT, seed=3)
+CUT = ShardCut(np.arange(SHARDS * PER_SHARD * CONTEXT + 1), shards=SHARDS, context=CONTEXT, seed=3)
 
 Read = tuple[int, int, int]  # shard, pass, index
 
@@ -38,7 +38,7 @@ class Recorder(ShardReader):
 
     reads: ClassVar[list[Read]] = []  # of the batch under way
 
-    def __init__(self, cut: Cut, shard: int, sequences: int = 0, passes: int = 0) -> None:
+    def __init__(self, cut: ShardCut, shard: int, sequences: int = 0, passes: int = 0) -> None:
         self.cut, self.shard, self.passes = cut, shard, passes
         self.consumed = min(sequences, cut.sequences_per_shard)
         self._known_from, self._starts = 0, np.arange(cut.sequences_per_shard) * cut.context

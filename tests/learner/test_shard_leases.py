@@ -12,7 +12,7 @@ from waiting import until
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leasing_io import FINISHED_MAX, VERIFY_S, Leases
-from diloco_learner.data.shards import Cut
+from diloco_learner.data.shards import ShardCut
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import ShardLease
@@ -21,7 +21,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.ledger import Ledger
-from diloco_syncer.messages.places_io import Places
+from diloco_syncer.messages.data_places_io import Places
 
 
 class Fleet:
@@ -41,7 +41,7 @@ class Fleet:
             self.told.append((name, kind))
 
         spec = self.spec
-        cut = Cut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
+        cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
         leases = Leases(
             MemoryBus(self.broker, name),
             spec,
@@ -274,5 +274,5 @@ def _held_by(learner: str, shard: int) -> bytes:
 
 
 def test_the_corpus_is_what_these_tests_take_it_for(spec: RunSpec, corpus: Path) -> None:
-    cut = Cut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
+    cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
     assert cut.sequences_per_shard > 100

@@ -12,15 +12,15 @@ import pytest
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leasing_io import Leases
-from diloco_learner.data.shards import Cut
+from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Checkpoint, Contribute, Evaluate, GiveState, Tell
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.moments import Handed, pack, pieces
-from diloco_learner.training.train import Outgoing
+from diloco_learner.training.train import ToSend
 from diloco_shared.bus.blobs import get_blob
-from diloco_shared.bus.port import Progress
+from diloco_shared.bus.port import TransferProgress
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Donate, Stamp, StateManifest
@@ -52,7 +52,7 @@ def contribute(seconds: float = 30.0) -> Contribute:
 @pytest.fixture
 def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
     bus = MemoryBus(broker, "a")
-    batches = Batches(Cut(load(spec.data).train, 8, 8, 0), 2)
+    batches = Batches(ShardCut(load(spec.data).train, 8, 8, 0), 2)
 
     async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
         raise AssertionError("nothing to tell here")
@@ -70,7 +70,7 @@ async def uploaded(syncer: Any) -> list[ContributionManifest]:
 
 async def test_a_contribution_is_a_blob_and_then_its_manifest(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
-    await up.send(Outgoing(contribute(), SENT))
+    await up.send(ToSend(contribute(), SENT))
     (m,) = await uploaded(syncer)
     assert m.blob.subject == "up.r.a.0.2.5.1"
     assert (m.learner, m.incarnation, m.round, m.fragment, m.base) == ("a", 1, 5, 2, 3)
@@ -91,14 +91,14 @@ async def test_lost_messages_and_answers_leave_one_manifest(
         return fates.pop(0) if client == "a" and operation == "append" and fates else "deliver"
 
     broker.fault = fault
-    await up.send(Outgoing(contribute(), SENT))
+    await up.send(ToSend(contribute(), SENT))
     assert len(await uploaded(syncer)) == 1
     assert not fates
 
 
 async def test_what_is_too_late_is_not_sent(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
-    await up.send(Outgoing(contribute(seconds=-1.0), SENT))
+    await up.send(ToSend(contribute(seconds=-1.0), SENT))
     assert await uploaded(syncer) == []
 
 
@@ -112,7 +112,7 @@ async def test_an_upload_that_cannot_be_is_given_up_and_told(
         return "lose_request" if subject.startswith("up.") else "deliver"
 
     broker.fault = fault
-    await up.send(Outgoing(contribute(seconds=0.5), SENT))
+    await up.send(ToSend(contribute(seconds=0.5), SENT))
     broker.fault = None
     assert await uploaded(syncer) == []
     (event,) = await syncer.events("upload-abandoned")
@@ -130,7 +130,7 @@ async def test_events_outlive_a_short_absence_of_the_bus(
 
     broker.fault = fault
     stamp = Stamp(round=7, steps=32, fraction=0.1, fraction_per_step=0.1)
-    await up.send(Outgoing(Evaluate(stamp, (1, 1, 1), final=True), loss=1.5))
+    await up.send(ToSend(Evaluate(stamp, (1, 1, 1), final=True), loss=1.5))
     (event,) = await syncer.events("evaluation")
     assert (event.data["val_loss"], event.data["steps"], event.data["final"]) == (1.5, 32, True)
 
@@ -138,7 +138,7 @@ async def test_events_outlive_a_short_absence_of_the_bus(
 async def test_what_is_told_soon_is_told_before_leaving(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
     up.tell_soon("one", "first", {})
-    await up.send(Outgoing(Tell("two", "second")))
+    await up.send(ToSend(Tell("two", "second")))
     await up.told()
     assert len(await syncer.events("one")) == len(await syncer.events("two")) == 1
 
@@ -151,21 +151,21 @@ async def test_a_checkpoint_that_fails_is_told(up: Uplink, syncer: Any) -> None:
         raise OSError("no space left on device")
 
     up.checkpoints.save = full  # type: ignore[method-assign]
-    await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
+    await up.send(ToSend(Checkpoint(0, 8, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
     (event,) = await syncer.events("checkpoint-failed")
     assert "no space left" in event.text
     # Every interval tries again: told when it begins.
     up.checkpoints.room.failed = "no space left on device"
-    await up.send(Outgoing(Checkpoint(0, 9, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
+    await up.send(ToSend(Checkpoint(0, 9, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
     assert len(await syncer.events("checkpoint-failed")) == 1
 
 
 async def test_checkpoints_of_later_lives_are_newer(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
-    await up.send(Outgoing(Checkpoint(0, 8, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
+    await up.send(ToSend(Checkpoint(0, 8, (0, 0, 0), final=True), pieces({"mu": DELTA_F})))
     assert up.checkpoints.newest == 1_000_000_008
     handed = Handed(pack({"mu": DELTA_F}))
-    await up.send(Outgoing(Checkpoint(0, 9, (0, 0, 0), final=False), handed))
+    await up.send(ToSend(Checkpoint(0, 9, (0, 0, 0), final=False), handed))
     assert up.checkpoints.newest == 1_000_000_009 and handed.gone
 
 
@@ -176,18 +176,18 @@ async def test_initial_parameters_that_are_there_are_not_sent_again(
     await syncer.prepare()
     stream, payload = subjects.up_stream("r"), codec.encode("fp32", DELTA_F)
     for p in (0, 1):
-        await up.initial((), p, payload, Progress())
+        await up.initial((), p, payload, TransferProgress())
     where = [subjects.initial("r", "a", 1, p) for p in (0, 1)]
     before = (await syncer.bus.stream_info(stream)).last_seq
     sent = up.data.traffic.bytes_out
     for p in (0, 1):
-        await up.initial((), p, payload, Progress())
+        await up.initial((), p, payload, TransferProgress())
     assert (await syncer.bus.stream_info(stream)).last_seq == before
     assert up.data.traffic.bytes_out == sent
     # The syncer has taken one off that was not whole.
     for name in (where[1] + ".m", where[1]):
         await syncer.bus.purge(stream, name)
-    stored = Progress()
+    stored = TransferProgress()
     await up.initial((), 1, payload, stored)
     assert stored.stored == 1
     assert await syncer.bus.last(stream, where[1] + ".m") is not None
@@ -205,7 +205,7 @@ async def test_what_goes_beside_the_chunks_of_a_fragment_holds_up_no_other(
         return "lose_request" if client == "a" and subject in away else "deliver"
 
     broker.fault = fault
-    payload, stored = codec.encode("fp32", DELTA_F), [Progress() for _ in where]
+    payload, stored = codec.encode("fp32", DELTA_F), [TransferProgress() for _ in where]
     async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
         for p in range(3):
             tasks.create_task(up.initial((), p, payload, stored[p]))
@@ -238,7 +238,7 @@ async def test_a_state_is_announced_before_its_first_chunk(up: Uplink, syncer: A
         (0, 0, 0),
         7,
     )
-    await up.send(Outgoing(give, Handed(pack({"mu": np.ones(3, np.float32)}))))
+    await up.send(ToSend(give, Handed(pack({"mu": np.ones(3, np.float32)}))))
     stored = await syncer.bus.fetch(subjects.state_stream("r"), "state.r.a.b.>")
     where = subjects.state("r", "a", "b", "n")
     assert [s.subject for s in stored] == [f"{where}.a", where, f"{where}.m"]

@@ -11,7 +11,7 @@ from waiting import until
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats import link as nats_link
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.port import Delivery, Entry, Stored, StreamSpec, Unavailable
+from diloco_shared.bus.port import Delivery, KeyEntry, Stored, StreamSpec, Unavailable
 from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
@@ -140,7 +140,7 @@ async def test_a_watch_tells_changes_after_a_restart(nats_server: NatsServer) ->
             assert (await anext(changes)).value == b"1"
             await restart(nats_server)
             revision = await other.kv_put("b", "x", b"2")
-            assert await anext(changes) == Entry("x", b"2", revision)
+            assert await anext(changes) == KeyEntry("x", b"2", revision)
             await other.kv_delete("b", "x")
             assert (await anext(changes)).value is None
 

@@ -8,7 +8,7 @@ import pytest
 from live.gate import Gate, connected, goes_through
 
 from diloco_shared.bus.blobs import get_blob, put_blob
-from diloco_shared.bus.port import Progress, StreamSpec
+from diloco_shared.bus.port import StreamSpec, TransferProgress
 from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
@@ -27,7 +27,7 @@ async def test_killed_in_the_middle_of_a_put_and_of_a_get(
     payload = random.Random(1).randbytes(24 * MIB)
     async with Gate(nats_server) as gate, connected(gate.url, connections) as bus:
         await bus.ensure_stream(SPEC)
-        progress = Progress()
+        progress = TransferProgress()
         putting = asyncio.create_task(
             put_blob(bus, "s.blob", payload, chunk_timeout_s=1.0, progress=progress)
         )

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from diloco_planner.plan_request import PlanRequest
 from diloco_planner.planner import (
     CODECS,
     LEARNERS_MAX,
@@ -18,14 +19,13 @@ from diloco_planner.planner import (
     plan,
     sensitivity,
 )
-from diloco_planner.wanted import Wishes
 from diloco_shared.spec.run import Algorithm
 
 PAPER = {"params": 5e9, "chips": 1_200_000, "centers": 8, "step_s": 1.0, "tokens": 1e12}
 
 
-def wishes(**changes: Any) -> Wishes:
-    return Wishes.model_validate(PAPER | changes)
+def wishes(**changes: Any) -> PlanRequest:
+    return PlanRequest.model_validate(PAPER | changes)
 
 
 def test_the_papers_setting_is_planned_as_the_paper_has_it() -> None:
@@ -132,7 +132,7 @@ def test_wishes_are_checked(name: str) -> None:
 
 def test_no_more_shards_are_planned_than_a_run_may_have() -> None:
     """Ten chips for 0.6T parameters: 96 fragments, which 64 shards cannot serve."""
-    asked = Wishes(
+    asked = PlanRequest(
         params=10**11.75, chips=10, centers=2, link_gbit_per_s=10, mtbi_years=1, step_s=10
     )
     with pytest.raises(Infeasible, match="48 syncers for 96 fragments are not enough"):
@@ -147,7 +147,7 @@ def test_no_more_shards_are_planned_than_a_run_may_have() -> None:
 def test_every_plan_can_be_run_or_says_what_is_short(
     params: float, chips: int, centers: int, link: float, years: float, step: float | None
 ) -> None:
-    asked = Wishes(
+    asked = PlanRequest(
         params=10**params,
         chips=10**chips,
         centers=centers,

@@ -11,9 +11,9 @@ from diloco_syncer.leadership.lease import (
     Fitness,
     Held,
     Lease,
+    LeaseLost,
     Look,
     Looked,
-    Lost,
     Request,
     TimePassed,
     Write,
@@ -68,7 +68,7 @@ def test_a_standby_waits_for_a_whole_period_of_silence() -> None:
         assert lease.handle(TimePassed(), now) == Look()
         assert lease.handle(Looked(other(6)), now) is None
     assert lease.handle(TimePassed(), 4.9) == Write(6)
-    assert lease.handle(Lost(), 4.95) == Look(), "somebody was first"
+    assert lease.handle(LeaseLost(), 4.95) == Look(), "somebody was first"
     assert lease.handle(Looked(other(7, "c")), 5.0) is None
     assert not lease.leading
 
@@ -123,7 +123,7 @@ def test_a_leader_without_an_answer_lapses_and_finds_out_what_became_of_its_writ
 def test_a_leader_that_finds_another_stands_by() -> None:
     lease = leading()
     assert lease.handle(TimePassed(), 9.0) == Write(1), "it stood still for a while"
-    assert lease.handle(Lost(), 9.1) == Look()
+    assert lease.handle(LeaseLost(), 9.1) == Look()
     assert lease.handle(Looked(other(7)), 9.2) is None
     assert not lease.leading
     assert lease.holder == "b"
@@ -174,14 +174,14 @@ class Process:
         if not self.lease.lapsed(now):
             self.led.append(now)
 
-    def _answer(self, request: Request, now: float) -> Looked | Written | Lost | Away:
+    def _answer(self, request: Request, now: float) -> Looked | Written | LeaseLost | Away:
         key = self.key
         if now < self.cut_until:
             return Away()
         if isinstance(request, Look):
             return Looked(key.held)
         if request.revision != (key.held.revision if key.held else 0):
-            return Lost()
+            return LeaseLost()
         key.revision += 1
         name = "" if request.give_back else self.lease.me
         key.held = Held(name, self.lease.boot, self.lease.lock, key.revision)

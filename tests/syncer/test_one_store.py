@@ -21,13 +21,13 @@ from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
 from diloco_syncer.events import Event, InstallLoaded, Loaded
 from diloco_syncer.history.follow_io import Damaged, Follower, Purged, Recovered
 from diloco_syncer.history.history import History
-from diloco_syncer.history.replay import State
-from diloco_syncer.history.stuck_io import Stuck
+from diloco_syncer.history.replay import RestoredState
+from diloco_syncer.history.state_search_io import StateSearch
 from diloco_syncer.history.tape_io import Deposed, Tape
 from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.merging.store import FragmentStore
-from diloco_syncer.snapshots.finding_io import Found
+from diloco_syncer.snapshots.finding_io import FoundState
 
 SPEC = RunSpec.model_validate(
     {
@@ -54,11 +54,11 @@ class Nowhere:
 
     snapshots: Any = None
 
-    def newer(self, after: int, *, before: float = 0) -> Found | None:
+    def newer(self, after: int, *, before: float = 0) -> FoundState | None:
         return None
 
 
-class Finding(Stuck):
+class Finding(StateSearch):
     """It finds at once what `newer` gives."""
 
     newer: Follower
@@ -119,7 +119,7 @@ async def test_a_leader_that_goes_back_lets_go_of_what_it_began_with(tmp_path: P
         lambda seq: None,
     )
     assert leader.numbers.store is before()
-    state: Any = State(None, "", {}, store())  # type: ignore[arg-type]
+    state: Any = RestoredState(None, "", {}, store())  # type: ignore[arg-type]
     leader.checkpointer.loaded[1] = state
     held: list[object] = []
     leader.numbers._let_go = held.extend  # type: ignore[method-assign]
@@ -167,8 +167,8 @@ async def test_what_was_loaded_in_vain_is_forgotten(
     class Manifest:
         run = "r"
 
-    def loaded(*_: Any, **__: Any) -> State:
-        return State(Manifest(), "d", {}, store())  # type: ignore[arg-type]
+    def loaded(*_: Any, **__: Any) -> RestoredState:
+        return RestoredState(Manifest(), "d", {}, store())  # type: ignore[arg-type]
 
     monkeypatch.setattr(checkpointing, "load", loaded)
     await checkpointer.load(wish)

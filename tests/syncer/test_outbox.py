@@ -9,7 +9,7 @@ from syncer.conftest import Driver, spec
 from syncer.contexts import context
 
 from diloco_shared.bus import blobs
-from diloco_shared.bus.port import Progress, Refused, StreamSpec
+from diloco_shared.bus.port import Refused, StreamSpec, TransferProgress
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import CHUNK_BYTES, HEADER_INDEX
 from diloco_shared.protocol.messages import Beat
@@ -278,7 +278,7 @@ async def test_a_server_that_dies_all_the_time_is_let_be(monkeypatch: Any) -> No
         bus.broker.life += 1
 
     bus.broker.on_store = stored
-    monkeypatch.setattr(Progress, "doubtful", lambda _: [0])
+    monkeypatch.setattr(TransferProgress, "doubtful", lambda _: [0])
     await publish(out, d, 0, 1)
     assert asked == 1 + outbox.LIVES_MAX
 

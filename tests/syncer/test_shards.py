@@ -44,8 +44,8 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.merging.store import FragmentStore
 from diloco_syncer.messages.inbox_io import Inbox
-from diloco_syncer.status.showing_io import over_elsewhere, shown_over, until_over
 from diloco_syncer.status.status import status
+from diloco_syncer.status.status_writer_io import over_elsewhere, shown_over, until_over
 
 # As the driver's learners have it.
 TENSORS = (

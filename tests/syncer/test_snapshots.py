@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from diloco_syncer.merging.shelf_io import FileShelf
+from diloco_syncer.merging.anchor_files_io import FileShelf
 from diloco_syncer.merging.store import in_memory
 from diloco_syncer.snapshots import snapshots_io as snapshots
 from diloco_syncer.snapshots.snapshots_io import META, SnapshotStore, table_of

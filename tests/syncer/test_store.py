@@ -13,8 +13,8 @@ from diloco_shared.numerics.arrays import Layout, digest_array, digest_bytes
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import Algorithm
-from diloco_syncer.merging.shelf_io import FileShelf
-from diloco_syncer.merging.store import Contribution, FragmentStore, Staged
+from diloco_syncer.merging.anchor_files_io import FileShelf
+from diloco_syncer.merging.store import Contribution, FragmentStore, StagedMerge
 from diloco_syncer.rounds.norms import inspect
 
 f32 = np.float32
@@ -50,7 +50,7 @@ def contribution(
     return Contribution(learner or f"l{seed}", 1.0 + seed, base, payload, name)
 
 
-def advance(store: FragmentStore, p: int, seed: int, *, keyframe: bool = False) -> Staged:
+def advance(store: FragmentStore, p: int, seed: int, *, keyframe: bool = False) -> StagedMerge:
     staged = store.stage(p, [contribution(store, p, seed + k) for k in range(3)], keyframe=keyframe)
     store.install(p, staged)
     return staged

@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from diloco_cli.commands.options import Json, show
 from diloco_cli.run_file import of_plan
 from diloco_cli.words import INVALID, CliError, why
+from diloco_planner.plan_request import PlanRequest
 from diloco_planner.planner import Infeasible, plan, sensitivity
-from diloco_planner.wanted import Wishes
 
 app = typer.Typer()
 
@@ -25,7 +25,7 @@ def _planned(*, as_json: bool, write: Path | None, **given: Any) -> None:
     Closed forms: see docs/results/planner.md for what they rest on. Needs no cluster.
     """
     try:
-        wishes = Wishes.model_validate(given)
+        wishes = PlanRequest.model_validate(given)
         found = plan(wishes) | {"sensitivity": sensitivity(wishes)}
     except ValidationError as error:
         faults = [f"{_option(str(e['loc'][0]))}: {e['msg']}" for e in error.errors()]
@@ -88,7 +88,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     )
 
 
-_OPTIONS = [_parameter(name, field) for name, field in Wishes.model_fields.items()]
+_OPTIONS = [_parameter(name, field) for name, field in PlanRequest.model_fields.items()]
 _JSON = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
 _WRITE = inspect.Parameter(
     "write",

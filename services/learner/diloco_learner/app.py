@@ -13,7 +13,7 @@ from diloco_learner.settings import Settings
 from diloco_learner.training.computing_io import Computing, OnThisMachine
 from diloco_learner.work_io import CHECKPOINTS, WITHDRAW_S, Unfit, Work
 from diloco_shared.bus.port import Bus, BusError
-from diloco_shared.bus.standing import shown
+from diloco_shared.bus.status_key import shown
 from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.process import serving
 from diloco_shared.process.chaos import Abilities

@@ -18,7 +18,7 @@ from diloco_learner.exchange.reporter_io import Reporter
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.incarnation_io import take_incarnation
-from diloco_learner.recovery.recoverer_io import Arrivals, Begun, Recoverer
+from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArrivals
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.computing_io import Computing, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
@@ -88,7 +88,7 @@ class Work:
         self.computing = computing
         self.injected, self.mailbox = Injected(), Mailbox()
         self.fit: Callable[[], None] = lambda: None  # called once model and data are there
-        self.events = Arrivals()
+        self.events = RecoveryArrivals()
         self.beat: Beat | None = None
         self.incarnation, self.built, self.stopping = -1, False, ""
         self.train_loop: TrainLoop | None = None

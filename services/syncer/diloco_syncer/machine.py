@@ -63,9 +63,9 @@ from diloco_syncer.events import (
 )
 from diloco_syncer.history.history import History
 from diloco_syncer.leadership import rebirth
-from diloco_syncer.leadership.beginning import Beginning
+from diloco_syncer.leadership.bootstrap import Beginning
 from diloco_syncer.leadership.ending import Ending
-from diloco_syncer.leadership.wishes import Wishes, covering
+from diloco_syncer.leadership.user_requests import UserRequests, covering
 from diloco_syncer.members.admission import Admission
 from diloco_syncer.members.donations import Donations
 from diloco_syncer.members.roster import Roster
@@ -99,7 +99,7 @@ class Machine:
         self.snapshotting = False  # one is being written, or its record is on its way
         self.snapshot_due = False  # another, once that is over
         self.snapshot_failed_at = float("-inf")
-        self.wishes = Wishes(spec, history, self.roster)
+        self.wishes = UserRequests(spec, history, self.roster)
         self.lapse = ""  # why the lease is in doubt, if it is
         # Newest version of each fragment on DN in this epoch, as far as is known; -1 none.
         self.published: tuple[int, ...] = ()

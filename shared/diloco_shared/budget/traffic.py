@@ -46,7 +46,7 @@ def _all(job: Job, codec: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LinkLoad:
     """Bits per inner step, on average: over a step's seconds they are what the link must carry."""
 
     learner_up: float
@@ -55,7 +55,7 @@ class Load:
     hub_out: float
 
 
-def load(job: Job) -> Load:
+def load(job: Job) -> LinkLoad:
     """Every fragment once in H steps, up from each learner and down to each; keyframes included."""
     a, m, h = job.spec.algorithm, job.learners, job.spec.algorithm.sync_every_steps
     up = 8 * _all(job, a.codec_up) / h
@@ -63,7 +63,7 @@ def load(job: Job) -> Load:
     down = 8 * (deltas * (a.keyframe_every - 1) + whole) / a.keyframe_every / h
     # The leader reads contributions, and so does every standby.
     readers = job.spec.membership.syncers
-    return Load(up, down, m * up + down, m * up * readers + m * down)
+    return LinkLoad(up, down, m * up + down, m * up * readers + m * down)
 
 
 def view(
@@ -72,7 +72,7 @@ def view(
     """The whole budget, JSON-ready; bytes, seconds, bits."""
     needs = streams(job)
     average = load(job)
-    per_step = {name: getattr(average, name) for name in Load.__slots__}
+    per_step = {name: getattr(average, name) for name in LinkLoad.__slots__}
     return {
         "parameters": job.parameters,
         "assumed": job.assumed,

@@ -28,7 +28,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from diloco_shared.bus.port import Bus, BusError, Progress, StreamFull, Unavailable
+from diloco_shared.bus.port import Bus, BusError, StreamFull, TransferProgress, Unavailable
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.memory.pages import pages
 from diloco_shared.protocol.chunks import (
@@ -94,7 +94,7 @@ async def put_blob(
     deadline_s: float | None = None,
     patience_s: float | None = None,
     chunk_timeout_s: float = 5.0,
-    progress: Progress | None = None,
+    progress: TransferProgress | None = None,
     announce: Callable[[Blob], Awaitable[None]] | None = None,
     only: Sequence[int] | None = None,
 ) -> Blob:
@@ -117,7 +117,7 @@ async def put_blob(
     size = chunk_bytes or CHUNK_BYTES
     outgoing = await _off_loop(len(payload), lambda: cut(subject, payload, chunk_bytes=size))
     blob = outgoing.blob
-    progress = Progress() if progress is None else progress
+    progress = TransferProgress() if progress is None else progress
     chunks = range(blob.chunks) if only is None else only
     progress.stored = blob.chunks - len(chunks)
     if announce is not None:
@@ -142,7 +142,10 @@ async def put_blob(
 
 
 async def _while_moving(
-    work: Awaitable[_T], count: Callable[[], int], progress: Progress, patience_s: float | None
+    work: Awaitable[_T],
+    count: Callable[[], int],
+    progress: TransferProgress,
+    patience_s: float | None,
 ) -> _T:
     """The result of `work`; _StandsStill once `count` has not grown for `patience_s` seconds.
 
@@ -169,7 +172,7 @@ async def _while_moving(
 
 
 async def _append(
-    bus: Bus, outgoing: Outgoing, chunks: Sequence[int], progress: Progress, pace: Pace
+    bus: Bus, outgoing: Outgoing, chunks: Sequence[int], progress: TransferProgress, pace: Pace
 ) -> None:
     """Store chunks by `bus.append`."""
     sending = _Sending(bus, outgoing, chunks, progress, pace)
@@ -186,7 +189,12 @@ class _Sending:
     """One blob on its way: several `send_chunks` share its indices and its pace."""
 
     def __init__(
-        self, bus: Bus, outgoing: Outgoing, chunks: Sequence[int], progress: Progress, pace: Pace
+        self,
+        bus: Bus,
+        outgoing: Outgoing,
+        chunks: Sequence[int],
+        progress: TransferProgress,
+        pace: Pace,
     ) -> None:
         self._progress = progress
         self._bus = bus
@@ -306,7 +314,7 @@ class _Fetching:
         self._stream = stream
         self._incoming = incoming
         self._moved = moved
-        self.progress = Progress()
+        self.progress = TransferProgress()
         self.trouble: BusError = BlobIncomplete(f"{incoming.blob.subject}: nothing received")
         self._told = 0
 
@@ -345,7 +353,7 @@ class _Fetching:
         )
 
 
-async def _fetch(bus: Bus, stream: str, incoming: Incoming, progress: Progress) -> None:
+async def _fetch(bus: Bus, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
     """One pass over the chunks' subject by `bus.fetch`, from where the last one ended."""
     start_seq, limit = progress.next_seq, 2
     while not incoming.complete:

@@ -92,7 +92,7 @@ class StorageInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class KeyEntry:
     """A key's value; `value` is None in a watch when the key was deleted or expired."""
 
     key: str
@@ -149,7 +149,7 @@ class Traffic:
 
 
 @dataclass(slots=True)
-class Progress:
+class TransferProgress:
     """How far a payload got; written by whoever carries it, read by whoever gives up on it."""
 
     stored: int = 0  # chunks
@@ -188,14 +188,14 @@ class Lanes(Protocol):
         self,
         outgoing: Outgoing,
         chunks: Sequence[int],
-        progress: Progress,
+        progress: TransferProgress,
         *,
         window: int,
         chunk_timeout_s: float,
     ) -> None:
         """Store these chunks, repeating what gets no answer until cancelled. Raises Refused."""
 
-    async def receive(self, stream: str, incoming: Incoming, progress: Progress) -> None:
+    async def receive(self, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
         """One pass over what the stream holds from `progress.next_seq` on. Raises Unavailable."""
 
 
@@ -289,7 +289,7 @@ class Bus(Protocol):
     async def ensure_bucket(self, bucket: str) -> None:
         """Create a bucket with history 1 and per-key lifetimes; idempotent."""
 
-    async def kv_get(self, bucket: str, key: str) -> Entry | None: ...
+    async def kv_get(self, bucket: str, key: str) -> KeyEntry | None: ...
 
     async def kv_create(
         self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
@@ -308,12 +308,12 @@ class Bus(Protocol):
 
     async def kv_delete(self, bucket: str, key: str) -> None: ...
 
-    async def kv_all(self, bucket: str) -> dict[str, Entry]:
+    async def kv_all(self, bucket: str) -> dict[str, KeyEntry]:
         """Every live key."""
 
     def kv_watch(
         self, bucket: str, key: str = ">"
-    ) -> AbstractAsyncContextManager[AsyncIterator[Entry]]:
+    ) -> AbstractAsyncContextManager[AsyncIterator[KeyEntry]]:
         """Current values first, then every change; deletions and expiries as value None.
 
         Watches and polls (every two seconds), since a watch is blind after a server restart:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from diloco_shared.bus.port import Conflict, Entry, Stored, StreamInfo
+from diloco_shared.bus.port import Conflict, KeyEntry, Stored, StreamInfo
 from diloco_shared.bus.repeating import again_and_again
 
 # Deletion markers stay this long: watchers read them at once, and polls do not need them.
@@ -84,7 +84,7 @@ class StreamKv(RawStreams):
             }
         )
 
-    async def kv_get(self, bucket: str, key: str) -> Entry | None:
+    async def kv_get(self, bucket: str, key: str) -> KeyEntry | None:
         message = await self.last_raw(_stream(bucket), _subject(bucket, key))
         return None if message is None or _is_marker(message) else _entry(bucket, message)
 
@@ -116,7 +116,7 @@ class StreamKv(RawStreams):
         headers = {"KV-Operation": "DEL", **ttl_header(MARKER_S)}
         await self.append(_subject(bucket, key), b"", headers=headers)
 
-    async def kv_all(self, bucket: str, key: str = ">") -> dict[str, Entry]:
+    async def kv_all(self, bucket: str, key: str = ">") -> dict[str, KeyEntry]:
         found = await self.fetch_raw(_stream(bucket), _subject(bucket, key))
         entries = [_entry(bucket, message) for message in found]
         return {entry.key: entry for entry in entries if entry.value is not None}
@@ -129,7 +129,7 @@ class StreamKv(RawStreams):
         )
 
     @asynccontextmanager
-    async def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[AsyncIterator[Entry]]:
+    async def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[AsyncIterator[KeyEntry]]:
         watch = Watch(self, bucket, key)
         pump = asyncio.create_task(watch.pump(), name=f"watch {bucket} {key}")
         try:
@@ -151,8 +151,8 @@ class Watch:
         self._bus = bus
         self._bucket = bucket
         self._key = key
-        self._seen: dict[str, Entry] = {}
-        self._waiting: deque[Entry] = deque()
+        self._seen: dict[str, KeyEntry] = {}
+        self._waiting: deque[KeyEntry] = deque()
         self._ready = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -160,10 +160,10 @@ class Watch:
         self._ended = False
         self._fault: Exception | None = None
 
-    def __aiter__(self) -> AsyncIterator[Entry]:
+    def __aiter__(self) -> AsyncIterator[KeyEntry]:
         return self
 
-    async def __anext__(self) -> Entry:
+    async def __anext__(self) -> KeyEntry:
         while not self._waiting:
             if self._fault is not None:
                 raise self._fault
@@ -198,7 +198,7 @@ class Watch:
             with suppress(asyncio.CancelledError):
                 await poller
 
-    def _offer(self, entry: Entry) -> None:
+    def _offer(self, entry: KeyEntry) -> None:
         last = self._seen.get(entry.key)
         if last is not None and last.revision >= entry.revision:
             return
@@ -210,10 +210,10 @@ class Watch:
             if len(self._waiting) >= _WATCH_LIMIT:
                 self._room.clear()
 
-    def _remember(self, entry: Entry) -> None:
+    def _remember(self, entry: KeyEntry) -> None:
         """Keys and revisions only; a key that is gone is forgotten once its marker is, too."""
         value = None if entry.value is None else b""
-        self._seen[entry.key] = Entry(entry.key, value, entry.revision)
+        self._seen[entry.key] = KeyEntry(entry.key, value, entry.revision)
 
     async def _poll_for_ever(self) -> None:
         await asyncio.sleep(POLL_S)  # the reader begins with what is there
@@ -234,7 +234,7 @@ class Watch:
             now = await self._bus.kv_get(self._bucket, gone.key)
             if now is None and self._seen.get(gone.key) == gone:
                 await self._room.wait()
-                self._offer(Entry(gone.key, None, gone.revision + 1))
+                self._offer(KeyEntry(gone.key, None, gone.revision + 1))
         first = sizes.first_seq
         for key, entry in [*self._seen.items()]:
             if entry.value is None and entry.revision < first:
@@ -255,6 +255,6 @@ def _is_marker(message: Stored) -> bool:
     return headers.get("KV-Operation", "PUT") != "PUT" or "Nats-Marker-Reason" in headers
 
 
-def _entry(bucket: str, message: Stored) -> Entry:
+def _entry(bucket: str, message: Stored) -> KeyEntry:
     key = message.subject.removeprefix(f"$KV.{bucket}.")
-    return Entry(key, None if _is_marker(message) else message.payload, message.seq)
+    return KeyEntry(key, None if _is_marker(message) else message.payload, message.seq)

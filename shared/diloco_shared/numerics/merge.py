@@ -32,8 +32,8 @@ from diloco_shared.numerics import codec
 from diloco_shared.numerics import merge_kernels as passes
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.numerics.compiled import spread
-from diloco_shared.numerics.merge_kernels import Outcome, Reading, Rule, Share, State, Step
-from diloco_shared.numerics.sums import Cut, Doubles, Values, by_piece, cut
+from diloco_shared.numerics.merge_kernels import MergeState, Outcome, Reading, Rule, Share, Step
+from diloco_shared.numerics.sums import Doubles, Segments, Values, by_piece, cut
 from diloco_shared.spec.merge_rules import MergeRule, named
 from diloco_shared.spec.run import Weighting
 
@@ -85,7 +85,7 @@ def merge(
     weighs nothing is not read. A delta that is `behind` becomes delta + (anchor - previous).
     ValueError when a payload is not of its codec and of the fragment's size.
     """
-    state = State(EMPTY, EMPTY, anchor_F)
+    state = MergeState(EMPTY, EMPTY, anchor_F)
     out = Outcome(np.empty(_size(pieces), np.float32), EMPTY, EMPTY, _payload(0))
     _run(deltas, pieces, rule, None, None, state, previous_F, out, threads)
     return out.master_F
@@ -97,7 +97,7 @@ def merge_and_step(
     rule: str,
     outer: Nesterov,
     publishing: Publishing,
-    state: State,
+    state: MergeState,
     *,
     previous_F: Values = EMPTY,
     threads: int = 1,
@@ -135,7 +135,7 @@ def publish(
         cut(whole),
         rule,
         _step(None, publishing),
-        State(EMPTY, EMPTY, anchor_F),
+        MergeState(EMPTY, EMPTY, anchor_F),
         out,
         threads,
     )
@@ -160,7 +160,7 @@ def warm() -> None:
     value_F = np.zeros(1, np.float32)
     # Two contributions: one would need neither norms nor a direction.
     deltas = [Delta(1.0, "fp32", codec.encode("fp32", value_F))] * 2
-    state = State(value_F, value_F, value_F)
+    state = MergeState(value_F, value_F, value_F)
     merge_and_step(deltas, one, "rda", Nesterov(1.0, 0.5), Publishing("fp32", True), state)
 
 
@@ -170,7 +170,7 @@ def _run(
     rule: str,
     outer: Nesterov | None,
     publishing: Publishing | None,
-    state: State,
+    state: MergeState,
     previous_F: Values,
     out: Outcome,
     threads: int,
@@ -192,7 +192,7 @@ def _run(
 def _averaged(
     deltas: Sequence[Delta],
     reading: Reading,
-    segments: Cut,
+    segments: Segments,
     rule: MergeRule | None,
     ruled_P: Flags,
     settled: float,
@@ -230,7 +230,7 @@ def _averaged(
 
 
 def _known_norms(
-    deltas: Sequence[Delta], reading: Reading, segments: Cut, radial_P: Flags, threads: int
+    deltas: Sequence[Delta], reading: Reading, segments: Segments, radial_P: Flags, threads: int
 ) -> Doubles:
     """Norms of the pieces under a rule, shape (P, M): given ones, the others computed."""
     norms_PxM = np.zeros((radial_P.size, len(deltas)))
@@ -251,7 +251,7 @@ def _known_norms(
 
 
 def _norms(
-    reading: Reading, segments: Cut, radial_P: Flags, learners: int, threads: int
+    reading: Reading, segments: Segments, radial_P: Flags, learners: int, threads: int
 ) -> Doubles:
     squares_SxM = np.zeros((segments.piece_S.size, learners))
 
@@ -265,14 +265,14 @@ def _norms(
 
 def _finish(
     reading: Reading,
-    segments: Cut,
+    segments: Segments,
     how: Rule,
     step: Step,
-    state: State,
+    state: MergeState,
     out: Outcome,
     threads: int,
 ) -> None:
-    state = State(*(_still(array_F) for array_F in state))
+    state = MergeState(*(_still(array_F) for array_F in state))
 
     def work(first: int, last: int) -> None:
         passes.finish(reading, segments, how, step, state, Share(first, last), _room(), out)

@@ -38,7 +38,7 @@ from diloco_shared.numerics.elementwise import (
     subtract,
     to_bf16,
 )
-from diloco_shared.numerics.sums import STRIDE, WIDTH, Cut, Doubles, Values, add_squares, fold
+from diloco_shared.numerics.sums import STRIDE, WIDTH, Doubles, Segments, Values, add_squares, fold
 
 assert STRIDE % BLOCK == 0  # no block of a codec lies in two strides
 
@@ -89,7 +89,7 @@ class Step(NamedTuple):
     keyframe: bool  # publishes the master, not its distance from the anchor
 
 
-class State(NamedTuple):
+class MergeState(NamedTuple):
     """A fragment in force; not written to."""
 
     master_F: Values
@@ -169,7 +169,7 @@ def _combine(r: Reading, factor_M: Values, at: int, part_S: Values, sum_S: Value
 
 @kernel
 def squares(
-    r: Reading, cut: Cut, radial_P: Flags, share: Share, room: Values, out_SxM: Doubles
+    r: Reading, cut: Segments, radial_P: Flags, share: Share, room: Values, out_SxM: Doubles
 ) -> None:
     """Sums of squares of every contribution over the segments of a share of ranges."""
     part_S, lanes_W = room[:STRIDE], room[STRIDE : STRIDE + 2 * WIDTH].view(np.float64)
@@ -190,7 +190,7 @@ def squares(
 @kernel
 def direct(
     r: Reading,
-    cut: Cut,
+    cut: Segments,
     radial_P: Flags,
     factor_PxM: Values,
     share: Share,
@@ -221,10 +221,10 @@ def direct(
 @kernel
 def finish(
     r: Reading,
-    cut: Cut,
+    cut: Segments,
     rule: Rule,
     step: Step,
-    f: State,
+    f: MergeState,
     share: Share,
     room: Values,
     out: Outcome,
@@ -260,7 +260,7 @@ def finish(
 
 @kernel
 def _outer(
-    step: Step, f: State, a: int, scale: float, new_B: Values, trace_B: Values, rest_B: Values
+    step: Step, f: MergeState, a: int, scale: float, new_B: Values, trace_B: Values, rest_B: Values
 ) -> None:
     """The outer step from value `a` on. `new_B` holds the average but for its scale, then what
     becomes of it; values times 1 are themselves.
@@ -287,7 +287,7 @@ def _outer(
 
 @kernel
 def _publish(
-    step: Step, f: State, at: int, stop: int, rest_B: Values, room_S: Values, out: Outcome
+    step: Step, f: MergeState, at: int, stop: int, rest_B: Values, room_S: Values, out: Outcome
 ) -> None:
     """The payload and the anchor that everyone makes of it.
 

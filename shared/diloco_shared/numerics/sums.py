@@ -25,7 +25,7 @@ Values = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 
 
-class Cut(NamedTuple):
+class Segments(NamedTuple):
     """The segments of a fragment, in order: within one range and one piece each."""
 
     start_S: NDArray[np.int64]
@@ -38,13 +38,13 @@ class Cut(NamedTuple):
         return self.first_R.size - 1
 
 
-def cut(pieces: Sequence[Piece]) -> Cut:
+def cut(pieces: Sequence[Piece]) -> Segments:
     """Segments of the pieces of one fragment, which lie one after another from 0 on."""
     starts = np.array([p.offset for p in pieces], np.int64)
     size = sum(p.size for p in pieces)
     bounds = np.arange(0, size, RANGE, dtype=np.int64)
     start_S = np.union1d(starts, bounds)
-    return Cut(
+    return Segments(
         start_S,
         np.append(start_S[1:], size),
         np.searchsorted(starts, start_S, side="right") - 1,

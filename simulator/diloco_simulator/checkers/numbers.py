@@ -28,7 +28,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.promises import Mark, Report
 from diloco_syncer.checkpoints.parts_io import load_recorded
 from diloco_syncer.history.history import History
-from diloco_syncer.history.replay import State as Back
+from diloco_syncer.history.replay import RestoredState as Back
 from diloco_syncer.history.replay import payloads_needed, replay
 from diloco_syncer.leadership.rebirth import reborn_store
 from diloco_syncer.merging.store import FragmentStore, Values

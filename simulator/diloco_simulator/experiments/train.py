@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import Cut
+from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Evaluate, Leave
 from diloco_learner.training.computing_io import Built
 from diloco_learner.training.data_parallel import LearnerStream
@@ -89,7 +89,7 @@ class NoData(Unleased):
 
     def __init__(self, spec: RunSpec) -> None:
         context = spec.model.context_tokens
-        nothing = Cut(np.zeros(context + 1, np.uint8), 1, context, spec.seed)
+        nothing = ShardCut(np.zeros(context + 1, np.uint8), 1, context, spec.seed)
         super().__init__(nothing, spec.inner.batch_sequences * spec.inner.accumulation)
         self.batch = np.zeros((self.sequences, context + 1), np.int32)
 
@@ -277,7 +277,9 @@ class Fleet(IdleFleet):
     ) -> None:
         self.program = Program.build(spec)
         corpus = load(spec.data)
-        self.cut = Cut(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
+        self.cut = ShardCut(
+            corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed
+        )
         self.splits = {"validation": corpus.validation, "test": corpus.test}
         self.told = told
         self.curve: list[tuple[int, float, float]] = []  # steps of the run, virtual seconds, loss

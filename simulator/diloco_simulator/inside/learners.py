@@ -27,7 +27,7 @@ from diloco_learner.events import (
     Unmerged,
 )
 from diloco_learner.exchange.anchors import AnchorBook
-from diloco_learner.exchange.waiting import heavy
+from diloco_learner.exchange.arrivals import heavy
 from diloco_learner.recovery import moments
 from diloco_learner.recovery import recoverer_io as recoverer
 from diloco_learner.training.mailbox_io import Mailbox

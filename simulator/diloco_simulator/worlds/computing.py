@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
-from diloco_learner.data.shards import Cut
+from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Leave
 from diloco_learner.recovery import moments
 from diloco_learner.training.computing_io import Built
@@ -123,7 +123,7 @@ def scarce(spec: RunSpec, seed: int) -> RunSpec:
     return spec.model_copy(update={"data": data})
 
 
-class InOrder(Cut):
+class InOrder(ShardCut):
     """Nobody sees what is read: drawing an order would only take time."""
 
     def order(self, shard: int, passes: int) -> Any:

@@ -25,7 +25,7 @@ from diloco_shared.protocol import wire
 from diloco_syncer.history import archiving_io as archiving
 from diloco_syncer.history import follow_io as follow
 from diloco_syncer.leadership import candidate_io as candidate
-from diloco_syncer.status import showing_io as showing
+from diloco_syncer.status import status_writer_io as showing
 from diloco_syncer.streams import fullness_io as fullness
 from diloco_syncer.streams import purging_io as purging
 from diloco_syncer.streams import room

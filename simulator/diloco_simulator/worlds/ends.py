@@ -68,7 +68,7 @@ class Missed(Exception):
     """Something did not come about in time."""
 
 
-class World:
+class EndsWorld:
     """One seed's."""
 
     def __init__(self, seed: int, folder: Path, runs: int, loop: VirtualLoop) -> None:
@@ -213,7 +213,7 @@ def one(seed: int, runs: int = RUNS) -> Ends:
         nonlocal found
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        world = World(seed, Path(disk), runs, loop)
+        world = EndsWorld(seed, Path(disk), runs, loop)
         found = world.found
         return await world.play()
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from waiting import until
 
-from diloco_coordinator.runs import standings
+from diloco_coordinator.runs import statuses as standings
 from diloco_coordinator.runs.assigning_io import assign
 from diloco_coordinator.runs.ending_io import end_overdue
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_shared.bus.port import Conflict, Refused, Unavailable
-from diloco_shared.bus.standing import Standing
+from diloco_shared.bus.status_key import Standing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode

@@ -7,8 +7,8 @@ import pytest
 from waiting import until
 
 from diloco_coordinator.runs import registry_io as registry
-from diloco_coordinator.runs import standings
-from diloco_shared.bus.standing import Standing
+from diloco_coordinator.runs import statuses as standings
+from diloco_shared.bus.status_key import Standing
 from diloco_shared.protocol.records import RunStatus, TokenCounts
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from waiting import until
 
-from diloco_shared.bus.port import Entry
+from diloco_shared.bus.port import KeyEntry
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment
 from diloco_shared.protocol.wire import decode
@@ -87,7 +87,7 @@ async def test_a_drained_member_loses_its_work_and_gets_none(world: Any) -> None
         await until(lambda: len(desk.registry.assigned) == 3)
         assert (await desk.ask("POST", "/v1/members/a/drain")).json()["draining"]
         await until(lambda: "a" not in desk.registry.assigned)
-        entry: Entry = await world.bus.kv_get(subjects.ASSIGNMENTS, "a")
+        entry: KeyEntry = await world.bus.kv_get(subjects.ASSIGNMENTS, "a")
         assert entry.value is not None and decode(entry.value, Assignment).run == ""
         assert not (await desk.ask("DELETE", "/v1/members/a/drain")).json()["draining"]
         await until(lambda: "a" in desk.registry.assigned)

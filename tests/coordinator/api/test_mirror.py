@@ -9,7 +9,7 @@ from waiting import until
 from diloco_coordinator.runs import registry_io as registry
 from diloco_coordinator.runs.registry_io import NOTES
 from diloco_shared.bus import run_streams
-from diloco_shared.bus.port import Entry, Unavailable
+from diloco_shared.bus.port import KeyEntry, Unavailable
 
 
 async def test_members_that_die_together_are_gone_though_the_first_cannot_be_noted(
@@ -60,7 +60,7 @@ async def test_a_token_is_not_brought_back_by_the_echo_of_its_making(world: Any)
         assert "alice" not in desk.registry.tokens
         # The name may be another token's; the end of the first comes late, too.
         assert (await desk.ask("POST", "/v1/tokens", body)).status_code == 201
-        await desk.registry._take(registry.TOKENS, Entry("alice", None, echo.revision + 1))
+        await desk.registry._take(registry.TOKENS, KeyEntry("alice", None, echo.revision + 1))
         assert "alice" in desk.registry.tokens
 
 

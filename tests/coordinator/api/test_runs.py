@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from diloco_coordinator.runs import standings
+from diloco_coordinator.runs import statuses as standings
 from diloco_shared.bus.port import Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Verdict

@@ -6,14 +6,14 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_learner.data.shards import Cut, ShardReader
+from diloco_learner.data.shards import ShardCut, ShardReader
 
 quick = examples(8)
 
 
-def cut(tokens: int = 1000, shards: int = 3, context: int = 8, seed: int = 0) -> Cut:
+def cut(tokens: int = 1000, shards: int = 3, context: int = 8, seed: int = 0) -> ShardCut:
     """Tokens that are their own places."""
-    return Cut(np.arange(tokens), shards, context, seed)
+    return ShardCut(np.arange(tokens), shards, context, seed)
 
 
 def starts(reader: ShardReader, batch: int = 7) -> list[int]:

@@ -16,7 +16,7 @@ from diloco_shared.bus.blobs import (
     put_blob,
     receiving,
 )
-from diloco_shared.bus.port import Bus, Progress, StreamSpec
+from diloco_shared.bus.port import Bus, StreamSpec, TransferProgress
 from diloco_shared.protocol.chunks import cut
 from diloco_shared.protocol.messages import Blob
 from diloco_simulator.hub.broker import MemoryBroker
@@ -141,12 +141,12 @@ async def test_what_moves_is_not_given_up_however_long_it_takes() -> None:
             done.set_result("all")
         return found
 
-    assert await blobs._while_moving(done, count, Progress(), patience_s=0.002) == "all"
+    assert await blobs._while_moving(done, count, TransferProgress(), patience_s=0.002) == "all"
 
 
 async def test_what_waits_for_its_turn_is_not_given_up() -> None:
     done = asyncio.get_running_loop().create_future()
-    progress, looks = Progress(queued=True), []
+    progress, looks = TransferProgress(queued=True), []
 
     def count() -> int:
         looks.append(1)

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from diloco_shared.bus.port import Bus, Conflict, Entry
+from diloco_shared.bus.port import Bus, Conflict, KeyEntry
 
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 
@@ -17,11 +17,11 @@ async def test_create_put_update_get_delete(open_buses: Open) -> None:
         await two.ensure_bucket("b")
         assert await one.kv_get("b", "k") is None
         first = await one.kv_create("b", "k", b"1")
-        assert await two.kv_get("b", "k") == Entry("k", b"1", first)
+        assert await two.kv_get("b", "k") == KeyEntry("k", b"1", first)
         second = await two.kv_put("b", "k", b"2")
         third = await one.kv_update("b", "k", b"3", second)
         assert first < second < third
-        assert await two.kv_get("b", "k") == Entry("k", b"3", third)
+        assert await two.kv_get("b", "k") == KeyEntry("k", b"3", third)
         await two.kv_delete("b", "k")
         assert await one.kv_get("b", "k") is None
         assert await one.kv_all("b") == {}
@@ -87,14 +87,14 @@ async def test_watch_tells_what_is_there_then_every_change(open_buses: Open) -> 
             # Who read all keys just before may know it: it must be told, though the watch is not.
             gone = await anext(changes)
             assert (gone.key, gone.value) == ("gone", None)
-            assert await anext(changes) == Entry("x", b"1", r1)
+            assert await anext(changes) == KeyEntry("x", b"1", r1)
             r2 = await one.kv_put("b", "y", b"2")
-            assert await anext(changes) == Entry("y", b"2", r2)
+            assert await anext(changes) == KeyEntry("y", b"2", r2)
             await one.kv_delete("b", "x")
             deleted = await anext(changes)
             assert (deleted.key, deleted.value) == ("x", None)
             r3 = await one.kv_create("b", "x", b"3")
-            assert await anext(changes) == Entry("x", b"3", r3)
+            assert await anext(changes) == KeyEntry("x", b"3", r3)
 
 
 async def test_watch_of_some_keys(open_buses: Open) -> None:

@@ -14,7 +14,7 @@ from waiting import until
 from diloco_shared.bus.blobs import BlobIncomplete, GaveUp, get_blob, put_blob
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.lane_socket import Address, LaneBroken, LaneSocket
-from diloco_shared.bus.port import Progress, Refused, Unavailable
+from diloco_shared.bus.port import Refused, TransferProgress, Unavailable
 from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
@@ -51,7 +51,7 @@ async def test_cut_connections_lose_and_double_nothing(
 ) -> None:
     async with through(nats_server, connections=connections) as (bus, proxy):
         proxy.cut_after = 700_000
-        progress = Progress()
+        progress = TransferProgress()
         blob = await put_blob(bus, "s.a", PAYLOAD, chunk_bytes=100_000, progress=progress)
         assert proxy.cuts > 3
         assert progress.took == dict.fromkeys(range(blob.chunks), bus.life), (

@@ -10,13 +10,13 @@ from diloco_shared.bus.nats import wire as nats_wire
 from diloco_shared.bus.nats.wire import (
     Arrived,
     Event,
-    Fault,
     Info,
-    Message,
     Parser,
     Ping,
     Pong,
+    ServerError,
     WireFault,
+    WireMessage,
     parse_headers,
     publish_head,
 )
@@ -38,7 +38,7 @@ def feed(parser: Parser, data: bytes, sizes: list[int] | None = None) -> list[Ev
     return events
 
 
-def nowhere(_: Message) -> None:
+def nowhere(_: WireMessage) -> None:
     return None
 
 
@@ -57,12 +57,12 @@ STREAM = (
 MEANING = [
     Info({"max_payload": 5}),
     Ping(),
-    Arrived(Message("a.b", "", {}, 5), memoryview(b"hello")),
-    Arrived(Message("a.c", "re.ply", {"A": "1", "B-c": "x:y"}, 4), memoryview(b"a\r\nb")),
-    Arrived(Message("empty", "r", {}, 0), memoryview(b"")),
-    Arrived(Message("s", "", {"Status": "503"}, 0), memoryview(b"")),
+    Arrived(WireMessage("a.b", "", {}, 5), memoryview(b"hello")),
+    Arrived(WireMessage("a.c", "re.ply", {"A": "1", "B-c": "x:y"}, 4), memoryview(b"a\r\nb")),
+    Arrived(WireMessage("empty", "r", {}, 0), memoryview(b"")),
+    Arrived(WireMessage("s", "", {"Status": "503"}, 0), memoryview(b"")),
     Pong(),
-    Fault("Permissions Violation"),
+    ServerError("Permissions Violation"),
 ]
 
 
@@ -88,7 +88,7 @@ def test_a_large_payload_is_not_staged() -> None:
     rooms[0][:] = body
     rooms[1][:2] = b"\r\n"
     assert parser.took(len(body) + 2) == [
-        Arrived(Message("a", "", {}, len(body)), memoryview(body))
+        Arrived(WireMessage("a", "", {}, len(body)), memoryview(body))
     ]
 
 
@@ -104,7 +104,9 @@ def test_what_we_publish_parses(headers: dict[str, str], payload: bytes) -> None
     # The server hands it on as HMSG with a subscription's number.
     wire = head.replace(b"HPUB a.b ", b"HMSG a.b 7 ") + payload + b"\r\n"
     (event,) = feed(Parser(nowhere), wire)
-    assert event == Arrived(Message("a.b", "re.ply", headers, len(payload)), memoryview(payload))
+    assert event == Arrived(
+        WireMessage("a.b", "re.ply", headers, len(payload)), memoryview(payload)
+    )
 
 
 lines = st.one_of(

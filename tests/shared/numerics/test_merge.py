@@ -14,7 +14,7 @@ from diloco_shared.numerics import codec
 from diloco_shared.numerics import merge as merging
 from diloco_shared.numerics.arrays import Layout, Piece
 from diloco_shared.numerics.merge import Delta, Nesterov, Publishing, merge_and_step, publish
-from diloco_shared.numerics.merge_kernels import State
+from diloco_shared.numerics.merge_kernels import MergeState
 from diloco_shared.numerics.outer import Outer
 from diloco_shared.numerics.sums import RANGE, STRIDE
 from diloco_shared.protocol.messages import TensorSpec
@@ -239,7 +239,7 @@ def test_one_pass_equals_merge_step_and_publication_one_by_one(
             "rda",
             Nesterov(0.7, momentum),
             publishing,
-            State(master, trace if momentum else np.empty(0, f32), anchor),
+            MergeState(master, trace if momentum else np.empty(0, f32), anchor),
             previous_F=previous,
             threads=threads,
         )
@@ -267,7 +267,7 @@ def test_lengths_settle_into_those_of_plain_averages(
         "rda",
         Nesterov(1.0, 0.0, settled),
         Publishing("fp32", True),
-        State(zero, np.empty(0, f32), zero),
+        MergeState(zero, np.empty(0, f32), zero),
     )
     mean = merge(deltas, weights, pieces(size), "mean")
     expected = (1 - settled) * rda(deltas, weights) + settled * mean
@@ -291,7 +291,7 @@ def test_the_step_is_that_of_optax_to_the_bit(preset: str) -> None:
             "rda",
             nesterov,
             Publishing("bf16", False),
-            State(master, trace, anchor),
+            MergeState(master, trace, anchor),
         )
         master, leaves = outer.apply(master, leaves, delta)
         assert ours.master_F.tobytes() == master.tobytes()

@@ -45,7 +45,7 @@ def test_a_token_that_works_when_it_is_revoked_is_seen(monkeypatch: pytest.Monke
 
 def test_an_audit_that_finds_a_fault_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def verify(*_: object) -> audit.Verified:
-        return audit.Verified(1, 0, 0, (audit.Fault(1, "", "made up"),))
+        return audit.Verified(1, 0, 0, (audit.TapeDifference(1, "", "made up"),))
 
     monkeypatch.setattr(audit, "verify", verify)
     assert any(v.startswith("audit") for v in world.one(1, small()).violations)

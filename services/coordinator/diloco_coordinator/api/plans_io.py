@@ -7,8 +7,8 @@ from fastapi import APIRouter, Depends
 
 from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.problems_io import Problem
+from diloco_planner.plan_request import PlanRequest
 from diloco_planner.planner import Infeasible, plan, sensitivity
-from diloco_planner.wanted import Wishes
 
 
 class Plans:
@@ -22,9 +22,9 @@ class Plans:
 
     async def wishes(self) -> dict[str, Any]:
         """What a plan may be asked for: a JSON schema, with meanings and defaults."""
-        return Wishes.model_json_schema()
+        return PlanRequest.model_json_schema()
 
-    async def show(self, wishes: Wishes) -> dict[str, Any]:
+    async def show(self, wishes: PlanRequest) -> dict[str, Any]:
         """Settings with their reasons, predictions, and plans for other circumstances.
 
         422 names the faults of a wish, or says what is short where no settings do.
@@ -35,5 +35,5 @@ class Plans:
             raise Problem(422, "No settings do", str(error)) from None
 
 
-def _planned(wishes: Wishes) -> dict[str, Any]:
+def _planned(wishes: PlanRequest) -> dict[str, Any]:
     return plan(wishes) | {"sensitivity": sensitivity(wishes)}

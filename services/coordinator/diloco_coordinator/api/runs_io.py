@@ -28,7 +28,7 @@ from diloco_coordinator.api.views import (
 )
 from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.registry_io import REPEATS, Registry
-from diloco_coordinator.runs.standings import cannot_go_on, run_id_of
+from diloco_coordinator.runs.statuses import cannot_go_on, run_id_of
 from diloco_shared.budget import Need, assumed, limits, streams
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import (

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from diloco_coordinator.runs.membership import MemberNote
-from diloco_coordinator.runs.standings import leaderless
+from diloco_coordinator.runs.statuses import leaderless
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import Event, RunPhase, RunRecord, RunStatus, recovery_view
 from diloco_shared.protocol.run_states import OVER

@@ -5,9 +5,9 @@ import time
 import structlog
 
 from diloco_coordinator.runs.registry_io import Registry
-from diloco_coordinator.runs.standings import forced, run_id_of, shards_of
+from diloco_coordinator.runs.statuses import forced, run_id_of, shards_of
 from diloco_shared.bus.repeating import again_and_again
-from diloco_shared.bus.standing import Standing
+from diloco_shared.bus.status_key import Standing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 

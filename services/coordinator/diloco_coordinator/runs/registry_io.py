@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll
-from diloco_coordinator.runs.standings import Standings, run_id_of, shards_of
-from diloco_shared.bus.port import Bus, Conflict, Entry, StreamSpec
+from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
+from diloco_shared.bus.port import Bus, Conflict, KeyEntry, StreamSpec
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stored_records import event_now, tell, write_if
@@ -121,7 +121,7 @@ class Registry:
             self._event(message.seq, message.payload)
         self.ready = True
 
-    async def _all_of(self, bucket: str) -> dict[str, Entry]:
+    async def _all_of(self, bucket: str) -> dict[str, KeyEntry]:
         return await _done(lambda: self.bus.kv_all(bucket))
 
     async def watch(self, bucket: str) -> None:
@@ -154,7 +154,7 @@ class Registry:
         for key, revision in before.items():
             # One that was written meanwhile is there again, and the watch brings it.
             if key not in there and self.revisions.get((bucket, key), 0) == revision:
-                await self._take(bucket, Entry(key, None, revision))
+                await self._take(bucket, KeyEntry(key, None, revision))
                 await self._notify()
 
     async def read_events(self) -> None:
@@ -199,7 +199,7 @@ class Registry:
         except WireError as error:
             log.warning("unreadable event", seq=seq, error=str(error))
 
-    async def _take(self, bucket: str, entry: Entry) -> None:
+    async def _take(self, bucket: str, entry: KeyEntry) -> None:
         """What a key says now, unless newer is known."""
         key, value = entry.key, entry.value
         place = (bucket, key)

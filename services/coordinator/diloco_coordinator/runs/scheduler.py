@@ -47,7 +47,7 @@ class RunView:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AssignmentChange:
     """An assignment to write (`run` "" for none), and why."""
 
     member: str
@@ -60,7 +60,7 @@ class Change:
 class Plan:
     """What to write, and what each run lacks, if anything."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[AssignmentChange, ...]
     waiting: dict[str, str]
 
 
@@ -112,7 +112,7 @@ class _Scheduling:
         for run in self.wanted.values():
             self._stand_by(run)
         changes = tuple(
-            Change(
+            AssignmentChange(
                 member, self.now.get(member, ""), self.reasons[member], self.shards.get(member, 0)
             )
             for member in sorted(self.assigned.keys() | self.now.keys())

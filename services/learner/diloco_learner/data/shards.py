@@ -17,7 +17,7 @@ from diloco_shared.protocol.messages import Cursor
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardCut:
     """How a token array is cut into shards of sequences of context + 1 tokens."""
 
     tokens: NDArray[Any]
@@ -54,7 +54,7 @@ LOOKED_UP = 256
 class ShardReader:
     """Reads one shard from a cursor to its end."""
 
-    def __init__(self, cut: Cut, shard: int, sequences: int = 0, passes: int = 0) -> None:
+    def __init__(self, cut: ShardCut, shard: int, sequences: int = 0, passes: int = 0) -> None:
         if not 0 <= shard < cut.shards:
             raise ValueError(f"shard {shard} of {cut.shards}")
         self.cut = cut

@@ -144,7 +144,7 @@ PENDING_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingEncoding:
     """An undecided contribution: the residual that went into it, and the error it left."""
 
     given: Array
@@ -156,11 +156,11 @@ class Feedback:
     """Residual of one fragment, and the errors that may replace it."""
 
     residual: Array
-    pending: dict[int, Pending] = field(default_factory=dict)  # by round
+    pending: dict[int, PendingEncoding] = field(default_factory=dict)  # by round
 
     def sent(self, round_: int, error: Array) -> None:
         """A contribution to that round went out; a later term's to the same round replaces it."""
-        self.pending[round_] = Pending(self.residual, error)
+        self.pending[round_] = PendingEncoding(self.residual, error)
         if len(self.pending) > PENDING_MAX:
             del self.pending[min(self.pending)]
 

@@ -34,8 +34,8 @@ from diloco_learner.events import (
 from diloco_learner.exchange.counters import Counters, Undecided
 from diloco_learner.exchange.leaders import is_final, outdated, slowest
 from diloco_learner.exchange.pulls import AllPulls
+from diloco_learner.recovery.donating import Giving, Handing
 from diloco_learner.recovery.draining import Draining
-from diloco_learner.recovery.handing import Giving, Handing
 from diloco_shared.numerics.schedule import Position, position
 from diloco_shared.protocol.messages import Beat, Cursor, LearnerState, Progress, Stamp
 from diloco_shared.spec.run import RunSpec

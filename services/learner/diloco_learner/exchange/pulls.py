@@ -11,7 +11,7 @@ ANSWERED_MAX = 64
 
 
 @dataclass(slots=True)
-class Pending:
+class OpenPull:
     """A pull and the time (same clock as `now`) at which its round is over."""
 
     pull: Pull
@@ -26,7 +26,7 @@ class Pulls:
     epoch: int
     fragments: int
     term: int = -1
-    pending: dict[int, Pending] = field(default_factory=dict)  # by round
+    pending: dict[int, OpenPull] = field(default_factory=dict)  # by round
     answered: dict[int, None] = field(default_factory=dict)  # rounds, oldest first
     forgotten: int = -1  # newest answered round that is no longer in `answered`
 
@@ -57,12 +57,12 @@ class Pulls:
             # A repeat carries the time left, counted from its own receipt.
             known.deadline = min(known.deadline, deadline)
             return ""
-        self.pending[pull.round] = Pending(pull, deadline)
+        self.pending[pull.round] = OpenPull(pull, deadline)
         if len(self.pending) > PENDING_MAX:
             del self.pending[min(self.pending)]
         return ""
 
-    def owed(self, now: float) -> list[Pending]:
+    def owed(self, now: float) -> list[OpenPull]:
         """Pulls that can be answered now, in order of rounds; those that are over are dropped."""
         for n in [n for n, p in self.pending.items() if now >= p.deadline]:
             del self.pending[n]
@@ -99,7 +99,7 @@ class AllPulls:
         return self.of[pull.fragment % len(self.of)].ask(pull, now)
 
     @property
-    def pending(self) -> list[Pending]:
+    def pending(self) -> list[OpenPull]:
         """Those that wait for a step boundary."""
         return [pending for pulls in self.of for pending in pulls.pending.values()]
 
@@ -108,7 +108,7 @@ class AllPulls:
         """Rounds remembered as answered."""
         return [round_ for pulls in self.of for round_ in pulls.answered]
 
-    def owed(self, now: float) -> list[Pending]:
+    def owed(self, now: float) -> list[OpenPull]:
         """Pulls that can be answered now."""
         return [pending for pulls in self.of for pending in pulls.owed(now)]
 

@@ -27,7 +27,7 @@ PROGRESS_S = 0.02
 STUCK_S = 900.0
 
 
-class Stuck(Exception):
+class NoStepBoundary(Exception):
     """The train thread has not come to a step boundary for very long."""
 
 
@@ -85,7 +85,9 @@ class Reporter:
             await asyncio.sleep(every_s)
             repeats = repeats + 1 if self.last is not None and self.last is sent else 0
             if repeats * every_s > STUCK_S:
-                raise Stuck(f"no step boundary for {STUCK_S:.0f} s: the process starts anew")
+                raise NoStepBoundary(
+                    f"no step boundary for {STUCK_S:.0f} s: the process starts anew"
+                )
             if self.last is None:
                 await self._send(
                     before_training(

@@ -24,10 +24,10 @@ from diloco_learner.events import (
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, Storing, sequence_of, write_part
 from diloco_learner.recovery.moments import Buffer, Handed, digest_of
-from diloco_learner.training.train import Outgoing
+from diloco_learner.training.train import ToSend
 from diloco_shared.bus.blobs import announcement_subject, manifest_subject, put_blob
 from diloco_shared.bus.port import Bus, BusError, StreamFull, Unavailable
-from diloco_shared.bus.port import Progress as Stored
+from diloco_shared.bus.port import TransferProgress as Stored
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.stored_records import event_now
 from diloco_shared.process.crash_points import passing
@@ -89,7 +89,7 @@ class Uplink:
         self.telling: set[asyncio.Task[None]] = set()
         self.giving: set[asyncio.Task[Any]] = set()  # that send inner state to newcomers
 
-    async def send(self, item: Outgoing) -> None:
+    async def send(self, item: ToSend) -> None:
         """Carry out one effect; what fails is logged and told, never raised."""
         try:
             match item.effect:

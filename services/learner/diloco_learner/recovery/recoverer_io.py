@@ -19,16 +19,16 @@ from diloco_learner.events import (
     Tell,
     TimePassed,
 )
+from diloco_learner.exchange.arrivals import essence, heavy, repeated
 from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.uplink_io import Uplink
-from diloco_learner.exchange.waiting import essence, heavy, repeated
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, epoch_of, read_part
 from diloco_learner.recovery.moments import digest_of
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.train import Anchored, Values
 from diloco_learner.training.trainer import Trainer
 from diloco_shared.bus.port import Bus, BusError
-from diloco_shared.bus.port import Progress as Stored
+from diloco_shared.bus.port import TransferProgress as Stored
 from diloco_shared.bus.repeating import left_undone
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
@@ -234,7 +234,7 @@ LOOK_EVERY = 64
 EVENTS_MAX = 4096
 
 
-class Arrivals(asyncio.Queue[Any]):
+class RecoveryArrivals(asyncio.Queue[Any]):
     """For one reader; `leave` instead of `put`."""
 
     def __init__(self) -> None:

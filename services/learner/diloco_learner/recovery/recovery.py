@@ -46,7 +46,7 @@ from diloco_shared.protocol.pace import silence_s
 from diloco_shared.spec.run import RunSpec, shared_keys
 
 
-class State(Enum):
+class Stage(Enum):
     """Where a recovery stands."""
 
     JOINING = "joining"  # no grant yet
@@ -58,13 +58,13 @@ class State(Enum):
 
 
 # What may follow what; anything else is a fault in `recovery`.
-MOVES: dict[State, frozenset[State]] = {
-    State.JOINING: frozenset({State.BOOTSTRAPPING, State.RECEIVING, State.ANCHORING, State.LEFT}),
-    State.BOOTSTRAPPING: frozenset({State.BEGUN, State.LEFT}),
-    State.RECEIVING: frozenset({State.JOINING, State.ANCHORING, State.LEFT}),
-    State.ANCHORING: frozenset({State.BEGUN, State.LEFT}),
-    State.BEGUN: frozenset(),
-    State.LEFT: frozenset(),
+MOVES: dict[Stage, frozenset[Stage]] = {
+    Stage.JOINING: frozenset({Stage.BOOTSTRAPPING, Stage.RECEIVING, Stage.ANCHORING, Stage.LEFT}),
+    Stage.BOOTSTRAPPING: frozenset({Stage.BEGUN, Stage.LEFT}),
+    Stage.RECEIVING: frozenset({Stage.JOINING, Stage.ANCHORING, Stage.LEFT}),
+    Stage.ANCHORING: frozenset({Stage.BEGUN, Stage.LEFT}),
+    Stage.BEGUN: frozenset(),
+    Stage.LEFT: frozenset(),
 }
 
 
@@ -114,7 +114,7 @@ class Recovery:
         self.parameters = parameters
         self.making_s = state_bytes / STATE_BYTES_PER_S
         self.config = shared_keys(spec) | {"layout": layout}
-        self.state = State.JOINING
+        self.state = Stage.JOINING
         self.attempt = 0
         self.failed_donors: tuple[str, ...] = ()
         self.donor = ""
@@ -132,7 +132,7 @@ class Recovery:
         self.init_s = INIT_S
         self.wake_at: float | None = 0.0
         self.now = 0.0
-        self.reached: dict[State, float] = {}  # when, the newest time
+        self.reached: dict[Stage, float] = {}  # when, the newest time
         self.granted_at: float | None = None  # first
         self.arriving = ""  # nonce under which a donor's state is complete on the bus
         self.ignored: Counter[str] = Counter()  # why input changed nothing (I11) -> count
@@ -142,7 +142,7 @@ class Recovery:
 
     def handle(self, event: RecoveryEvent, now: float) -> list[RecoveryEffect]:
         """Apply one event; return what the caller must do, in this order."""
-        if self.state in (State.BEGUN, State.LEFT):
+        if self.state in (Stage.BEGUN, Stage.LEFT):
             return []
         self.now = now
         effects = self._take(event, now)
@@ -189,15 +189,15 @@ class Recovery:
 
     def _wake(self, now: float) -> list[RecoveryEffect]:
         """The deadline is reached."""
-        if self.state is State.JOINING:
+        if self.state is Stage.JOINING:
             self.wake_at = now + JOIN_S
             return [SendJoin(self.join)]
-        if self.state is State.RECEIVING:
+        if self.state is Stage.RECEIVING:
             return self._donor_failed("nothing (more) of it came in time", now)
         self.wake_at = None
         return []
 
-    def _move(self, state: State) -> None:
+    def _move(self, state: Stage) -> None:
         assert state in MOVES[self.state], f"{self.state} cannot become {state}"
         self.state = state
         self.reached[state] = self.now
@@ -218,8 +218,8 @@ class Recovery:
 
     def _rejoin(self, now: float) -> list[RecoveryEffect]:
         """Ask again under a new nonce; what the old one brings is void."""
-        if self.state is not State.JOINING:
-            self._move(State.JOINING)
+        if self.state is not Stage.JOINING:
+            self._move(Stage.JOINING)
         self.donor, self.early, self.wanted_P = "", None, ()
         self.join = self._new_join()
         self.wake_at = now + JOIN_S
@@ -227,7 +227,7 @@ class Recovery:
 
     def _granted(self, grant: Grant, now: float) -> list[RecoveryEffect]:
         to = (grant.learner, grant.incarnation, grant.nonce)
-        if self.state is not State.JOINING or to != (self.learner, self.incarnation, self.nonce):
+        if self.state is not Stage.JOINING or to != (self.learner, self.incarnation, self.nonce):
             self.ignored["grant of another attempt"] += 1
             return []
         if not grant.accepted:
@@ -248,13 +248,13 @@ class Recovery:
         self.wanted_P = grant.versions
         self._progressed(grant.stamp)
         if max(grant.versions) < 0 and not self.anchors:
-            self._move(State.BOOTSTRAPPING)
+            self._move(Stage.BOOTSTRAPPING)
             self.wake_at = None
             return [*self._settle("fresh"), *self._initialise(now)]
         able = grant.donor not in ("", self.learner, *self.failed_donors)
         if not able or len(self.failed_donors) >= DONORS_MAX:
             return self._without_donor()
-        self._move(State.RECEIVING)
+        self._move(Stage.RECEIVING)
         self.donor = grant.donor
         patience_s = min(STATE_S * 2 ** len(self.failed_donors), STATE_S_MAX)
         self.wake_at = now + patience_s + self.making_s
@@ -264,14 +264,14 @@ class Recovery:
     # --- inner state ---------------------------------------------------------------------------
 
     def _from_donor(self, donor: str, nonce: str) -> bool:
-        return self.state is State.RECEIVING and donor == self.donor and nonce == self.nonce
+        return self.state is Stage.RECEIVING and donor == self.donor and nonce == self.nonce
 
     def _state_seen(self, seen: StateSeen) -> list[RecoveryEffect]:
         if self._from_donor(seen.donor, seen.nonce):
-            self._move(State.ANCHORING)
+            self._move(Stage.ANCHORING)
             self.wake_at = None
             return self._settle("donor", seen.donor)
-        if self.state is State.JOINING and seen.nonce == self.nonce:
+        if self.state is Stage.JOINING and seen.nonce == self.nonce:
             self.early = seen  # faster than the grant, which will say whom to believe
         else:
             self.ignored["state nobody waits for"] += 1
@@ -283,7 +283,7 @@ class Recovery:
             return
         if isinstance(event, StateComing):
             self.arriving = event.nonce
-        if self.state is State.RECEIVING:
+        if self.state is Stage.RECEIVING:
             self.wake_at = now + STATE_SILENCE_S
 
     def _donor_failed(self, reason: str, now: float) -> list[RecoveryEffect]:
@@ -293,7 +293,7 @@ class Recovery:
         return [told, *self._rejoin(now)]
 
     def _without_donor(self) -> list[RecoveryEffect]:
-        self._move(State.ANCHORING)
+        self._move(Stage.ANCHORING)
         self.wake_at = None
         return self._settle("checkpoint" if self.has_checkpoint or self.restored else "fresh")
 
@@ -327,7 +327,7 @@ class Recovery:
             self.wanted_P = tuple(map(min, self.wanted_P, beat.versions))
         self.term, self.beat = beat.term, beat
         self._progressed(beat.stamp)
-        waits = self.state is State.RECEIVING and self.arriving != self.nonce
+        waits = self.state is Stage.RECEIVING and self.arriving != self.nonce
         # A beat that knows this learner was made after the grant, when the donor was alive.
         if waits and self.learner in beat.live and self.donor not in beat.live:
             effects += self._donor_failed("it is silent for its lease", now)
@@ -341,7 +341,7 @@ class Recovery:
         """
         beat = self.beat
         asked = (
-            self.state in (State.BOOTSTRAPPING, State.ANCHORING)
+            self.state in (Stage.BOOTSTRAPPING, Stage.ANCHORING)
             and beat is not None
             and beat.state == "bootstrapping"
             and beat.initializer == self.learner
@@ -370,7 +370,7 @@ class Recovery:
     def _raised(self, epoch: int, versions_P: tuple[int, ...], now: float) -> list[RecoveryEffect]:
         """History began again: versions and requests of before are void, moments are not."""
         self._enter(epoch)
-        if self.state is State.RECEIVING:
+        if self.state is Stage.RECEIVING:
             return self._rejoin(now)  # the donor was asked in the old epoch
         self.wanted_P = versions_P
         return []
@@ -402,7 +402,7 @@ class Recovery:
     def _begin(self) -> list[RecoveryEffect]:
         """Begin once moments are settled and every fragment is at least at its granted version."""
         fragments = self.spec.algorithm.fragments
-        if self.state not in (State.BOOTSTRAPPING, State.ANCHORING):
+        if self.state not in (Stage.BOOTSTRAPPING, Stage.ANCHORING):
             return []
         if len(self.anchors) < fragments:
             return []
@@ -415,8 +415,8 @@ class Recovery:
         if self.stamp is None:
             return []  # anchors of a new epoch were quicker than its first beat
         assert self.source and min(versions) >= 0
-        first = self.state is State.BOOTSTRAPPING
-        self._move(State.BEGUN)
+        first = self.state is Stage.BOOTSTRAPPING
+        self._move(Stage.BEGUN)
         self.wake_at = None
         how = {
             "donor": f"with inner state of {self.donor}",
@@ -439,7 +439,7 @@ class Recovery:
         ]
 
     def _leave(self, outcome: str, reason: str) -> list[RecoveryEffect]:
-        self._move(State.LEFT)
+        self._move(Stage.LEFT)
         self.wake_at = None
         return [Leave(outcome, reason)]
 
@@ -475,11 +475,11 @@ def recovery_times(
     def since(at: float | None) -> float | None:
         return None if at is None else max(at - started_at, 0.0)
 
-    settled = recovery.reached.get(State.ANCHORING, recovery.reached.get(State.BOOTSTRAPPING))
+    settled = recovery.reached.get(Stage.ANCHORING, recovery.reached.get(Stage.BOOTSTRAPPING))
     return RecoveryTimes(
         age_s=max(now - started_at, 0.0),
         granted_s=since(recovery.granted_at),
-        donor_s=since(recovery.reached.get(State.RECEIVING)),
+        donor_s=since(recovery.reached.get(Stage.RECEIVING)),
         settled_s=since(settled),
         stepping_s=since(stepping_at),
         donor=recovery.donor,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import Cut
+from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Leave
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.mailbox_io import Mailbox
@@ -59,7 +59,7 @@ class OnThisMachine:
     def build(self, spec: RunSpec) -> Built:
         """Seconds: it compiles."""
         corpus = load(spec.data)
-        cut = Cut(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
+        cut = ShardCut(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
         sequences = spec.inner.batch_sequences * spec.inner.accumulation
         held_out_SxL1 = held_out(
             corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from typing import Any
 
-from diloco_learner.exchange.waiting import essence, heavy, repeated
+from diloco_learner.exchange.arrivals import essence, heavy, repeated
 
 # Arrivals waiting for a step boundary before they are looked through: what a newer one replaces
 # goes. With every anchor they are looked through at once: each holds a fragment's values, and a

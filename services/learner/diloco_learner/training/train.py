@@ -57,7 +57,7 @@ class Anchored:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class ToSend:
     """An effect for the asyncio side, with what belongs to it.
 
     `handle`: device arrays of a contribution; `Handed` of an inner state; for a final checkpoint
@@ -242,7 +242,7 @@ class TrainLoop:
         skipped = self.skips.stepped(loss)
         step = self.exchange.counters.step
         if text := self.skips.tell(step, self.now()):
-            self._send(Outgoing(Tell("step-skipped", text, {"skipped": self.skips.total})))
+            self._send(ToSend(Tell("step-skipped", text, {"skipped": self.skips.total})))
         return loss, skipped
 
     def _slow_down(self, handle: Any, began: float) -> Iterator[Pause]:
@@ -264,27 +264,27 @@ class TrainLoop:
                 self._adopt(effect)
             case Contribute():
                 handle = self.trainer.contribution(effect.fragment, effect.round)
-                self._send(Outgoing(effect, handle))
+                self._send(ToSend(effect, handle))
             case Checkpoint() if effect.final:
                 # No step follows: it is written from where it lies, whatever else is on its way.
-                self._send(Outgoing(effect, self.trainer.inner_state_pieces()))
+                self._send(ToSend(effect, self.trainer.inner_state_pieces()))
             case GiveState() | Checkpoint() | KeepPart():
                 self._hand_out(effect)
             case Evaluate():
-                self._send(Outgoing(effect, loss=self.trainer.evaluate(self.held_out_SxL1)))
+                self._send(ToSend(effect, loss=self.trainer.evaluate(self.held_out_SxL1)))
             case SendProgress():
                 with self.waiting:
                     self.post.progress(effect.progress)
             case Leave():
                 self.left = effect
-                self._send(Outgoing(effect))
+                self._send(ToSend(effect))
             case Merged():
                 self.trainer.decided(effect.fragment, effect.round, merged=True)
-                self._send(Outgoing(effect))
+                self._send(ToSend(effect))
             case Unmerged():
                 self.trainer.decided(effect.fragment, effect.round, merged=False)
             case Tell():
-                self._send(Outgoing(effect))
+                self._send(ToSend(effect))
 
     def _adopt(self, effect: Adopt) -> None:
         key = (effect.epoch, effect.fragment, effect.version)
@@ -300,9 +300,9 @@ class TrainLoop:
         """
         if self.handed is None or not self.handed.share():
             self.handed = Handed(self.trainer.inner_state())
-        if not self._send(Outgoing(effect, self.handed)):
+        if not self._send(ToSend(effect, self.handed)):
             self.handed.let_go()
 
-    def _send(self, item: Outgoing) -> bool:
+    def _send(self, item: ToSend) -> bool:
         with self.waiting:
             return self.post.post(item)

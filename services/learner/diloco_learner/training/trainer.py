@@ -21,8 +21,8 @@ from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
 from diloco_learner.models import ModelDef, build, from_named, tensor_specs, to_named
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, State
-from diloco_learner.training.cuts import Cuts
 from diloco_learner.training.evaluate import make_evaluate
+from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.inner import make_step, optimizer
 from diloco_learner.training.programs import Ahead, compiler_options
 from diloco_shared.numerics.arrays import Layout
@@ -47,7 +47,7 @@ class Program:
     step: Ahead
     poisoned: Ahead  # the step of a fault: its gradients are not numbers
     evaluate: Callable[[Any, NDArray[np.int32]], float]
-    cuts: Cuts
+    cuts: FragmentOps
 
     @classmethod
     def build(cls, spec: RunSpec) -> "Program":
@@ -66,7 +66,7 @@ class Program:
             make_step(model, spec.inner),
             make_step(model, spec.inner, poisoned=True),
             make_evaluate(model, spec.inner.batch_sequences),
-            Cuts(layout, shapes, spec.algorithm.codec_up),
+            FragmentOps(layout, shapes, spec.algorithm.codec_up),
         )
 
     def initial(self) -> Any:

@@ -18,7 +18,7 @@ from diloco_syncer.checkpoints.checkpoints import parts_s
 from diloco_syncer.checkpoints.parts_io import load, prune, seal, write_part, written_part
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import Capture, Event, Kept, Loaded, Seal, Sealed
-from diloco_syncer.history.replay import State
+from diloco_syncer.history.replay import RestoredState
 from diloco_syncer.merging.store import FragmentStore
 
 log = structlog.get_logger()
@@ -36,7 +36,7 @@ class Checkpointer:
         self.put = put
         self.shelf = context.snapshots.shelf  # of stores that are loaded
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
-        self.loaded: dict[int, State] = {}  # by serial of the wish: the newest one
+        self.loaded: dict[int, RestoredState] = {}  # by serial of the wish: the newest one
 
     # --- making --------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from diloco_shared.protocol.records import ShardLease
 from diloco_shared.spec.run import RunSpec
 from diloco_syncer.events import Capture, Seal
 from diloco_syncer.history.history import History
-from diloco_syncer.history.replay import State
+from diloco_syncer.history.replay import RestoredState
 from diloco_syncer.merging.store import PREVIOUS, FragmentStore, Shelf, in_memory
 
 SHARD = "shard-"
@@ -132,7 +132,7 @@ def load(
     root: str,
     digest: str = "",
     shelf: Shelf = in_memory,
-) -> State:
+) -> RestoredState:
     """The state of a checkpoint, every digest checked. Not for an event loop.
 
     `digest`: of the manifest, if it must be a certain one; `shelf`: of the store. Raises
@@ -153,7 +153,7 @@ def load(
     for p, wanted in enumerate(part.history["anchor_digests"]):
         if wanted and digest_array(store.anchor(p)) != wanted:
             raise CheckpointError(f"the anchor of fragment {p} in {source} is not the one recorded")
-    return State(manifest, found, part.history, store)
+    return RestoredState(manifest, found, part.history, store)
 
 
 def read_store(
@@ -172,6 +172,6 @@ def read_store(
 
 def load_recorded(
     spec: RunSpec, shard: int, record: TapeRestore, root: str, shelf: Shelf = in_memory
-) -> State:
+) -> RestoredState:
     """What a restore on the tape speaks of."""
     return load(spec, shard, record.source, root, record.digest, shelf)

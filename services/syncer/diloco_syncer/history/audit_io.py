@@ -27,7 +27,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.parts_io import load_recorded
 from diloco_syncer.history.follow_io import blob_of
 from diloco_syncer.history.history import History, TapeFault, is_of
-from diloco_syncer.history.replay import State, payloads_needed, replay
+from diloco_syncer.history.replay import RestoredState, payloads_needed, replay
 from diloco_syncer.merging.store import FragmentStore, in_memory
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
@@ -41,7 +41,7 @@ FAULTS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class TapeDifference:
     """Something is not as it should be; `subject` names the contribution, if it is one."""
 
     seq: int
@@ -57,7 +57,7 @@ class Replayed:
     began_at: int  # record that the starting snapshot covers; 0: the initial parameters
     records: int  # executed
     rounds: int  # committed ones among them: three digests each
-    fault: Fault | None
+    fault: TapeDifference | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Verified:
     records: int
     contributions: int  # fetched and compared
     covered: int  # not needed: a snapshot covers them
-    faults: tuple[Fault, ...]
+    faults: tuple[TapeDifference, ...]
     # Records at which it began again from what was published: nothing of before makes what follows.
     rebirths: tuple[int, ...] = ()
     # A restore whose checkpoint is gone since a snapshot covers it: what follows it was not
@@ -88,7 +88,7 @@ async def verify(
             if seq <= _covered_by(records):
                 unfollowed = seq
             else:
-                faults.append(Fault(seq, "", str(fault)))
+                faults.append(TapeDifference(seq, "", str(fault)))
             break
         try:
             if back is not None and isinstance(record, TapeRestore):
@@ -96,7 +96,7 @@ async def verify(
             else:
                 history.apply(record, seq)
         except TapeFault as fault:
-            faults.append(Fault(seq, "", str(fault)))
+            faults.append(TapeDifference(seq, "", str(fault)))
             break
     keep_all = spec.keeping.contributions == "all"
     covers = 0 if keep_all else _covered_by(records)
@@ -109,7 +109,7 @@ async def verify(
             compared += 1
             _, why, purged = await _contribution(spec.name, data, record, subject)
             if why and len(faults) < FAULTS_MAX:
-                faults.append(Fault(seq, subject, why, purged))
+                faults.append(TapeDifference(seq, subject, why, purged))
     born = _rebirths(records)
     return Verified(len(records), compared, covered, tuple(faults), born, unfollowed)
 
@@ -173,7 +173,7 @@ async def _executed(
     """From `place` on, up to the first difference."""
     history, store, why = place
     if why:
-        return Replayed(0, 0, 0, Fault(gone, "", why))
+        return Replayed(0, 0, 0, TapeDifference(gone, "", why))
     began_at, rounds, done = history.seq, 0, 0
     for missing in await _missing(spec, data, checkpoint_root):
         if missing.seq > began_at:
@@ -185,31 +185,31 @@ async def _executed(
         for subject in payloads_needed(record):
             payload, why, purged = await _contribution(spec.name, data, record, subject)
             if why:
-                return Replayed(began_at, done, rounds, Fault(seq, subject, why, purged))
+                return Replayed(began_at, done, rounds, TapeDifference(seq, subject, why, purged))
             payloads[subject] = payload
         try:
             back = await _back(spec, shard, record, checkpoint_root)
             store = await asyncio.to_thread(replay, history, store, record, seq, payloads, back)
         except TapeFault as fault:
-            return Replayed(began_at, done, rounds, Fault(seq, "", str(fault)))
+            return Replayed(began_at, done, rounds, TapeDifference(seq, "", str(fault)))
         done += 1
         rounds += isinstance(record, TapeRound) and record.outcome == "committed"
     return Replayed(began_at, done, rounds, None)
 
 
-async def _missing(spec: RunSpec, data: Bus, checkpoint_root: str) -> list[Fault]:
+async def _missing(spec: RunSpec, data: Bus, checkpoint_root: str) -> list[TapeDifference]:
     """Records of any shard that the server counts, and neither it nor the archive gives."""
     run, stream = spec.name, subjects.tape_stream(spec.name)
     info = await data.stream_info(stream)
     there = {s.seq for s in await read_tape(data, run, archives_of(spec, checkpoint_root))}
     gone = (n for n in range(max(info.first_seq, 1), info.last_seq + 1) if n not in there)
     why = "is not given: it is damaged on the message server's disk"
-    return [Fault(n, "", f"record {n} {why}") for n in islice(gone, FAULTS_MAX)]
+    return [TapeDifference(n, "", f"record {n} {why}") for n in islice(gone, FAULTS_MAX)]
 
 
 async def _back(
     spec: RunSpec, shard: int, record: TapeRecord, checkpoint_root: str
-) -> State | None:
+) -> RestoredState | None:
     """The state that a restore goes back to; TapeFault when it cannot be had."""
     if not isinstance(record, TapeRestore):
         return None

@@ -28,7 +28,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_syncer.checkpoints.parts_io import load_recorded
 from diloco_syncer.history.history import History, TapeFault, is_of
 from diloco_syncer.history.replay import (
-    State,
+    RestoredState,
     newest_keyframes,
     newest_published,
     payloads_needed,
@@ -44,7 +44,7 @@ from diloco_syncer.merging.published_io import (
     read_recorded,
 )
 from diloco_syncer.merging.store import FragmentStore
-from diloco_syncer.snapshots.finding_io import Finder, Found
+from diloco_syncer.snapshots.finding_io import Finder, FoundState
 
 log = structlog.get_logger()
 
@@ -125,7 +125,7 @@ class Follower:
                 before = found.seq
         return False
 
-    async def _is_of_tape(self, found: Found) -> bool:
+    async def _is_of_tape(self, found: FoundState) -> bool:
         """Whether the record that this state covers is still on the tape, or nobody can tell."""
         try:
             records = await self.tape.read(after=found.seq - 1, limit=1)
@@ -136,7 +136,7 @@ class Follower:
         info = await self.data.stream_info(self.tape.stream)
         return found.seq < info.first_seq  # it was archived, and is gone from there
 
-    def _begin(self, found: Found) -> None:
+    def _begin(self, found: FoundState) -> None:
         self.history, self.store = History.restore(self.spec, found.history), found.store
         rounds = self.history.next_round - 1
         self.notes.append(f"{found.source} of record {self.history.seq}, round {rounds}")
@@ -209,7 +209,7 @@ class Follower:
             for seq, record in records:
                 if isinstance(record, TapeRestore):
                     back = await self._back(record)
-                    assert isinstance(back, State)
+                    assert isinstance(back, RestoredState)
                     self.history.resume(back.history, record, seq)
                 else:
                     self.history.apply(record, seq)
@@ -222,7 +222,7 @@ class Follower:
             raise Unpublished("the run is over, and its last versions are not published")
         self.notes.append(f"{reason}; begins again from what is published")
 
-    async def _back(self, record: TapeRecord) -> State | FragmentStore | None:
+    async def _back(self, record: TapeRecord) -> RestoredState | FragmentStore | None:
         """The state that a restore or a rebirth speaks of; Purged when it cannot be had."""
         if isinstance(record, TapeRebirth):
             try:

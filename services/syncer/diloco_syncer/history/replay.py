@@ -24,11 +24,11 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_syncer.events import Rewound, Stage
 from diloco_syncer.history.history import History, TapeFault
-from diloco_syncer.merging.store import Contribution, FragmentStore, Shelf, Staged, in_memory
+from diloco_syncer.merging.store import Contribution, FragmentStore, Shelf, StagedMerge, in_memory
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RestoredState:
     """What a checkpoint brings back."""
 
     manifest: CheckpointManifest
@@ -54,7 +54,7 @@ def replay(
     record: TapeRecord,
     seq: int,
     payloads: Mapping[str, bytes],
-    back: State | FragmentStore | None = None,
+    back: RestoredState | FragmentStore | None = None,
     shelf: Shelf = in_memory,
 ) -> FragmentStore | None:
     """Advance history and store by one record; the store (created by the init record).
@@ -102,7 +102,7 @@ def replay(
                 _check(back.anchor_digest(p), digest, seq, what)
             return back
         case TapeRestore():
-            assert isinstance(back, State), "a restore without its state"
+            assert isinstance(back, RestoredState), "a restore without its state"
             history.resume(back.history, record, seq)
             return back.store
         case _:
@@ -196,7 +196,7 @@ def stage_chosen(
     stage: Stage,
     payloads: Mapping[str, bytes],
     norms: Mapping[str, NDArray[np.float64]] | None = None,
-) -> Staged:
+) -> StagedMerge:
     """Compute the merge that an effect asks for; `norms` of pieces save it a pass."""
     known = norms or {}
     return store.stage(

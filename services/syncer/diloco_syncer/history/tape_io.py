@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from diloco_shared.bus.port import Bus, BusError, Conflict, Progress, Refused, StreamFull
+from diloco_shared.bus.port import Bus, BusError, Conflict, Refused, StreamFull, TransferProgress
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, began_later, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.process.crash_points import passing
@@ -63,7 +63,7 @@ class Tape:
         self.subject = subjects.tape(run, shard)
         self.end = 0  # stream sequence of the newest record of this shard
         self.emptied = False  # the stream has none of them: the newest lies in the archive
-        self.progress = Progress()  # of the append under way
+        self.progress = TransferProgress()  # of the append under way
         self.appending_since = 0.0  # monotonic seconds; 0: none is under way
         # Called when the stream is full: why nothing could be archived, or "".
         self.make_room: Callable[[], Awaitable[str]] = _no_room

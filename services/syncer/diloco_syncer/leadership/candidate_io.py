@@ -16,13 +16,13 @@ from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_syncer.context import RunContext
 from diloco_syncer.history.follow_io import Follower, Purged, Recovered
-from diloco_syncer.history.stuck_io import RETRY_S, Stuck
+from diloco_syncer.history.state_search_io import RETRY_S, StateSearch
 from diloco_syncer.history.tape_io import Deposed, Tape
 from diloco_syncer.leadership.leader_io import Leader
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 from diloco_syncer.snapshots.finding_io import Finder
 from diloco_syncer.snapshots.handover_io import SnapshotSender
-from diloco_syncer.status.showing_io import over_elsewhere, shown_over
+from diloco_syncer.status.status_writer_io import over_elsewhere, shown_over
 
 log = structlog.get_logger()
 
@@ -108,7 +108,7 @@ class Candidate:
     async def _stand_by(self) -> tuple[Tape, Recovered]:
         """Follow the tape until this process holds the lease and has executed all of it."""
         self.show("catching up", "", 0)
-        stuck = Stuck(self.context, self.keeper, self._follower, self.show, self.tell)
+        stuck = StateSearch(self.context, self.keeper, self._follower, self.show, self.tell)
         while True:
             follower = self._follower()
             try:
@@ -120,7 +120,7 @@ class Candidate:
                 await stuck.unfit(str(fault), str(fault), follower.history.seq)
             await asyncio.sleep(10 * RETRY_S)
 
-    async def _follow_on(self, follower: Follower, stuck: Stuck) -> tuple[Tape, Recovered]:
+    async def _follow_on(self, follower: Follower, stuck: StateSearch) -> tuple[Tape, Recovered]:
         """As far as the tape can be executed, and from another place where it cannot."""
         while True:
             try:

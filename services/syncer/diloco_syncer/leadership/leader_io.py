@@ -58,13 +58,13 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.merging.numbers_io import Numbers
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.messages.arrivals_io import Arrivals
+from diloco_syncer.messages.data_places_io import Places
 from diloco_syncer.messages.inbox_io import Inbox
 from diloco_syncer.messages.outbox_io import Outbox
-from diloco_syncer.messages.places_io import Places
 from diloco_syncer.rounds.round import Phase
 from diloco_syncer.snapshots.handover_io import SnapshotSender
-from diloco_syncer.status.showing_io import Showing, until_over
 from diloco_syncer.status.status import size
+from diloco_syncer.status.status_writer_io import Showing, until_over
 from diloco_syncer.streams.fullness_io import Fullness
 from diloco_syncer.streams.purging_io import UpPurger
 from diloco_syncer.streams.room import Horizon

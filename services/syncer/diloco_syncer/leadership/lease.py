@@ -53,7 +53,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LeaseLost:
     """Our write came second."""
 
 
@@ -74,7 +74,7 @@ class TimePassed:
     """The deadline has come."""
 
 
-Event = Looked | Written | Lost | Away | Fitness | TimePassed
+Event = Looked | Written | LeaseLost | Away | Fitness | TimePassed
 
 
 # --- requests ----------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Lease:
                 self._looked(event.held, now)
             case Written():
                 self._written(event, now)
-            case Lost():
+            case LeaseLost():
                 self.asked, self.sure, self.next_at = None, False, now
             case Away():
                 self.asked, self.sure, self.blind = None, False, True

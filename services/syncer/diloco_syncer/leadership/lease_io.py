@@ -20,9 +20,9 @@ from diloco_syncer.leadership.lease import (
     Fitness,
     Held,
     Lease,
+    LeaseLost,
     Look,
     Looked,
-    Lost,
     Request,
     TimePassed,
     Written,
@@ -151,5 +151,5 @@ class LeaseKeeper:
             place, known = (subjects.LEASES, self.key), request.revision
             revision = await write_if(self.bus, *place, value, known, ttl_s=TTL_S)
         except Conflict:
-            return Lost()
+            return LeaseLost()
         return Written(revision, sent_at)

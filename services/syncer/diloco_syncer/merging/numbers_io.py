@@ -40,7 +40,7 @@ from diloco_syncer.history.replay import build_store, stage_chosen
 from diloco_syncer.machine import Machine
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.merging.store import FragmentStore
-from diloco_syncer.merging.store import Staged as StagedArrays
+from diloco_syncer.merging.store import StagedMerge as StagedArrays
 from diloco_syncer.messages.outbox_io import Outbox
 
 log = structlog.get_logger()

@@ -28,7 +28,7 @@ from diloco_shared.numerics.merge import (
     merge_and_step,
     publish,
 )
-from diloco_shared.numerics.merge_kernels import Outcome, State
+from diloco_shared.numerics.merge_kernels import MergeState, Outcome
 from diloco_shared.numerics.outer import Outer
 from diloco_shared.protocol.chunks import Headed
 from diloco_shared.protocol.messages import TensorSpec
@@ -73,7 +73,7 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedMerge:
     """The outcome of a merge, not yet in force."""
 
     fragment: Fragment
@@ -127,7 +127,7 @@ class FragmentStore:
         *,
         keyframe: bool,
         fraction: float = 0.0,
-    ) -> Staged:
+    ) -> StagedMerge:
         """Merge, outer step, publication: the same inputs give the same bytes; changes nothing.
 
         A keyframe publishes the master itself (rounded by its codec); a delta publishes
@@ -141,7 +141,7 @@ class FragmentStore:
         deltas = [self._delta(p, c) for c in ordered]
         outcome, outer = self._step(p, deltas, publishing, self.outer.nesterov(fraction))
         payload = outcome.payload.data
-        return Staged(
+        return StagedMerge(
             Fragment(
                 f.version + 1, outcome.master_F, outcome.anchor_F, self.shelf(f.anchor), outer
             ),
@@ -162,7 +162,7 @@ class FragmentStore:
         f, pieces, rule = self.fragments[p], self.layout.fragments[p], self.algorithm.merge
         previous_F = EMPTY if f.previous is None else f.previous
         if nesterov is not None:
-            state = State(f.master, f.outer[0] if f.outer else EMPTY, f.anchor)
+            state = MergeState(f.master, f.outer[0] if f.outer else EMPTY, f.anchor)
             outcome = merge_and_step(
                 deltas,
                 pieces,
@@ -191,7 +191,7 @@ class FragmentStore:
             norms_P = None  # found before the layout was known
         return Delta(c.weight, c.codec, c.payload, behind, norms_P)
 
-    def install(self, p: int, staged: Staged) -> Fragment:
+    def install(self, p: int, staged: StagedMerge) -> Fragment:
         """The round is committed; what was in force before."""
         replaced = self.fragments[p]
         assert staged.fragment.version == replaced.version + 1

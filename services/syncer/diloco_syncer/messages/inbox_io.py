@@ -30,7 +30,7 @@ from diloco_syncer.events import (
     ProgressSeen,
     Wanted,
 )
-from diloco_syncer.leadership.initial_io import InitialSets
+from diloco_syncer.leadership.initial_parameters_io import InitialSets
 from diloco_syncer.merging.payloads_io import Payloads, PayloadsFull
 from diloco_syncer.rounds.norms import inspect
 

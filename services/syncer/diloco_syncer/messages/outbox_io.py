@@ -7,7 +7,7 @@ from functools import partial
 import structlog
 
 from diloco_shared.bus.blobs import put_blob
-from diloco_shared.bus.port import BusError, Progress, Stored, StreamFull
+from diloco_shared.bus.port import BusError, Stored, StreamFull, TransferProgress
 from diloco_shared.bus.repeating import left_undone, until_done
 from diloco_shared.bus.stored_records import event_now
 from diloco_shared.process.crash_points import passing
@@ -62,7 +62,9 @@ class Outbox:
         # have room for before a keyframe lets it be purged. In the order in which they were asked.
         self.under_way_max = spec.algorithm.rounds_in_flight_max + 1
         self.turns = asyncio.Semaphore(self.under_way_max)
-        self.sending: dict[str, Progress] = {}  # of each publication under way, by its subject
+        self.sending: dict[
+            str, TransferProgress
+        ] = {}  # of each publication under way, by its subject
         self.acknowledged = Acknowledged()
         self.events: asyncio.Queue[EventRecord] = asyncio.Queue(EVENTS_MAX)
 
@@ -103,7 +105,7 @@ class Outbox:
         e = effect
         subject = subjects.publication(self.run, e.epoch, e.fragment, e.version, e.term)
 
-        async def put(progress: Progress) -> None:
+        async def put(progress: TransferProgress) -> None:
             # By themselves: no chunk is sent again because the manifest has to be.
             blob = await until_done(
                 lambda: put_blob(self.data, subject, payload, progress=progress), subject
@@ -136,7 +138,7 @@ class Outbox:
             passing("after-manifest")
 
         async with self.turns:
-            progress = self.sending[subject] = Progress()
+            progress = self.sending[subject] = TransferProgress()
             try:
                 await put(progress)
             finally:
@@ -144,7 +146,9 @@ class Outbox:
                     del self.sending[subject]
         self.bytes_out += len(payload) * readers
 
-    async def _put_doubtful(self, subject: str, payload: Payload, progress: Progress) -> None:
+    async def _put_doubtful(
+        self, subject: str, payload: Payload, progress: TransferProgress
+    ) -> None:
         """Put again the chunks that an earlier life of the server acknowledged: they may be lost.
 
         Those that are there are dropped as repeats, for two minutes. To count what is there is no
@@ -158,7 +162,7 @@ class Outbox:
             await until_done(put, subject)
         log.warning("the server was started over and over", subject=subject)
 
-    async def _seal(self, subject: str, manifest: bytes, progress: Progress) -> int:
+    async def _seal(self, subject: str, manifest: bytes, progress: TransferProgress) -> int:
         try:
             seq = await self.data.append(subject, manifest, msg_id=subject)
         except BusError as error:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QuorumAnswer:
     """Whether it is enough; if not, how many learners more would do. `needs`: the rule in words."""
 
     enough: bool
@@ -21,7 +21,7 @@ class Answer:
 class Quorum(Protocol):
     """A policy. One of your own may look at who they are: at their sites, say."""
 
-    def answer(self, learners: Collection[str]) -> Answer: ...
+    def answer(self, learners: Collection[str]) -> QuorumAnswer: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class AtLeast:
 
     k: int
 
-    def answer(self, learners: Collection[str]) -> Answer:
+    def answer(self, learners: Collection[str]) -> QuorumAnswer:
         short = max(self.k - len(learners), 0)
-        return Answer(not short, short, f"{self.k} needed")
+        return QuorumAnswer(not short, short, f"{self.k} needed")
 
 
 def policy(k: int) -> Quorum:
@@ -55,7 +55,7 @@ def ready(live: Sequence[Readiness], steps_needed: int) -> tuple[str, ...]:
 
 
 def explain(
-    live: Sequence[Readiness], answer: Answer, *, steps_needed: int, suspect_s: float
+    live: Sequence[Readiness], answer: QuorumAnswer, *, steps_needed: int, suspect_s: float
 ) -> str:
     """The answer in words, naming who is awaited and how far each is."""
     there = ready(live, steps_needed)

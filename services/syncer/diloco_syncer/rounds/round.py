@@ -37,7 +37,7 @@ MOVES: dict[tuple[Phase, Phase], str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptContribution:
     """A contribution that passed the gate."""
 
     manifest: ContributionManifest
@@ -65,7 +65,7 @@ class Round:
     quorum: int = 0  # K when it closed: a change by the user counts for rounds to come
     # learner -> incarnation, of those pulled.
     participants: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, Kept] = field(default_factory=dict)
+    kept: dict[str, KeptContribution] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     chosen: tuple[Chosen, ...] = ()
     staged: Staged | None = None

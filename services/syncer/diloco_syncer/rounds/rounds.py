@@ -27,7 +27,7 @@ from diloco_syncer.members.roster import Member, Roster
 from diloco_syncer.rounds.gate import expecting, judge
 from diloco_syncer.rounds.grace import Timings, grace_s, pull_timeout_s
 from diloco_syncer.rounds.quorum import Readiness, explain, ready
-from diloco_syncer.rounds.round import Kept, Phase, Round, contribution_verdict
+from diloco_syncer.rounds.round import KeptContribution, Phase, Round, contribution_verdict
 from diloco_syncer.rounds.stragglers import Stragglers
 from diloco_syncer.streams.room import Room
 
@@ -248,7 +248,7 @@ class Rounds:
             return "", [Drop(key), *self._move(r, now)]
         tokens, steps = m.tokens_to - m.tokens_from, m.step_to - m.step_from
         w = weight(tokens, steps, self.algorithm.weighting)
-        r.kept[m.learner] = Kept(m, event.norm, w)
+        r.kept[m.learner] = KeptContribution(m, event.norm, w)
         self.stragglers.in_time(m.learner)
         self._hurry(r, now)
         return "", self._move(r, now)

@@ -27,7 +27,7 @@ UNSOUND = (OSError, ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundState:
     """State to go on from: `History.meta`, and the store with it."""
 
     history: dict[str, Any]
@@ -52,15 +52,15 @@ class Finder:
         self.snapshots = snapshots
         self.root = root
 
-    def own(self) -> tuple[Found | None, list[str]]:
+    def own(self) -> tuple[FoundState | None, list[str]]:
         """The newest sound snapshot of our own; and why others were passed over."""
         found, faults = self.snapshots.newest()
         if found is None:
             return None, faults
         meta, arrays = found
-        return Found(meta["history"], self._store(meta, arrays), "snapshot"), faults
+        return FoundState(meta["history"], self._store(meta, arrays), "snapshot"), faults
 
-    def newer(self, after: int, *, before: float = math.inf) -> Found | None:
+    def newer(self, after: int, *, before: float = math.inf) -> FoundState | None:
         """The newest sound snapshot here of a record between these two, whoever's it is."""
         places = [(self.snapshots, ""), *((s, f" of {name}") for s, name in self._others())]
         known = [(n, store, whose) for store, whose in places for n in _covers(store)]
@@ -74,7 +74,7 @@ class Finder:
                 restored = self._store(meta, arrays)
             except UNSOUND:
                 continue  # torn, damaged, or removed meanwhile by its owner
-            return Found(meta["history"], restored, f"snapshot{whose}")
+            return FoundState(meta["history"], restored, f"snapshot{whose}")
         return None
 
     def _store(self, meta: dict[str, Any], arrays: dict[str, Any]) -> FragmentStore:
@@ -89,7 +89,7 @@ class Finder:
             if store.folder != self.snapshots.folder:
                 yield store, Path(path).relative_to(self.data.parent).parts[0]
 
-    def checkpoint(self, after: int, *, before: float = math.inf) -> Found | None:
+    def checkpoint(self, after: int, *, before: float = math.inf) -> FoundState | None:
         """This shard's part of the newest sound run-wide checkpoint of between these records.
 
         Raises OSError when the place of the checkpoints cannot be listed.
@@ -106,7 +106,7 @@ class Finder:
             except UNSOUND as error:
                 log.warning("a checkpoint is passed over", checkpoint=ref, error=str(error))
                 continue
-            return Found(state.history, state.store, f"checkpoint {ref}")
+            return FoundState(state.history, state.store, f"checkpoint {ref}")
         return None
 
 

@@ -29,7 +29,7 @@ from safetensors import SafetensorError, safe_open
 
 from diloco_shared.process.crash_points import passing
 from diloco_shared.process.disk_room import DiskRoom
-from diloco_syncer.merging.shelf_io import FileShelf
+from diloco_syncer.merging.anchor_files_io import FileShelf
 from diloco_syncer.merging.store import PREVIOUS, Shelf
 
 # In a syncer's data folder: one folder per run.

@@ -6,8 +6,8 @@ from collections import deque
 from diloco_shared.bus.nats.lane_put import LOOK_S, Bytes, Connect
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.nats.pulls import IDLE, SILENT_S, Delivered, delivered, pull, unserved
-from diloco_shared.bus.nats.wire import Arrived, Message, publish_line
-from diloco_shared.bus.port import BusError, Progress, Traffic, Unavailable
+from diloco_shared.bus.nats.wire import Arrived, WireMessage, publish_line
+from diloco_shared.bus.port import BusError, Traffic, TransferProgress, Unavailable
 from diloco_shared.protocol.chunks import Incoming
 from diloco_shared.protocol.pace import Pace
 
@@ -25,7 +25,7 @@ class Receiving:
     def __init__(
         self,
         incoming: Incoming,
-        progress: Progress,
+        progress: TransferProgress,
         consumer: str,
         budget: Bytes,
         traffic: Traffic,
@@ -89,7 +89,7 @@ class Receiving:
         with self._lock:
             self._asked -= count
 
-    def claim(self, message: Message) -> int | None:
+    def claim(self, message: WireMessage) -> int | None:
         with self._lock:
             return self._incoming.claim(message.headers, message.size)
 
@@ -170,10 +170,10 @@ class _Receiver:
             self._asked_at.extend([time.monotonic()] * count)
         return min(wait_s or LOOK_S, LOOK_S)
 
-    def _ours(self, message: Message) -> bool:
+    def _ours(self, message: WireMessage) -> bool:
         return f".{self._receiving.consumer}." in message.reply
 
-    def _place(self, message: Message) -> memoryview | None:
+    def _place(self, message: WireMessage) -> memoryview | None:
         if message.status or not self._ours(message):
             return None
         index = self._receiving.claim(message)
@@ -187,7 +187,7 @@ class _Receiver:
         elif self._ours(message):
             self._chunk(message)
 
-    def _chunk(self, message: Message) -> None:
+    def _chunk(self, message: WireMessage) -> None:
         self._receiving.traffic.received(message.size)
         index = self._claimed.popleft()
         good = index is None or self._receiving.settle(index)
@@ -196,7 +196,7 @@ class _Receiver:
             self._receiving.unasked(1)
         self._receiving.saw(delivered(message.reply), good)
 
-    def _status(self, message: Message) -> None:
+    def _status(self, message: WireMessage) -> None:
         if message.subject != self._reply:
             return
         if message.status == IDLE:

@@ -10,7 +10,14 @@ from typing import Protocol
 from diloco_shared.bus.nats.api import stored_at
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.nats.wire import Arrived, publish_head
-from diloco_shared.bus.port import BusError, Progress, Refused, StreamFull, Traffic, Unavailable
+from diloco_shared.bus.port import (
+    BusError,
+    Refused,
+    StreamFull,
+    Traffic,
+    TransferProgress,
+    Unavailable,
+)
 from diloco_shared.protocol.chunks import Outgoing
 from diloco_shared.protocol.pace import Pace
 
@@ -23,7 +30,7 @@ Connect = Callable[[], AbstractContextManager[LaneSocket]]
 
 
 class Bytes(Protocol):
-    """A byte budget. See `lanes.Budget`."""
+    """A byte budget. See `lanes.RateLimit`."""
 
     def take(self, size: int) -> float: ...
 
@@ -39,7 +46,7 @@ class Sending:
         self,
         outgoing: Outgoing,
         chunks: Sequence[int],
-        progress: Progress,
+        progress: TransferProgress,
         budget: Bytes,
         traffic: Traffic,
         connect: Connect,

@@ -18,14 +18,14 @@ from urllib.parse import SplitResult, urlsplit
 
 from diloco_shared.bus.nats.wire import (
     Event,
-    Fault,
     Info,
-    Message,
     Parser,
     Ping,
     Place,
     Pong,
+    ServerError,
     WireFault,
+    WireMessage,
     connect_line,
     sub_line,
 )
@@ -207,7 +207,7 @@ class LaneSocket:
         """`place` says from now on where payloads go; None keeps none of them."""
         self._place = place
 
-    def _placed(self, message: Message) -> memoryview | None:
+    def _placed(self, message: WireMessage) -> memoryview | None:
         return None if self._place is None else self._place(message)
 
     def wait(self, timeout_s: float) -> bool:
@@ -255,7 +255,7 @@ class LaneSocket:
             return True
         if isinstance(event, Pong):
             self._unanswered = 0
-        if isinstance(event, Fault):
+        if isinstance(event, ServerError):
             raise self._broke(f"the server says: {event.text}")
         return False
 

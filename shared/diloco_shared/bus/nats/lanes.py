@@ -22,7 +22,7 @@ from diloco_shared.bus.nats.lane_put import Sending
 from diloco_shared.bus.nats.lane_socket import Address, LaneSocket
 from diloco_shared.bus.nats.link import NatsLink
 from diloco_shared.bus.nats.pulls import forget_consumer, open_consumer
-from diloco_shared.bus.port import Progress, Unavailable
+from diloco_shared.bus.port import TransferProgress, Unavailable
 from diloco_shared.protocol.chunks import Incoming, Outgoing
 from diloco_shared.protocol.pace import TokenBucket
 
@@ -39,7 +39,7 @@ IDLE_S = 600.0
 _STOP_S = 0.3
 
 
-class Budget:
+class RateLimit:
     """A token bucket that several threads share."""
 
     def __init__(self, bytes_per_s: float) -> None:
@@ -67,8 +67,8 @@ class NatsLanes:
         self._link = link
         self._address = address
         self._connections = connections
-        self._up = Budget(uplink_bytes_per_s)
-        self._down = Budget(downlink_bytes_per_s)
+        self._up = RateLimit(uplink_bytes_per_s)
+        self._down = RateLimit(downlink_bytes_per_s)
         self._turns = asyncio.Semaphore(TRANSFERS_MAX)
         self._threads = ThreadPoolExecutor(TRANSFERS_MAX * connections, f"lane {link.name}")
         self._lock = threading.Lock()
@@ -82,7 +82,7 @@ class NatsLanes:
         self,
         outgoing: Outgoing,
         chunks: Sequence[int],
-        progress: Progress,
+        progress: TransferProgress,
         *,
         window: int,
         chunk_timeout_s: float,
@@ -100,7 +100,7 @@ class NatsLanes:
         )
         await self._run(sending, connections, progress)
 
-    async def receive(self, stream: str, incoming: Incoming, progress: Progress) -> None:
+    async def receive(self, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
         if incoming.complete:
             return
         name, there = await self._consumer(stream, incoming.blob.subject, progress.next_seq)
@@ -132,7 +132,9 @@ class NatsLanes:
             raise
         return name, there
 
-    async def _run(self, job: Sending | Receiving, connections: int, progress: Progress) -> None:
+    async def _run(
+        self, job: Sending | Receiving, connections: int, progress: TransferProgress
+    ) -> None:
         """Work on `job` with that many threads; when cancelled they end by themselves."""
         progress.queued = self._turns.locked()
         try:

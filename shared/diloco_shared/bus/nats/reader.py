@@ -31,7 +31,7 @@ from diloco_shared.bus.port import BusError, Stored, Unavailable
 _log = structlog.get_logger(__name__)
 
 
-class Inbox:
+class ReplyInbox:
     """Messages of one reply subject. Bounded by what was asked for."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Reader:
         self._batch = batch
         self._plain = plain
         self._stack: AsyncExitStack | None = None
-        self._inbox = Inbox()
+        self._inbox = ReplyInbox()
         self._reply = ""
         self._consumer = ""
         self._asked = 0
@@ -112,7 +112,7 @@ class Reader:
     async def _open(self) -> None:
         stack = AsyncExitStack()
         self._stack = stack
-        self._inbox = Inbox()
+        self._inbox = ReplyInbox()
         self._asked = self._delivered = 0
         await stack.enter_async_context(self._link.on_reconnect(self._inbox.wake))
         self._reply = await stack.enter_async_context(

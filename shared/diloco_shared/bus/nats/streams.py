@@ -25,7 +25,7 @@ from diloco_shared.bus.nats.api import (
     without_server_headers,
 )
 from diloco_shared.bus.nats.link import NatsLink, Raw
-from diloco_shared.bus.nats.reader import Inbox, Reader
+from diloco_shared.bus.nats.reader import Reader, ReplyInbox
 from diloco_shared.bus.port import (
     BusError,
     Refused,
@@ -216,7 +216,7 @@ class NatsStreams(StreamKv):
         self, stream: str, subject: str, seq: int, want: int, found: list[Stored]
     ) -> bool:
         """Append up to `want` messages from `seq` on to `found`; whether there are more."""
-        inbox = Inbox()
+        inbox = ReplyInbox()
         body = {
             "seq": seq,
             "next_by_subj": subject,

@@ -25,7 +25,7 @@ class WireFault(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class WireMessage:
     """A message, without its payload. `size` is the payload's length in bytes."""
 
     subject: str
@@ -42,7 +42,7 @@ class Message:
 class Arrived:
     """A message whose payload is complete: where `Place` wanted it, and so in `payload`."""
 
-    message: Message
+    message: WireMessage
     payload: memoryview
 
 
@@ -64,15 +64,15 @@ class Pong:
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ServerError:
     """`-ERR`: the server says what it did not like."""
 
     text: str
 
 
-Event = Arrived | Info | Ping | Pong | Fault
+Event = Arrived | Info | Ping | Pong | ServerError
 # Where the payload of a message of that size goes; None when nobody needs to keep it.
-Place = Callable[[Message], memoryview | None]
+Place = Callable[[WireMessage], memoryview | None]
 
 
 def connect_line(options: dict[str, Any]) -> bytes:
@@ -108,7 +108,7 @@ class Parser:
         self._stage = bytearray(HEAD_BYTES_MAX)
         self._view = memoryview(self._stage)
         self._start = self._end = 0
-        self._message: Message | None = None
+        self._message: WireMessage | None = None
         self._body = memoryview(b"")
         self._filled = 0
 
@@ -175,7 +175,7 @@ class Parser:
         headers = parse_headers(bytes(self._stage[start : start + head])) if head else {}
         self._start = start + head
         size = total - head
-        self._message = Message(subject, reply, headers, size)
+        self._message = WireMessage(subject, reply, headers, size)
         place = self._place(self._message)
         self._body = memoryview(bytearray(size)) if place is None else place
         assert len(self._body) == size, "a place of another size than the payload"
@@ -184,7 +184,7 @@ class Parser:
         self._start += self._filled
         return True
 
-    def _finish(self, message: Message) -> Event | None:
+    def _finish(self, message: WireMessage) -> Event | None:
         if self._filled < len(self._body) or self._end - self._start < 2:
             return None
         if self._stage[self._start : self._start + 2] != b"\r\n":
@@ -227,7 +227,7 @@ def _control(verb: bytes, rest: bytes) -> Event | None:
         case b"+OK":
             return None
         case b"-ERR":
-            return Fault(rest.decode("utf-8", "replace").strip(" '"))
+            return ServerError(rest.decode("utf-8", "replace").strip(" '"))
         case b"INFO":
             try:
                 body = json.loads(rest)

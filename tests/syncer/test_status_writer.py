@@ -11,7 +11,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.history import History
 from diloco_syncer.machine import Machine
-from diloco_syncer.status.showing_io import Showing, shown_over
+from diloco_syncer.status.status_writer_io import Showing, shown_over
 
 SPEC = RunSpec.model_validate({"name": "r", "id": "01", "budget": {"steps": 8}})
 

@@ -32,7 +32,7 @@ class Bit:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class FragmentView:
     """All that a program must know of a fragment before it runs."""
 
     tensors: tuple[tuple[tuple[int, ...], str], ...]  # shape and type by slot
@@ -44,7 +44,7 @@ class Cut:
         return sum(bit.size for bit in self.bits)
 
 
-class Cuts:
+class FragmentOps:
     """The programs of every fragment. `shapes`: the tree of the parameters' shapes."""
 
     def __init__(self, layout: Layout, shapes: Any, codec: str) -> None:
@@ -52,7 +52,7 @@ class Cuts:
         named = to_named(shapes)
         # Names of the tensors by slot, what is static, and where the rows begin: by fragment.
         self.names: list[tuple[str, ...]] = []
-        self.cuts: list[Cut] = []
+        self.cuts: list[FragmentView] = []
         self.starts: list[NDArray[np.int32]] = []
         for pieces in layout.fragments:
             names = tuple(dict.fromkeys(piece.name for piece in pieces))
@@ -63,7 +63,7 @@ class Cuts:
                 for p in pieces
             )
             tensors = tuple((tuple(named[n].shape), str(named[n].dtype)) for n in names)
-            self.cuts.append(Cut(tensors, tuple(bits)))
+            self.cuts.append(FragmentView(tensors, tuple(bits)))
         self._read = Ahead(_read, lambda cut, *_: cut, static=True)
         self._adopt = Ahead(_adopt, lambda cut, *_: cut, static=True, donate=(1,))
         self._encode = Ahead(_encode, lambda how, *args: (how, args[-1] is None), static=True)
@@ -109,13 +109,13 @@ def _part(bit: Bit, tensors: Any, start: jax.Array) -> jax.Array:
     return tensor if bit.whole else lax.dynamic_slice_in_dim(tensor, start, bit.rows)
 
 
-def _read(cut: Cut, tensors: Any, starts_N: jax.Array) -> jax.Array:
+def _read(cut: FragmentView, tensors: Any, starts_N: jax.Array) -> jax.Array:
     parts = [_part(bit, tensors, starts_N[n]) for n, bit in enumerate(cut.bits)]
     return jnp.concatenate([part.reshape(-1).astype(jnp.float32) for part in parts])
 
 
 def _adopt(
-    cut: Cut, tensors: Any, starts_N: jax.Array, anchor_F: jax.Array, alpha: jax.Array
+    cut: FragmentView, tensors: Any, starts_N: jax.Array, anchor_F: jax.Array, alpha: jax.Array
 ) -> tuple[jax.Array, ...]:
     tensors, offset = list(tensors), 0
     for n, bit in enumerate(cut.bits):
@@ -133,7 +133,11 @@ def _adopt(
 
 
 def _encode(
-    how: tuple[Cut, str], tensors: Any, starts_N: jax.Array, anchor_F: jax.Array, residual_F: Any
+    how: tuple[FragmentView, str],
+    tensors: Any,
+    starts_N: jax.Array,
+    anchor_F: jax.Array,
+    residual_F: Any,
 ) -> tuple[Parts, jax.Array | None]:
     cut, codec = how
     delta_F: jax.Array = pseudogradient(anchor_F, _read(cut, tensors, starts_N))

@@ -54,7 +54,7 @@ class Peers:
         return (*self.fit, *self.coming, *self.unfit)
 
 
-class Stuck:
+class StateSearch:
     """Of one candidate. `fresh` makes a follower that has begun with nothing."""
 
     def __init__(

@@ -6,7 +6,7 @@ import structlog
 
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import again_and_again, until_done
-from diloco_shared.bus.standing import Standing, shown
+from diloco_shared.bus.status_key import Standing, shown
 from diloco_shared.protocol.records import RunStatus
 from diloco_shared.protocol.run_states import over
 from diloco_shared.spec.run import RunSpec

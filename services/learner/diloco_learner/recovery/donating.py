@@ -22,7 +22,7 @@ SERVED_MAX = 64
 
 
 @dataclass(slots=True)
-class Request:
+class StateRequest:
     """A request and when it was last repeated."""
 
     donate: Donate
@@ -35,7 +35,7 @@ class Giving:
 
     learner: str
     incarnation: int
-    requests: dict[str, Request] = field(default_factory=dict)  # by newcomer
+    requests: dict[str, StateRequest] = field(default_factory=dict)  # by newcomer
     served: deque[str] = field(default_factory=lambda: deque(maxlen=SERVED_MAX))
 
     def ask(self, donate: Donate, now: float) -> str:
@@ -46,7 +46,7 @@ class Giving:
             return "request by this learner itself"
         if donate.nonce in self.served:
             return "request served before"
-        self.requests[donate.newcomer] = Request(donate, now)
+        self.requests[donate.newcomer] = StateRequest(donate, now)
         if len(self.requests) > REQUESTS_MAX:
             del self.requests[min(self.requests, key=lambda n: self.requests[n].seen_at)]
         return ""

@@ -31,7 +31,7 @@ from diloco_syncer.history.history import History
 from diloco_syncer.members.roster import Roster
 
 
-class Wishes:
+class UserRequests:
     """Of one leader's term."""
 
     def __init__(self, spec: RunSpec, history: History, roster: Roster) -> None:

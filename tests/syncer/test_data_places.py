@@ -6,7 +6,7 @@ from diloco_shared.protocol.wire import decode
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.ledger import Ledger
-from diloco_syncer.messages.places_io import Places
+from diloco_syncer.messages.data_places_io import Places
 
 
 async def told(bus: MemoryBus) -> dict[str, tuple[int, int]]:

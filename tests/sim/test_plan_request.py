@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from diloco_planner.plan_request import PlanRequest
 from diloco_planner.planner import Infeasible, plan, sensitivity
-from diloco_planner.wanted import Wishes
 
-WISHES = Wishes.model_json_schema()["properties"]
+WISHES = PlanRequest.model_json_schema()["properties"]
 
 
 def within(schema: dict[str, Any]) -> st.SearchStrategy[float]:
@@ -39,7 +39,7 @@ ANY = st.one_of(
 @given(ASKED)
 def test_every_wish_within_the_limits_is_planned_or_refused(asked: dict[str, float]) -> None:
     try:
-        found = plan(Wishes.model_validate(asked))
+        found = plan(PlanRequest.model_validate(asked))
     except Infeasible:
         return
     json.dumps(found, allow_nan=False)
@@ -48,14 +48,14 @@ def test_every_wish_within_the_limits_is_planned_or_refused(asked: dict[str, flo
 @examples(15)
 @given(ASKED)
 def test_so_are_its_changes(asked: dict[str, float]) -> None:
-    json.dumps(sensitivity(Wishes.model_validate(asked)), allow_nan=False)
+    json.dumps(sensitivity(PlanRequest.model_validate(asked)), allow_nan=False)
 
 
 @examples(100)
 @given(st.dictionaries(st.sampled_from([*WISHES]), ANY))
 def test_any_other_number_is_a_fault_of_the_wish(asked: dict[str, float]) -> None:
     try:
-        wishes = Wishes.model_validate({"params": 1e9, "chips": 64} | asked)
+        wishes = PlanRequest.model_validate({"params": 1e9, "chips": 64} | asked)
         json.dumps(plan(wishes), allow_nan=False)
     except (ValidationError, Infeasible):
         pass

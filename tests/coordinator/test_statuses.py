@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from diloco_coordinator.runs.standings import (
+from diloco_coordinator.runs.statuses import (
     FORCE_S,
     FORCE_S_MAX,
     SETTLE_S,

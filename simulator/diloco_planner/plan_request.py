@@ -6,7 +6,7 @@ from diloco_planner.goodput_model import YEAR_S, Failures
 from diloco_shared.spec.run import Spec
 
 
-class Wishes(Spec):
+class PlanRequest(Spec):
     """What there is, and what is wanted of it. All chips are alike.
 
     Limits are far outside of what there is, and close enough that no quotient of two wishes, nor

@@ -13,9 +13,9 @@ from syncer.test_tape import stream, term
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_simulator.hub.bus import MemoryBroker, MemoryBus
-from diloco_syncer.history import stuck_io as stuck
+from diloco_syncer.history import state_search_io as stuck
 from diloco_syncer.history.follow_io import Follower
-from diloco_syncer.history.stuck_io import Stuck
+from diloco_syncer.history.state_search_io import StateSearch
 from diloco_syncer.history.tape_io import Purged, Tape, Unread
 
 
@@ -40,14 +40,14 @@ class Together:
         self.states = dict.fromkeys(names, "ineligible")
         self.reading, self.all_read = 0, asyncio.Event()
 
-    def stuck(self, name: str) -> Stuck:
+    def stuck(self, name: str) -> StateSearch:
         keeper: Any = SimpleNamespace(lease=SimpleNamespace(me=name), elsewhere="")
         nothing: Any = None
 
         def show(state: str, why: str, seq: int) -> None:
             self.states[name] = state
 
-        found = Stuck(context(SPEC, nothing, name), keeper, nothing, show, nothing)
+        found = StateSearch(context(SPEC, nothing, name), keeper, nothing, show, nothing)
         found.last_resort.since = -1e9  # nobody was seen for long who may have the state
         return found
 
@@ -73,7 +73,7 @@ async def test_two_that_read_what_is_published_do_not_wait_for_each_other(
     assert list(await asyncio.gather(begins("s1"), begins("s2"))) == ["", ""]
 
 
-class InVain(Stuck):
+class InVain(StateSearch):
     """Nobody else has anything."""
 
     async def _newer(self, after: int) -> Follower | None:

@@ -21,8 +21,8 @@ from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.events import Event, InitMoved, InitSeen, Malformed
-from diloco_syncer.leadership import initial_io as initial
-from diloco_syncer.leadership.initial_io import InitialSets
+from diloco_syncer.leadership import initial_parameters_io as initial
+from diloco_syncer.leadership.initial_parameters_io import InitialSets
 from diloco_syncer.merging.payloads_io import Payloads
 
 TENSORS = tuple(TensorSpec(name=f"t{n}", shape=(4,), embedding=False) for n in range(3))
