@@ -79,11 +79,11 @@ def test_a_planted_fault_is_found(tmp_path: Path, fault: str) -> None:
     old, new = PLANTED[fault]
     source = Path(nats_wire.__file__).read_text(encoding="utf-8")
     assert source.count(old) == 1, "the fault does not fit the code"
-    protocol = tmp_path / "diloco_shared" / "protocol"
-    protocol.mkdir(parents=True)
-    for package in (protocol.parent, protocol):
+    nats = tmp_path / "diloco_shared" / "bus" / "nats"
+    nats.mkdir(parents=True)
+    for package in (nats.parent.parent, nats.parent, nats):
         (package / "__init__.py").touch()
-    (protocol / "nats_wire.py").write_text(source.replace(old, new), encoding="utf-8")
+    (nats / "wire.py").write_text(source.replace(old, new), encoding="utf-8")
     done = fuzz(tmp_path, RUNS_PLANTED, f"-artifact_prefix={tmp_path}/", path=str(tmp_path))
     assert done.returncode != 0, done.stderr[-3000:]
     (kept,) = tmp_path.glob("crash-*")
