@@ -54,9 +54,8 @@ class Leading:
         self.tape = Tape(bus, RUN)
         self.kinds: list[str] = []
         self.fullness = Fullness(
-            self.driver.spec,
+            context(self.driver.spec, bus),
             self.driver.machine,
-            bus,
             self.outbox,
             self.tape,
             Still(self.driver.spec, bus, lambda: (0, 0), self.outbox.tell),
