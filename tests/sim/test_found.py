@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from diloco_simulator.worlds import constants, found
 from diloco_simulator.worlds.case import CAST, Case
 from diloco_simulator.worlds.options import Options
@@ -38,3 +40,11 @@ def test_constants_that_belong_together_are_taken_back_together() -> None:
     case = Case(1, Options.calm(), {**rooms, constants.CHUNKS.path: 16})
     assert case.without([next(iter(rooms))]).constants == {constants.CHUNKS.path: 16}
     assert case.without([constants.CHUNKS.path]).constants == rooms
+
+
+def test_a_constant_that_is_not_there_any_more_is_named() -> None:
+    with (
+        pytest.raises(ValueError, match=r"no world draws diloco_old\.module\.LOOK_S"),
+        constants.put({"diloco_old.module.LOOK_S": 1.0}),
+    ):
+        raise AssertionError("nothing is in force")

@@ -151,6 +151,11 @@ def drawn(rng: Random) -> dict[str, float]:
 def put(values: Mapping[str, float]) -> Iterator[None]:
     """In force until the end of the block."""
     SHARED.cache_clear()  # a world depends on nothing that was played before
+    if unknown := sorted(values.keys() - KNOWN.keys()):
+        raise ValueError(
+            f"no world draws {', '.join(unknown)}: where a module has another name now, write that "
+            "into the kept world"
+        )
     named = [(KNOWN[path], value) for path, value in values.items()]
     changed = [*ALWAYS, *((d.module, d.name, value) for d, value in named)]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
