@@ -16,6 +16,7 @@ from typing import Any
 
 from written import write
 
+from diloco_cli.demo import spec_of
 from diloco_learner.training.trainer import Program
 from diloco_planner import hub_model
 from diloco_planner.goodput_model import YEAR_S, Failures
@@ -86,12 +87,19 @@ def of_bytes() -> list[Row]:
     return rows
 
 
+# Of `diloco demo`, unless it is told otherwise.
+DEMO_STEPS = 360
+
+
 def of_demo() -> list[Row]:
     """Three learners, one of them killed; the first sends initial parameters."""
-    body, spec = recorded("demo"), RunSpec.model_validate({"name": "x", "budget": {"steps": 2000}})
-    params = sum(Program.build(spec).layout.sizes)
+    body, spec = recorded("demo"), RunSpec.model_validate(spec_of("demo", DEMO_STEPS))
+    a, params = spec.algorithm, sum(Program.build(spec).layout.sizes)
     steps = body["tokens_processed"] / spec.tokens_per_step
-    found = predict(wishes(params, 3, 1.0, 2000), Settings(3, 24, P, 8, 2, "bf16", "bf16"))
+    settings = Settings(
+        3, a.sync_every_steps, a.fragments, a.overlap_steps, a.quorum, a.codec_up, a.codec_down
+    )
+    found = predict(wishes(params, 3, 1.0, DEMO_STEPS), settings)
     up = found["bytes_up_per_step"] * steps
     return [
         Row("bytes up", "demo.json", up, body["bytes_socket"]["data_up"] - 4 * params),
