@@ -51,6 +51,7 @@ class Visitors:
         self.rng = Random(f"visitors {world.seed}")
         self.counts = world.found.counts
         self.drained: set[str] = set()
+        self.forgotten: set[str] = set()
         self.copies = Copies(self)
         self.inflicting = Inflicting(self)
         self.requests = Requests(self)
@@ -288,8 +289,10 @@ class Visitors:
         if name in self.drained:
             return  # by another one, who undoes it
         self.drained.add(name)
+        self.forgotten.discard(name)
         status, said = await self.ask("POST", f"/members/{name}/drain", may=(200, 404))
-        if status == 200 and self.world.scene.faulty and not said["draining"]:
+        lasting = self.world.scene.faulty and name not in self.forgotten
+        if status == 200 and lasting and not said["draining"]:
             self.broken(f"{name} is drained, and shown as if it were not")
         await asyncio.sleep(self.rng.uniform(1.0, 20.0))
         status, _ = await self.ask("DELETE", f"/members/{name}/drain", may=(200, 404))
@@ -308,4 +311,5 @@ class Visitors:
         members = said["members"] if status == 200 else ()
         gone = [m["id"] for m in members if not m["alive"]]
         for name in gone[:1] or [m["id"] for m in members[:1]]:
+            self.forgotten.add(name)  # and with it that it was drained
             await self.ask("DELETE", f"/members/{name}", may=(204, 404, 409))

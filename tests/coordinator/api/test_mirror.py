@@ -99,3 +99,29 @@ async def test_a_beginning_over_a_bad_link_does_nothing_twice_that_is_done(
         await mirror.prepare()
     assert mirror.ready
     world.bus.broker.fault = None
+
+
+async def test_a_note_of_a_member_does_not_undo_a_drain_that_came_between(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both know the newest revision of the key; only one of them has read what stands there."""
+    async with world.coordinator() as desk:
+        mirror = desk.registry
+        await world.joins("a")
+        await until(lambda: "a" in mirror.roll.living)
+        await until(lambda: (NOTES, "a") in mirror.revisions)
+        before, read = mirror.roll.notes["a"], mirror.bus.kv_get
+        # Another coordinator notes the same, so that ours has to look again.
+        await world.bus.kv_put(NOTES, "a", before.model_dump_json().encode())
+        turns = [1]
+
+        async def meanwhile(bucket: str, key: str) -> Any:
+            entry = await read(bucket, key)
+            if bucket == NOTES and turns and turns.pop():
+                await mirror.drain("a", True)
+            return entry
+
+        monkeypatch.setattr(mirror.bus, "kv_get", meanwhile)
+        await mirror._note(before)
+        entry = await world.bus.kv_get(NOTES, "a")
+        assert b'"drained":true' in entry.value and mirror.roll.notes["a"].draining

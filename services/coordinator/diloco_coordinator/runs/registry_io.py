@@ -424,18 +424,21 @@ class Registry:
         """Write a note; unless it is a `wish` of a user, that of another coordinator's stays."""
         member = note.record.id
         place = (NOTES, member)
+        # What this note was made of. The mirror's revision may be another note's by the time that
+        # it is written: to follow that one would undo what it says.
+        known = self.revisions.get(place, 0)
         while True:
-            known = self.revisions.get(place, 0)
             value = note.model_dump_json().encode()
             try:
-                self.revisions[place] = await write_if(self.bus, *place, value, known)
+                revision = await write_if(self.bus, *place, value, known)
+                self.revisions[place] = max(revision, self.revisions.get(place, 0))
                 break
             except Conflict:
                 entry = await self.bus.kv_get(*place)
-                self.revisions.pop(place, None)
                 if entry is None or entry.value is None:
+                    known = 0
                     continue
-                self.revisions[place] = entry.revision
+                known = entry.revision
                 if not wish:
                     with suppress(ValidationError):
                         drained = MemberNote.model_validate_json(entry.value).drained

@@ -2,7 +2,7 @@
 
 from diloco_shared.protocol.messages import ContributionManifest
 from diloco_shared.spec.run import Algorithm
-from diloco_syncer.members.roster import Roster
+from diloco_syncer.members.roster import Member, Roster
 from diloco_syncer.rounds.grace import Timings, stragglers_s
 from diloco_syncer.rounds.round import Round
 
@@ -47,10 +47,21 @@ class Stragglers:
             member.missed += 1
 
     def slowest_s(self, r: Round) -> float:
-        """Usual seconds of the slowest participant; those unknown take the mean transfer."""
+        """Usual seconds of the slowest participant; those unknown take the mean transfer.
+
+        The pull's timeout follows from it: nobody is given less than is worth waiting for.
+        """
         there = [self.roster.members.get(learner) for learner in r.participants]
-        known = [member.answer.or_zero for member in there if member is not None]
+        known = [self._usual_s(member) for member in there if member is not None]
         return max([self.timings.transfer.or_zero, *known])
+
+    def _usual_s(self, member: Member) -> float:
+        """Seconds from a pull to a learner's answer; 0 where nothing is known."""
+        usual_s = member.answer.or_zero
+        # What comes too late may never be sent: a step of its own, and a transfer.
+        if member.missed and member.progress is not None:
+            usual_s = max(usual_s, member.progress.step_s + self.timings.transfer.or_zero)
+        return usual_s
 
     def until(self, r: Round, now: float) -> float:
         """The rest have what Eq. 3 leaves, and no less than an answer takes.
@@ -80,11 +91,6 @@ class Stragglers:
         member = self.roster.members.get(learner)
         if member is None or member.progress is None:
             return 0.0
-        usual_s = member.answer.or_zero
-        if (
-            member.missed
-        ):  # what comes too late may never be sent: a step of its own, and a transfer
-            usual_s = max(usual_s, member.progress.step_s + self.timings.transfer.or_zero)
-        usual_s *= USUAL_MARGIN
+        usual_s = self._usual_s(member) * USUAL_MARGIN
         saved_steps = member.progress.c_steps[r.fragment] * (1 + member.missed)
         return usual_s if usual_s * len(r.kept) <= saved_steps * step_s else 0.0
