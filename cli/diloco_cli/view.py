@@ -96,7 +96,8 @@ def ledger_line(status: dict[str, Any]) -> str:
 def _syncers_line(run: dict[str, Any], status: dict[str, Any]) -> str:
     """Who leads, and who could take over."""
     others = [s for s in run["syncers"] if s["id"] != status["leader"]]
-    line = f"led by {status['leader']}, term {status['term']}"
+    led = f"led by {status['leader']}, term {status['term']}"
+    line = led if status["leader"] else "nobody leads yet"
     for s in others:
         behind = f", {counted(s['lag_records'], 'record')} behind" if s["lag_records"] else ""
         line += f"; {s['id']} {s['state']}{behind if s['state'] == 'standby' else ''}"

@@ -20,6 +20,10 @@ class CliError(Exception):
         self.status = status
 
 
+# --------------------------------------------------------------------------------------------------
+# Numbers and errors as people say them; sizes are `diloco_shared.budget.terms.shown`.
+
+
 def counted(number: int, what: str) -> str:
     """1 round, 2 rounds."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -160,3 +160,11 @@ def test_a_coordinator_that_does_not_answer_is_told_of(
     out = capsys.readouterr().out
     assert out.count("the coordinator has not answered for 2 s: this is what it said last") == 1
     assert "run demo: running" in out and "run demo: finished" in out
+
+
+def test_before_anybody_leads_no_leader_is_made_up(run: Row) -> None:
+    run["status"] |= {"leader": "", "term": 0}
+    run["syncers"] = [
+        {"id": "s1", "state": "catching up", "reason": "", "lag_records": 0, "tape_seq": 0}
+    ]
+    assert "nobody leads yet; s1 catching up" in lines(seen_of(run, [], []))

@@ -168,6 +168,10 @@ def version(as_json: Json = False) -> None:
     show(found, as_json, lambda: [*lines, found["machine"]])
 
 
+# --------------------------------------------------------------------------------------------------
+# Every setting of a run with its default and the reason for it.
+
+
 def explain() -> list[str]:
     """One line per setting, by path."""
     return [*_lines("", RunSpec), "", *_presets()]

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from diloco_shared.process.stopping import dies_with_parent
 
+# --------------------------------------------------------------------------------------------------
+# Logs of children, bounded while they are written: the child appends, we cut.
+
 # One log file; one older file of the same size is kept beside it.
 LOG_BYTES_MAX = 8 << 20
 
@@ -40,6 +43,9 @@ def last_line(log: Path) -> str:
         lines = file.read().decode(errors="replace").strip().splitlines()
     return lines[-1].strip() if lines else ""
 
+
+# --------------------------------------------------------------------------------------------------
+# When a dead process is started again: at once at first, ever later if it keeps dying.
 
 # First and longest pause before a restart, in seconds.
 PAUSE_S, PAUSE_S_MAX = 0.2, 10.0

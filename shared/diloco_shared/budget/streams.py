@@ -25,6 +25,9 @@ from diloco_shared.budget.overhead import (
 from diloco_shared.budget.terms import Need, Term
 from diloco_shared.spec.optimizers import STATE_EXTRA
 
+# --------------------------------------------------------------------------------------------------
+# How many records a tape holds in its stream: archiving and the stream's limit go by it.
+
 # Records of a shard that lie in the stream before any of them is archived: a day of the
 # coordinator's pages and of standbys' reading comes from the stream, a restart reads seconds of it.
 RECORDS_IN_STREAM = 2048

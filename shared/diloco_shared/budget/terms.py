@@ -1,4 +1,4 @@
-"""What a figure is made of: every term with its formula in words."""
+"""What a figure is made of: every term in words, and the bytes of encoded values."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +39,9 @@ def shown(size: float) -> str:
         size /= 1000
     return f"{size:.4g} TB"
 
+
+# --------------------------------------------------------------------------------------------------
+# How many bytes encoded values take, by codec; what they mean: `numerics/codec/layout.py`.
 
 NAMES = ("fp32", "bf16", "int8", "int4", "e3m0")  # the place is the codec's number
 IDS = {name: number for number, name in enumerate(NAMES)}

@@ -1,4 +1,4 @@
-"""What both buses do with core messages: bounded waiting, and answering requests."""
+"""What both buses do alike: bounded waiting, answering, knowing a stream that was refilled."""
 
 import asyncio
 from collections import deque
@@ -96,6 +96,13 @@ class Answers:
         if request.reply:
             await self._publish(request.reply, answer)
 
+
+# --------------------------------------------------------------------------------------------------
+# What a reader has yielded last, to recognise a stream that lost its end and was filled again.
+#
+# A killed server may have lost what it had acknowledged, and others may have written since, before
+# this reader is back: the sequences that it has passed then hold other messages, which it has not
+# seen.
 
 M = TypeVar("M")
 

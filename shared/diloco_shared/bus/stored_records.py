@@ -12,6 +12,8 @@ from diloco_shared.protocol.messages import Message
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import WireError, decode, encode
 
+log = structlog.get_logger()
+
 M = TypeVar("M", bound=Message)
 
 
@@ -77,7 +79,8 @@ def readable(data: bytes | None, kind: type[M]) -> M | None:
         return None
 
 
-log = structlog.get_logger()
+# --------------------------------------------------------------------------------------------------
+# The event log: what people should know. Events are shown, never acted on.
 
 # Longest text of an event: a line or two on a screen.
 TEXT_MAX = 500

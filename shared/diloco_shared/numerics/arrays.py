@@ -1,4 +1,4 @@
-"""Many named arrays as blobs of bounded size (safetensors), and back.
+"""Arrays as bytes and back: named ones as blobs (safetensors), digests, and fragments.
 
 Whoever writes or reads blob by blob holds little beside the arrays: no blob is larger than the
 largest of them, but for those that share one because they are small.
@@ -46,6 +46,13 @@ def unpack(blob: bytes) -> Arrays:
     return arrays
 
 
+# --------------------------------------------------------------------------------------------------
+# Digests of arrays: XXH3 of 128 bits, in hex, over little-endian fp32 bytes.
+#
+# Against accidents, not against forgers: who may write at all is the bus's to decide. It costs a
+# tenth of a CPU second per GB, a tenth of what a cryptographic one does.
+
+
 def digest_bytes(data: bytes | bytearray | memoryview) -> str:
     """Digest of raw bytes."""
     return xxhash.xxh3_128_hexdigest(data)
@@ -55,6 +62,10 @@ def digest_array(values_F: NDArray[np.float32]) -> str:
     """Digest of fp32 values; two arrays share it exactly if their bits are equal."""
     assert values_F.dtype == np.float32, f"fp32 expected, got {values_F.dtype}"
     return digest_bytes(np.ascontiguousarray(values_F, dtype="<f4").data.cast("B"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Values of a fragment out of tensors and back; who is in which fragment: `spec/fragmentation.py`.
 
 
 def flatten(layout: Layout, fragment: int, tensors: Mapping[str, Any], xp: Any = np) -> Any:
@@ -74,6 +85,14 @@ def unflatten(layout: Layout, fragment: int, values_F: Any) -> list[tuple[Piece,
         (p, values_F[p.offset : p.offset + p.size].reshape(p.piece_shape))
         for p in layout.fragments[fragment]
     ]
+
+
+# --------------------------------------------------------------------------------------------------
+# Pseudo-gradients: how far local training moved from the published fragment (paper section 2).
+#
+#     delta = anchor_base - theta        (shape (F,), fp32)
+#
+# Positive against the direction of training, so that the outer optimizer can take it as a gradient.
 
 
 def pseudogradient(anchor_F: Any, theta_F: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Compiling numeric kernels to machine code."""
+"""Numeric kernels compiled to machine code, and their work spread over threads."""
 
 import hashlib
 import os
@@ -65,6 +65,9 @@ def _folder() -> Path | None:
 
 FOLDER = _folder()
 
+
+# --------------------------------------------------------------------------------------------------
+# Spreading independent ranges of work over threads; what is computed does not depend on it.
 
 # Shares per thread: one that is delayed leaves its rest to the others.
 SHARES = 8

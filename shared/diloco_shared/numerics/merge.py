@@ -332,6 +332,10 @@ def _headed(out: Outcome, codec_name: str, values: int) -> Outcome:
     return out
 
 
+# --------------------------------------------------------------------------------------------------
+# How much a contribution counts (paper section 3.4): quantity times quality.
+
+
 def weight(c_tokens: int, c_steps: int, weighting: Weighting = "quality") -> float:
     """By `quality`: c_tokens^2 / c_steps, tokens since adoption times tokens per step.
 

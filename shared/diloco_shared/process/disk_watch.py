@@ -1,4 +1,4 @@
-"""Looks at the disk under a member's own folder, and says in its member record what is amiss."""
+"""Looks after a member's folder: says when its disk is full, removes files of deleted runs."""
 
 import asyncio
 import os
@@ -14,6 +14,8 @@ from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.membership import Membership
 from diloco_shared.protocol import subjects
+
+log = structlog.get_logger()
 
 # Between two looks, in seconds: with what a look waits for, a full disk is named within five.
 LOOK_S = 1.0
@@ -67,7 +69,11 @@ def _statvfs(folder: Path) -> os.statvfs_result:
         return _statvfs(folder.parent)
 
 
-log = structlog.get_logger()
+# --------------------------------------------------------------------------------------------------
+# Files of deleted runs go, also where nobody was there to remove them at the time.
+#
+# A deleted run leaves a mark under its id. Only a mark removes anything: a message server that has
+# lost its state, or a wrong one, has no marks, and so costs nobody a snapshot.
 
 # Between two attempts at a server that does not answer, in seconds.
 RETRY_S = 1.0

@@ -81,6 +81,10 @@ class HealthServer:
         return status, "application/json", json.dumps(health.detail).encode() + b"\n"
 
 
+# --------------------------------------------------------------------------------------------------
+# Prometheus metrics that every process has.
+
+
 def traffic_metrics(planes: Mapping[str, Traffic]) -> Iterator[Metric]:
     """Bytes per plane and way: payloads, and all that crossed the sockets; what was refused."""
     payload = CounterMetricFamily(
@@ -117,6 +121,9 @@ def disk_metric(*members: MemberRecord) -> Metric:
         full.add_metric([member.run, member.id], float(bool(member.full)))
     return full
 
+
+# --------------------------------------------------------------------------------------------------
+# How much memory this process needs by itself.
 
 _STATUS = Path("/proc/self/status")
 

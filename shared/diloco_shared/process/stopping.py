@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as an ordinary end of the main task."""
+"""How a process ends: on SIGTERM and SIGINT in order, and with its parent in any case."""
 
 import asyncio
 import ctypes
@@ -31,6 +31,9 @@ async def until_stopped(work: Coroutine[object, object, None]) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
+
+# --------------------------------------------------------------------------------------------------
+# Children that end when their parent does, however it went (Linux; elsewhere they live on).
 
 _PR_SET_PDEATHSIG = 1
 # Loaded here, since little is safe between fork and exec.

@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from diloco_shared.protocol.subjects import Id
 
+# --------------------------------------------------------------------------------------------------
+# What messages are made of: bounded numbers, places, counts, verdicts.
+
 COUNT_MAX = 2**53  # whole numbers up to here are exact as JSON too
 Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
 Index = Annotated[int, Field(ge=0, le=2**31)]

@@ -1,4 +1,4 @@
-"""How many chunks may be unanswered at a time, and how long one may take.
+"""How many chunks may be unanswered, how many bytes may go, and how long to wait for them.
 
 On a fast link the window opens within a few answers, and stays where queueing begins to show: more
 would add no throughput, but fill the memory of the server, which refuses what all its clients
@@ -80,6 +80,13 @@ class Pace:
         self._window = max(1.0, self._window / 2)
 
 
+# --------------------------------------------------------------------------------------------------
+# How many bytes may go now: a token bucket.
+#
+# Pure: the caller tells the time. A whole chunk may go as soon as anything is left, and its bytes
+# are owed afterwards; so over any span of s seconds at most `bytes_per_s` * s plus one burst plus
+# one chunk go, whatever the chunks' sizes.
+
 # What may go at once after a silence, in seconds of the rate: shorter than a step of training,
 # long enough that a sender woken late loses nothing.
 BURST_S = 0.25
@@ -110,6 +117,12 @@ class TokenBucket:
         # One part in a million more: a sum of floats must not end just below what was waited for.
         return (-self._left / self.bytes_per_s) * (1 + 1e-6) + 1e-6
 
+
+# --------------------------------------------------------------------------------------------------
+# How long to wait for bytes: the same everywhere, from sizes and from progress.
+#
+# What moves forward is not given up, however long it takes. What stands still is, once it has stood
+# still for longer than the slowest link worth using would explain. Pure numbers.
 
 # The slowest link worth using for one payload, in bytes per second: 0.8 Mbit/s. A model of 1M
 # parameters takes 40 s over it.

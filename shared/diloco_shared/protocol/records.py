@@ -278,6 +278,9 @@ class FaultReply(Message):
     reason: Reason
 
 
+# --------------------------------------------------------------------------------------------------
+# How long each phase of a learner's return took, from the times of a RecoveryRecord.
+
 # What was reached, and what it is counted from: the first of these that is known.
 _PHASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("detected", "detected_at", ("lost_at",)),

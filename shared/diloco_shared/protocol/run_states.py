@@ -1,4 +1,4 @@
-"""States of a run: which mean its end, and which one speaks for all where shards differ."""
+"""States of a run: which mean its end, which speaks for all shards, which may replace which."""
 
 from diloco_shared.protocol.messages import RunState
 from diloco_shared.protocol.records import RunStatus
@@ -15,6 +15,13 @@ SHOWN_FIRST: tuple[RunState, ...] = (
     "stuck",
     "finishing",
 )
+
+
+# --------------------------------------------------------------------------------------------------
+# Which status of a run may replace which: what others decide upon is no last writer's to say.
+#
+# A status is written by compare-and-set against the revision that was read, and only if this says
+# so.
 
 
 def over(status: RunStatus) -> bool:

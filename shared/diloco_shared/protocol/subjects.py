@@ -1,4 +1,4 @@
-"""Every subject, stream and bucket name, in one place.
+"""Every subject, stream and bucket name, and the identifiers in them, in one place.
 
 ctl.* and hb are plain publish/subscribe (lost is lost, repeated by design); up, dn, tape,
 state and ev are kept in JetStream streams.
@@ -160,6 +160,9 @@ def parse_publication(subject: str) -> PublicationSubject:
         raise ValueError(f"not a publication's subject: {subject!r}")
     return PublicationSubject(*(int(part) for part in parts[2:]))
 
+
+# --------------------------------------------------------------------------------------------------
+# Identifiers that appear in subjects, keys and file names.
 
 # One NATS subject token, one DNS label, one file name: valid in all three.
 ID_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"

@@ -171,6 +171,11 @@ class LeaderLimits:
             _within(self.report, "DN", f"publications of fragment {p}", there.count(p), limit)
 
 
+# --------------------------------------------------------------------------------------------------
+# A run never stops silently: what it says of itself while nothing comes of it (liveness).
+#
+# Judged once the world is healed, from what leaders tell and what their tapes take.
+
 # States in which records must follow each other; all others give a reason why nothing happens.
 WORKING = frozenset({"running", "finishing"})
 # A round of the slowest learner and a few pulls in vain take a quarter of this.

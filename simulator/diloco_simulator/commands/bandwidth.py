@@ -11,6 +11,9 @@ import typer
 from diloco_planner import bandwidth as model
 from diloco_planner.bandwidth import BadSetting
 
+# --------------------------------------------------------------------------------------------------
+# How models take lists, show a result, and tell what is wrong with a setting.
+
 
 @contextmanager
 def settings_named() -> Iterator[None]:

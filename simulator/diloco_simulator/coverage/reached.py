@@ -203,6 +203,10 @@ def _read(message: Stored, kind: type[M]) -> M | None:
         return None
 
 
+# --------------------------------------------------------------------------------------------------
+# Which rare states records on a tape show.
+
+
 def of_record(watch: "Watch", of: "OfShard", record: TapeRecord) -> None:
     """What a record on a shard's tape shows; before it is watched."""
     match record:

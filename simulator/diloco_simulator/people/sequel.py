@@ -82,6 +82,9 @@ class Sequel:
         await run.deleted()
 
 
+# --------------------------------------------------------------------------------------------------
+# A second run, begun with a checkpoint of the first: made in the middle, stopped and deleted.
+
 # Within this time a copy is gone once all is well, in virtual seconds of a step of one.
 GONE_S = 200.0
 LOOK_S = 1.0
@@ -138,6 +141,11 @@ async def removed(visitors: "Visitors", name: str) -> None:
     if left := [s for s in subjects.run_streams(name) if world.broker.exists(s)]:
         visitors.broken(f"{', '.join(left)} outlived {name}")
 
+
+# --------------------------------------------------------------------------------------------------
+# A run that begins with a checkpoint of the first one, once that is deleted: it must end too.
+#
+# Nobody looks at what it computes, since its tape begins in the midst; only at what becomes of it.
 
 # How many worlds have one, where there is a checkpoint.
 SHARE = 0.6

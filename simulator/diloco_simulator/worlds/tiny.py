@@ -129,6 +129,10 @@ class TinyTrainer:
         self.moments = int(load(data)["moments"][0])
 
 
+# --------------------------------------------------------------------------------------------------
+# The run of a world, as its user submits it.
+
+
 def spec_of(options: Options, seed: int) -> RunSpec:
     """Small: some dozen steps of a second, leases of seconds."""
     return RunSpec.model_validate(

@@ -1,4 +1,4 @@
-"""Errors as RFC 9457 problem details, each saying what is wrong and what to do."""
+"""Errors as RFC 9457 problem details, each with what to do; specifications of other releases."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -109,6 +109,10 @@ def install(app: FastAPI) -> None:
         log.error("request failed", path=request.url.path, error=repr(error))
         text = "the coordinator made a mistake; its log says which. Training is not affected"
         return _response(Problem(500, "An error in the coordinator", text))
+
+
+# --------------------------------------------------------------------------------------------------
+# Specifications as they were written down, perhaps by another release than this one.
 
 
 def spec_of(record: RunRecord) -> RunSpec:

@@ -1,4 +1,4 @@
-"""Where runs stand, as their leaders show it, and whose end is overdue. Pure."""
+"""Where runs stand, as their leaders show it; whose end is overdue; who is not led. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -211,6 +211,11 @@ def forced(
         at=at,
     )
 
+
+# --------------------------------------------------------------------------------------------------
+# Whether anybody leads a run, and what to do where nobody does. Pure.
+#
+# A run's syncers are given as its view shows them (`api/views.py`).
 
 # What a run without a leader does and does not do.
 MEANWHILE = "learners step on, nothing is merged"

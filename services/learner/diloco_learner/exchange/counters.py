@@ -71,6 +71,14 @@ class Counters:
         self.step_at_P[p], self.tokens_at_P[p] = self.step, self.tokens
 
 
+# --------------------------------------------------------------------------------------------------
+# Marks of run-wide checkpoints: this learner's state is kept before it adopts anything of later.
+#
+# After Chandy and Lamport: beats and publications carry the newest mark that the syncer had set
+# when they were made. The first of either that shows a new mark is where the cut goes through this
+# learner.
+
+
 @dataclass(slots=True)
 class Marks:
     """Of one incarnation. Numbers only grow; 0 stands for none."""
@@ -90,6 +98,13 @@ class Marks:
         due, self.due = self.due, 0
         return due
 
+
+# --------------------------------------------------------------------------------------------------
+# Which contributions of this learner became part of the published parameters.
+#
+# A publication decides every contribution to its fragment up to its round: those that
+# `last_merged` names were merged, the other undecided ones never will be (their data are lost, or
+# covered by the later cursor). A new epoch's first publication decides all of the epochs before.
 
 # Undecided contributions per fragment: rounds in flight, and skipped rounds in a row.
 UNDECIDED_MAX = 16

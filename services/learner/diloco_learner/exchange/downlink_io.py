@@ -48,6 +48,9 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.wire import WireError, decode
 
+# --------------------------------------------------------------------------------------------------
+# Publications of one fragment that wait for the one before them.
+
 # Beyond, whoever adds waits: several keyframe periods of manifests of at most some kilobytes.
 WAITING_MAX = 256
 

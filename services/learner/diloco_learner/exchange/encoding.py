@@ -135,6 +135,19 @@ _BLOCK_CODECS: dict[str, Callable[[jax.Array], tuple[Any, ...]]] = {
 }
 
 
+# --------------------------------------------------------------------------------------------------
+# Error feedback (design: codecs below 16 bits): what quantisation withheld is given later.
+#
+# The residual of a fragment is what its merged contributions still owe. A contribution encodes
+# pseudo-gradient + residual; the error of that is *pending* until a publication tells whether the
+# contribution was merged. Merged: the error is the new residual. Not merged: nothing was given, the
+# residual stays, and the error is forgotten, since the next contribution measures the pseudo-
+# gradient anew. Adoption overwrites the parameters but not the residual: it belongs to merged work.
+#
+# So at any time   sum of merged decoded contributions + residual = sum of their pseudo-gradients,
+# to the rounding of one addition per value and round. A new incarnation begins with a residual of
+# zero: the old one dies with its process.
+
 Array = Any  # fp32 of shape (F,), of numpy or on a device
 
 # Pending contributions per fragment. Two rounds of a fragment are H steps apart, so a third is

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from diloco_shared.protocol.messages import Beat, Grant, Restored, RunState, Stamp
 from diloco_shared.protocol.run_states import SHOWN_FIRST
 
+# --------------------------------------------------------------------------------------------------
+# Which beats count: those of the newest leader, in the order in which it sent them.
+
 
 def is_final(beat: Beat) -> bool:
     """Nothing more is opened."""

@@ -59,6 +59,10 @@ def _own(path: str, config: Model) -> ModelDef:
     return ModelDef(own.init, own.loss, is_embedding)
 
 
+# --------------------------------------------------------------------------------------------------
+# Between a pytree of parameters and named tensors: `layer_00/mlp/up_DxF` -> array.
+
+
 def _name(path: tuple[Any, ...]) -> str:
     parts = []
     for key in path:

@@ -132,6 +132,12 @@ def _read(path: Path) -> Buffer:
     return data
 
 
+# --------------------------------------------------------------------------------------------------
+# A learner's part of a run-wide checkpoint: its inner state, written and read back as it is.
+#
+# Not for an event loop: every function waits for the vault.
+
+
 def write_part(
     spec: RunSpec,
     root: str,
@@ -180,6 +186,9 @@ def read_part(
             faults.append(f"the part of {name} in {source}: {str(error)[:200]}")
     return None, [*faults, f"{source} holds no part of a learner that can be used"]
 
+
+# --------------------------------------------------------------------------------------------------
+# Writes that nobody may wait for without end: a vault or a disk that hangs says nothing at all.
 
 # What has not ended by then hangs: the slowest place worth keeping a state in takes so many bytes a
 # second (a disk of this century takes ten times as many), and a bucket may be away for a minute.

@@ -13,6 +13,9 @@ from diloco_learner.events import Checkpoint, GiveState, KeepPart
 from diloco_learner.exchange.counters import Counters, Marks
 from diloco_shared.protocol.messages import Donate
 
+# --------------------------------------------------------------------------------------------------
+# Requests for this learner's inner state: each nonce is served once, when it can be.
+
 # Newcomers waiting for their turn: more than restart within one lease.
 REQUESTS_MAX = 8
 # The syncer repeats a request every second: after this long without one it is settled elsewhere.

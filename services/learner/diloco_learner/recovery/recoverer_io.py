@@ -228,6 +228,9 @@ class Recoverer:
         return digest_of(self.trainer.inner_state_pieces())
 
 
+# --------------------------------------------------------------------------------------------------
+# What arrives for a learner that recovers: in order, bounded, and what must not be lost is not.
+
 # Arrivals before they are looked through for what newer ones replace; with an anchor at once.
 LOOK_EVERY = 64
 # Beyond this many, what the syncer repeats by itself is dropped: as many as the mailbox takes.

@@ -45,6 +45,9 @@ from diloco_shared.protocol.messages import (
 from diloco_shared.protocol.pace import silence_s
 from diloco_shared.spec.run import RunSpec, shared_keys
 
+# --------------------------------------------------------------------------------------------------
+# The states of a recovery, and which may follow which.
+
 
 class Stage(Enum):
     """Where a recovery stands."""
@@ -442,6 +445,10 @@ class Recovery:
         self._move(Stage.LEFT)
         self.wake_at = None
         return [Leave(outcome, reason)]
+
+
+# --------------------------------------------------------------------------------------------------
+# What a learner says of itself before it trains; while it trains, the exchange reports.
 
 
 def before_training(

@@ -95,6 +95,11 @@ def run(loop: TrainLoop, mailbox: Mailbox, sleep: Callable[[float], None] = time
     return loop.left
 
 
+# --------------------------------------------------------------------------------------------------
+# How long the train loop spent on anything but its own computation (invariant I8), and since when
+# this process runs.
+
+
 class WaitClock:
     """A context manager around every call of the train loop that could wait; adds up seconds."""
 

@@ -115,6 +115,12 @@ def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead
     return Ahead(step, lambda params, opt_state, tokens, rate: tokens.shape, donate=(0, 1))
 
 
+# --------------------------------------------------------------------------------------------------
+# Inner steps that were skipped because their loss or gradient was not a finite number.
+#
+# A skipped step counts as a step with its tokens: its data is consumed, and the intervals that
+# contributions tell must meet without a gap. It changes neither parameters nor moments.
+
 # Skipped steps in a row that end a learner, unless adopting every fragment anew takes longer: that
 # mends parameters that have overflowed. Bad data never comes in such rows; a rate too high does.
 SKIPS_MAX = 20

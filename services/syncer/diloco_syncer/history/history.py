@@ -32,6 +32,9 @@ from diloco_syncer.history.ledger import Ledger, RecentMerges, of_run, without
 from diloco_syncer.rounds.norms import NormHistory
 from diloco_syncer.rounds.quorum import Quorum, policy
 
+# --------------------------------------------------------------------------------------------------
+# How far a run is once a round is closed (design section 5): by steps, tokens or seconds.
+
 
 def stamp_after(
     spec: RunSpec, round_: int, at: float, *, tokens: int, started: float, least: float

@@ -417,6 +417,12 @@ def of_run(tokens_P: tuple[TokenCounts, ...], sizes_P: list[int]) -> TokenCounts
     return TokenCounts(**whole)
 
 
+# --------------------------------------------------------------------------------------------------
+# What the newest rounds of every fragment merged: should their outcome be lost, it is undone.
+#
+# A round that is committed is published at once, and the next one of its fragment waits for that.
+# So of a syncer that is gone with its disk a version or two are unknown at most.
+
 # Versions remembered per fragment: one that is not published, and more after a change of leaders.
 KEPT = 4
 
@@ -451,6 +457,13 @@ def without(rounds: frozenset[int], merged: dict[str, LastMerged]) -> dict[str, 
         if known:
             left[learner] = (life, known[0], known[1] if len(known) > 1 else -1)
     return left
+
+
+# --------------------------------------------------------------------------------------------------
+# What lives have reported and no tape record says yet: laid over the ledger, put on the next one.
+#
+# Bounded by the learners that spoke since the newest round: a life that is over is forgotten once
+# the tape knows all of it.
 
 
 def count_of(progress: Progress) -> LifeCount:

@@ -92,6 +92,10 @@ def judge(
     return None
 
 
+# --------------------------------------------------------------------------------------------------
+# Input that changed nothing, counted by kind and told (invariant I11).
+
+
 class Refusals(Counter[str]):
     """At the door of one leader's term; the tape counts those in rounds."""
 

@@ -116,6 +116,13 @@ class Room:
             self.behind_P[fragment] = self.behind(fragment) + self.delta_bytes(fragment)
 
 
+# --------------------------------------------------------------------------------------------------
+# Up to where UP may be purged once a snapshot covers its rounds.
+#
+# All that belongs to a round came after the round was first pulled; so what was on UP before the
+# first pull of any later round belongs to earlier ones, late and orphaned contributions alike.
+
+
 class Horizon:
     """Of one leader's term: bounded by the rounds between two snapshots."""
 
