@@ -37,6 +37,30 @@ async def test_members_that_die_together_are_gone_though_the_first_cannot_be_not
         assert failures
 
 
+async def test_a_member_whose_end_left_no_marker_is_gone_too(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Markers of ends last for a while: a watch that was away for longer reads none."""
+    monkeypatch.setattr(registry, "RETRY_S", 0.01)
+    async with world.coordinator() as desk:
+        await world.joins("a", "b")
+        await until(lambda: len(desk.registry.roll.living) == 2)
+        write, failures = desk.registry.bus.kv_update, []
+
+        async def away(bucket: str, *args: Any, **kwargs: Any) -> int:
+            if bucket == NOTES and not failures:
+                failures.append(bucket)
+                world.broker.purge("KV_members", "$KV.members.b", None)
+                raise Unavailable("the bus is away")
+            revision: int = await write(bucket, *args, **kwargs)
+            return revision
+
+        monkeypatch.setattr(desk.registry.bus, "kv_update", away)
+        await world.dies("a")
+        await until(lambda: not desk.registry.roll.living)
+        assert failures
+
+
 async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(world: Any) -> None:
     async with world.coordinator() as desk:
         body = {"name": "alice", "role": "viewer"}
