@@ -8,19 +8,39 @@ from diloco_syncer.merging.acknowledged import Acknowledged, torn, with_coming
 def test_a_new_leader_looks_through_what_was_left_to_it() -> None:
     known = Acknowledged()
     assert known.doubted
-    known.found((7, "dn.7"))
+    known.found((7, "dn.7"), "life 1")
     assert not known.doubted
 
 
 def test_a_sequence_that_comes_again_tells_of_a_loss() -> None:
     """Two publications came after the power cut: the newest of before is there again by number."""
     known = Acknowledged()
-    known.found((7, "dn.7"))
-    known.took(8, "dn.8")
+    known.found((7, "dn.7"), "life 1")
+    known.took(8, "dn.8", "life 1")
     assert not known.doubted
-    known.took(8, "dn.8 again")
+    known.took(8, "dn.8 again", "life 1")
     assert known.doubted
     assert known.newest == (8, "dn.8 again")
+
+
+def test_another_life_of_the_server_tells_of_a_loss() -> None:
+    """The chunks of the next publication took the sequences that came again: its own is new."""
+    known = Acknowledged()
+    known.found((7, "dn.7"), "life 1")
+    known.took(9, "dn.9", "life 2")
+    assert known.doubted
+    known.found((9, "dn.9"), "life 2")
+    known.took(11, "dn.11", "life 2")
+    assert not known.doubted
+
+
+def test_a_look_through_that_began_in_an_earlier_life_is_not_the_last_one() -> None:
+    known = Acknowledged()
+    known.found((7, "dn.7"), "life 1")
+    known.took(9, "dn.9", "life 2")
+    known.found((9, "dn.9"), "life 1")
+    known.took(11, "dn.11", "life 2")
+    assert known.doubted
 
 
 @pytest.mark.parametrize(

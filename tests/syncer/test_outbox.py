@@ -234,7 +234,7 @@ async def test_a_link_that_breaks_repeats_no_chunk_that_was_acknowledged(monkeyp
         return "lose_answer" if operation == "append" and asked[where] % 3 == 1 else "deliver"
 
     bus.broker.fault = fault
-    out.acknowledged.doubted = False
+    out.acknowledged.found(None, bus.life)
     chunks = 6
     await publish(out, d, 0, 1, bytes(chunks * CHUNK_BYTES))
     assert asked[subject] < 2 * chunks and asked[f"{subject}.m"] == 2

@@ -1,8 +1,9 @@
 """Whether the message server still has what it took of this leader's publications. Pure.
 
 A power cut takes the newest of a stream that is not synced, and the stream's sequences come again.
-So as long as the newest manifest is there all of them are; and one that is taken at a sequence that
-was taken before says that something between is gone. Only then everything on DN is looked through.
+So as long as the newest manifest is there all of them are. One that is taken at a sequence that was
+taken before says that something between is gone; so may one that another life of the server takes,
+since chunks use up sequences too. Only then everything on DN is looked through.
 """
 
 from collections.abc import Mapping
@@ -15,16 +16,17 @@ class Acknowledged:
 
     newest: tuple[int, str] | None = None  # sequence and subject of the newest manifest on DN
     doubted: bool = True  # DN shall be looked through; what an earlier leader left is not known yet
+    life: str = ""  # of the server that took or showed the newest
 
-    def took(self, seq: int, subject: str) -> None:
-        """The server took a manifest."""
-        if self.newest is not None and seq <= self.newest[0]:
-            self.doubted = True
-        self.newest = (seq, subject)
+    def took(self, seq: int, subject: str, life: str) -> None:
+        """The server took a manifest, in this life of it."""
+        again = self.newest is not None and seq <= self.newest[0]
+        self.doubted |= again or life != self.life
+        self.newest, self.life = (seq, subject), life
 
-    def found(self, newest: tuple[int, str] | None) -> None:
-        """DN was looked through: the newest manifest of this shard there."""
-        self.newest, self.doubted = newest, False
+    def found(self, newest: tuple[int, str] | None, life: str) -> None:
+        """DN was looked through, from this life on: the newest manifest of this shard there."""
+        self.newest, self.life, self.doubted = newest, life, False
 
 
 def with_coming(whole: int, seen: int, coming: Mapping[int, bool]) -> tuple[int, int]:

@@ -134,7 +134,7 @@ class Outbox:
             seq = await until_done(lambda: self._seal(subject + ".m", sealed, progress), subject)
             progress.life = self.data.life
             await self._put_doubtful(subject, payload, progress)
-            self.acknowledged.took(seq, subject + ".m")
+            self.acknowledged.took(seq, subject + ".m", self.data.life)
             passing("after-manifest")
 
         async with self.turns:

@@ -211,12 +211,12 @@ class Fullness:
     async def _look_through(self) -> None:
         """All of this epoch that is on DN."""
         h, known = self.machine.history, self.outbox.acknowledged
-        published = self.machine.published
+        published, life = self.machine.published, self.outbox.data.life
         stored = await self.control.fetch(
             subjects.dn_stream(self.spec.name), f"dn.{self.spec.name}.{h.epoch}.*.*.*.m"
         )
         mine = [s for parts, s in parsed(stored) if parts.fragment in h.owned]
-        known.found(max(((s.seq, s.subject) for s in mine), default=None))
+        known.found(max(((s.seq, s.subject) for s in mine), default=None), life)
         torn = await self._torn(mine)
         mine = [s for s in mine if s.subject not in torn]
         if published != self.machine.published or h is not self.machine.history:
