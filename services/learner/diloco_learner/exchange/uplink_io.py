@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 
+from diloco_learner.context import RunContext
 from diloco_learner.data.leasing_io import Leases
 from diloco_learner.events import (
     Checkpoint,
@@ -43,7 +44,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.pace import silence_s
 from diloco_shared.protocol.wire import WireError, encode
-from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_shared.spec.run import config_hash
 
 log = structlog.get_logger()
 
@@ -60,29 +61,22 @@ class Uplink:
 
     def __init__(
         self,
-        spec: RunSpec,
-        learner: str,
-        incarnation: int,
-        control: Bus,
-        data: Bus,
+        context: RunContext,
         sizes_P: tuple[int, ...],
         checkpoints: LocalCheckpoints,
         leases: Leases,
         put: Callable[[object], None],
-        checkpoint_root: str,
     ) -> None:
-        self.spec = spec
+        self.spec = spec = context.spec
         self.run = spec.name
-        self.learner = learner
-        self.incarnation = incarnation
-        self.control = control
-        self.data = data
+        self.learner, self.incarnation = context.me, context.incarnation
+        self.control, self.data = context.control, context.data
         self.sizes_P = sizes_P
         self.hash = config_hash(spec)
         self.checkpoints = checkpoints
         self.leases = leases
         self.put = put
-        self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
+        self.checkpoint_root = spec.keeping.run_checkpoint_root or context.checkpoint_root
         self.checkpoint_lock = asyncio.Lock()
         self.own_disk, self.vault = Storing(), Storing()
         self.initial_lock = asyncio.Lock()
