@@ -14,7 +14,7 @@ from typing import Any
 
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.spec.run import RunSpec
-from diloco_simulator.people.rest import NoAnswer, Rest
+from diloco_simulator.people.rest import NoAnswer, RestCalls
 
 # Before the same is asked again, in virtual seconds.
 AGAIN_S = 1.0
@@ -44,7 +44,7 @@ class User:
 
     def __init__(
         self,
-        rest: Rest,
+        rest: RestCalls,
         spec: RunSpec,
         rng: Random,
         counts: Counter[str],

@@ -9,6 +9,7 @@ from enum import Enum
 
 from diloco_shared.numerics.merge import weight
 from diloco_shared.protocol.messages import ContributionManifest, Verdict
+from diloco_shared.spec.run import Weighting
 from diloco_syncer.events import Chosen, Staged
 
 
@@ -99,7 +100,7 @@ class Round:
             return self.kept[learner].manifest.blob.subject
         return self.verdicts[learner].subject if learner in self.verdicts else ""
 
-    def keep(self, manifest: ContributionManifest, norm: float, weighting: str) -> None:
+    def keep(self, manifest: ContributionManifest, norm: float, weighting: Weighting) -> None:
         """A participant's contribution is to be merged; `weighting` names how much it counts."""
         tokens = manifest.tokens_to - manifest.tokens_from
         w = weight(tokens, manifest.step_to - manifest.step_from, weighting)
