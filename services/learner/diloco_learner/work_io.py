@@ -1,7 +1,6 @@
 """One learner working for one run: recover, train, carry messages, leave."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
@@ -24,6 +23,7 @@ from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.computing_io import Computing, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Injected, TrainLoop
+from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Traffic
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.process.chaos import FaultAgent
@@ -271,7 +271,7 @@ class Work:
             begin.epoch,
             begin.versions,
             begin.stamp,
-            time.monotonic(),
+            ambient.monotonic(),
             begin.joined,
             begin.restore,
         )
@@ -283,13 +283,13 @@ class Work:
             self.batches,
             self.held_out_SxL1,
             self.mailbox,
-            now=time.monotonic,
+            now=ambient.monotonic,
             waiting=WaitClock(),
             injected=self.injected,
         )
         loop.stopping = self.stopping
         self.train_loop = loop
-        self.reporter.stepping_at = time.monotonic()
+        self.reporter.stepping_at = ambient.monotonic()
         while not self.events.empty():
             self.mailbox.put(self.events.get_nowait())
 

@@ -6,7 +6,6 @@ last reader died before it heard of that.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
@@ -15,6 +14,7 @@ import structlog
 from diloco_learner.context import RunContext
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.leases import Where, choose, given_back, order, place, taken
+from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Conflict
 from diloco_shared.bus.repeating import again_and_again, left_undone
 from diloco_shared.bus.stored_records import Found, M, record_at, records_in, write_if
@@ -66,7 +66,7 @@ class Leases:
 
         async def look() -> None:
             try:
-                await self.look(time.monotonic())
+                await self.look(ambient.monotonic())
             except trouble:
                 await self._supplied()
                 raise

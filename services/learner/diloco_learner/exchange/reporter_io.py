@@ -1,7 +1,6 @@
 """Tells the syncer where the learner stands: the newest progress, and heartbeats in between."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.recovery.recovery import Recovery, before_training, recovery_times
 from diloco_learner.training.computing_io import process_started
 from diloco_learner.training.mailbox_io import Mailbox
+from diloco_shared import ambient
 from diloco_shared.bus.port import BusError
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.protocol import subjects
@@ -111,6 +111,6 @@ class Reporter:
         known: dict[str, Any] = {"sockets": self.sockets(), "run_id": self.spec.id}
         if self.recovery is not None:
             known["recovery"] = recovery_times(
-                self.recovery, self.started_at, self.stepping_at, time.monotonic()
+                self.recovery, self.started_at, self.stepping_at, ambient.monotonic()
             )
         return known

@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-import time
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -26,6 +24,7 @@ from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, Storing, sequence_of, write_part
 from diloco_learner.recovery.moments import Buffer, Handed, digest_of
 from diloco_learner.training.train import ToSend
+from diloco_shared import ambient
 from diloco_shared.bus.blobs import announcement_subject, manifest_subject, put_blob
 from diloco_shared.bus.port import Bus, BusError, StreamFull, Unavailable
 from diloco_shared.bus.port import TransferProgress as Stored
@@ -122,7 +121,7 @@ class Uplink:
         event = event_now(self.run, kind, self.learner, text, data)
         try:
             await self._append(
-                self.control, subjects.event(self.run, kind), event, EVENT_S, uuid.uuid4().hex
+                self.control, subjects.event(self.run, kind), event, EVENT_S, ambient.unique()
             )
         except (BusError, WireError) as error:
             log.warning("event not written", kind=kind, error=str(error))
@@ -141,10 +140,10 @@ class Uplink:
         self, bus: Bus, subject: str, message: Message, seconds: float, msg_id: str
     ) -> None:
         """Store `message` once; tries again for at most `seconds`, then raises the last trouble."""
-        payload, until = encode(message), time.monotonic() + seconds
+        payload, until = encode(message), ambient.monotonic() + seconds
 
         async def append() -> None:
-            timeout_s = min(max(until - time.monotonic(), 0.1), 5.0)
+            timeout_s = min(max(until - ambient.monotonic(), 0.1), 5.0)
             await bus.append(subject, payload, msg_id=msg_id, timeout_s=timeout_s)
 
         trouble = (Unavailable, StreamFull)
@@ -174,7 +173,7 @@ class Uplink:
             blob=blob,
         )
         # Under an id of its own: one that the syncer took off the stream is no repeat.
-        await self._append(self.data, name, manifest, math.inf, uuid.uuid4().hex)
+        await self._append(self.data, name, manifest, math.inf, ambient.unique())
 
     async def _manifest(self, subject: str, manifest: Message, seconds: float) -> None:
         """Last of a blob: from now on it counts."""
@@ -184,7 +183,7 @@ class Uplink:
     async def _contribute(self, effect: Contribute, handle: Encoded) -> None:
         e = effect
         payload = await asyncio.to_thread(handle.fetch)
-        left_s = e.deadline - time.monotonic()
+        left_s = e.deadline - ambient.monotonic()
         if left_s <= 0:
             return  # nobody waits for it any more
         subject = subjects.contribution(
@@ -192,7 +191,7 @@ class Uplink:
         )
         blob = await put_blob(self.data, subject, payload, deadline_s=left_s)
         passing("contribution")
-        await self._manifest(subject, self._described(e, blob), e.deadline - time.monotonic())
+        await self._manifest(subject, self._described(e, blob), e.deadline - ambient.monotonic())
 
     def _described(self, e: Contribute, blob: Blob) -> ContributionManifest:
         return ContributionManifest(
