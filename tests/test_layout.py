@@ -22,6 +22,9 @@ AWAITING = ("diloco_shared.bus", "diloco_shared.process")
 SERVICES = ("diloco_shared", "diloco_syncer", "diloco_learner", "diloco_coordinator")
 # A file is one idea, and not a crumb of one.
 SMALL_LINES, SMALL_MAX = 70, 45
+# Of services and what they share, these alone ask the machine for time and chance: see `ambient`.
+UNPLAYED = ("diloco_shared.ambient", "diloco_shared.bus.nats", "diloco_shared.process.nats_")
+ASKED = {"time.monotonic", "time.time", "uuid.uuid4", "secrets.token_hex"}
 
 
 @cache
@@ -81,3 +84,15 @@ def test_few_files_are_crumbs() -> None:
         and (lines := path.read_text("utf-8").count("\n")) < SMALL_LINES
     ]
     assert len(small) <= SMALL_MAX, "\n".join(small)
+
+
+def test_what_worlds_play_is_told_time_and_chance() -> None:
+    """Or a seed would not play the same world again."""
+    asking = {
+        f"{module}: {ast.unparse(node)}"
+        for module, path in modules().items()
+        if module.startswith(SERVICES) and not module.startswith(UNPLAYED)
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ASKED
+    }
+    assert not asking

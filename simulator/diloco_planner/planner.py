@@ -83,7 +83,7 @@ class Settings:
         return max(1, ceil(self.overlap_steps * self.fragments / self.sync_every_steps))
 
 
-class Traffic(NamedTuple):
+class PlannedTraffic(NamedTuple):
     """Of one choice of H, P and codec; `share` is of a data center's link, the busier way."""
 
     gbit_per_s: float
@@ -223,7 +223,7 @@ def _fragments(wishes: PlanRequest, every: int) -> int:
     return 1
 
 
-def _traffic(wishes: PlanRequest, s: Settings) -> Traffic:
+def _traffic(wishes: PlanRequest, s: Settings) -> PlannedTraffic:
     """Learners of a data center share its link: their transfers of a round run side by side."""
     beside = ceil(s.learners / wishes.centers)
     values = wishes.params / s.fragments
@@ -236,7 +236,7 @@ def _traffic(wishes: PlanRequest, s: Settings) -> Traffic:
     merge_s = hub_model.merge_s(s.learners, values, s.codec_up) / wishes.syncer_cores
     # Pull and contribution, then the publication: a round trip and a half, rounded up.
     sync_s = up_s + merge_s + down_s + 2 * wishes.round_trip_s
-    return Traffic(gbit, gbit / wishes.link_gbit_per_s, sync_s)
+    return PlannedTraffic(gbit, gbit / wishes.link_gbit_per_s, sync_s)
 
 
 def _sharded(wishes: PlanRequest, s: Settings) -> tuple[Settings, str]:

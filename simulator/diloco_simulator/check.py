@@ -20,11 +20,11 @@ from threading import Thread
 from typing import Any
 
 from diloco_simulator import shrink
-from diloco_simulator.coverage.required import ENOUGH, States
+from diloco_simulator.coverage.required import ENOUGH, RequiredStates
 from diloco_simulator.worlds import crash_points, found
 from diloco_simulator.worlds.case import Case, drawn
 from diloco_simulator.worlds.options import fresh_seed
-from diloco_simulator.worlds.world import Verdict, played
+from diloco_simulator.worlds.world import WorldResult, played
 
 _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused")
 # Between two lines that say how far it has come, in seconds.
@@ -75,12 +75,12 @@ def places(every: int) -> Iterator[Task]:
         yield place(role, n)
 
 
-def play(task: Task) -> Verdict:
+def play(task: Task) -> WorldResult:
     """In a worker."""
     return played(task.case)
 
 
-def verdicts(everything: list[Task], workers: int) -> Iterator[Verdict]:
+def verdicts(everything: list[Task], workers: int) -> Iterator[WorldResult]:
     """In the order of the tasks. A world is the same in whatever process it is played."""
     if workers == 1:
         yield from map(play, everything)
@@ -116,10 +116,10 @@ class Sums:
     violations: int = 0  # worlds that broke a promise
     rounds: int = 0
     virtual_s: float = 0.0
-    states: States = field(default_factory=States)
+    states: RequiredStates = field(default_factory=RequiredStates)
     places: Counter[str] = field(default_factory=Counter)
 
-    def add(self, task: Task, verdict: Verdict) -> None:
+    def add(self, task: Task, verdict: WorldResult) -> None:
         """One more."""
         self.violations += bool(verdict.violations)
         self.virtual_s += verdict.virtual_s
@@ -192,7 +192,7 @@ def tasks(args: argparse.Namespace) -> Iterable[Task]:
     yield from chain(seeds(args), places(args.crash_points) if args.crash_points else ())
 
 
-def show(task: Task, verdict: Verdict) -> None:
+def show(task: Task, verdict: WorldResult) -> None:
     """Print what a world broke, and how to see it again."""
     for violation in verdict.violations:
         print(f"{task.name:>11}  {violation}", flush=True)

@@ -15,16 +15,15 @@ import asyncio
 import contextvars
 import itertools
 import math
-import secrets
-import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, TypeVar
+
+from diloco_shared import ambient
 
 T = TypeVar("T")
 
@@ -338,28 +337,28 @@ def current() -> Hosted | None:
     return _HOSTED.get()
 
 
-@contextmanager
-def _virtual(loop: VirtualLoop) -> Iterator[None]:
+class VirtualAmbient:
     """Everybody who asks for the time is told the loop's, and whoever asks for chance, its dice."""
-    kept = time.monotonic, time.time, uuid.uuid4, secrets.token_hex
-    dice = Random(loop.rng.random())
 
-    def wall() -> float:
+    def __init__(self, loop: VirtualLoop) -> None:
+        self.loop = loop
+        self.dice = Random(loop.rng.random())
+
+    def monotonic(self) -> float:
+        """Of a process its own: it stands still with it."""
         hosted = _HOSTED.get()
-        return WALL + loop.now + (hosted.skew_s if hosted is not None else 0.0)
+        return ORIGIN + self.loop.now if hosted is None else hosted.monotonic
 
-    def monotonic() -> float:
+    def wall(self) -> float:
+        """With the skew of the host's clock."""
         hosted = _HOSTED.get()
-        return ORIGIN + loop.now if hosted is None else hosted.monotonic
+        return WALL + self.loop.now + (hosted.skew_s if hosted is not None else 0.0)
 
-    time.monotonic = monotonic
-    time.time = wall
-    uuid.uuid4 = lambda: uuid.UUID(int=dice.getrandbits(128), version=4)
-    secrets.token_hex = lambda nbytes=None: dice.randbytes(nbytes or 32).hex()
-    try:
-        yield
-    finally:
-        time.monotonic, time.time, uuid.uuid4, secrets.token_hex = kept
+    def token(self, size: int) -> str:
+        return self.dice.randbytes(size).hex()
+
+    def unique(self) -> str:
+        return uuid.UUID(int=self.dice.getrandbits(128), version=4).hex
 
 
 async def _cancelled(loop: VirtualLoop) -> None:
@@ -388,7 +387,7 @@ def play(main: Coroutine[Any, Any, T], rng: Random, *, thread_s: float = THREAD_
     loop.thread_s = thread_s
     try:
         asyncio.set_event_loop(loop)
-        with _virtual(loop):
+        with ambient.using(VirtualAmbient(loop)):
             task = loop.create_task(main)
             try:
                 return loop.run_until_complete(task)

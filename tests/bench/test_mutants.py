@@ -7,7 +7,7 @@ import mutants
 import pytest
 
 from diloco_simulator.worlds.case import Case
-from diloco_simulator.worlds.world import Verdict
+from diloco_simulator.worlds.world import WorldResult
 
 # Left to worlds on purpose. Each takes seconds where a test takes a fraction of one.
 OF_WORLDS_MAX = 15
@@ -50,10 +50,10 @@ def test_a_world_is_as_its_seed_has_it_but_for_the_mutants_options(
 ) -> None:
     cases = []
 
-    def played(case: Case) -> Verdict:
+    def played(case: Case) -> WorldResult:
         cases.append(case)
         broken = ["I9 at 1.00 s: first", "I4 at 2.00 s: later"] if case.seed == 2 else []
-        return Verdict(case.seed, broken)
+        return WorldResult(case.seed, broken)
 
     monkeypatch.setattr("diloco_simulator.worlds.world.played", played)
     assert mutants.seen_by_worlds(9, {"garbage": 0.2}) == ("I9 at 1.00 s: first", 3)
@@ -62,7 +62,7 @@ def test_a_world_is_as_its_seed_has_it_but_for_the_mutants_options(
 
 
 def test_a_world_that_falls_over_a_fault_has_seen_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def played(case: Case) -> Verdict:
+    def played(case: Case) -> WorldResult:
         raise ValueError(f"of seed {case.seed}")
 
     monkeypatch.setattr("diloco_simulator.worlds.world.played", played)

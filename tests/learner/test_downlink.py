@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog
+from learner.contexts import context
 from waiting import until
 
 from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, StateMoved, StateSeen
@@ -36,17 +37,8 @@ class Rig:
         self.syncer = syncer
         self.arrived: asyncio.Queue[Any] = asyncio.Queue()
         self.bus = MemoryBus(broker, "learner")
-        self.down = Downlink(
-            "r",
-            "b",
-            3,
-            syncer.hash,
-            self.bus,
-            self.bus,
-            AnchorBook((SIZE,) * 3),
-            self.arrived.put_nowait,
-            self.check,
-        )
+        place, book = context(syncer.spec, self.bus, "b", 3), AnchorBook((SIZE,) * 3)
+        self.down = Downlink(place, book, self.arrived.put_nowait, self.check)
 
     def check(self, data: bytes) -> None:
         if data != b"moments":

@@ -3,11 +3,14 @@
 import asyncio
 from typing import Any
 
+from learner.contexts import context
+
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.downlink_io import Downlink
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Pull
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
@@ -29,9 +32,8 @@ def pull(round_: int, run_id: str) -> bytes:
 async def test_what_a_leader_of_a_deleted_run_still_says_reaches_nobody() -> None:
     broker = MemoryBroker()
     bus, heard = MemoryBus(broker, "a"), list[Any]()
-    down = Downlink(
-        "r", "a", 0, "0" * 32, bus, bus, AnchorBook((4,)), heard.append, lambda _: None, 1, "02"
-    )
+    spec = RunSpec.model_validate({"name": "r", "id": "02", "budget": {"steps": 1}})
+    down = Downlink(context(spec, bus), AnchorBook((4,)), heard.append, lambda _: None)
     listening = asyncio.create_task(down.pulls())
     speaker = MemoryBus(broker, "s")
     while not heard:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from learner.contexts import context
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
@@ -49,9 +50,9 @@ def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
     async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
         raise AssertionError("nothing to tell here")
 
-    leases = Leases(bus, spec, "a", 1, batches, tuple, tell)
-    sizes = (4,) * FRAGMENTS
-    return Uplink(spec, "a", 1, bus, bus, sizes, LocalCheckpoints(tmp_path, 2), leases, print, "")
+    place = context(spec, bus)
+    leases = Leases(place, batches, tuple, tell)
+    return Uplink(place, (4,) * FRAGMENTS, LocalCheckpoints(tmp_path, 2), leases, print)
 
 
 async def test_initial_fragments_do_not_wait_for_the_manifest_before(

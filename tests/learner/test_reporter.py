@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from learner.contexts import context
 
 from diloco_learner.exchange import reporter_io as reporter
 from diloco_learner.exchange.anchors import AnchorBook
@@ -32,7 +33,8 @@ def faults(broker: MemoryBroker) -> FaultAgent:
 @pytest.fixture
 def reports(broker: MemoryBroker, spec: RunSpec, box: Mailbox, faults: FaultAgent) -> Reporter:
     bus, book = MemoryBus(broker, "a"), AnchorBook((4, 4, 4))
-    return Reporter(spec, "a", 2, bus, box, book, faults, lambda: SocketBytes(data_up=9))
+    sockets = lambda: SocketBytes(data_up=9)  # noqa: E731
+    return Reporter(context(spec, bus, incarnation=2), box, book, faults, sockets)
 
 
 def progress(step: int) -> Progress:

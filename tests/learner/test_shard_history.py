@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from learner.contexts import context
 
 from diloco_learner.data import batches_io as module
 from diloco_learner.data.batches_io import Batches
@@ -91,7 +92,8 @@ class Run:
 
         bus = MemoryBus(self.broker, f"{name}-{self.incarnations[name]}")
         incarnation, live = self.incarnations[name], lambda: tuple(self.lives)
-        leases = Leases(bus, SPEC, name, incarnation, Batches(CUT, BATCH), live, tell)
+        place = context(SPEC, bus, name, incarnation)
+        leases = Leases(place, Batches(CUT, BATCH), live, tell)
         self.lives[name] = Life(name, incarnation, leases)
         self.incarnations[name] += 1
         self.saw(self.lives[name])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from learner.contexts import context
 from waiting import until
 
 from diloco_learner.data.batches_io import Batches
@@ -42,15 +43,8 @@ class Fleet:
 
         spec = self.spec
         cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
-        leases = Leases(
-            MemoryBus(self.broker, name),
-            spec,
-            name,
-            incarnation,
-            Batches(cut, 2),
-            lambda: self.live,
-            tell,
-        )
+        place = context(spec, MemoryBus(self.broker, name), name, incarnation)
+        leases = Leases(place, Batches(cut, 2), lambda: self.live, tell)
         task = asyncio.create_task(leases.supply())
         try:
             yield leases

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from learner.contexts import context
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
@@ -57,10 +58,9 @@ def up(broker: MemoryBroker, spec: RunSpec, tmp_path: Path) -> Uplink:
     async def tell(kind: str, text: str, data: dict[str, Any]) -> None:
         raise AssertionError("nothing to tell here")
 
-    leases = Leases(bus, spec, "a", 1, batches, tuple, tell)
-    return Uplink(
-        spec, "a", 1, bus, bus, (9, 9, 4), LocalCheckpoints(tmp_path, 2), leases, print, ""
-    )
+    place = context(spec, bus)
+    leases = Leases(place, batches, tuple, tell)
+    return Uplink(place, (9, 9, 4), LocalCheckpoints(tmp_path, 2), leases, print)
 
 
 async def uploaded(syncer: Any) -> list[ContributionManifest]:

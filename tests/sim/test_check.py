@@ -11,7 +11,7 @@ from diloco_simulator.coverage.required import ENOUGH, REQUIRED
 from diloco_simulator.worlds import constants, crash_points, found
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
-from diloco_simulator.worlds.world import Verdict, played
+from diloco_simulator.worlds.world import WorldResult, played
 from diloco_syncer.rounds import rounds
 
 SHORT = Options.calm(steps=18, safety_s=25.0, learners=2, quorum=1)
@@ -71,7 +71,7 @@ def test_every_seed_is_played_with_what_is_asked_for(monkeypatch: pytest.MonkeyP
 def test_places_to_die_are_named_as_they_are_played_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    calm = Verdict(1)
+    calm = WorldResult(1)
     calm.passings.update(dict.fromkeys(crash_points.ROLES, 5))
     monkeypatch.setattr(crash_points, "play", lambda: calm)
     arguments(monkeypatch, "--seeds", 0, "--crash-points", 4)
@@ -87,8 +87,8 @@ def test_enough_worlds_that_missed_what_they_must_reach_fail(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sums = check.Sums()
-    sums.add(check.place("leader", 1), Verdict(1))
-    sums.add(check.Task(Case(2, SHORT), "", ""), Verdict(2, ["I1 at 1.00 s: x"], rounds=3))
+    sums.add(check.place("leader", 1), WorldResult(1))
+    sums.add(check.Task(Case(2, SHORT), "", ""), WorldResult(2, ["I1 at 1.00 s: x"], rounds=3))
     result = sums.result()
     assert (result["seeds"], result["violations"], result["rounds"]) == (1, 1, 3)
     assert result["crash_points"] == {"leader": 1}

@@ -7,15 +7,15 @@ import numpy as np
 from diloco_shared.protocol.messages import TapeRebirth, TapeRound, Verdict
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
-from diloco_simulator.checkers.numbers import Numbers
-from diloco_simulator.checkers.promises import Leases, Merges, Report
+from diloco_simulator.checkers.numbers import CheckedNumbers
+from diloco_simulator.checkers.promises import LeaderLeases, Merges, Report
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
 
 
 def test_a_lease_is_not_trusted_for_longer_than_it_lasts() -> None:
     told: list[str] = []
-    leases = Leases(Report(lambda invariant, text: told.append(text)), 3.0)
+    leases = LeaderLeases(Report(lambda invariant, text: told.append(text)), 3.0)
     leases.held("a", 1.0, 4.0, 1.5)
     assert told == []
     leases.held("a", 1.0, 4.5, 1.5)
@@ -24,7 +24,7 @@ def test_a_lease_is_not_trusted_for_longer_than_it_lasts() -> None:
 
 def test_after_directions_that_cancelled_merges_are_computed_again() -> None:
     """Of a leader's own arrays, once."""
-    numbers = Numbers(Report(lambda invariant, text: None), spec_of(Options.calm(), 1))
+    numbers = CheckedNumbers(Report(lambda invariant, text: None), spec_of(Options.calm(), 1))
     numbers.states.append([(np.full(2, np.nan), np.zeros(2)), (np.ones(2), np.zeros(2))])
     master_F, trace_F = np.array([1, 2], np.float32), np.array([3, 4], np.float32)
     numbers.installed(1, master_F, (trace_F,))

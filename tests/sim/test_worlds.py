@@ -12,7 +12,7 @@ import pytest
 from diloco_simulator import check
 from diloco_simulator.worlds import crash_points
 from diloco_simulator.worlds.case import Case
-from diloco_simulator.worlds.world import Verdict, World, one, played, uncollected
+from diloco_simulator.worlds.world import World, WorldResult, one, played, uncollected
 
 SEEDS = range(20, 32)
 TROUBLES = (
@@ -30,10 +30,10 @@ TROUBLES = (
     "told: recovered",
 )
 
-verdicts: dict[int, Verdict] = {}
+verdicts: dict[int, WorldResult] = {}
 
 
-def verdict(seed: int) -> Verdict:
+def verdict(seed: int) -> WorldResult:
     """Played once."""
     if seed not in verdicts:
         verdicts[seed] = played(Case.drawn(seed))

@@ -7,6 +7,7 @@ from typing import Any
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from diloco_learner.context import RunContext
 from diloco_learner.events import Leave
 from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
@@ -195,17 +196,16 @@ class Learner(Worker[Settings]):
 
     async def _attempt(self, spec: RunSpec) -> Leave | None:
         """Work for the run once; None, after a while, if this process is unfit for it."""
-        self.work = Work(
+        context = RunContext(
             spec,
             self.settings.id,
             self.membership.record.boot,
-            self.folder.path,
             self.control,
             self.data,
-            self.faults,
+            self.folder.path,
             self.settings.checkpoint_root,
-            self.computing,
         )
+        self.work = Work(context, self.faults, self.computing)
         self.work.fit = lambda: self.membership.update(state="working", reason="")
         try:
             leave = await self.work.run()

@@ -1,14 +1,14 @@
 """One learner working for one run: recover, train, carry messages, leave."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
+from diloco_learner.context import RunContext
 from diloco_learner.data.leasing_io import Leases
 from diloco_learner.events import BeatSeen, GiveState, Leave
 from diloco_learner.exchange.anchors import AnchorBook
@@ -23,14 +23,14 @@ from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.computing_io import Computing, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Injected, TrainLoop
-from diloco_shared.bus.port import Bus, BusError, Traffic
+from diloco_shared import ambient
+from diloco_shared.bus.port import BusError, Traffic
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Progress, SocketBytes
 from diloco_shared.protocol.run_states import OVER
-from diloco_shared.spec.run import RunSpec, config_hash
 
 log = structlog.get_logger()
 
@@ -67,30 +67,20 @@ class Work:
 
     def __init__(
         self,
-        spec: RunSpec,
-        learner: str,
-        boot: str,
-        folder: Path,
-        control: Bus,
-        data: Bus,
+        context: RunContext,
         faults: FaultAgent,
-        checkpoint_root: str,
         computing: Computing,
     ) -> None:
-        self.spec = spec
-        self.learner = learner
-        self.boot = boot
-        self.folder = folder
-        self.control = control
-        self.data = data
+        self.context = context
+        self.spec = context.spec
+        self.control, self.data = context.control, context.data
         self.faults = faults
-        self.checkpoint_root = checkpoint_root
         self.computing = computing
         self.injected, self.mailbox = Injected(), Mailbox()
         self.fit: Callable[[], None] = lambda: None  # called once model and data are there
         self.events = RecoveryArrivals()
         self.beat: Beat | None = None
-        self.incarnation, self.built, self.stopping = -1, False, ""
+        self.built, self.stopping = False, ""
         self.train_loop: TrainLoop | None = None
         self.ended: asyncio.Task[Leave] | None = None
         self.tasks: asyncio.TaskGroup
@@ -126,7 +116,7 @@ class Work:
 
     def health(self) -> dict[str, Any]:
         """What a probe or the member list shows."""
-        shown: dict[str, Any] = {"run": self.spec.name, "incarnation": self.incarnation}
+        shown: dict[str, Any] = {"run": self.spec.name, "incarnation": self.context.incarnation}
         p = self.last_progress
         if p is not None:
             shown |= p.model_dump(include={"state", "step", "steps_skipped", "wait_s"})
@@ -145,10 +135,10 @@ class Work:
 
     async def run(self) -> Leave:
         """Until the run is over, or refuses this learner: Unfit, or what the train loop raised."""
-        self.incarnation = await take_incarnation(
-            self.control, self.spec.name, self.learner, self.boot
-        )
-        log.info("works", run=self.spec.name, incarnation=self.incarnation)
+        me, boot = self.context.me, self.context.boot
+        incarnation = await take_incarnation(self.control, self.spec.name, me, boot)
+        self.context = replace(self.context, incarnation=incarnation)
+        log.info("works", run=self.spec.name, incarnation=incarnation)
         try:
             await asyncio.to_thread(self._build)
         except Exception as error:  # a model or data of the user's own may raise anything
@@ -227,58 +217,24 @@ class Work:
         built = self.computing.build(self.spec)
         self.trainer, self.batches = built.trainer, built.batches
         self.held_out_SxL1 = built.held_out_SxL1
-        folder = self.folder / CHECKPOINTS / self.spec.folder
+        folder = self.context.folder / CHECKPOINTS / self.spec.folder
         self.checkpoints = LocalCheckpoints(folder, self.spec.keeping.checkpoints)
         self.checkpoints.room.needed = self.trainer.inner_state_bytes
 
     def _connect(self) -> None:
-        spec, me = self.spec, self.learner
+        context = self.context
         self.book = AnchorBook(sizes_P := self.trainer.program.layout.sizes)
         self.leases = Leases(
-            self.control,
-            spec,
-            me,
-            self.incarnation,
+            context,
             self.batches,
             lambda: self.beat.live if self.beat else (),
             lambda kind, text, data: self.up.tell(kind, text, data),
         )
-        self.up = Uplink(
-            spec,
-            me,
-            self.incarnation,
-            self.control,
-            self.data,
-            sizes_P,
-            self.checkpoints,
-            self.leases,
-            self._put,
-            self.checkpoint_root,
-        )
-        self.down = Downlink(
-            spec.name,
-            me,
-            self.incarnation,
-            config_hash(spec),
-            self.control,
-            self.data,
-            self.book,
-            self._put,
-            self.trainer.check_inner_state,
-            spec.algorithm.shards,
-            spec.id,
-            self.trainer.fragment,
-        )
-        self.reporter = Reporter(
-            spec,
-            me,
-            self.incarnation,
-            self.control,
-            self.mailbox,
-            self.book,
-            self.faults,
-            counting(self.control.traffic, self.data.traffic),
-        )
+        self.up = Uplink(context, sizes_P, self.checkpoints, self.leases, self._put)
+        check, initial = self.trainer.check_inner_state, self.trainer.fragment
+        self.down = Downlink(context, self.book, self._put, check, initial)
+        sockets = counting(self.control.traffic, self.data.traffic)
+        self.reporter = Reporter(context, self.mailbox, self.book, self.faults, sockets)
         self.built = True
 
     def _put(self, event: Any) -> None:
@@ -291,10 +247,10 @@ class Work:
     def _recovery(self) -> Recovery:
         return Recovery(
             self.spec,
-            self.learner,
-            self.incarnation,
+            self.context.me,
+            self.context.incarnation,
             has_checkpoint=self.checkpoints.newest is not None,
-            nonce_seed=f"{self.boot}-{self.incarnation}",
+            nonce_seed=f"{self.context.boot}-{self.context.incarnation}",
             layout=self.trainer.program.layout.digest(),
             state_bytes=self.trainer.inner_state_bytes,
             parameters=sum(self.trainer.program.layout.sizes),
@@ -310,12 +266,12 @@ class Work:
             await asyncio.to_thread(self.trainer.adopt, p, anchor_F, 0.0)
         exchange = Exchange(
             self.spec,
-            self.learner,
-            self.incarnation,
+            self.context.me,
+            self.context.incarnation,
             begin.epoch,
             begin.versions,
             begin.stamp,
-            time.monotonic(),
+            ambient.monotonic(),
             begin.joined,
             begin.restore,
         )
@@ -327,13 +283,13 @@ class Work:
             self.batches,
             self.held_out_SxL1,
             self.mailbox,
-            now=time.monotonic,
+            now=ambient.monotonic,
             waiting=WaitClock(),
             injected=self.injected,
         )
         loop.stopping = self.stopping
         self.train_loop = loop
-        self.reporter.stepping_at = time.monotonic()
+        self.reporter.stepping_at = ambient.monotonic()
         while not self.events.empty():
             self.mailbox.put(self.events.get_nowait())
 

@@ -1,7 +1,6 @@
 """The syncer process: registers, waits for a run, leads it or stands by, waits for the next."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +8,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from pydantic import Field
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus
 from diloco_shared.numerics.merge import warm
 from diloco_shared.process import serving
@@ -62,7 +62,7 @@ class Syncer(Worker[Settings]):
         record, leader = self.membership.record, self.leader
         detail: dict[str, Any] = {"run": record.run, "duty": record.state}
         if leader is not None:
-            state, reason = leader.machine.announcer.state(time.monotonic())
+            state, reason = leader.machine.announcer.state(ambient.monotonic())
             detail |= {"state": state, "reason": reason, "term": leader.machine.history.term}
         elif record.reason:
             detail |= {"reason": record.reason}
@@ -152,7 +152,7 @@ class Syncer(Worker[Settings]):
 
 def _watched(machine: Machine) -> Iterator[Metric]:
     """Whether the run stands still for no reason, and for how long no round was closed."""
-    now, run = time.monotonic(), machine.spec.name
+    now, run = ambient.monotonic(), machine.spec.name
     stuck = GaugeMetricFamily("diloco_stuck", "No progress, no reason known", labels=["run"])
     stuck.add_metric([run], machine.announcer.state(now)[0] == "stuck")
     yield stuck

@@ -24,10 +24,10 @@ more than one blob at a time.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, StreamFull, TransferProgress, Unavailable
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.memory.pages import pages
@@ -219,7 +219,7 @@ class _Sending:
         timeout_s = self._pace.timeout_s
         self._flying += 1
         # As of now: it may be another one that answers, then this is sent once more for nothing.
-        began, life = time.monotonic(), self._bus.life
+        began, life = ambient.monotonic(), self._bus.life
         try:
             await self._bus.append(
                 self._outgoing.blob.subject,
@@ -233,11 +233,11 @@ class _Sending:
             if isinstance(error, StreamFull):
                 self._progress.no_room(str(error))
             # Only silence says something about the link; a refusal came quickly.
-            if (now := time.monotonic()) - began >= timeout_s:
+            if (now := ambient.monotonic()) - began >= timeout_s:
                 self._pace.timed_out(began, now)
             return False
         else:
-            self._pace.answered(time.monotonic() - began)
+            self._pace.answered(ambient.monotonic() - began)
             self._progress.chunk(index, life)
             return True
         finally:
@@ -357,11 +357,11 @@ async def _fetch(bus: Bus, stream: str, incoming: Incoming, progress: TransferPr
     """One pass over the chunks' subject by `bus.fetch`, from where the last one ended."""
     start_seq, limit = progress.next_seq, 2
     while not incoming.complete:
-        began = time.monotonic()
+        began = ambient.monotonic()
         batch = await bus.fetch(stream, incoming.blob.subject, start_seq=start_seq, limit=limit)
         if not batch:
             break
-        slow = time.monotonic() - began > FETCH_S
+        slow = ambient.monotonic() - began > FETCH_S
         limit = max(1, limit // 2) if slow else min(FETCH_CHUNKS_MAX, limit * 2)
         for message in batch:
             incoming.take(message.headers, message.payload)

@@ -7,13 +7,13 @@ anything else, a cancellation above all, passes through.
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import BusError
 
 log = structlog.get_logger()
@@ -49,7 +49,7 @@ async def until_done(
         except fatal:
             raise
         except trouble as error:
-            if time.monotonic() + pause_s >= until:
+            if ambient.monotonic() + pause_s >= until:
                 raise
             _say(doing, error, said)
         await asyncio.sleep(pause_s)

@@ -3,10 +3,9 @@
 Its leader writes it, and the coordinator once there is no leader left to end a run.
 """
 
-import time
-
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.stored_records import readable, readable_at, write_if
 from diloco_shared.protocol import subjects
@@ -56,7 +55,7 @@ class Standing:
 
     def _saw(self) -> None:
         if self.revision is not None and self.revision != self.seen:
-            self.seen, self.seen_at = self.revision, time.monotonic()
+            self.seen, self.seen_at = self.revision, ambient.monotonic()
 
     async def write(self, status: RunStatus) -> str:
         """Show this; why it must not be shown, or "". Once somebody else wrote, look again."""
@@ -82,7 +81,7 @@ class Standing:
             return ""
         why = keeps(self.there, status)
         lower = status.term < self.there.term and not over(self.there)
-        silent = time.monotonic() - self.seen_at > SILENT_S
+        silent = ambient.monotonic() - self.seen_at > SILENT_S
         if why and lower and silent and status.epoch == self.there.epoch:
             log.warning("status of a lost term replaced", key=self.key, term=self.there.term)
             return ""

@@ -1,11 +1,11 @@
 """Between what buckets and streams hold and messages: the one way to read and to write them."""
 
-import time
 from collections.abc import Iterable
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, Stored
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Message
@@ -88,7 +88,9 @@ TEXT_MAX = 500
 
 def event_now(run: str, kind: str, source: str, text: str, data: dict[str, Any]) -> Event:
     """What has just happened."""
-    return Event(run=run, kind=kind, source=source, text=text[:TEXT_MAX], data=data, at=time.time())
+    return Event(
+        run=run, kind=kind, source=source, text=text[:TEXT_MAX], data=data, at=ambient.wall()
+    )
 
 
 async def tell(bus: Bus, event: Event, *, timeout_s: float = 5.0) -> None:

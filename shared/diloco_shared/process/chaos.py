@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Delivery
 from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.protocol import subjects
@@ -34,11 +34,11 @@ ANSWER_S = 0.25
 # process does both leaves no order of events in which the parent stays stopped.
 _HANG = """
 import os, signal, sys, time
-parent, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
+parent, until = int(sys.argv[1]), ambient.monotonic() + float(sys.argv[2])
 if os.getppid() == parent:
     os.kill(parent, signal.SIGSTOP)
-while os.getppid() == parent and time.monotonic() < until:
-    time.sleep(min(0.1, max(0.0, until - time.monotonic())))
+while os.getppid() == parent and ambient.monotonic() < until:
+    time.sleep(min(0.1, max(0.0, until - ambient.monotonic())))
 if os.getppid() == parent:
     os.kill(parent, signal.SIGCONT)
 """
@@ -168,7 +168,7 @@ class FaultAgent:
 
     async def _tell(self, kind: str, fault: Fault) -> None:
         """Write the truth down; a fault whose record cannot be written is carried out anyway."""
-        data = {**fault.model_dump(), "step": self.step, "at": time.time()}
+        data = {**fault.model_dump(), "step": self.step, "at": ambient.wall()}
         run, text = (
             self.run or fault.run or "cluster",
             f"{fault.kind} on {self.target} ({fault.id})",

@@ -3,12 +3,12 @@
 import asyncio
 import os
 import shutil
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.process.disk_room import DiskRoom
@@ -34,7 +34,7 @@ async def watch_disk(
         reason, here = "", room()
         if here is not None:
             free = await asyncio.to_thread(free_bytes, here.folder)
-            reason = here.saw(free, time.monotonic()) if free is not None else here.reason
+            reason = here.saw(free, ambient.monotonic()) if free is not None else here.reason
         reason = reason[:500]  # as much as the record takes
         if reason != membership.record.full:
             membership.update(full=reason)

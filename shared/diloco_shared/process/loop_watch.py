@@ -32,6 +32,8 @@ from typing import Any
 import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from diloco_shared import ambient
+
 log = structlog.get_logger()
 
 # Between two answers of the loop, and two looks at it, in seconds: fifty a second cost a
@@ -148,9 +150,9 @@ class LoopWatch:
     # --- in a thread ---------------------------------------------------------------------------
 
     def _look(self, loop_thread: int) -> None:
-        looked = time.monotonic()
+        looked = ambient.monotonic()
         while not self.ended.wait(BEAT_S):
-            now = time.monotonic()
+            now = ambient.monotonic()
             late_s, looked = max(now - looked - BEAT_S, 0.0), now
             answer, sight = self.answer, self.sight
             by, idle = sight.by, sight.idle
@@ -212,7 +214,7 @@ class _Queued:
 
 def _answer(queued: _Queued) -> Answer:
     pages = resource.getrusage(RUSAGE_THREAD).ru_majflt if RUSAGE_THREAD is not None else 0
-    return Answer(time.monotonic(), time.thread_time(), queued.seconds(), pages)
+    return Answer(ambient.monotonic(), time.thread_time(), queued.seconds(), pages)
 
 
 def _named(frame: FrameType | None) -> str:

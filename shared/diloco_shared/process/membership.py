@@ -8,10 +8,7 @@ lock, which proves that the old one is dead.
 import asyncio
 import fcntl
 import os
-import secrets
 import socket
-import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.repeating import left_undone, until_done
 from diloco_shared.bus.stored_records import readable, write_if
@@ -82,7 +80,7 @@ class DataFolder:
         while True:
             # Whoever is started beside this one may take it before it is locked: then another.
             with suppress(FolderTaken):
-                return cls(data, f"{role}-{secrets.token_hex(4)}")
+                return cls(data, f"{role}-{ambient.token(4)}")
 
     @property
     def lock(self) -> str:
@@ -133,11 +131,11 @@ class Membership:
             {
                 "id": member,
                 "role": role,
-                "boot": uuid.uuid4().hex,
+                "boot": ambient.unique(),
                 "host": own_host(),
                 "pid": own_pid(),
                 "lock": lock,
-                "started_at": time.time(),
+                "started_at": ambient.wall(),
                 "address": address,
             }
         )

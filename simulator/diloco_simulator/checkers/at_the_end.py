@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest
 from diloco_shared.protocol.wire import decode
-from diloco_simulator.checkers.promises import Life
-from diloco_simulator.checkers.watch import Watch
+from diloco_simulator.checkers.promises import LearnerLife
+from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.checkers.watch_shard import OfShard
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _held(observer: "Observer", of: OfShard) -> list[int]:
     return [m.fragment for m in found if m.fragment in of.merges.owned]
 
 
-def _went_back_alike(watch: Watch) -> None:
+def _went_back_alike(watch: RunWatch) -> None:
     """A stop may overtake a restore in one shard; where no learner was there after that, nobody
     could tell it that another one went back. Nor where a power cut took the record."""
     if any(of.merges.lost.restores for of in watch.of):
@@ -49,7 +49,7 @@ def _went_back_alike(watch: Watch) -> None:
         watch.broken("I6", f"shards went back as asked at {[of.wish for of in watch.of]}")
 
 
-def _merged_again(watch: Watch) -> None:
+def _merged_again(watch: RunWatch) -> None:
     for of in watch.of:
         for (learner, incarnation), life in of.members.lives.items():
             watch.report.looked("I10")
@@ -62,11 +62,11 @@ def _merged_again(watch: Watch) -> None:
                 of.report("I10", f"{learner} {incarnation} was never merged again after the heal")
 
 
-def _long(life: Life, seconds: float) -> bool:
+def _long(life: LearnerLife, seconds: float) -> bool:
     return not life.drained and seconds > STEPS * life.step_s
 
 
-def _have_what_is_committed(watch: Watch) -> None:
+def _have_what_is_committed(watch: RunWatch) -> None:
     versions = tuple(
         max(of_p) for of_p in zip(*(of.merges.versions for of in watch.of), strict=True)
     )

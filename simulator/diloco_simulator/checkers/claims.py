@@ -8,7 +8,7 @@ from diloco_simulator.checkers.promises import Merges, Report
 
 
 @dataclass(slots=True)
-class Work:
+class ClaimedWork:
     """One process, as seen from outside."""
 
     began: int | None = None  # epoch
@@ -25,16 +25,16 @@ class Claims:
         """`merges_of`: what the tape of a fragment's shard merged."""
         self.report = report
         self.merges_of = merges_of
-        self.work: dict[str, Work] = {}
+        self.work: dict[str, ClaimedWork] = {}
         self.newest: dict[str, int] = {}  # learner -> its newest life that trains
 
     def stepped(self, life: str, tokens: int) -> None:
-        work = self.work.setdefault(life, Work())
+        work = self.work.setdefault(life, ClaimedWork())
         work.steps += 1
         work.tokens += tokens
 
     def adopted(self, life: str, epoch: int, p: int, version: int) -> None:
-        work = self.work.setdefault(life, Work())
+        work = self.work.setdefault(life, ClaimedWork())
         work.began = epoch if work.began is None else work.began
         learner, _, incarnation = life.rpartition("/")
         self.newest[learner] = max(int(incarnation), self.newest.get(learner, -1))

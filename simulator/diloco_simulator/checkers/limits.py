@@ -44,7 +44,7 @@ class LearnerHolds:
     values: int  # anchors' values
 
 
-class Pace:
+class StepPace:
     """I8: a learner takes step after step; only the user, the end or a new epoch make it rest.
 
     Judged from what was delivered to the process: beats, and the epochs of publications.

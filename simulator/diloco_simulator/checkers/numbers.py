@@ -96,7 +96,7 @@ def ruled(
     return weighted(deltas, weights) if scale is None else merged * scale
 
 
-class Numbers:
+class CheckedNumbers:
     """Follows the tape; looks at every publication of a round."""
 
     def __init__(self, report: Report, spec: RunSpec, shard: int = 0) -> None:

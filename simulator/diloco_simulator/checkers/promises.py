@@ -253,7 +253,7 @@ class Merges:
         self.steps[key] = v.step_to
 
 
-class Leases:
+class LeaderLeases:
     """I7: two machines never both trust a lease. The tape would be the fence even so."""
 
     def __init__(self, report: Report, lease_s: float) -> None:
@@ -277,7 +277,7 @@ class Leases:
         self.until.pop(process, None)
 
 
-class Life(Protocol):
+class LearnerLife(Protocol):
     """One process of a learner in its training, as it really is."""
 
     rounds: int  # within so many it is merged, once nothing goes wrong
@@ -300,13 +300,13 @@ class Life(Protocol):
         ...
 
 
-class Members:
+class KnownMembers:
     """I10: the stopped are not asked, the returned are merged, two processes never act as one."""
 
     def __init__(self, report: Report, spec: RunSpec) -> None:
         self.report = report
         self.lease_s = spec.membership.lease_s
-        self.lives: dict[tuple[str, int], Life] = {}
+        self.lives: dict[tuple[str, int], LearnerLife] = {}
         self.forgiven_at = 0.0
         # (term, learner, incarnation) -> when that leader last heard of it.
         self.heard_at: dict[tuple[int, str, int], float] = {}
@@ -317,7 +317,7 @@ class Members:
         self.waiting: dict[tuple[str, int], int] = {}
         self.merged_at: dict[str, float] = {}
 
-    def trains(self, learner: str, incarnation: int, life: Life) -> None:
+    def trains(self, learner: str, incarnation: int, life: LearnerLife) -> None:
         """A process has recovered and steps. It is to be merged within H rounds of its own speed;
         those in flight began without it."""
         self.lives[learner, incarnation] = life
@@ -382,7 +382,7 @@ class Members:
                 self.report("I10", f"{key[0]} trains and was not merged in {life.rounds} rounds")
 
 
-class Refusals:
+class KnownRefusals:
     """I11: what is bad changes no state, is counted, and is never merged."""
 
     def __init__(self, report: Report) -> None:

@@ -10,14 +10,14 @@ from diloco_shared.protocol.messages import Blob, PublicationManifest, TapeRecor
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.cuts import Parts
-from diloco_simulator.checkers.limits import SILENT_S, LearnerLimits, Pace
-from diloco_simulator.checkers.promises import Anchors, Merges, Refusals, Report
+from diloco_simulator.checkers.limits import SILENT_S, LearnerLimits, StepPace
+from diloco_simulator.checkers.promises import Anchors, KnownRefusals, Merges, Report
 from diloco_simulator.checkers.watch_shard import OfShard
 from diloco_simulator.coverage.reached import of_record
 from diloco_simulator.worlds.options import Options
 
 
-class Scene(Protocol):
+class WatchedScene(Protocol):
     """What checkers ask of a world."""
 
     options: Options
@@ -37,19 +37,19 @@ class End:
     at: float
 
 
-class Watch:
+class RunWatch:
     """All observations of one run."""
 
-    def __init__(self, scene: Scene, spec: RunSpec, *, numbers: bool = True) -> None:
+    def __init__(self, scene: WatchedScene, spec: RunSpec, *, numbers: bool = True) -> None:
         """`numbers`: compute every merge again; keeps all that was ever uploaded."""
         self.scene = scene
         self.violations: list[str] = []
         self.report = report = Report(self.broken)
         self.anchors = Anchors(report)
-        self.refusals = Refusals(report)
+        self.refusals = KnownRefusals(report)
         self.claims = Claims(report, self._merges_of)
         self.parts = Parts(report)
-        self.pace = Pace(report, spec, self.anchors)
+        self.pace = StepPace(report, spec, self.anchors)
         self.limits = LearnerLimits(report, spec)
         self.spec = spec
         self.healed_at = math.inf

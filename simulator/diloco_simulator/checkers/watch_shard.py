@@ -18,8 +18,8 @@ from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.cuts import Cuts, Parts
 from diloco_simulator.checkers.ledger import Tokens
 from diloco_simulator.checkers.limits import Alive, LeaderLimits
-from diloco_simulator.checkers.numbers import Numbers
-from diloco_simulator.checkers.promises import Leases, Mark, Members, Merges, Report
+from diloco_simulator.checkers.numbers import CheckedNumbers
+from diloco_simulator.checkers.promises import KnownMembers, LeaderLeases, Mark, Merges, Report
 from diloco_syncer.history.history import History
 from diloco_syncer.merging.store import FragmentStore
 
@@ -45,12 +45,12 @@ class OfShard:
         self.shard = shard
         self.seqs: list[int] = []  # of its records, on the stream
         self.merges = Merges(self.report, spec, shard)
-        self.leases = Leases(self.report, spec.membership.leader_lease_s)
+        self.leases = LeaderLeases(self.report, spec.membership.leader_lease_s)
         self.alive = Alive(self.report)
-        self.members = Members(self.report, spec)
+        self.members = KnownMembers(self.report, spec)
         self.tokens = Tokens(self.report, spec, claims, shard)
         self.limits = LeaderLimits(self.report, spec, learners, shard)
-        self.numbers = Numbers(self.report, spec, shard) if numbers else None
+        self.numbers = CheckedNumbers(self.report, spec, shard) if numbers else None
         self.cuts = Cuts(self.report, parts, spec.algorithm.owned(shard), self.merges.lost)
         self.committed_at = 0.0  # when the newest round that merges was recorded
         self.ended_at = 0.0  # when the newest end was

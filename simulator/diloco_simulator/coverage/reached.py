@@ -17,7 +17,7 @@ from diloco_shared.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from diloco_simulator.checkers.watch import Watch
+    from diloco_simulator.checkers.watch import RunWatch
     from diloco_simulator.checkers.watch_shard import OfShard
 from collections import Counter
 from collections.abc import Callable
@@ -207,7 +207,7 @@ def _read(message: Stored, kind: type[M]) -> M | None:
 # Which rare states records on a tape show.
 
 
-def of_record(watch: "Watch", of: "OfShard", record: TapeRecord) -> None:
+def of_record(watch: "RunWatch", of: "OfShard", record: TapeRecord) -> None:
     """What a record on a shard's tape shows; before it is watched."""
     match record:
         case TapeRound():
@@ -236,7 +236,7 @@ def of_record(watch: "Watch", of: "OfShard", record: TapeRecord) -> None:
             pass
 
 
-def _of_round(watch: "Watch", of: "OfShard", r: TapeRound) -> None:
+def _of_round(watch: "RunWatch", of: "OfShard", r: TapeRound) -> None:
     if r.outcome == "skipped":
         watch.reached("skipped round")
         members = "eligible" in r.reason

@@ -126,7 +126,7 @@ def chance_to_miss(worlds: int, reached: int = REACHED) -> float:
     return chance
 
 
-class States:
+class RequiredStates:
     """Sums over worlds."""
 
     def __init__(self) -> None:

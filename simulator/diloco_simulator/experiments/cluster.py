@@ -17,10 +17,10 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.hub.net import Net
 from diloco_simulator.inside.observer import Observer, Scene
-from diloco_simulator.people.rest import NoAnswer, Rest
+from diloco_simulator.people.rest import NoAnswer, RestCalls
 from diloco_simulator.virtual_loop import VirtualLoop
 from diloco_simulator.worlds.options import Options
-from diloco_simulator.worlds.processes import Machine, Passing, coordinator, learner, syncer
+from diloco_simulator.worlds.processes import Host, Passing, coordinator, learner, syncer
 from diloco_syncer.app import Syncer
 from diloco_syncer.leadership.leader_io import Leader
 
@@ -62,16 +62,16 @@ class Cluster:
             name: self._machine(name, lambda name, data, made=made: learner(name, data, made))
             for name, made in learners.items()
         }
-        self.rest = Rest(self.coordinator)
+        self.rest = RestCalls(self.coordinator)
 
     def _client(self, name: str, host: str, passing: Passing) -> FarBus:
         return FarBus(self.broker, name, host, self.net)
 
-    def _machine(self, name: str, kind: Any) -> Machine:
+    def _machine(self, name: str, kind: Any) -> Host:
         def failed(error: BaseException | None) -> None:
             self.ended.append(f"{name}: {error!r}")
 
-        return Machine(self.loop, name, self.folder, self._client, kind, failed)
+        return Host(self.loop, name, self.folder, self._client, kind, failed)
 
     def _stored(self, stream: str, message: Stored) -> None:
         self.observer.stored(stream, message)

@@ -17,7 +17,7 @@ from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import RunSpec
-from diloco_simulator.worlds.computing import Loss, Program, Sent
+from diloco_simulator.worlds.computing import Loss, Sent, VirtualProgram
 
 Values = NDArray[np.float32]
 # Values of each fragment.
@@ -38,7 +38,7 @@ class IdleTrainer:
     """Answers like `diloco_learner.training.trainer.Trainer`; `stepped` is called at every step."""
 
     def __init__(self, spec: RunSpec, stepped: Callable[[], None]) -> None:
-        self.program = Program(spec, layout_of(spec.algorithm.fragments))
+        self.program = VirtualProgram(spec, layout_of(spec.algorithm.fragments))
         self.inner_state_bytes = len(NOTHING)
         self.stepped = stepped
         self.steps = 0

@@ -23,7 +23,7 @@ Action = Callable[[], object]
 
 
 @dataclass(slots=True)
-class Link:
+class NetLink:
     """Of one machine."""
 
     out: bool = True
@@ -36,7 +36,7 @@ class Link:
 class Way:
     """One direction of one connection: `arrived_at` keeps what it carries in order."""
 
-    link: Link
+    link: NetLink
     out: bool
     arrived_at: float = 0.0
     waiting: list[tuple[float, Action]] = field(default_factory=list)
@@ -56,13 +56,13 @@ class Net:
         self.rng = rng
         self.options = options
         self.counts = counts
-        self.links: dict[str, Link] = {}
+        self.links: dict[str, NetLink] = {}
         self.faulty = True
         self.away = False  # the hub, for everybody
         self.outside = contextvars.Context()  # of no process
 
-    def link(self, machine: str) -> Link:
-        return self.links.setdefault(machine, Link())
+    def link(self, machine: str) -> NetLink:
+        return self.links.setdefault(machine, NetLink())
 
     def heal(self) -> None:
         """From now on nothing is cut, slow or lost."""

@@ -13,7 +13,7 @@ from typing import Any
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Grant, Pull
 from diloco_simulator.checkers.limits import LeaderHolds
-from diloco_simulator.checkers.watch import Scene, Watch
+from diloco_simulator.checkers.watch import RunWatch, WatchedScene
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.net import GIVEN_UP_S, RETRY_S, SLOW
 from diloco_syncer.events import (
@@ -38,17 +38,17 @@ from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 LATE_DELAYS = 12
 
 
-class Leaders:
+class SeenLeaders:
     """Of one world. `watch_of` gives the watch of a run by its name; None: nobody looks at it."""
 
     def __init__(
-        self, scene: Scene, broker: MemoryBroker, watch_of: Callable[[str], Watch | None]
+        self, scene: WatchedScene, broker: MemoryBroker, watch_of: Callable[[str], RunWatch | None]
     ) -> None:
         self.scene = scene
         self.broker = broker
         self.watch_of = watch_of
         # By the ids of its machine, its outbox and its snapshots, which it holds.
-        self.terms: dict[int, Term] = {}
+        self.terms: dict[int, SeenTerm] = {}
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Leaders:
 
         async def led(leader: Leader) -> str:
             if (watch := self.watch_of(leader.spec.name)) is not None:
-                term = Term(self.scene, watch, leader)
+                term = SeenTerm(self.scene, watch, leader)
                 for known in (leader.machine, leader.outbox, leader.snapshots):
                     self.terms[id(known)] = term
             return await run(leader)
@@ -103,10 +103,10 @@ class Leaders:
             Leader._up_rewound = rewind  # type: ignore[method-assign]
 
 
-class Term:
+class SeenTerm:
     """One process that leads one shard, until it ends or is deposed."""
 
-    def __init__(self, scene: Scene, watch: Watch, leader: Leader) -> None:
+    def __init__(self, scene: WatchedScene, watch: RunWatch, leader: Leader) -> None:
         self.scene = scene
         self.watch = watch
         self.leader = leader

@@ -36,7 +36,7 @@ from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.protocol import subjects
 from diloco_simulator.checkers.limits import LearnerHolds
-from diloco_simulator.checkers.watch import End, Watch
+from diloco_simulator.checkers.watch import End, RunWatch
 from diloco_simulator.virtual_loop import Hosted, current
 
 # Why a publication is refused that is bad in itself: chunks that were damaged on their way are
@@ -45,7 +45,7 @@ BAD = frozenset({"malformed", "digest"})
 
 
 @dataclass(slots=True)
-class Life:
+class SeenLife:
     """One process of a learner in its training. See `checkers.Life`."""
 
     process: Hosted
@@ -79,7 +79,7 @@ class Life:
 class Trained:
     """One process's training, from its first turn to its last, shown to the watch of its run."""
 
-    def __init__(self, watch: Watch, learner: str, loop: TrainLoop, step_s: float) -> None:
+    def __init__(self, watch: RunWatch, learner: str, loop: TrainLoop, step_s: float) -> None:
         process = current()
         assert process is not None and isinstance(process.app, Learner)
         work = process.app.work
@@ -96,7 +96,7 @@ class Trained:
         options, algorithm = watch.scene.options, watch.spec.algorithm
         rounds = ceil(algorithm.sync_every_steps * max(step_s / options.step_s, 1.0))
         rounds += algorithm.rounds_in_flight_max
-        self.state = Life(process, loop, rounds, step_s, watch.scene.now)
+        self.state = SeenLife(process, loop, rounds, step_s, watch.scene.now)
         self._begins()
         self._look(exchange.handle, loop.turns)
 
@@ -217,7 +217,7 @@ class Trained:
 
 
 @contextmanager
-def going_back(watch_of: Callable[[str], Watch | None]) -> Iterator[None]:
+def going_back(watch_of: Callable[[str], RunWatch | None]) -> Iterator[None]:
     """Until the end of the block whoever takes moments of a checkpoint is looked at (I6)."""
     module: Any = recoverer  # by whatever names it has
     read = module.read_part

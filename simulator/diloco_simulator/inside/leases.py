@@ -4,22 +4,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from diloco_simulator.checkers.promises import Leases
-from diloco_simulator.checkers.watch import Watch
+from diloco_simulator.checkers.promises import LeaderLeases
+from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.virtual_loop import Hosted, current
 from diloco_syncer.leadership.lease import Event, Lease, Request, Written
 from diloco_syncer.leadership.lease_io import LeaseKeeper
 
 
 @dataclass(slots=True)
-class Kept:
+class SeenLease:
     """One process's lease of one shard."""
 
     lease: Lease  # held, so that no other has its id
     name: str
     process: Hosted | None
-    watch: Watch
-    of: Leases
+    watch: RunWatch
+    of: LeaderLeases
     behind_s: float = 0.0  # its process's clock, when it was given the lease
 
     @property
@@ -48,8 +48,8 @@ class Kept:
 class Trust:
     """Of one world. `watch_of` gives the watch of a run by its name; None: nobody looks at it."""
 
-    watch_of: Callable[[str], Watch | None]
-    kept: dict[int, Kept] = field(default_factory=dict)
+    watch_of: Callable[[str], RunWatch | None]
+    kept: dict[int, SeenLease] = field(default_factory=dict)
 
     @contextmanager
     def used(self) -> Iterator[None]:
@@ -78,9 +78,9 @@ class Trust:
         if (watch := self.watch_of(run)) is not None:
             trusted = watch.of[int(shard)].leases
             name = f"{keeper.lease.me} of boot {keeper.lease.boot[:6]}"
-            self.kept[id(keeper.lease)] = Kept(keeper.lease, name, current(), watch, trusted)
+            self.kept[id(keeper.lease)] = SeenLease(keeper.lease, name, current(), watch, trusted)
 
-    def _moved(self, kept: Kept, event: Event, was: bool, now: float) -> None:
+    def _moved(self, kept: SeenLease, event: Event, was: bool, now: float) -> None:
         lease = kept.lease
         if isinstance(event, Written) and lease.leading:
             for other in self.kept.values():

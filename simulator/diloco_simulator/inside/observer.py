@@ -19,7 +19,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.wire import WireError, decode, decode_tape
 from diloco_shared.spec.run import RunSpec
-from diloco_simulator.checkers.watch import Watch
+from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.coverage.reached import Reached
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.virtual_loop import VirtualLoop
@@ -50,7 +50,7 @@ class Observer:
         self.scene = scene
         self.spec = spec
         self.broker = broker
-        self.watch = Watch(scene, spec, numbers=numbers)
+        self.watch = RunWatch(scene, spec, numbers=numbers)
         self.tapes = {subjects.tape(spec.name, n): n for n in range(spec.algorithm.shards)}
         self.refused = subjects.event(spec.name, "refused")
         # Of every shard's tape, with the sequences on its stream.

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from diloco_shared.protocol.messages import TapeRecord
-from diloco_simulator.checkers.watch import Watch
+from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.checkers.watch_shard import OfShard
 from diloco_simulator.virtual_loop import current
 from diloco_syncer.checkpoints.checkpointing_io import Checkpointer
@@ -17,10 +17,10 @@ from diloco_syncer.merging.numbers_io import Numbers, Numeric
 from diloco_syncer.merging.store import FragmentStore
 
 
-class States:
+class SeenStates:
     """Of one world. `watch_of` gives the watch of a run by its name; None: nobody looks at it."""
 
-    def __init__(self, watch_of: Callable[[str], Watch | None]) -> None:
+    def __init__(self, watch_of: Callable[[str], RunWatch | None]) -> None:
         self.watch_of = watch_of
 
     @contextmanager

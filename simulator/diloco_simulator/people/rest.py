@@ -10,7 +10,7 @@ from collections.abc import Coroutine, MutableMapping
 from typing import Any
 
 from diloco_simulator.virtual_loop import Hosted
-from diloco_simulator.worlds.processes import TOKEN, CoordinatorApp, Machine
+from diloco_simulator.worlds.processes import TOKEN, CoordinatorApp, Host
 
 ADDRESS = "http://coordinator"
 # As the product's own client waits, in virtual seconds.
@@ -21,10 +21,10 @@ class NoAnswer(Exception):
     """The process is dead, stands still, died over it, or takes too long: nobody knows."""
 
 
-class Rest:
+class RestCalls:
     """To whatever process runs under the coordinator's name."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Host) -> None:
         self.machine = machine
         self.under_way: set[asyncio.Task[None]] = set()
 

@@ -5,16 +5,16 @@ what is refused must be refused with a reason (a client's error), never by falli
 """
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from diloco_shared import ambient
 from diloco_shared.protocol.checkpoints import parse_reference
 from diloco_shared.spec.run import RunSpec
-from diloco_simulator.people.rest import NoAnswer, Rest
+from diloco_simulator.people.rest import NoAnswer, RestCalls
 
 # Before the same is asked again, in virtual seconds.
 AGAIN_S = 1.0
@@ -44,7 +44,7 @@ class User:
 
     def __init__(
         self,
-        rest: Rest,
+        rest: RestCalls,
         spec: RunSpec,
         rng: Random,
         counts: Counter[str],
@@ -96,7 +96,7 @@ class User:
         """Once; what it is answered with."""
         status, _ = await self._ask(method, path, body)
         if 200 <= status < 300:
-            self.orders[kind] = order, time.monotonic()
+            self.orders[kind] = order, ambient.monotonic()
             self.counts[f"{kind} accepted"] += 1
         elif status:
             self.counts[f"{kind} refused with {status}"] += 1
@@ -166,7 +166,7 @@ class User:
     def unheeded(self, view: View, well_s: float, led_s: float, step_s: float) -> list[str]:
         """Orders that should be in force by now; `well_s`: since when all is well, `led_s`: since
         when every shard is led. Only a stop needs no leader."""
-        found, now = [], time.monotonic()
+        found, now = [], ambient.monotonic()
         for kind, (order, at) in list(self.orders.items()):
             if view["status"] is None and view["state"] not in OVER:
                 continue

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from diloco_coordinator.runs.statuses import cannot_go_on
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.people.requests import Requests
-from diloco_simulator.people.rest import ADDRESS, NoAnswer, Rest
+from diloco_simulator.people.rest import ADDRESS, NoAnswer, RestCalls
 from diloco_simulator.people.sequel import Copies
 from diloco_simulator.people.user import AGAIN, OVER
 from diloco_simulator.troubles.inflicting import Inflicting
@@ -46,7 +46,7 @@ class Visitors:
 
     def __init__(self, world: "World") -> None:
         self.world = world
-        self.rest = Rest(world.coordinator)
+        self.rest = RestCalls(world.coordinator)
         self.run = f"/runs/{world.spec.name}"
         self.rng = Random(f"visitors {world.seed}")
         self.counts = world.found.counts

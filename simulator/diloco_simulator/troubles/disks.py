@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_simulator.troubles.chance import Chance
 from diloco_simulator.virtual_loop import Died, current
-from diloco_simulator.worlds.processes import Machine
+from diloco_simulator.worlds.processes import Host
 
 if TYPE_CHECKING:
     from diloco_simulator.worlds.world import World
@@ -98,7 +98,7 @@ class Disks:
         left.rename(folder)
         self.torn = None
 
-    def _machine(self) -> Machine | None:
+    def _machine(self) -> Host | None:
         """Whose process does what is done now."""
         process, world = current(), self.world
         machines = (*world.machines, *world.troubles.twins)
@@ -117,11 +117,11 @@ class Disks:
         if self.working and self.chance.scene.faulty:
             self._tear(machine, handle)
 
-    def _full(self, machine: Machine) -> bool:
+    def _full(self, machine: Host) -> bool:
         until = self.full_until.get(machine.host, 0.0)
         return self.world.scene.faulty and self.world.loop.now < until
 
-    def _tear(self, machine: Machine, handle: int) -> None:
+    def _tear(self, machine: Host, handle: int) -> None:
         """Now and then the writer dies, and what it wrote last is half there."""
         if self.rng.random() >= TORN * self.options.torn:
             return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_shared.process.serving import Worker
 from diloco_simulator.virtual_loop import Hosted
-from diloco_simulator.worlds.processes import App, CoordinatorApp, Machine
+from diloco_simulator.worlds.processes import App, CoordinatorApp, Host
 
 if TYPE_CHECKING:
     from diloco_simulator.people.visitors import Visitors
@@ -22,7 +22,7 @@ AWAY_S = 2.0
 STRUCK_S = 5.0
 
 
-def arm(world: "World", machine: Machine, app: App, process: Hosted) -> None:
+def arm(world: "World", machine: Host, app: App, process: Hosted) -> None:
     """What its agent does to a process of this machine."""
     if isinstance(app, CoordinatorApp):
         agent = app.coordinator.faults

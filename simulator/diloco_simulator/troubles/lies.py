@@ -19,7 +19,7 @@ from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_shared.spec.run import RunSpec, shared_keys
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.troubles.chance import Chance
-from diloco_simulator.worlds.computing import Sent, Trainer
+from diloco_simulator.worlds.computing import Sent, VirtualTrainer
 from diloco_simulator.worlds.constants import CHUNKS
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Lies:
         trainer: Any = loop.trainer
         if trainer.program.spec.name != self.spec.name:
             return  # a later run's
-        assert isinstance(trainer, Trainer)
+        assert isinstance(trainer, VirtualTrainer)
         contribution = trainer.contribution
 
         def sometimes_poisoned(p: int, round_: int) -> Sent:

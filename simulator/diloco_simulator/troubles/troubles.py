@@ -13,7 +13,7 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeCheckpoint, TapeInit, TapeRebirth, TapeTerm
 from diloco_shared.protocol.wire import decode_tape
 from diloco_simulator.virtual_loop import Hosted
-from diloco_simulator.worlds.processes import Machine
+from diloco_simulator.worlds.processes import Host
 
 if TYPE_CHECKING:
     from diloco_simulator.worlds.world import World
@@ -38,7 +38,7 @@ class Troubles:
         self.counts = world.found.counts
         self.asked: list[asyncio.Task[object]] = []  # what the user still waits for
         self.renamed = 0
-        self.twins: list[Machine] = []
+        self.twins: list[Host] = []
         self.long: list[Hosted] = []  # that stand still for minutes, whatever is healed
 
     def plan(self) -> None:
@@ -94,19 +94,19 @@ class Troubles:
 
     # --- who -----------------------------------------------------------------------------------
 
-    def _syncer(self) -> Machine | None:
+    def _syncer(self) -> Host | None:
         """None: all are lost for good."""
         return self.rng.choice(self.world.syncers) if self.world.syncers else None
 
-    def _learner(self) -> Machine | None:
+    def _learner(self) -> Host | None:
         return self.rng.choice(self.world.learners) if self.world.learners else None
 
-    def _anybody(self) -> Machine:
+    def _anybody(self) -> Host:
         return self.rng.choice(self.world.machines)
 
     # --- processes and disks -------------------------------------------------------------------
 
-    def _hang(self, machine: Machine | None, seconds: float) -> None:
+    def _hang(self, machine: Host | None, seconds: float) -> None:
         """It stands still; sometimes its supervisor begins another process meanwhile, elsewhere."""
         process = None if machine is None else machine.process
         if machine is None or process is None or process.frozen:
@@ -145,7 +145,7 @@ class Troubles:
                 n * apart_s, self._strike, lambda m=machine: self._replace(m, renamed)
             )
 
-    def _replace(self, machine: Machine, renamed: bool) -> None:
+    def _replace(self, machine: Host, renamed: bool) -> None:
         """Another machine with an empty disk in its place, unless it has gone meanwhile."""
         if machine in self.world.lost:
             return

@@ -32,7 +32,7 @@ JITTER = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class VirtualProgram:
     """What is asked of a trainer's program."""
 
     spec: RunSpec
@@ -62,11 +62,11 @@ class Sent:
         return self.payload
 
 
-class Trainer:
+class VirtualTrainer:
     """Answers like `diloco_learner.training.trainer.Trainer`."""
 
     def __init__(self, spec: RunSpec, tiny: TinyTrainer) -> None:
-        self.program = Program(spec, tiny.layout)
+        self.program = VirtualProgram(spec, tiny.layout)
         self.tiny = tiny
         self.inner_state_bytes = len(tiny.inner_state())
 
@@ -203,7 +203,7 @@ class TinyComputing(Paced):
         corpus = np.zeros(shards * sequences * context + 1, np.uint8)
         cut = InOrder(corpus, shards, context, spec.seed)
         batches = Batches(cut, spec.inner.batch_sequences * spec.inner.accumulation)
-        return Built(Trainer(spec, tiny), batches, np.zeros((1, context + 1), np.int32))
+        return Built(VirtualTrainer(spec, tiny), batches, np.zeros((1, context + 1), np.int32))
 
 
 async def _rest(mailbox: Mailbox, seconds: float) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
-from diloco_simulator.worlds.world import Verdict, played
+from diloco_simulator.worlds.world import WorldResult, played
 
 ROLES = ("leader", "standby", "learner", "coordinator")
 # The seed of the small world; it was chosen by nobody.
@@ -39,7 +39,7 @@ def case(role: str = "", n: int = 0) -> Case:
     return Case.drawn(SEED, small(role, n))
 
 
-def play(role: str = "", n: int = 0) -> Verdict:
+def play(role: str = "", n: int = 0) -> WorldResult:
     return played(case(role, n))
 
 

@@ -38,7 +38,7 @@ from diloco_simulator.hub.net import Net
 from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
 from diloco_simulator.worlds.computing import TinyComputing
 from diloco_simulator.worlds.options import Options, fresh_seed
-from diloco_simulator.worlds.processes import Kind, Machine, Passing, learner, syncer
+from diloco_simulator.worlds.processes import Host, Kind, Passing, learner, syncer
 from diloco_simulator.worlds.world import quiet
 
 # A run is over within this time of its stop, left and deleted within this time of its end, and the
@@ -89,8 +89,8 @@ class EndsWorld:
         """All runs, one after another."""
         await self.registry.prepare()
 
-        def machine(name: str, kind: Kind) -> Machine:
-            return Machine(self.loop, name, self.folder, self._client, kind)
+        def machine(name: str, kind: Kind) -> Host:
+            return Host(self.loop, name, self.folder, self._client, kind)
 
         syncers = [machine(name, syncer) for name in ("syncer-0", "syncer-1")]
         learners = [
@@ -126,7 +126,7 @@ class EndsWorld:
 
     # --- one run -------------------------------------------------------------------------------
 
-    async def _one(self, name: str, syncers: list[Machine]) -> None:
+    async def _one(self, name: str, syncers: list[Host]) -> None:
         spec = RunSpec.model_validate(
             {
                 "name": name,
@@ -170,7 +170,7 @@ class EndsWorld:
     def _left(self, run: str) -> bool:
         return run not in self.registry.assigned.values() and not self.registry.working(run)
 
-    async def _kill_leader(self, run: str, syncers: list[Machine]) -> None:
+    async def _kill_leader(self, run: str, syncers: list[Host]) -> None:
         """Some time around the end; its supervisor starts it again."""
         await asyncio.sleep(self.rng.uniform(0.0, 6.0))
         leader = next((s for s in syncers if s.name == self._leader(run)), None)

@@ -39,7 +39,7 @@ Make = Callable[[FarBus, FarBus, DataFolder], App]
 Kind = Callable[[str, Path], Make]
 
 
-class Folder(DataFolder):
+class HostFolder(DataFolder):
     """Its lock has a name of a length that depends on nothing but the world: messages carry it."""
 
     disk = ""
@@ -49,7 +49,7 @@ class Folder(DataFolder):
         return self.disk
 
 
-class Machine:
+class Host:
     """A name, a folder, and one process at a time.
 
     `failed` is told what ended a process that nobody killed; `skew_s` says by how much the wall
@@ -96,7 +96,7 @@ class Machine:
         self.process = process = Hosted(
             self.loop, f"{self.name}/{self.starts}", skew_s=self.skew_s()
         )
-        self.lock = lock = Folder(self.folder, self.name)
+        self.lock = lock = HostFolder(self.folder, self.name)
         lock.disk = f"{self.host}:{self.wiped}"
         process.before = self.before
         control, data = (

@@ -9,7 +9,7 @@ from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers import at_the_end
 from diloco_simulator.inside.observer import Observer
-from diloco_simulator.people.rest import Rest
+from diloco_simulator.people.rest import RestCalls
 from diloco_simulator.people.user import OVER, User
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class WatchedRun:
     def __init__(self, world: "World", spec: RunSpec, dice: Random) -> None:
         self.world = world
         self.spec = spec
-        self.user = User(Rest(world.coordinator), spec, dice, world.found.counts, world.broken)
+        self.user = User(RestCalls(world.coordinator), spec, dice, world.found.counts, world.broken)
         self.observer = Observer(world.scene, spec, world.broker)
         self.stopped = False  # because it lacks something
 

@@ -26,17 +26,17 @@ import structlog
 from diloco_learner.training.train import TrainLoop
 from diloco_shared.bus.port import Stored
 from diloco_shared.spec.run import RunSpec
-from diloco_simulator.checkers.watch import Watch
+from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.data_bus import DataBus
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.hub.net import Net
 from diloco_simulator.inside.counted import Counted
-from diloco_simulator.inside.leaders import Leaders
+from diloco_simulator.inside.leaders import SeenLeaders
 from diloco_simulator.inside.learners import Trained, going_back
 from diloco_simulator.inside.leases import Trust
 from diloco_simulator.inside.observer import Observer, Scene
-from diloco_simulator.inside.states import States
+from diloco_simulator.inside.states import SeenStates
 from diloco_simulator.people.sequel import Sequel, heir_of
 from diloco_simulator.people.visitors import Visitors, asked_first
 from diloco_simulator.troubles.chance import Chance
@@ -52,8 +52,8 @@ from diloco_simulator.worlds.constants import put
 from diloco_simulator.worlds.limit import Circling, limited
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.processes import (
+    Host,
     Kind,
-    Machine,
     Make,
     Passing,
     coordinator,
@@ -75,7 +75,7 @@ DOES = 3.0
 
 
 @dataclass(slots=True)
-class Verdict:
+class WorldResult:
     """What became of one seed."""
 
     seed: int
@@ -98,7 +98,7 @@ class World:
         self.folder = folder
         self.loop = loop
         self.rng = Random(f"whole {seed}")
-        self.found = Verdict(seed)
+        self.found = WorldResult(seed)
         self.broker = MemoryBroker()
         self.net = Net(loop, Random(f"net {seed}"), options, self.found.counts)
         self.healed_at = math.inf
@@ -123,7 +123,7 @@ class World:
         self.learners = [
             self._machine(f"learner-{n}", self._learner(n), folder) for n in range(options.learners)
         ]
-        self.lost: list[Machine] = []  # for good
+        self.lost: list[Host] = []  # for good
         self.twins = 0  # second processes of a name
         self.troubles = Troubles(self)
         self.visitors = Visitors(self)
@@ -139,7 +139,7 @@ class World:
     # --- who is there --------------------------------------------------------------------------
 
     @property
-    def machines(self) -> list[Machine]:
+    def machines(self) -> list[Host]:
         """Those that are there, or will be again."""
         return [self.coordinator, *self.syncers, *self.learners]
 
@@ -149,12 +149,12 @@ class World:
             return FarBus(*hub)
         return DataBus(*hub, self.options, self.of_links, self.lies.sent)
 
-    def _machine(self, name: str, kind: Kind, folder: Path, host: str = "") -> Machine:
+    def _machine(self, name: str, kind: Kind, folder: Path, host: str = "") -> Host:
         def failed(error: BaseException | None) -> None:
             self.broken("processes", f"{host or name} ends by itself: {_leaf(error)}")
 
         dice, o = Random(f"whole {self.seed}, {host or name} dies"), self.options
-        machine = Machine(
+        machine = Host(
             self.loop,
             name,
             folder,
@@ -199,13 +199,13 @@ class World:
         for observer in self.observers.values():
             observer.stored(stream, message)
 
-    def watch_of(self, run: str) -> Watch | None:
+    def watch_of(self, run: str) -> RunWatch | None:
         """None: nobody looks at it."""
         observer = self.observers.get(run)
         return None if observer is None else observer.watch
 
     def forgives(self) -> None:
-        """A process goes on whose clock stood still (`Watch.forgives`)."""
+        """A process goes on whose clock stood still (`RunWatch.forgives`)."""
         for observer in self.observers.values():
             if observer.watch is not None:
                 observer.watch.forgives()
@@ -220,20 +220,20 @@ class World:
         """Until the end of the block what processes decide and hold is seen."""
         with ExitStack() as looks:
             looks.enter_context(Counted(self.lies).used())
-            looks.enter_context(Leaders(self.scene, self.broker, self.watch_of).used())
-            looks.enter_context(States(self.watch_of).used())
+            looks.enter_context(SeenLeaders(self.scene, self.broker, self.watch_of).used())
+            looks.enter_context(SeenStates(self.watch_of).used())
             looks.enter_context(Trust(self.watch_of).used())
             looks.enter_context(going_back(self.watch_of))
             yield
 
     # --- who comes and goes --------------------------------------------------------------------
 
-    def crash(self, machine: Machine, away_s: float) -> None:
+    def crash(self, machine: Host, away_s: float) -> None:
         """It dies, and is started again some time later."""
         machine.kill()
         self.start(machine, away_s)
 
-    def start(self, machine: Machine, after_s: float) -> None:
+    def start(self, machine: Host, after_s: float) -> None:
         """Unless it is lost by then."""
 
         def start() -> None:
@@ -243,14 +243,14 @@ class World:
         # Not of the process that dies, should it be its own next step that is its last.
         self.loop.call_later(after_s, start, context=self.net.outside)
 
-    def twin(self, machine: Machine) -> Machine:
+    def twin(self, machine: Host) -> Host:
         """Another host's, of the same name; somebody must kill it."""
         # Each has a disk of its own: a folder that is in use ends a process at once.
         self.twins += 1
         folder = self.folder / "twins" / str(self.twins)
         return self._machine(machine.name, machine.kind, folder, f"{machine.name}-twin")
 
-    def renamed(self, machine: Machine, number: int) -> Machine:
+    def renamed(self, machine: Host, number: int) -> Host:
         """In its place, with a name that nobody had, and an empty disk."""
         new = self._machine(f"{machine.name}-new-{number}", machine.kind, self.folder)
         for kept in (self.syncers, self.learners):
@@ -259,7 +259,7 @@ class World:
         self.lost.append(machine)
         return new
 
-    def lose(self, machine: Machine) -> None:
+    def lose(self, machine: Host) -> None:
         """It never comes back."""
         machine.kill()
         self.lost.append(machine)
@@ -386,15 +386,15 @@ def _forget_handlers() -> None:
             known.cache_clear()
 
 
-def one(seed: int, options: Options | None = None) -> Verdict:
+def one(seed: int, options: Options | None = None) -> WorldResult:
     """What a seed has drawn, or these options in its world."""
     return played(Case.drawn(seed, options))
 
 
-def played(case: Case) -> Verdict:
+def played(case: Case) -> WorldResult:
     """One world; an exception of the product is a violation too."""
     memory = MEMORY if MEMORY.is_dir() else None
-    found = Verdict(case.seed)
+    found = WorldResult(case.seed)
 
     async def main() -> None:
         nonlocal found

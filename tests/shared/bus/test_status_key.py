@@ -110,7 +110,7 @@ async def test_a_term_that_the_tape_has_lost_does_not_stand_for_ever(
     bus = await hub()
     await bus.kv_put(subjects.STATUS, "r", encode(status(term=7)))
     now = [100.0]
-    monkeypatch.setattr("diloco_shared.bus.status_key.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("diloco_shared.bus.status_key.ambient.monotonic", lambda: now[0])
     leader = Standing(bus, "r", "one")
     assert await leader.write(status(term=6)) == "it is of term 7, this one of 6"
     now[0] += SILENT_S / 2

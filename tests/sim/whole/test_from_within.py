@@ -18,7 +18,7 @@ from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.worlds import watched_run
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
-from diloco_simulator.worlds.world import Verdict, played
+from diloco_simulator.worlds.world import WorldResult, played
 from diloco_syncer.checkpoints import checkpointing_io as checkpointing
 from diloco_syncer.events import SendBeat
 from diloco_syncer.history.ledger import Ledger
@@ -36,7 +36,7 @@ CALM = Options.calm(
 BACK = {"checkpoint_every_steps": 6, "restores": 1}
 
 
-def calm(**changes: Any) -> Verdict:
+def calm(**changes: Any) -> WorldResult:
     return played(Case(1, CALM.changed(**changes)))
 
 

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 
 from diloco_simulator.coverage import required
-from diloco_simulator.coverage.required import CHECKED, ENOUGH, OF, REQUIRED, States
+from diloco_simulator.coverage.required import CHECKED, ENOUGH, OF, REQUIRED, RequiredStates
 from diloco_simulator.worlds import crash_points
 
 
 def test_what_no_world_reached_is_missing_where_there_were_enough() -> None:
-    states = States()
+    states = RequiredStates()
     assert REQUIRED and CHECKED and len(set(REQUIRED)) == len(REQUIRED)
     for n in range(2):
         states.add(Counter({REQUIRED[n]: 3, "other": 1}), Counter({CHECKED[0]: 1}))

@@ -9,8 +9,8 @@ from diloco_simulator.inside.observer import Observer
 from diloco_simulator.troubles.troubles import Troubles
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
-from diloco_simulator.worlds.processes import Machine
-from diloco_simulator.worlds.world import Verdict, World, played
+from diloco_simulator.worlds.processes import Host
+from diloco_simulator.worlds.world import World, WorldResult, played
 
 # When trouble strikes, and how long after the lease the next leader may take: two looks at the
 # lease, one at the tape, a few messages of 0.1 s each; then some steps of a second to a round.
@@ -45,12 +45,12 @@ class Seen:
         return [(at, record) for at, record in self.records if isinstance(record, kind)]
 
 
-def leader(world: World) -> Machine:
+def leader(world: World) -> Host:
     name = world.observer.reached.leaders[0]
     return next(machine for machine in world.syncers if machine.name == name)
 
 
-def cut(world: World, machine: Machine, seconds: float) -> None:
+def cut(world: World, machine: Host, seconds: float) -> None:
     link = world.net.link(machine.host)
     link.out = link.into = False
 
@@ -110,7 +110,7 @@ def disks(world: World, *, renamed: bool, apart_s: float = 0.0) -> None:
 
 def rebirths(
     patch: pytest.MonkeyPatch, strike: Callable[[World], object], **changes: int
-) -> tuple[Verdict, int]:
+) -> tuple[WorldResult, int]:
     seen = Seen(patch, strike)
     found = played(Case(3, CALM.changed(**changes)))
     assert found.violations == []

@@ -11,11 +11,11 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.far_bus import FarBus
 from diloco_simulator.hub.net import Net
 from diloco_simulator.people import requests, visitors
-from diloco_simulator.people.rest import Rest
+from diloco_simulator.people.rest import RestCalls
 from diloco_simulator.virtual_loop import VirtualLoop, play
 from diloco_simulator.worlds import world
 from diloco_simulator.worlds.crash_points import small
-from diloco_simulator.worlds.processes import Machine, coordinator
+from diloco_simulator.worlds.processes import Host, coordinator
 from diloco_syncer.history import audit_io as audit
 
 
@@ -58,12 +58,12 @@ def test_a_stream_is_heard_while_it_goes_on(tmp_path: Any) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         broker, net = MemoryBroker(), Net(loop, Random(1), small(), world.Counter())
-        machine = Machine(
+        machine = Host(
             loop, "coordinator", tmp_path, lambda *a: FarBus(broker, a[0], a[1], net), coordinator
         )
         machine.start()
         await asyncio.sleep(5.0)
-        status, said = await Rest(machine).listen("/events/stream", "", 40.0)
+        status, said = await RestCalls(machine).listen("/events/stream", "", 40.0)
         await asyncio.sleep(1.0)
         streams = machine.app.coordinator.api.state.streams  # type: ignore[union-attr]
         return status, said, streams.open

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from diloco_coordinator.access import Keyring, Meter, Role, allows, digest
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 
 FILE = "admin-token"
 # A page asks about three times a second, the command less; several of them share a token.
@@ -72,7 +72,7 @@ class Guard:
         return check
 
     def _check(self, request: Request, token: str, needed: Role) -> None:
-        now = time.monotonic()
+        now = ambient.monotonic()
         found = self._keyring.role(token) if token else None
         if found is None:
             address = request.client.host if request.client else ""

@@ -1,7 +1,5 @@
 """/v1/chaos: faults on purpose, and what became of them."""
 
-import time
-import uuid
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header
@@ -12,6 +10,7 @@ from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.views import fault_views
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 from diloco_shared.bus.port import Unavailable
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Fault, FaultKind, FaultReply
@@ -60,7 +59,7 @@ class Chaos:
                 "No faults are allowed here",
                 "start with 'diloco up --chaos', or every service with DILOCO_CHAOS=1",
             )
-        name = digest(idempotency_key)[:12] if idempotency_key else uuid.uuid4().hex[:12]
+        name = digest(idempotency_key)[:12] if idempotency_key else ambient.unique()[:12]
         fault = self._fault(request, f"fault-{name}")
         for known in fault_views(self.registry.events):
             if known["id"] == fault.id:
@@ -80,7 +79,7 @@ class Chaos:
             fault.run,
             "fault-planned",
             f"{fault.kind} on {fault.target} {reply.reason}",
-            {**fault.model_dump(), "when": reply.reason, "at": time.time()},
+            {**fault.model_dump(), "when": reply.reason, "at": ambient.wall()},
         )
         return {"id": fault.id, "kind": fault.kind, "target": fault.target, "when": reply.reason}
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
@@ -15,6 +14,7 @@ from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.stored_records import record_at, write_if
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
@@ -247,7 +247,7 @@ async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
     found = await record_at(bus, *place, Incarnation)
     if found and found.record.incarnation >= number:
         return True
-    record = Incarnation(learner=learner, incarnation=number, boot="", at=time.time())
+    record = Incarnation(learner=learner, incarnation=number, boot="", at=ambient.wall())
     try:
         await write_if(bus, *place, encode(record), found.revision if found else 0)
     except Conflict:

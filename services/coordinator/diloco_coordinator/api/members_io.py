@@ -1,6 +1,5 @@
 """/v1/members, /v1/events, /v1/tokens and /v1/access."""
 
-import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -14,6 +13,7 @@ from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.api.views import event_view, member_view, syncer_views
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 from diloco_shared.bus.port import Conflict
 from diloco_shared.protocol.subjects import Id
 
@@ -145,7 +145,7 @@ class Members:
             raise Problem(409, "Too many tokens", f"{TOKENS_MAX} exist: revoke some first")
         token = new_token()
         record = TokenRecord(
-            name=request.name, role=request.role, digest=digest(token), created_at=time.time()
+            name=request.name, role=request.role, digest=digest(token), created_at=ambient.wall()
         )
         try:
             await self.registry.put_token(record)

@@ -1,7 +1,6 @@
 """Prometheus metrics of the whole cluster, read off the registry when asked for."""
 
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from diloco_coordinator.api.views import standing, syncer_views
 from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 from diloco_shared.process.health import disk_metric
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.protocol.records import RunRecord
@@ -110,7 +110,7 @@ class ClusterMetrics:
 
     def _silent_s(self, run: str, shard: int) -> float:
         """A leader that is gone does not say how long ago its newest round was."""
-        silent_s = self.registry.standings.silent_s(status_key(run, shard), time.monotonic())
+        silent_s = self.registry.standings.silent_s(status_key(run, shard), ambient.monotonic())
         return silent_s if math.isfinite(silent_s) else 0.0
 
     def _statuses(self) -> Iterator[Metric]:

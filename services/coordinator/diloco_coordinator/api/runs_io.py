@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import json
-import secrets
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Annotated, Any, Literal
 
@@ -29,6 +27,7 @@ from diloco_coordinator.api.views import (
 from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.registry_io import REPEATS, Registry
 from diloco_coordinator.runs.statuses import cannot_go_on, run_id_of
+from diloco_shared import ambient
 from diloco_shared.budget import Need, assumed, limits, streams
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import (
@@ -200,13 +199,13 @@ class Runs:
 
         `first`: what has to be done under its name before anybody may work for it.
         """
-        spec = spec.model_copy(update={"id": secrets.token_hex(6)})
+        spec = spec.model_copy(update={"id": ambient.token(6)})
         record = RunRecord(
             name=spec.name,
             spec=spec.model_dump(mode="json"),
             desired="running",
             quorum=spec.algorithm.quorum,
-            created_at=time.time(),
+            created_at=ambient.wall(),
             restore=restore,
             phase="submitting",
         )
@@ -405,12 +404,12 @@ class Runs:
 
         Not for ever: a run that is over holds nobody, and what comes later is refused by its id.
         """
-        run, now = record.name, time.monotonic()
+        run, now = record.name, ambient.monotonic()
         known = {run_id_of(r) for r in self.registry.runs.values()}
         self.leaving = {r: since for r, since in self.leaving.items() if r in known}
         since = self.leaving.setdefault(run_id_of(record), now)
         for _ in range(LEAVE_LOOKS):
-            if not self.registry.working(run) or time.monotonic() - since > LEAVE_S_MAX:
+            if not self.registry.working(run) or ambient.monotonic() - since > LEAVE_S_MAX:
                 return
             await asyncio.sleep(LEAVE_LOOK_S)
         who = ", ".join(self.registry.working(run))

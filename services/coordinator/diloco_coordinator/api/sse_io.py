@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from fastapi.responses import StreamingResponse
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.views import event_view
 from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared import ambient
 
 # Open streams at once: pages and scripts of a team. Each is a task and a socket.
 STREAMS_MAX = 64
@@ -62,21 +62,21 @@ class Streams:
 
     async def _events(self, after: int, run: str) -> AsyncIterator[str]:
         yield ": open\n\n"
-        said_at = time.monotonic()
+        said_at = ambient.monotonic()
         while True:
             for seq, event in self.registry.events_after(after, run):
                 after = seq
                 yield f"id: {seq}\ndata: {json.dumps(event_view(seq, event))}\n\n"
-                said_at = time.monotonic()
+                said_at = ambient.monotonic()
             if not await self._change(said_at):
                 yield ": still here\n\n"
-                said_at = time.monotonic()
+                said_at = ambient.monotonic()
 
     async def _states(
         self, now: Callable[[], dict[str, Any] | None], over: Callable[[dict[str, Any]], bool]
     ) -> AsyncIterator[str]:
         last: dict[str, Any] | None = None
-        said_at = time.monotonic()
+        said_at = ambient.monotonic()
         while True:
             state = now()
             if state is None:
@@ -86,18 +86,18 @@ class Streams:
                 yield f"data: {json.dumps(state)}\n\n"
                 if over(state):
                     return
-                said_at = time.monotonic()
+                said_at = ambient.monotonic()
                 await asyncio.sleep(STATE_S)
             elif not await self._change(said_at):
                 yield ": still here\n\n"
-                said_at = time.monotonic()
+                said_at = ambient.monotonic()
 
     async def _change(self, said_at: float) -> bool:
         """Whether something changed before it is time to say that we are still here.
 
         Most changes say nothing to a reader: what counts is when it was told something last.
         """
-        changed, left_s = self.registry.changed, said_at + KEEP_ALIVE_S - time.monotonic()
+        changed, left_s = self.registry.changed, said_at + KEEP_ALIVE_S - ambient.monotonic()
         try:
             async with asyncio.timeout(max(left_s, 0.0)), changed:
                 await changed.wait()

@@ -1,6 +1,5 @@
 """Writes the assignments that members and runs call for, again and again."""
 
-import time
 from collections.abc import Collection
 
 import structlog
@@ -9,6 +8,7 @@ from pydantic import ValidationError
 from diloco_coordinator.runs.membership import FORGET_S, MemberNote
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.scheduler import MemberView, RunView, needed, schedule
+from diloco_shared import ambient
 from diloco_shared.bus.port import Conflict
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol.records import RunRecord
@@ -75,7 +75,7 @@ async def assign(registry: Registry, specs: Specs | None = None) -> None:
 
 async def _forget(registry: Registry, kept: set[str]) -> None:
     """The dead leave the list by themselves, with their assignments."""
-    for member in registry.roll.expired(time.time(), kept):
+    for member in registry.roll.expired(ambient.wall(), kept):
         run = registry.assigned.get(member, "")
         await registry.forget(member)
         text = f"{member} was gone for {FORGET_S / 60:.0f} minutes and is forgotten"
@@ -91,7 +91,7 @@ def _member(registry: Registry, member: str, note: MemberNote) -> MemberView:
         draining=note.draining,
         unfit=note.record.reason if note.record.state == "ineligible" else "",
         shard=assignment.shard if assignment else 0,
-        since_s=note.since_s(time.time()),
+        since_s=note.since_s(ambient.wall()),
     )
 
 

@@ -1,11 +1,10 @@
 """Ends the runs that nobody else can end: stopped ones without a leader, ended ones unsettled."""
 
-import time
-
 import structlog
 
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import forced, run_id_of, shards_of
+from diloco_shared import ambient
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.bus.status_key import Standing
 from diloco_shared.protocol import subjects
@@ -24,7 +23,7 @@ async def keep_ending(registry: Registry) -> None:
 
 async def end_overdue(registry: Registry) -> None:
     """One look, and what follows from it."""
-    now = time.monotonic()
+    now = ambient.monotonic()
     for run in list(registry.runs):
         record = registry.runs.get(run)
         if record is None:
@@ -40,7 +39,7 @@ async def end_overdue(registry: Registry) -> None:
 
 async def _end(registry: Registry, record: RunRecord, shard: int, why: str) -> None:
     standing = Standing(registry.bus, record.name, run_id_of(record), shard)
-    end = forced(record, shard, await standing.read(), why, time.time())
+    end = forced(record, shard, await standing.read(), why, ambient.wall())
     if refused := await standing.write(end):
         log.info("run not ended", run=record.name, reason=refused)
         return

@@ -4,7 +4,6 @@ Nothing lives here alone: a coordinator that dies, or a second one, loses nothin
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict, KeyEntry, StreamSpec
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
@@ -91,8 +91,8 @@ class Registry:
     def wordless_s(self, run: str) -> float:
         """Seconds for which no leader of a run has said anything; 0 while nobody can be heard."""
         if not self.bus.connected:
-            self.standings.listening_since = time.monotonic()
-        return self.standings.wordless_s(run, time.monotonic())
+            self.standings.listening_since = ambient.monotonic()
+        return self.standings.wordless_s(run, ambient.monotonic())
 
     def working(self, run: str) -> list[str]:
         """Living members that say they work for a run, whatever they are assigned to."""
@@ -113,7 +113,7 @@ class Registry:
             for entry in (await self._all_of(bucket)).values():
                 await _done(lambda b=bucket, e=entry: self._take(b, e))  # type: ignore[misc]
         living = {e.key for e in (await self._all_of(subjects.MEMBERS)).values()}
-        for note in self.roll.absent(living, time.time()):
+        for note in self.roll.absent(living, ambient.wall()):
             await _done(lambda n=note: self._note(n))  # type: ignore[misc]
         last = (await _done(lambda: bus.stream_info(stream))).last_seq
         first = max(1, last - EVENTS_MAX + 1)
@@ -130,7 +130,7 @@ class Registry:
         async def mirror() -> None:
             async with self.bus.kv_watch(bucket) as entries:
                 if bucket == subjects.STATUS:
-                    self.standings.listening_since = time.monotonic()
+                    self.standings.listening_since = ambient.monotonic()
                 await self._gone_meanwhile(bucket)
                 async for entry in entries:
                     await self._take(bucket, entry)
@@ -181,7 +181,7 @@ class Registry:
                     except WireError as error:
                         log.debug("unreadable beat", subject=delivery.subject, error=str(error))
                         continue
-                    if self.standings.hear(beat, time.monotonic()):
+                    if self.standings.hear(beat, ambient.monotonic()):
                         self._put_together(beat.run)
                         await self._notify()
 
@@ -218,9 +218,9 @@ class Registry:
         match bucket:
             case subjects.MEMBERS:
                 if value is None:
-                    note = self.roll.silent(key, time.time())
+                    note = self.roll.silent(key, ambient.wall())
                 else:
-                    note = self.roll.seen(decode(value, MemberRecord), time.time())
+                    note = self.roll.seen(decode(value, MemberRecord), ambient.wall())
                 if note is not None and self.ready:
                     await self._note(note)
             case subjects.RUNS if value is not None:
@@ -244,7 +244,7 @@ class Registry:
     def _status(self, key: str, value: bytes | None) -> None:
         """A shard's status: a run's is made of those of all its shards."""
         found = None if value is None else decode(value, RunStatus)
-        run = self.standings.take(key, found, time.monotonic())
+        run = self.standings.take(key, found, ambient.monotonic())
         whole = self._put_together(run)
         if whole is not None:
             self.histories.add(whole)
@@ -268,7 +268,7 @@ class Registry:
             return
         note = MemberNote.model_validate_json(value)
         if there is None:
-            self.roll.restore(note, time.time())
+            self.roll.restore(note, ambient.wall())
         elif there.drained != note.drained:  # another coordinator was asked
             self.roll.drain(member, note.drained)
 
@@ -368,7 +368,7 @@ class Registry:
         """Step by step; the record is the last to go."""
         run = record.name
         if run_id := run_id_of(record):
-            mark = encode(Deleted(run=run, at=time.time()))
+            mark = encode(Deleted(run=run, at=ambient.wall()))
             # The last writer may win: whoever writes it says the same, and nobody takes it back.
             await self.bus.kv_put(subjects.DELETED, run_id, mark, ttl_s=MARK_S)
             yield
@@ -409,7 +409,9 @@ class Registry:
         if run and not self.there(run):
             raise Conflict(f"{run} is deleted, or about to be")
         run_id = run_id_of(self.runs[run]) if run else ""
-        assignment = Assignment(member=member, run=run, run_id=run_id, shard=shard, at=time.time())
+        assignment = Assignment(
+            member=member, run=run, run_id=run_id, shard=shard, at=ambient.wall()
+        )
         try:
             known = self.revisions.get(place, 0)
             revision = await write_if(self.bus, *place, encode(assignment), known)

@@ -6,22 +6,22 @@ last reader died before it heard of that.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import structlog
 
+from diloco_learner.context import RunContext
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.leases import Where, choose, given_back, order, place, taken
-from diloco_shared.bus.port import Bus, BusError, Conflict
+from diloco_shared import ambient
+from diloco_shared.bus.port import BusError, Conflict
 from diloco_shared.bus.repeating import again_and_again, left_undone
 from diloco_shared.bus.stored_records import Found, M, record_at, records_in, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
 from diloco_shared.protocol.records import Place, ShardLease
 from diloco_shared.protocol.wire import WireError, encode
-from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
 
@@ -42,22 +42,18 @@ class Leases:
 
     def __init__(
         self,
-        bus: Bus,
-        spec: RunSpec,
-        learner: str,
-        incarnation: int,
+        context: RunContext,
         batches: Batches,
         live: Callable[[], Collection[str]],
         tell: Tell,
     ) -> None:
-        self.bus = bus
+        spec, self.bus = context.spec, context.control
         self.run = spec.name
-        self.learner = learner
-        self.incarnation = incarnation
+        self.learner, self.incarnation = context.me, context.incarnation
         self.batches = batches
         self.live = live
         self.tell = tell
-        self.wanted = order(spec.data.virtual_shards, learner, spec.seed)
+        self.wanted = order(spec.data.virtual_shards, self.learner, spec.seed)
         self.supplied = asyncio.Event()
         self.writing = asyncio.Lock()  # a lease has one revision: one write at a time
         self.held: dict[int, tuple[ShardLease, int]] = {}  # shard -> (lease, revision)
@@ -70,7 +66,7 @@ class Leases:
 
         async def look() -> None:
             try:
-                await self.look(time.monotonic())
+                await self.look(ambient.monotonic())
             except trouble:
                 await self._supplied()
                 raise

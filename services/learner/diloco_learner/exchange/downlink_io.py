@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import structlog
 
+from diloco_learner.context import RunContext
 from diloco_learner.events import (
     AnchorReady,
     BeatSeen,
@@ -28,7 +29,7 @@ from diloco_shared.bus.blobs import (
     manifest_subject,
     receiving,
 )
-from diloco_shared.bus.port import Bus, BusError, Stored, Unavailable
+from diloco_shared.bus.port import BusError, Stored, Unavailable
 from diloco_shared.bus.repeating import PROMPT, left_undone, until_done
 from diloco_shared.memory.pages import joined
 from diloco_shared.numerics import codec
@@ -47,6 +48,7 @@ from diloco_shared.protocol.messages import (
     StateManifest,
 )
 from diloco_shared.protocol.wire import WireError, decode
+from diloco_shared.spec.run import config_hash
 
 # --------------------------------------------------------------------------------------------------
 # Publications of one fragment that wait for the one before them.
@@ -101,30 +103,22 @@ class Downlink:
 
     def __init__(
         self,
-        run: str,
-        learner: str,
-        incarnation: int,
-        config_hash: str,
-        control: Bus,
-        data: Bus,
+        context: RunContext,
         book: AnchorBook,
         put: Callable[[object], None],
         check_state: Check,
-        shards: int = 1,
-        run_id: str = "",
         initial: Callable[[int], Values] | None = None,
     ) -> None:
         """`initial`: a fragment of the parameters that this learner made by itself, fp32."""
-        self.run, self.run_id = run, run_id
-        self.learner = learner
-        self.incarnation = incarnation
-        self.config_hash = config_hash
-        self.control = control
-        self.data = data
+        spec = context.spec
+        self.run, self.run_id = spec.name, spec.id
+        self.config_hash = config_hash(spec)
+        self.learner, self.incarnation = context.me, context.incarnation
+        self.control, self.data = context.control, context.data
         self.book = book
         self.put = put
         self.check_state = check_state  # raises ValueError for what the trainer cannot use
-        self.leaders = Leaders(learner, shards)
+        self.leaders = Leaders(context.me, spec.algorithm.shards)
         self.states: dict[str, Buffer] = {}  # by nonce; at most the newest
         self.refused = 0
         self.booking = asyncio.Lock()  # the book takes one publication at a time

@@ -1,22 +1,22 @@
 """Tells the syncer where the learner stands: the newest progress, and heartbeats in between."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
 
+from diloco_learner.context import RunContext
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.recovery.recovery import Recovery, before_training, recovery_times
 from diloco_learner.training.computing_io import process_started
 from diloco_learner.training.mailbox_io import Mailbox
-from diloco_shared.bus.port import Bus, BusError
+from diloco_shared import ambient
+from diloco_shared.bus.port import BusError
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Progress, SocketBytes
 from diloco_shared.protocol.wire import WireError, encode
-from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
 
@@ -36,19 +36,14 @@ class Reporter:
 
     def __init__(
         self,
-        spec: RunSpec,
-        learner: str,
-        incarnation: int,
-        bus: Bus,
+        context: RunContext,
         mailbox: Mailbox,
         book: AnchorBook,
         faults: FaultAgent,
         sockets: Callable[[], SocketBytes],
     ) -> None:
-        self.spec = spec
-        self.learner = learner
-        self.incarnation = incarnation
-        self.bus = bus
+        self.spec, self.bus = context.spec, context.control
+        self.learner, self.incarnation = context.me, context.incarnation
         self.mailbox = mailbox
         self.book = book
         self.faults = faults
@@ -116,6 +111,6 @@ class Reporter:
         known: dict[str, Any] = {"sockets": self.sockets(), "run_id": self.spec.id}
         if self.recovery is not None:
             known["recovery"] = recovery_times(
-                self.recovery, self.started_at, self.stepping_at, time.monotonic()
+                self.recovery, self.started_at, self.stepping_at, ambient.monotonic()
             )
         return known

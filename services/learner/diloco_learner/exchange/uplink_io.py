@@ -2,13 +2,12 @@
 
 import asyncio
 import math
-import time
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import structlog
 
+from diloco_learner.context import RunContext
 from diloco_learner.data.leasing_io import Leases
 from diloco_learner.events import (
     Checkpoint,
@@ -25,6 +24,7 @@ from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, Storing, sequence_of, write_part
 from diloco_learner.recovery.moments import Buffer, Handed, digest_of
 from diloco_learner.training.train import ToSend
+from diloco_shared import ambient
 from diloco_shared.bus.blobs import announcement_subject, manifest_subject, put_blob
 from diloco_shared.bus.port import Bus, BusError, StreamFull, Unavailable
 from diloco_shared.bus.port import TransferProgress as Stored
@@ -43,7 +43,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.pace import silence_s
 from diloco_shared.protocol.wire import WireError, encode
-from diloco_shared.spec.run import RunSpec, config_hash
+from diloco_shared.spec.run import config_hash
 
 log = structlog.get_logger()
 
@@ -60,29 +60,22 @@ class Uplink:
 
     def __init__(
         self,
-        spec: RunSpec,
-        learner: str,
-        incarnation: int,
-        control: Bus,
-        data: Bus,
+        context: RunContext,
         sizes_P: tuple[int, ...],
         checkpoints: LocalCheckpoints,
         leases: Leases,
         put: Callable[[object], None],
-        checkpoint_root: str,
     ) -> None:
-        self.spec = spec
+        self.spec = spec = context.spec
         self.run = spec.name
-        self.learner = learner
-        self.incarnation = incarnation
-        self.control = control
-        self.data = data
+        self.learner, self.incarnation = context.me, context.incarnation
+        self.control, self.data = context.control, context.data
         self.sizes_P = sizes_P
         self.hash = config_hash(spec)
         self.checkpoints = checkpoints
         self.leases = leases
         self.put = put
-        self.checkpoint_root = spec.keeping.run_checkpoint_root or checkpoint_root
+        self.checkpoint_root = spec.keeping.run_checkpoint_root or context.checkpoint_root
         self.checkpoint_lock = asyncio.Lock()
         self.own_disk, self.vault = Storing(), Storing()
         self.initial_lock = asyncio.Lock()
@@ -128,7 +121,7 @@ class Uplink:
         event = event_now(self.run, kind, self.learner, text, data)
         try:
             await self._append(
-                self.control, subjects.event(self.run, kind), event, EVENT_S, uuid.uuid4().hex
+                self.control, subjects.event(self.run, kind), event, EVENT_S, ambient.unique()
             )
         except (BusError, WireError) as error:
             log.warning("event not written", kind=kind, error=str(error))
@@ -147,10 +140,10 @@ class Uplink:
         self, bus: Bus, subject: str, message: Message, seconds: float, msg_id: str
     ) -> None:
         """Store `message` once; tries again for at most `seconds`, then raises the last trouble."""
-        payload, until = encode(message), time.monotonic() + seconds
+        payload, until = encode(message), ambient.monotonic() + seconds
 
         async def append() -> None:
-            timeout_s = min(max(until - time.monotonic(), 0.1), 5.0)
+            timeout_s = min(max(until - ambient.monotonic(), 0.1), 5.0)
             await bus.append(subject, payload, msg_id=msg_id, timeout_s=timeout_s)
 
         trouble = (Unavailable, StreamFull)
@@ -180,7 +173,7 @@ class Uplink:
             blob=blob,
         )
         # Under an id of its own: one that the syncer took off the stream is no repeat.
-        await self._append(self.data, name, manifest, math.inf, uuid.uuid4().hex)
+        await self._append(self.data, name, manifest, math.inf, ambient.unique())
 
     async def _manifest(self, subject: str, manifest: Message, seconds: float) -> None:
         """Last of a blob: from now on it counts."""
@@ -190,7 +183,7 @@ class Uplink:
     async def _contribute(self, effect: Contribute, handle: Encoded) -> None:
         e = effect
         payload = await asyncio.to_thread(handle.fetch)
-        left_s = e.deadline - time.monotonic()
+        left_s = e.deadline - ambient.monotonic()
         if left_s <= 0:
             return  # nobody waits for it any more
         subject = subjects.contribution(
@@ -198,7 +191,7 @@ class Uplink:
         )
         blob = await put_blob(self.data, subject, payload, deadline_s=left_s)
         passing("contribution")
-        await self._manifest(subject, self._described(e, blob), e.deadline - time.monotonic())
+        await self._manifest(subject, self._described(e, blob), e.deadline - ambient.monotonic())
 
     def _described(self, e: Contribute, blob: Blob) -> ContributionManifest:
         return ContributionManifest(

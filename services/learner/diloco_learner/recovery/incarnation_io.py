@@ -1,8 +1,8 @@
 """One life of a learner under its id: a number taken by compare-and-set (invariant I10)."""
 
-import time
 from contextlib import suppress
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, Conflict
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.stored_records import record_at, write_if
@@ -44,6 +44,6 @@ async def newest_boot(bus: Bus, run: str, learner: str) -> str:
 async def _take(bus: Bus, key: str, learner: str, boot: str) -> int:
     found = await record_at(bus, subjects.INCARNATIONS, key, Incarnation)
     number, revision = (found.record.incarnation + 1, found.revision) if found else (0, 0)
-    record = Incarnation(learner=learner, incarnation=number, boot=boot, at=time.time())
+    record = Incarnation(learner=learner, incarnation=number, boot=boot, at=ambient.wall())
     await write_if(bus, subjects.INCARNATIONS, key, encode(record), revision)
     return number

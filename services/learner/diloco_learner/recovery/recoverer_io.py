@@ -1,7 +1,6 @@
 """Brings a learner from its incarnation to its first step: feeds `Recovery`, does what it says."""
 
 import asyncio
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,7 @@ from diloco_learner.recovery.moments import digest_of
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.train import Anchored, Values
 from diloco_learner.training.trainer import Trainer
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.port import TransferProgress as Stored
 from diloco_shared.bus.repeating import left_undone
@@ -111,14 +111,14 @@ class Recoverer:
             event = r
         if isinstance(event, GrantSeen):
             self._expect_state(event.grant)
-        return self.recovery.handle(event, time.monotonic())
+        return self.recovery.handle(event, ambient.monotonic())
 
     def _begin_with(self, begin: Begin) -> tuple[Values, ...]:
         return tuple(self.anchors[(begin.epoch, p, v)] for p, v in enumerate(begin.versions))
 
     async def _next(self) -> Any:
         deadline = self.recovery.deadline
-        wait_s = 1.0 if deadline is None else max(deadline - time.monotonic(), 0.001)
+        wait_s = 1.0 if deadline is None else max(deadline - ambient.monotonic(), 0.001)
         # Not wait_for: in Python 3.11 it loses a cancellation that comes together with an event.
         try:
             async with asyncio.timeout(wait_s):

@@ -21,6 +21,7 @@ from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Rest, Slowed, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared import ambient
 from diloco_shared.spec.run import RunSpec
 
 
@@ -121,7 +122,7 @@ class WaitClock:
 
 
 # Where the system does not tell, a process was started when it came here.
-_IMPORTED_AT = time.monotonic()
+_IMPORTED_AT = ambient.monotonic()
 
 
 def process_started() -> float:
@@ -132,4 +133,4 @@ def process_started() -> float:
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - after_boot_s
     except (OSError, ValueError, IndexError, AttributeError):
         return _IMPORTED_AT
-    return time.monotonic() - max(age_s, 0.0)
+    return ambient.monotonic() - max(age_s, 0.0)

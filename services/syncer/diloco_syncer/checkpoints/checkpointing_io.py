@@ -1,13 +1,13 @@
 """Run-wide checkpoints at the leader: its own part, the manifest, and the way back."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
 import structlog
 from numpy.typing import NDArray
 
+from diloco_shared import ambient
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError
 from diloco_shared.protocol import subjects
@@ -84,14 +84,14 @@ class Checkpointer:
     ) -> list[tuple[dict[str, Any], Object]]:
         """`History.meta` of every other shard's part, once all are there."""
         found: list[tuple[dict[str, Any], Object]] = []
-        until = time.monotonic() + patience_s
+        until = ambient.monotonic() + patience_s
         for n in range(1, self.spec.algorithm.shards):
             while True:
                 part = await asyncio.to_thread(written_part, self.spec, n, self.root, number)
                 if part is not None:
                     found.append(part)
                     break
-                if time.monotonic() > until:
+                if ambient.monotonic() > until:
                     raise CheckpointError(f"syncer shard {n} gave no part in {patience_s:.0f} s")
                 await asyncio.sleep(PART_LOOK_S)
         return found

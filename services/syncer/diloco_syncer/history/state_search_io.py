@@ -5,12 +5,12 @@ when all that is in vain for long enough, the published parameters.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Unavailable
 from diloco_shared.bus.stored_records import readable_at
 from diloco_shared.protocol import subjects
@@ -90,7 +90,7 @@ class StateSearch:
     async def _way_on(self, follower: Follower, fault: Purged) -> Follower:
         seq = follower.history.seq
         while True:
-            store = time.monotonic() >= self.checkpoints_at  # its turn to be asked
+            store = ambient.monotonic() >= self.checkpoints_at  # its turn to be asked
             found = await self._newer(seq)
             if found is not None:
                 return found
@@ -122,7 +122,7 @@ class StateSearch:
     # --- snapshots -----------------------------------------------------------------------------
 
     async def _newer(self, after: int) -> Follower | None:
-        now = time.monotonic()
+        now = ambient.monotonic()
         checkpoints = now >= self.checkpoints_at
         if checkpoints:
             self.checkpoints_at = now + CHECKPOINTS_S
@@ -186,7 +186,7 @@ class StateSearch:
         except BusError as error:
             return f"the bus does not answer: {error}"
         return self.last_resort.look(
-            time.monotonic(),
+            ambient.monotonic(),
             leader=self.keeper.elsewhere,
             fit=(*peers.leading, *peers.fit),
             coming=peers.coming,

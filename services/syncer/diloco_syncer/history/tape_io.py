@@ -4,11 +4,11 @@ The oldest records lie in an archive (`tape_archive`); readers here find them th
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, Conflict, Refused, StreamFull, TransferProgress
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive, began_later, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
@@ -146,7 +146,7 @@ class Tape:
         """
         payload = encode(record)
         passing("before-append")
-        self.appending_since = time.monotonic()
+        self.appending_since = ambient.monotonic()
         try:
             self.end, self.emptied = await self._append(payload), False
         finally:

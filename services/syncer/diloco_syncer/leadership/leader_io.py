@@ -4,12 +4,12 @@ One queue. Inbox, timer and finished effects put events in; nothing else changes
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.budget import assumed
 from diloco_shared.budget.memory import payloads
 from diloco_shared.bus.port import BusError
@@ -155,7 +155,7 @@ class Leader:
         self._put(
             Led(
                 self.leader,
-                time.time(),
+                ambient.wall(),
                 recovered.published,
                 recovered.reborn,
                 recovered.keyframes,
@@ -213,16 +213,16 @@ class Leader:
     def _put(self, event: Event) -> None:
         if self.queue.put(event):
             return
-        now = time.monotonic()
+        now = ambient.monotonic()
         if now - self.dropped_said_at >= DROPPED_SAY_S:
             self.dropped_said_at = now
             log.error("queue full: events are dropped", dropped=dict(self.queue.dropped))
 
     async def _loop(self) -> None:
-        looked = time.monotonic()
+        looked = ambient.monotonic()
         while not self._over():
             event = await self._next()
-            now = time.monotonic()
+            now = ambient.monotonic()
             if now - looked > OWN_GAP_S + self.spec.membership.heartbeat_s:
                 self._handle(BusBack(), now)
             looked = now
@@ -236,7 +236,7 @@ class Leader:
         deadline = self.machine.deadline
         if deadline is None or len(self.queue):
             return await self.queue.get()
-        wait_s = deadline - time.monotonic()
+        wait_s = deadline - ambient.monotonic()
         if wait_s <= 0:
             await asyncio.sleep(0)
             return TimePassed()
@@ -252,7 +252,7 @@ class Leader:
             self.ended_at = None  # a restore may have taken the end back: the next has its own time
         if self.ended_at is None:
             return False
-        now = time.monotonic()
+        now = ambient.monotonic()
         busy = [
             m
             for m in self.machine.roster.live(now)
@@ -263,7 +263,7 @@ class Leader:
     async def _end(self) -> None:
         """Over: once all shards are. Until then a learner that returns needs a leader of each."""
         await until_over(self.control, self.spec, self.recovered.history.shard)
-        self.ended_at = time.monotonic()
+        self.ended_at = ambient.monotonic()
         self._put(TimePassed())
 
     def _wanted(self, manifest: ContributionManifest) -> bool:
@@ -348,7 +348,7 @@ class Leader:
         self.executed(seq)
         if isinstance(effect.record, TapeSnapshot):
             self.archiver.want()
-        self._put(Appended(seq, time.time()))
+        self._put(Appended(seq, ambient.wall()))
         self.places.changed.set()
 
     def _pieces(self, fragment: int) -> Sequence[Piece]:

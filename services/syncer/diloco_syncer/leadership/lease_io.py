@@ -4,11 +4,11 @@ Its own task beside everything else: a leader that is busy must not lose the lea
 """
 
 import asyncio
-import time
 from contextlib import suppress
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, Conflict
 from diloco_shared.bus.stored_records import write_if
 from diloco_shared.protocol import subjects
@@ -62,19 +62,19 @@ class LeaseKeeper:
     def elsewhere(self) -> str:
         """Who else has it, or may have; "" once nobody does."""
         lease = self.lease
-        if lease.leading or (lease.sure and lease.free(time.monotonic())):
+        if lease.leading or (lease.sure and lease.free(ambient.monotonic())):
             return ""
         return lease.holder or "somebody"
 
     @property
     def lapsed(self) -> bool:
         """Whether another may be leading by now."""
-        return self.lease.lapsed(time.monotonic())
+        return self.lease.lapsed(ambient.monotonic())
 
     async def moves(self) -> None:
         """Until something is heard of the lease, or it lapses."""
         self.moved.clear()
-        left_s = self.lease.until - time.monotonic()
+        left_s = self.lease.until - ambient.monotonic()
         if left_s <= 0:
             await self.moved.wait()
             return
@@ -107,7 +107,7 @@ class LeaseKeeper:
 
     def _handle(self, event: Event) -> Request | None:
         before = self.lease.role
-        request = self.lease.handle(event, time.monotonic())
+        request = self.lease.handle(event, ambient.monotonic())
         self.moved.set()
         if self.lease.role is not before:
             log.info("lease", role=self.lease.role.value, holder=self.lease.holder)
@@ -118,7 +118,7 @@ class LeaseKeeper:
         deadline = self.lease.deadline
         assert deadline is not None, "nothing is outstanding here"
         try:
-            async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
+            async with asyncio.timeout(max(deadline - ambient.monotonic(), 0.001)):
                 return await self.events.get()
         except TimeoutError:
             return TimePassed()
@@ -144,9 +144,11 @@ class LeaseKeeper:
                 log.warning("unreadable lease", error=str(error))
                 return Looked(Held("unreadable", "", "", entry.revision))
             return Looked(Held(there.holder, there.boot, there.lock, entry.revision))
-        lease, sent_at = self.lease, time.monotonic()
+        lease, sent_at = self.lease, ambient.monotonic()
         holder = "" if request.give_back else lease.me
-        value = encode(LeaderLease(holder=holder, boot=lease.boot, lock=lease.lock, at=time.time()))
+        value = encode(
+            LeaderLease(holder=holder, boot=lease.boot, lock=lease.lock, at=ambient.wall())
+        )
         try:
             place, known = (subjects.LEASES, self.key), request.revision
             revision = await write_if(self.bus, *place, value, known, ttl_s=TTL_S)

@@ -6,7 +6,6 @@ the store is being built, all of that waits.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.protocol.chunks import Payload
 from diloco_shared.protocol.messages import TensorSpec
@@ -158,9 +158,9 @@ class Numbers:
 
     async def _may_replace(self, fragment: int) -> None:
         """Once the snapshot under way has written enough of what rounds replace."""
-        until = time.monotonic() + REPLACED_S
+        until = ambient.monotonic() + REPLACED_S
         while self._would_add(fragment) and self._replaced() >= REPLACED_MAX:
-            if time.monotonic() > until:
+            if ambient.monotonic() > until:
                 log.warning("the disk of snapshots is slow: more stays in memory until it is done")
                 break
             await asyncio.sleep(REPLACED_LOOK_S)

@@ -7,7 +7,9 @@ once its record says that it was skipped, or once its publication is out.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from diloco_shared.numerics.merge import weight
 from diloco_shared.protocol.messages import ContributionManifest, Verdict
+from diloco_shared.spec.run import Weighting
 from diloco_syncer.events import Chosen, Staged
 
 
@@ -97,6 +99,12 @@ class Round:
         if learner in self.kept:
             return self.kept[learner].manifest.blob.subject
         return self.verdicts[learner].subject if learner in self.verdicts else ""
+
+    def keep(self, manifest: ContributionManifest, norm: float, weighting: Weighting) -> None:
+        """A participant's contribution is to be merged; `weighting` names how much it counts."""
+        tokens = manifest.tokens_to - manifest.tokens_from
+        w = weight(tokens, manifest.step_to - manifest.step_from, weighting)
+        self.kept[manifest.learner] = KeptContribution(manifest, norm, w)
 
     def refuse(self, manifest: ContributionManifest, reason: str, norm: float = 0.0) -> None:
         """A participant's contribution is not merged; `reason` is `kind: text`."""

@@ -6,8 +6,7 @@ effects; hands finished rounds to the machine as tape records, strictly in order
 
 from collections.abc import Iterator
 
-from diloco_shared.numerics.merge import weight
-from diloco_shared.protocol.messages import Pull, TapeRound
+from diloco_shared.protocol.messages import ContributionManifest, Pull, TapeRound
 from diloco_syncer.events import (
     Append,
     Chosen,
@@ -27,7 +26,7 @@ from diloco_syncer.members.roster import Member, Roster
 from diloco_syncer.rounds.gate import expecting, judge
 from diloco_syncer.rounds.grace import Timings, grace_s, pull_timeout_s
 from diloco_syncer.rounds.quorum import Readiness, explain, ready
-from diloco_syncer.rounds.round import KeptContribution, Phase, Round, contribution_verdict
+from diloco_syncer.rounds.round import Phase, Round, contribution_verdict
 from diloco_syncer.rounds.stragglers import Stragglers
 from diloco_syncer.streams.room import Room
 
@@ -217,41 +216,47 @@ class Rounds:
         )
 
     def contribution(self, event: ContributionSeen, now: float) -> tuple[str, list[Effect]]:
-        """Take in a contribution: (kind of refusal or "", effects)."""
-        m = event.manifest
-        r = next((r for r in self.open if r.n == m.round and r.phase is Phase.PULLING), None)
-        key = m.blob.subject
+        """Take in a contribution: (kind of refusal or "", effects). `advance` then goes on."""
+        manifest, key = event.manifest, event.manifest.blob.subject
+        r = next((r for r in self._pulling if r.n == manifest.round), None)
         if r is None:
-            if any(c.key == key for r in self.open for c in r.chosen):
-                return "", []  # a repeat of what is being merged
-            self.stragglers.answered(m, now)
-            return "late", [Drop(key)]
-        if m.learner not in r.participants:
+            return self._after_all(manifest, now)
+        if manifest.learner not in r.participants:
             return "uninvited", [Drop(key)]
-        refusal = judge(
-            m,
-            expecting(self.history, r.fragment, r.participants[m.learner]),
-            finite=event.finite,
-            norm=event.norm,
-        )
-        known = r.answer(m.learner)
-        drop: list[Effect] = [] if m.learner in r.kept and known == key else [Drop(key)]
+        expected = expecting(self.history, r.fragment, r.participants[manifest.learner])
+        refusal = judge(manifest, expected, finite=event.finite, norm=event.norm)
+        known = r.answer(manifest.learner)
+        drop: list[Effect] = [] if manifest.learner in r.kept and known == key else [Drop(key)]
         if refusal is not None and refusal.kind in NO_ANSWERS:
             return refusal.kind, drop
         if known:
             return "" if known == key else "second", drop
+        self._answered(r, manifest, now)
+        if refusal is not None:
+            r.refuse(manifest, f"{refusal.kind}: {refusal.reason}")
+            return "", drop
+        r.keep(manifest, event.norm, self.algorithm.weighting)
+        self.stragglers.in_time(manifest.learner)
+        self._hurry(r, now)
+        return "", []
+
+    @property
+    def _pulling(self) -> Iterator[Round]:
+        return (r for r in self.open if r.phase is Phase.PULLING)
+
+    def _after_all(self, manifest: ContributionManifest, now: float) -> tuple[str, list[Effect]]:
+        """Of a round that waits for nobody: too late, or a repeat of what is being merged."""
+        key = manifest.blob.subject
+        if any(chosen.key == key for r in self.open for chosen in r.chosen):
+            return "", []
+        self.stragglers.answered(manifest, now)
+        return "late", [Drop(key)]
+
+    def _answered(self, r: Round, manifest: ContributionManifest, now: float) -> None:
+        """A participant's first answer tells how long its transfer took."""
         if r.pulled_at >= self.disturbed_at:
             self.timings.transfer.update(now - r.pulled_at)
-        self.stragglers.answered(m, now)
-        if refusal is not None:
-            r.refuse(m, f"{refusal.kind}: {refusal.reason}")
-            return "", [Drop(key), *self._move(r, now)]
-        tokens, steps = m.tokens_to - m.tokens_from, m.step_to - m.step_from
-        w = weight(tokens, steps, self.algorithm.weighting)
-        r.kept[m.learner] = KeptContribution(m, event.norm, w)
-        self.stragglers.in_time(m.learner)
-        self._hurry(r, now)
-        return "", self._move(r, now)
+        self.stragglers.answered(manifest, now)
 
     def disturbed(self, now: float) -> None:
         """The bus was away: how long answers took meanwhile says nothing of what they take."""
@@ -260,9 +265,8 @@ class Rounds:
 
     def hurry(self, now: float) -> None:
         """The quorum is another one: what has enough of it now waits for stragglers alone."""
-        for r in self.open:
-            if r.phase is Phase.PULLING:
-                self._hurry(r, now)
+        for r in self._pulling:
+            self._hurry(r, now)
 
     def _hurry(self, r: Round, now: float) -> None:
         if self.history.enough.answer(r.kept).enough:

@@ -36,9 +36,8 @@ class Stragglers:
 
     def in_time(self, learner: str) -> None:
         """A round takes its answer."""
-        member = self.roster.members.get(learner)
-        if member is not None:
-            member.missed = 0
+        if learner in self.roster.members:
+            self.roster.members[learner].missed = 0
 
     def left_out(self, learner: str) -> None:
         """A round closes without its answer."""

@@ -10,13 +10,12 @@ where it was. The sender keeps the snapshot until it is fetched.
 
 import asyncio
 import mmap
-import time
-import uuid
 from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.blobs import fresh, get_blob, put_blob
 from diloco_shared.bus.port import Bus, BusError, Delivery
 from diloco_shared.memory.pages import Pages
@@ -63,18 +62,18 @@ class SnapshotSender:
             wish = decode(delivery.payload, SnapshotWish)
         except WireError as error:
             return encode(SnapshotReply(accepted=False, reason=str(error)[:500]))
-        busy = self.sending is not None or time.monotonic() < self.busy_until
+        busy = self.sending is not None or ambient.monotonic() < self.busy_until
         if busy and wish.standby != self.busy_with:
             why_not = f"{self.me} is sending a snapshot to {self.busy_with}"
         else:
             # Before anything is awaited: another standby may ask meanwhile.
-            was, until = (self.busy_with, self.busy_until), time.monotonic() + IDLE_S
+            was, until = (self.busy_with, self.busy_until), ambient.monotonic() + IDLE_S
             self.busy_with, self.busy_until = wish.standby, until
             why_not = await asyncio.to_thread(self._why_not, wish, await self._bytes_max())
             if why_not and self.busy_until == until:
                 self.busy_with, self.busy_until = was
         if not why_not:
-            self.busy_with, self.busy_until = wish.standby, time.monotonic() + IDLE_S
+            self.busy_with, self.busy_until = wish.standby, ambient.monotonic() + IDLE_S
             self._accept(wish)
         return encode(SnapshotReply(accepted=not why_not, reason=why_not[:500]))
 
@@ -121,7 +120,7 @@ class SnapshotSender:
                 self._unpin()
 
     async def _next(self) -> None:
-        wait_s = max(self.busy_until - time.monotonic(), 0.0) if self.busy_with else None
+        wait_s = max(self.busy_until - ambient.monotonic(), 0.0) if self.busy_with else None
         try:
             async with asyncio.timeout(wait_s):
                 wish = await self.wishes.get()
@@ -135,7 +134,7 @@ class SnapshotSender:
         finally:
             self.sending.cancel()
             self.sending = None
-        self.busy_until = time.monotonic() + IDLE_S
+        self.busy_until = ambient.monotonic() + IDLE_S
 
     def _unpin(self) -> None:
         self.snapshots.pinned.pop(self.where, None)
@@ -250,7 +249,7 @@ class _Fetch:
         return (await self._get(covers, listed.digest))[1]
 
     async def _get(self, covers: int, digest: str) -> tuple[SnapshotManifest, memoryview]:
-        nonce = uuid.uuid4().hex
+        nonce = ambient.unique()
         wish = SnapshotWish(
             standby=self.standby, nonce=nonce, after=self.after, covers=covers, digest=digest
         )

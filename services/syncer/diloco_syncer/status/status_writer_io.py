@@ -1,9 +1,8 @@
 """Where the run stands, for people: on the bus a few times a second, and once more at the end."""
 
-import time
-
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import again_and_again, until_done
 from diloco_shared.bus.status_key import Standing, shown
@@ -89,8 +88,8 @@ class Showing:
     def _status(self) -> RunStatus:
         return status(
             self.machine,
-            time.monotonic(),
-            time.time(),
+            ambient.monotonic(),
+            ambient.wall(),
             bytes_up=self.bytes_before[0] + self.inbox.bytes_in,
             bytes_down=self.bytes_before[1] + self.outbox.bytes_out,
             streams=self.storage.streams,

@@ -8,11 +8,11 @@ matches nothing: the server then says what it cannot write. JetStream's own limi
 is an error reply instead, and passes by itself.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
+from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
 from diloco_shared.bus.port import Refused, Stored
 from diloco_shared.bus.repeating import again_and_again
@@ -70,7 +70,7 @@ class Fullness:
 
     async def keep(self) -> None:
         """Look for ever."""
-        await again_and_again(lambda: self.look(time.monotonic()), "what is full", LOOK_S)
+        await again_and_again(lambda: self.look(ambient.monotonic()), "what is full", LOOK_S)
 
     async def look(self, now: float) -> None:
         """Look once. Raises BusError."""
