@@ -19,12 +19,12 @@ FAST_COMPILING = PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_
 	JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.pytest_cache/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=tests/live -n auto --dist worksteal
-# Whole stacks of processes wait more than they compute, for leases to end or processes to start: two at
-# a time. What starts one server, or none, goes by files.
+# Whole stacks of processes wait more than they compute, for leases to end or processes to start: three
+# at a time. What starts one server, or none, goes by files.
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format check pure test test-long explore fuzz demo docs pictures sim ends mutants soak quality claims compose-smoke clean
+.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants soak quality claims compose-smoke clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -52,28 +52,28 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check: install
+# Style, types and which package may import which; the peers' benches need the peers.
+lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp))' bench  # those need the peers
+	$(BIN)/mypy --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp))' bench
 	MYPYPATH=bench/claims $(BIN)/mypy bench/claims
 	$(BIN)/lint-imports
-	$(PURE)
 
 pure: install
 	$(PURE)
 
+stacks: install
+	$(WHOLE) --durations 10 -n 3 --dist worksteal $(STACKS)
+
+check: lint pure
+
+# Stacks wait for most of their time: meanwhile one core looks at types.
 test: install
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/mypy --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp))' bench  # those need the peers
-	MYPYPATH=bench/claims $(BIN)/mypy bench/claims
-	$(BIN)/lint-imports
 	$(PURE)
 	$(WHOLE) -n auto --dist loadfile $(addprefix --ignore=,$(STACKS)) tests
-	$(WHOLE) --durations 10 -n 2 --dist worksteal $(STACKS)
+	$(MAKE) --jobs 2 --output-sync=target lint stacks
 
 # Other examples of every property, and many more (tests/conftest.py).
 explore: install
