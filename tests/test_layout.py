@@ -23,7 +23,13 @@ SERVICES = ("diloco_shared", "diloco_syncer", "diloco_learner", "diloco_coordina
 # A file is one idea, and not a crumb of one.
 SMALL_LINES, SMALL_MAX = 70, 45
 # Of services and what they share, these alone ask the machine for time and chance: see `ambient`.
-UNPLAYED = ("diloco_shared.ambient", "diloco_shared.bus.nats", "diloco_shared.process.nats_")
+UNPLAYED = (
+    "diloco_shared.ambient",
+    "diloco_shared.bus.nats",
+    "diloco_shared.process.nats_",
+    "diloco_shared.process.hub_watch",
+    "diloco_shared.process.keep_hub",
+)
 ASKED = {"time.monotonic", "time.time", "uuid.uuid4", "secrets.token_hex"}
 
 

@@ -8,14 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import until
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec, Unavailable
-from diloco_shared.process.nats_binary import ServerError
+from diloco_shared.process import hub_watch
+from diloco_shared.process import nats_server as nats_server_module
+from diloco_shared.process.hub_watch import answers
+from diloco_shared.process.nats_binary import ServerError, find_binary
 from diloco_shared.process.nats_server import NatsServer
 
 pytestmark = pytest.mark.live
@@ -135,3 +140,60 @@ async def test_nobody_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match=f"no NATS server at {server.address}"):
         await NatsBus.connect(server.url, name="test", timeout_s=0.5)
     await asyncio.sleep(0)
+
+
+async def test_one_that_stands_still_is_started_anew(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps its connections, takes new ones, and answers nothing: as one that holds a lock."""
+    monkeypatch.setattr(hub_watch, "SILENT_S", 0.2)
+    monkeypatch.setattr(nats_server_module, "answers", partial(answers, timeout_s=1.0))
+    assert not await asyncio.to_thread(nats_server.ails)
+    assert nats_server.pid is not None
+    os.kill(nats_server.pid, signal.SIGSTOP)
+    assert not await asyncio.to_thread(nats_server.ails), "a moment is not long"
+    assert "answered nothing" in await asyncio.to_thread(nats_server.ails)
+    await nats_server.terminate(timeout_s=0.5)
+    await nats_server.start()
+    assert not await asyncio.to_thread(nats_server.ails)
+
+
+async def test_the_keeper_starts_anew_what_answers_nothing(tmp_path: Path) -> None:
+    """As the image of Compose runs it; told to end, it ends the server too."""
+    port = free_port()
+    config = tmp_path / "nats.conf"
+    config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{tmp_path}" }}\n')
+    code = (
+        "import sys; from diloco_shared.process import hub_watch, keep_hub; "
+        "hub_watch.SILENT_S = 0.5; keep_hub.LOOK_S = 0.2; keep_hub.ENDS_S = 0.5; "
+        "sys.exit(keep_hub.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", code, "--at", f"127.0.0.1:{port}", str(tmp_path)]
+    keeper = psutil.Popen([*command, str(find_binary()), "-c", str(config)])
+    try:
+        await until(lambda: bool(keeper.children()) and listens(port))
+        (first,) = keeper.children()
+        first.suspend()
+        await until(lambda: keeper.children() and keeper.children()[0] != first)
+        await until(lambda: listens(port) and answers("127.0.0.1", port, timeout_s=1.0))
+        (second,) = keeper.children()
+        keeper.terminate()
+        assert await asyncio.to_thread(keeper.wait, 30) == 0
+        assert not second.is_running()
+    finally:
+        for process in (*(keeper.children() if keeper.is_running() else ()), keeper):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+    except OSError:
+        return False
+    return True

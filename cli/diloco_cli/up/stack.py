@@ -19,6 +19,7 @@ from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import crash_points
 from diloco_shared.process.chaos import Abilities, FaultAgent
+from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.logs import configure
 from diloco_shared.process.membership import Membership
 from diloco_shared.process.nats_binary import ServerError
@@ -32,8 +33,6 @@ MESSAGES_MAX = 200
 LOGS_S = 10.0
 # Before the message server is started again: at once, and after a start that failed.
 NATS_PAUSE_S, NATS_RETRY_S = 0.2, 2.0
-# Between two looks at whether it ran out of disk, in seconds.
-DISK_LOOK_S = 2.0
 HOST = "127.0.0.1"
 
 
@@ -163,11 +162,11 @@ class Stack:
                 await asyncio.sleep(NATS_RETRY_S)
 
     async def _mend_nats(self) -> None:
-        """End a server that ran out of disk and has room again: it writes once it starts anew."""
+        """End a server that never goes on by itself; it is started anew."""
         while True:
-            await asyncio.sleep(DISK_LOOK_S)
-            if await asyncio.to_thread(self.nats.stuck):
-                self.told("nats ran out of disk; there is room again")
+            await asyncio.sleep(LOOK_S)
+            if why := await asyncio.to_thread(self.nats.ails):
+                self.told(f"nats is ended: {why}")
                 await self.nats.terminate()
 
     async def _bound_logs(self) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from diloco_shared.process.disk_watch import free_bytes
+from diloco_shared.process.hub_watch import HubWatch, answers
 from diloco_shared.process.nats_binary import ServerError, find_binary
 from diloco_shared.process.stopping import dies_with_parent
 
@@ -33,11 +34,6 @@ MAX_MEMORY_BYTES = 256 << 20
 MEMORY_SOFT_LIMIT = "384MiB"
 # The server rotates at this size and keeps one older file.
 LOG_BYTES_MAX = 8 << 20
-# What the server says of a file that it cannot write for want of disk. It goes on trying the same
-# file, and fails, whatever room there is later: only a start anew writes again (2.15.1).
-NO_SPACE = b"no space left on device"
-# Free disk with which a start anew is worth it: several of the server's 8 MiB blocks.
-ROOM_BYTES = 64 << 20
 # A port chosen here may be taken before the server binds it.
 _PORT_TRIES = 5
 _POLL_S = 0.02
@@ -84,8 +80,9 @@ class NatsServer:
         self._sync = sync
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
-        self._read_up_to = 0  # of the log, for `stuck`
-        self._no_space = False
+        self._read_up_to = 0  # of the log, for `ails`
+        self._watch = HubWatch()
+        self._paused = False
 
     @property
     def address(self) -> str:
@@ -169,28 +166,37 @@ class NatsServer:
 
     def pause(self) -> None:
         """SIGSTOP: the server stops answering and keeps its connections."""
+        self._paused = True
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT after `pause`."""
+        self._paused = False
         self._signal(signal.SIGCONT)
 
-    def stuck(self, room_bytes: int = ROOM_BYTES) -> bool:
-        """Whether it ran out of disk, and would write again if it were started anew.
+    def ails(self) -> str:
+        """Why it is to be started anew although it runs, "" if it is not; waits for its answer.
 
-        Reads what its log has said since the last call.
+        Reads what its log has said since the last call. One that was told to stand still is well.
         """
+        if self._paused or not self.running:
+            return ""
         try:
-            size = self.log_path.stat().st_size
-            with self.log_path.open("rb") as log:
-                # A shorter one is new: the server rotates.
-                log.seek(self._read_up_to if size >= self._read_up_to else 0)
-                said = log.read(LOG_BYTES_MAX)
-                self._read_up_to = log.tell()
+            self._watch.said(self._read_log())
+            free = free_bytes(self.store_dir) or 0
         except OSError:
-            return False
-        self._no_space = self._no_space or NO_SPACE in said
-        return self._no_space and (free_bytes(self.store_dir) or 0) >= room_bytes
+            return ""
+        heard = answers(self.host, self.port, self._token or "")
+        return self._watch.look(time.monotonic(), answers=heard, free_bytes=free)
+
+    def _read_log(self) -> bytes:
+        size = self.log_path.stat().st_size
+        with self.log_path.open("rb") as log:
+            # A shorter one is new: the server rotates.
+            log.seek(self._read_up_to if size >= self._read_up_to else 0)
+            said = log.read(LOG_BYTES_MAX)
+            self._read_up_to = log.tell()
+        return said
 
     async def terminate(self, *, timeout_s: float = 10.0) -> None:
         """SIGTERM; SIGKILL after `timeout_s`. The folder stays locked, for a `start`."""
@@ -261,7 +267,7 @@ class NatsServer:
             self._lock_fd = None
 
     def _spawn(self, binary: Path) -> None:
-        self._no_space = False
+        self._watch, self._paused = HubWatch(), False
         if self.log_path.exists():
             self._read_up_to = self.log_path.stat().st_size
         config = self._config_path

@@ -232,7 +232,9 @@ def going_back(watch_of: Callable[[str], RunWatch | None]) -> Iterator[None]:
             watch.reached("moments of", "its own part" if own else "somebody else's part")
             state = moments.views(moments.pack(found))["moments"]
             taken = save({"moments": np.array([int(state[0])])})
-            watch.parts.went_back(f"{learner}/{work.context.incarnation}", learner, source, own, taken)
+            watch.parts.went_back(
+                f"{learner}/{work.context.incarnation}", learner, source, own, taken
+            )
         return found, faults
 
     module.read_part = looked_at

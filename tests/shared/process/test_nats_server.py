@@ -1,21 +1,111 @@
-"""When a server that ran out of disk is worth a new start."""
+"""When a server that runs is started anew: told by its log, its disk and its answers."""
 
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from diloco_shared.process import nats_server
-from diloco_shared.process.nats_server import NO_SPACE, ROOM_BYTES, NatsServer
+from diloco_shared.process.hub_watch import (
+    NO_SPACE,
+    ROOM_BYTES,
+    SILENT_FULL_S,
+    SILENT_S,
+    HubWatch,
+    answers,
+)
+from diloco_shared.process.nats_server import NatsServer
+
+INFO = b'INFO {"server_id":"x"}\r\n'
 
 
-@pytest.mark.parametrize(("free", "stuck"), [(ROOM_BYTES, True), (0, False), (None, False)])
+@pytest.mark.parametrize(("free", "ails"), [(ROOM_BYTES, True), (0, False), (None, False)])
 def test_it_is_started_anew_once_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int | None, stuck: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int | None, ails: bool
 ) -> None:
     """Without inodes there is none, and a file system that is away says nothing."""
     server = NatsServer(tmp_path, name="n")
     server.log_path.parent.mkdir(parents=True, exist_ok=True)
+    server.log_path.write_bytes(b"all is well\n")
+    monkeypatch.setattr(NatsServer, "running", True)
     monkeypatch.setattr(nats_server, "free_bytes", lambda _: free)
-    assert not server.stuck(), "it has said nothing"
-    server.log_path.write_bytes(b"[ERR] " + NO_SPACE)
-    assert server.stuck() is stuck
+    monkeypatch.setattr(nats_server, "answers", lambda *_: True)
+    assert not server.ails(), "it has said nothing"
+    with server.log_path.open("ab") as log:
+        log.write(b"[ERR] " + NO_SPACE)
+    assert bool(server.ails()) is ails
+
+
+def test_one_that_was_told_to_stand_still_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = NatsServer(tmp_path, name="n")
+    monkeypatch.setattr(NatsServer, "running", True)
+    monkeypatch.setattr(NatsServer, "_signal", lambda *_: None)
+    server.log_path.write_bytes(NO_SPACE)
+    server.pause()
+    assert not server.ails()
+    server.resume()
+    monkeypatch.setattr(nats_server, "answers", lambda *_: True)
+    assert "room again" in server.ails()
+
+
+@pytest.mark.parametrize(("said", "patience_s"), [(b"", SILENT_S), (NO_SPACE, SILENT_FULL_S)])
+def test_one_that_answers_nothing_is_started_anew_in_time(said: bytes, patience_s: float) -> None:
+    """And sooner after a write that failed: then it may hold a lock for ever."""
+    watch = HubWatch()
+    watch.said(said)
+    assert not watch.look(0.0, answers=False, free_bytes=0)
+    assert not watch.look(patience_s - 1.0, answers=False, free_bytes=0)
+    assert "answered nothing" in watch.look(patience_s, answers=False, free_bytes=0)
+
+
+def test_one_answer_is_enough() -> None:
+    watch = HubWatch()
+    watch.look(0.0, answers=False, free_bytes=0)
+    watch.look(SILENT_S - 1.0, answers=True, free_bytes=0)
+    assert not watch.look(SILENT_S, answers=False, free_bytes=0)
+
+
+@contextmanager
+def speaking(first: bytes, reply: bytes) -> Iterator[int]:
+    """A server that greets and gives one reply to whatever it is asked; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            client, _ = listening.accept()
+            with client, suppress(OSError):
+                client.sendall(first)
+                client.recv(4096)
+                client.sendall(reply)
+                client.recv(4096)  # until the other side is gone
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        thread.join(5.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "reply", "expected"),
+    [
+        (INFO, b"PING\r\nMSG _INBOX.1 1 2\r\n{}\r\n", True),
+        (INFO, b"-ERR 'Authorization Violation'\r\n", True),  # it cannot be asked
+        (INFO, b"HMSG _INBOX.1 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n", False),  # streams are off
+        (INFO, b"PONG\r\n", False),  # it lives, and says nothing of its streams
+        (b'INFO {"tls_required":true}\r\n', b"", True),
+        (b"", b"", False),
+    ],
+)
+def test_what_counts_as_an_answer(first: bytes, reply: bytes, expected: bool) -> None:
+    with speaking(first, reply) as port:
+        assert answers("127.0.0.1", port, "t", timeout_s=0.5) is expected
+
+
+def test_one_that_listens_to_nobody_yet_is_still_starting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    assert answers("127.0.0.1", port, timeout_s=0.5)

@@ -1,0 +1,98 @@
+"""When a message server that still runs is worth a new start.
+
+Two things it never mends by itself (nats-server 2.15.1). After a full disk it refuses what it could
+not write, whatever room there is later. And a write that fails may leave a lock held for ever: then
+it keeps its connections and answers no question about its streams (nats-server issues 8231, 8386).
+
+Only the standard library: the image of the message server has nothing else.
+"""
+
+import json
+import secrets
+import socket
+import time
+
+# What it says of a file that it cannot write for want of disk.
+NO_SPACE = b"no space left on device"
+# Free disk with which a start anew is worth it: several of the server's 8 MiB blocks.
+ROOM_BYTES = 64 << 20
+# Between two looks, in seconds.
+LOOK_S = 2.0
+# For one answer about its streams, in seconds.
+ANSWER_S = 5.0
+# Without any answer it is started anew after this many seconds: a saturated disk holds up answers
+# for 5 to 10 s. Sooner where it has said that a write failed: then the lock is what to expect.
+SILENT_S, SILENT_FULL_S = 60.0, 10.0
+
+
+class HubWatch:
+    """Of one life of the server. Pure."""
+
+    def __init__(self) -> None:
+        self.no_space = False
+        self.silent_since: float | None = None
+
+    def said(self, log: bytes) -> None:
+        """What its log says; lines may come in any portions that do not cut them."""
+        self.no_space = self.no_space or NO_SPACE in log
+
+    def look(self, now: float, *, answers: bool, free_bytes: int) -> str:
+        """Why it is to be started anew; "" if it is not."""
+        if self.no_space and free_bytes >= ROOM_BYTES:
+            return "it ran out of disk, and there is room again"
+        if answers:
+            self.silent_since = None
+        elif self.silent_since is None:
+            self.silent_since = now
+        elif now - self.silent_since >= (SILENT_FULL_S if self.no_space else SILENT_S):
+            return f"it has answered nothing about its streams for {now - self.silent_since:.0f} s"
+        return ""
+
+
+def answers(host: str, port: int, token: str = "", timeout_s: float = ANSWER_S) -> bool:
+    """Whether the server answers a question about its streams.
+
+    True also where it cannot be asked: it wants TLS or other credentials, or listens to nobody yet.
+    """
+    try:
+        server = socket.create_connection((host, port), timeout_s)
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    with server:
+        try:
+            return _asked(server, token, time.monotonic() + timeout_s)
+        except OSError:
+            return False
+
+
+def _asked(server: socket.socket, token: str, until: float) -> bool:
+    heard = _heard(server, b"\r\n", until)
+    info = json.loads(heard[len(b"INFO ") :]) if heard.startswith(b"INFO ") else {}
+    if info.get("tls_required"):
+        return True
+    inbox = f"_INBOX.{secrets.token_hex(8)}"
+    login = {"verbose": False, "auth_token": token, "headers": True, "no_responders": True}
+    ask = f"CONNECT {json.dumps(login)}\r\nSUB {inbox} 1\r\nPUB $JS.API.INFO {inbox} 0\r\n\r\n"
+    server.sendall(ask.encode())
+    while True:
+        line = _heard(server, b"\r\n", until)
+        if line.startswith((b"MSG ", b"-ERR")):
+            return True
+        if line.startswith(b"HMSG "):  # nobody listens: it has turned its streams off
+            return False
+        if line.startswith(b"PING"):
+            server.sendall(b"PONG\r\n")
+
+
+def _heard(server: socket.socket, end: bytes, until: float) -> bytes:
+    """One line. Raises TimeoutError, or ConnectionError when the server hangs up."""
+    line = b""
+    while not line.endswith(end):
+        server.settimeout(max(until - time.monotonic(), 0.001))
+        some = server.recv(1)
+        if not some:
+            raise ConnectionError("the server hung up")
+        line += some
+    return line

@@ -1,0 +1,80 @@
+"""Runs nats-server, and starts it anew when it would never go on by itself (see `hub_watch`).
+
+    python -m diloco_shared.process.keep_hub STORE COMMAND ...
+    python -m diloco_shared.process.keep_hub --at 10.0.0.1:4222 STORE nats-server -c nats.conf
+
+Its log passes through; its exit status is ours. Only the standard library: the image of the message
+server has nothing else.
+"""
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from diloco_shared.process.hub_watch import LOOK_S, HubWatch, answers
+
+# For a server that is told to end, in seconds; then it is killed. One that holds a lock never ends.
+ENDS_S = 10.0
+
+
+def run(store: str, at: tuple[str, int], command: list[str], told: threading.Event) -> int | None:
+    """One life of the server: its exit status; None: it shall be started anew."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE)
+    watch = HubWatch()
+
+    def pass_on() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            sys.stderr.buffer.write(line)
+            sys.stderr.buffer.flush()
+            watch.said(line)
+
+    threading.Thread(target=pass_on, daemon=True).start()
+    while True:
+        try:
+            return process.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            pass
+        free, why = shutil.disk_usage(store).free, ""
+        if not told.is_set():
+            why = watch.look(time.monotonic(), answers=answers(*at), free_bytes=free)
+        if why or told.is_set():
+            status = _ended(process)
+            if told.is_set():
+                return status
+            print(f"keep_hub: {why}: starting anew", file=sys.stderr, flush=True)
+            return None
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> int:
+    process.terminate()
+    try:
+        return process.wait(ENDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--at", default="127.0.0.1:4222", help="where it listens: HOST:PORT")
+    parser.add_argument("store", help="its folder: `store_dir` in its configuration")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="nats-server and its options")
+    args = parser.parse_args(arguments)
+    host, _, port = args.at.rpartition(":")
+    told_to_stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told_to_stop.set())
+    while True:
+        status = run(args.store, (host, int(port)), args.command, told_to_stop)
+        if status is not None:
+            return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
