@@ -1,0 +1,275 @@
+"""The live page's own script, run by a JavaScript engine on a browser as small as can be (dom.js).
+
+What the coordinator answers was recorded from a live one (tests/cli/record.py); the planner answers
+for itself. How the page looks is for eyes: this is about what it says and does.
+"""
+
+import json
+import re
+from copy import deepcopy
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import diloco_coordinator
+from diloco_coordinator.api.plans_io import _planned
+from diloco_planner.plan_request import PlanRequest
+
+# Elsewhere it has no wheels.
+quickjs = pytest.importorskip("quickjs")
+
+WEB = Path(diloco_coordinator.__file__).parent / "web"
+RECORDED = Path(__file__).parents[2] / "cli" / "screens" / "answers.json"
+# Each after those that it imports.
+MODULES = ("api", "dom", "chart", "plan", "views", "main")
+VOID = {"meta", "link", "input"}
+
+
+class Tree(HTMLParser):
+    """A page as [tag, attributes, children]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root: list[Any] = ["page", {}, []]
+        self.path = [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node: list[Any] = [tag, {name: value or "" for name, value in attrs}, []]
+        self.path[-1][2].append(node)
+        if tag not in VOID:
+            self.path.append(node)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.path.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.path[-1][2].append(data)
+
+
+def script(name: str) -> str:
+    """A module as an object of its exports: the engine is given one text."""
+    text = (WEB / f"{name}.js").read_text("utf-8")
+    exported = re.findall(r"^export (?:async )?(?:function|const|class) ([\w$]+)", text, re.M)
+    text = re.sub(
+        r'^import (\{[^}]*\}) from "\./(\w+)\.js";$', r"const \1 = modules.\2;", text, flags=re.M
+    )
+    text = re.sub(r"^export ", "", text, flags=re.M)
+    return f"(() => {{\n{text}\nmodules.{name} = {{ {', '.join(exported)} }};\n}})();"
+
+
+class Page:
+    """One tab. `answers`: what the coordinator says, by "METHOD path"."""
+
+    def __init__(self, answers: dict[str, Any], address: str = "#token=t") -> None:
+        tree = Tree()
+        tree.feed((WEB / "index.html").read_text("utf-8"))
+        self.engine = quickjs.Context()
+        self.engine.set_memory_limit(256 << 20)
+        self.engine.set_time_limit(60)
+        self.answers = answers
+        shims = (Path(__file__).parent / "dom.js").read_text("utf-8")
+        self.engine.eval(
+            f"const PAGE = {json.dumps(tree.root)}, HASH = {json.dumps(address)}, modules = {{}};"
+            f"{shims}\n{self._server()}" + "\n".join(script(name) for name in MODULES)
+        )
+        self._settle()
+
+    def _server(self) -> str:
+        told = {place: [200, body] for place, body in self.answers.items()}
+        return f"server.answers = {json.dumps(told)};"
+
+    def _settle(self) -> None:
+        while self.engine.execute_pending_job():
+            pass
+
+    def do(self, code: str) -> None:
+        """As a person does it."""
+        self.engine.eval(f"{{ {code} }}")
+        self._settle()
+
+    def ask(self, code: str) -> Any:
+        return json.loads(self.engine.eval(f"JSON.stringify({code})"))
+
+    def second(self) -> None:
+        """The next look; one that died would never look again."""
+        assert self.ask("due !== null"), "the page has stopped looking"
+        self.do(f"{self._server()} const act = due; due = null; act()")
+
+    def texts(self) -> list[str]:
+        return list(self.ask("texts()"))
+
+    def asked(self, method: str) -> list[dict[str, Any]]:
+        return [a for a in self.ask("server.asked") if a["method"] == method]
+
+
+@pytest.fixture
+def answers() -> dict[str, Any]:
+    return dict(json.loads(RECORDED.read_text("utf-8")))
+
+
+@pytest.fixture
+def run(answers: dict[str, Any]) -> str:
+    return str(answers["GET /v1/runs"]["runs"][0]["name"])
+
+
+@pytest.fixture
+def page(answers: dict[str, Any]) -> Page:
+    return Page(answers)
+
+
+def test_it_shows_the_run_its_members_its_rounds_and_events(
+    page: Page, answers: dict[str, Any], run: str
+) -> None:
+    status = answers[f"GET /v1/runs/{run}"]["status"]
+    members = answers["GET /v1/members"]["members"]
+    assert page.ask('seen("link")') == "connected"
+    assert page.ask('seen("name")') == run
+    assert page.ask('seen("state")') == answers[f"GET /v1/runs/{run}"]["state"]
+    figures = page.ask('seen("figures")')
+    assert f"Rounds committed{status['rounds_committed']}" in figures
+    assert f"{len(status['alive'])} of {len(status['learners'])}" in figures
+    learners = [m["id"] for m in members if m["role"] == "learner"]
+    assert [row[0] for row in page.ask('rows("learners")')] == learners
+    assert {row[0] for row in page.ask('rows("services")')} == {m["id"] for m in members} - {
+        *learners
+    }
+    rounds = answers[f"GET /v1/runs/{run}/rounds"]["rounds"]
+    shown = page.ask('items("rounds")')
+    assert shown[0].startswith(f"Round {rounds[-1]['round']}") and len(shown) == len(rounds) <= 30
+    events = answers["GET /v1/events"]["events"]
+    assert events[-1]["text"] in page.ask('items("events")')[0]
+    assert "Validation loss from" in page.ask(
+        'id("chart").firstElementChild.getAttribute("aria-label")'
+    )
+
+
+def test_nothing_that_is_missing_is_shown_as_the_script_calls_it(page: Page) -> None:
+    for text in page.texts():
+        assert not re.search(r"\bundefined\b|\bNaN\b|\[object|\bnull\b|Infinity", text), text
+
+
+def test_a_second_look_at_the_same_adds_nothing(page: Page) -> None:
+    before = page.texts()
+    page.second()
+    ages = re.compile(r"^(for )?\d+ (s|min|h|d)$")
+    assert [t for t in page.texts() if not ages.match(t)] == [
+        t for t in before if not ages.match(t)
+    ]
+
+
+def test_a_run_that_has_not_begun_and_a_cluster_without_one_are_shown(
+    answers: dict[str, Any], run: str
+) -> None:
+    queued = deepcopy(answers)
+    for record in (queued["GET /v1/runs"]["runs"][0], queued[f"GET /v1/runs/{run}"]):
+        record |= {
+            "status": None,
+            "state": "queued",
+            "syncers": [],
+            "reason": "too few",
+        }
+    page = Page(queued)
+    assert page.ask('seen("progressed")') == "not begun"
+    assert page.ask('seen("reason")').startswith("too few")
+    empty = {"GET /v1/runs": {"runs": [], "next": None}, "GET /v1/members": {"members": []}}
+    page = Page(answers | empty | {"GET /v1/events": {"events": [], "next": None}})
+    assert page.ask('seen("overview")') is None
+    assert page.ask('seen("empty")').startswith("There is no run yet")
+    page.second()
+
+
+def test_who_is_gone_is_told_and_can_be_forgotten(page: Page, answers: dict[str, Any]) -> None:
+    gone = next(m for m in answers["GET /v1/members"]["members"] if m["id"] == "learner-2")
+    gone |= {"alive": False, "gone_since": 0.0}
+    page.answers["DELETE /v1/members/learner-2"] = {}
+    page.second()
+    assert page.ask('buttons("learners")').count("Forget learner-2") == 1
+    assert "Kill learner-2" not in page.ask('buttons("learners")')
+    page.do('press("learners", "Forget learner-2")')
+    assert [a["path"] for a in page.asked("DELETE")] == ["/v1/members/learner-2"]
+
+
+def test_a_kill_is_asked_about_first(page: Page) -> None:
+    page.answers["POST /v1/chaos"] = {}
+    page.second()
+    page.do('press("learners", "Kill learner-1")')
+    assert page.ask('id("ask").open') and "learner-1" in page.ask('seen("question")')
+    page.do('id("ask").answered("no")')
+    assert page.asked("POST") == []
+    page.do('press("learners", "Kill learner-1")')
+    page.do('id("ask").answered("yes")')
+    assert page.asked("POST")[-1]["body"] == {"kind": "kill", "target": "learner-1"}
+
+
+def test_verbs_of_a_run_follow_its_state(page: Page, run: str) -> None:
+    page.answers[f"POST /v1/runs/{run}/pause"] = {}
+    assert f"Pause run {run}" in page.ask('buttons("verbs")')
+    assert f"Resume run {run}" not in page.ask('buttons("verbs")')
+    page.second()
+    page.do(f'press("verbs", "Pause run {run}")')
+    assert page.asked("POST")[-1]["path"] == f"/v1/runs/{run}/pause"
+    for record in (page.answers["GET /v1/runs"]["runs"][0], page.answers[f"GET /v1/runs/{run}"]):
+        record |= {"state": "stopped", "desired": "stopped"}
+    page.second()
+    assert page.ask('buttons("verbs")') == []
+
+
+def test_a_viewer_is_offered_nothing(answers: dict[str, Any]) -> None:
+    page = Page(answers | {"GET /v1/access": {"role": "viewer", "chaos": True, "name": "v"}})
+    assert page.ask('buttons("learners")') == [] and page.ask('seen("verbs")') is None
+
+
+def test_what_the_coordinator_refuses_is_said_in_its_words(page: Page, run: str) -> None:
+    page.do(f'server.answers["POST /v1/runs/{run}/pause"] = [409, {{ detail: "it is over" }}]')
+    page.do(f'press("verbs", "Pause run {run}")')
+    assert page.ask('seen("banner")') == "it is over"
+
+
+def test_a_coordinator_that_is_away_is_said_and_comes_back(page: Page) -> None:
+    page.do("server.away = true")
+    page.second()
+    assert "does not answer; training goes on" in page.ask('seen("link")')
+    page.do("server.away = false")
+    page.second()
+    assert page.ask('seen("link")') == "connected"
+
+
+def test_a_token_is_asked_for_and_never_stays_in_the_address(answers: dict[str, Any]) -> None:
+    assert Page(answers).ask("location.hash") == ""
+    page = Page(answers, address="")
+    assert page.ask('seen("login")') is not None and page.ask('seen("run")') is None
+    page.do('id("token").value = " secret "; id("login").happens("submit")')
+    assert page.ask('seen("run")') is not None and page.ask('id("token").value') == ""
+    assert page.asked("GET")[-1]["token"] == "Bearer secret"
+    page.do('server.answers["GET /v1/members"] = [401, {}]; const act = due; due = null; act()')
+    assert page.ask('seen("refused")') == "This token is not accepted."
+
+
+def test_a_plan_is_asked_for_in_the_servers_own_words(answers: dict[str, Any]) -> None:
+    wish = {"params": 5e9, "chips": 4096}
+    planner = {
+        "GET /v1/plan": PlanRequest.model_json_schema(),
+        "POST /v1/plan": _planned(PlanRequest.model_validate(wish)),
+    }
+    page = Page(answers | planner)
+    page.do('id("plan").open = true; id("plan").happens("toggle")')
+    assert "Link, Gbit/s" in page.ask('seen("wishes")')
+    page.do('id("wish-params").value = "5e9"; id("wish-chips").value = "4096"')
+    page.do('id("wish").happens("submit")')
+    sent = page.asked("POST")[-1]["body"]
+    assert wish.items() <= sent.items()
+    assert PlanRequest.model_validate(sent) == PlanRequest.model_validate(wish), "defaults go along"
+    planned = page.ask('seen("planned")')
+    assert "Sync every steps" in planned and "In other circumstances" in planned
+    assert "undefined" not in planned and "NaN" not in planned
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.4, 5.3), (0.0, 123_456.0), (2.0, 2.0)])
+def test_ticks_are_round_and_lie_within(low: float, high: float) -> None:
+    page = Page({}, address="")
+    ticks = page.ask(f"modules.chart.ticks({low}, {high}, 5)")
+    assert 1 <= len(ticks) <= 7 and all(low - 1e-9 <= t <= high * (1 + 1e-9) + 1e-9 for t in ticks)
