@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from diloco_shared.protocol.messages import TapeRebirth, TapeRound, Verdict
+from diloco_shared.protocol.messages import TapeRebirth, TapeRound, TapeSetting, Verdict
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
 from diloco_simulator.checkers.numbers import CheckedNumbers
@@ -48,3 +48,21 @@ def test_tokens_of_a_version_that_is_gone_are_merged_no_more() -> None:
     tokens.record(TapeRound.model_construct(**one, outcome="skipped", verdicts=()))
     tokens.record(TapeRebirth.model_construct(epoch=1, versions=(0,)))
     assert tokens.merged[-1] == [0]
+
+
+def test_a_round_may_count_to_any_quorum_since_it_was_opened() -> None:
+    """Its record follows its merge; K may change twice meanwhile. Later rounds may not."""
+    told: list[str] = []
+    spec = spec_of(Options.calm(quorum=1, fragments=1, overlap_steps=1), 1)
+    merges = Merges(Report(lambda invariant, text: told.append(text)), spec)
+    assert merges.in_flight == 1
+    for quorum in (3, 2):
+        merges.record(TapeSetting(term=0, name="quorum", value=quorum, reason="asked", at=0.0))
+    skipped: dict[str, Any] = {"epoch": 0, "term": 0, "outcome": "skipped", "verdicts": ()}
+    rounds = {"fragment": 0, "version": -1, **skipped}
+    merges.record(TapeRound.model_construct(round=0, quorum=1, **rounds))
+    assert told == []
+    merges.record(TapeRound.model_construct(round=1, quorum=2, **rounds))
+    assert told == []
+    merges.record(TapeRound.model_construct(round=2, quorum=1, **rounds))
+    assert told == ["round 2 counts to 1, K is 2"]

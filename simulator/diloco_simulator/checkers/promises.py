@@ -126,13 +126,15 @@ class Merges:
         self.report = report
         self.fragments = spec.algorithm.fragments
         self.owned = spec.algorithm.owned(shard)
+        self.in_flight = spec.algorithm.rounds_in_flight_max
         self.lost = Lost()
         self.begin(spec.algorithm.quorum)
 
     def begin(self, quorum: int) -> None:
         """From an empty tape."""
-        # K in force, and before it was last changed: rounds that had closed then may follow.
-        self.quorums = [quorum]
+        self.quorum = quorum  # K in force
+        # K that were in force -> the last round that was open then: it may count to it.
+        self.former: dict[int, int] = {}
         self.initialised = False
         self.epoch = 0
         self.term = 0
@@ -180,7 +182,8 @@ class Merges:
             case TapeRound():
                 self._round(record)
             case TapeSetting(name="quorum"):
-                self.quorums = [record.value, self.quorums[0]]
+                self.former[self.quorum] = self.next_round + self.in_flight - 1
+                self.quorum = record.value
             case TapeEnd():
                 self.ended = record.outcome
             case _:
@@ -203,6 +206,7 @@ class Merges:
         if epoch <= self.epoch:
             self.report("I1", f"epoch {epoch} begins after {self.epoch}")
         self.epoch = epoch
+        self.former = {}  # what was open is void
 
     def _round(self, r: TapeRound) -> None:
         if r.epoch != self.epoch:
@@ -225,8 +229,8 @@ class Merges:
         if committed:
             self.digests[r.fragment] = r.anchor_digest
             self.made_in[r.fragment, r.version] = r.round
-        if r.quorum not in self.quorums:
-            self.report("I3", f"round {r.round} counts to {r.quorum}, K is {self.quorums[0]}")
+        if r.quorum != self.quorum and r.round > self.former.get(r.quorum, -1):
+            self.report("I3", f"round {r.round} counts to {r.quorum}, K is {self.quorum}")
         if committed and len(merged) < max(r.quorum, 1):
             self.report("I3", f"round {r.round} commits with {len(merged)} of {r.quorum}")
         if merged and not committed:
