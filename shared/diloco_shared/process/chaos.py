@@ -34,11 +34,11 @@ ANSWER_S = 0.25
 # process does both leaves no order of events in which the parent stays stopped.
 _HANG = """
 import os, signal, sys, time
-parent, until = int(sys.argv[1]), ambient.monotonic() + float(sys.argv[2])
+parent, until = int(sys.argv[1]), time.monotonic() + float(sys.argv[2])
 if os.getppid() == parent:
     os.kill(parent, signal.SIGSTOP)
-while os.getppid() == parent and ambient.monotonic() < until:
-    time.sleep(min(0.1, max(0.0, until - ambient.monotonic())))
+while os.getppid() == parent and time.monotonic() < until:
+    time.sleep(min(0.1, max(0.0, until - time.monotonic())))
 if os.getppid() == parent:
     os.kill(parent, signal.SIGCONT)
 """
