@@ -63,7 +63,7 @@ def answers(host: str, port: int, token: str = "", timeout_s: float = ANSWER_S) 
     with server:
         try:
             return _asked(server, token, time.monotonic() + timeout_s)
-        except OSError:
+        except (OSError, ValueError):  # it hangs, hangs up, or speaks no sense
             return False
 
 

@@ -40,15 +40,23 @@ def run(store: str, at: tuple[str, int], command: list[str], told: threading.Eve
             return process.wait(LOOK_S)
         except subprocess.TimeoutExpired:
             pass
-        free, why = shutil.disk_usage(store).free, ""
+        why = ""
         if not told.is_set():
-            why = watch.look(time.monotonic(), answers=answers(*at), free_bytes=free)
+            why = watch.look(time.monotonic(), answers=answers(*at), free_bytes=_free(store))
         if why or told.is_set():
             status = _ended(process)
             if told.is_set():
                 return status
             print(f"keep_hub: {why}: starting anew", file=sys.stderr, flush=True)
             return None
+
+
+def _free(store: str) -> int:
+    """Bytes; none where nobody can say: this process must outlive whatever happens to the disk."""
+    try:
+        return shutil.disk_usage(store).free
+    except OSError:
+        return 0
 
 
 def _ended(process: "subprocess.Popen[bytes]") -> int:

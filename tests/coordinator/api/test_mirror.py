@@ -1,6 +1,7 @@
 """What the coordinator mirrors of the bus, when the mirroring is interrupted."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,24 @@ from diloco_shared.bus import run_streams
 from diloco_shared.bus.port import KeyEntry, Unavailable
 
 
+def away_once(
+    bus: Any, meanwhile: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The first note finds the bus away, while something happens; the bucket, once it did."""
+    write, failures = bus.kv_update, list[str]()
+
+    async def away(bucket: str, *args: Any, **kwargs: Any) -> int:
+        if bucket == NOTES and not failures:
+            failures.append(bucket)
+            await meanwhile()
+            raise Unavailable("the bus is away")
+        revision: int = await write(bucket, *args, **kwargs)
+        return revision
+
+    monkeypatch.setattr(bus, "kv_update", away)
+    return failures
+
+
 async def test_members_that_die_together_are_gone_though_the_first_cannot_be_noted(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -20,18 +39,12 @@ async def test_members_that_die_together_are_gone_though_the_first_cannot_be_not
     async with world.coordinator() as desk:
         await world.joins("a", "b", "c")
         await until(lambda: len(desk.registry.roll.living) == 3)
-        write, failures = desk.registry.bus.kv_update, []
 
-        async def away(bucket: str, *args: Any, **kwargs: Any) -> int:
-            if bucket == NOTES and not failures:
-                failures.append(bucket)
-                for name in ("b", "c"):
-                    await world.dies(name)
-                raise Unavailable("the bus is away")
-            revision: int = await write(bucket, *args, **kwargs)
-            return revision
+        async def die() -> None:
+            for name in ("b", "c"):
+                await world.dies(name)
 
-        monkeypatch.setattr(desk.registry.bus, "kv_update", away)
+        failures = away_once(desk.registry.bus, die, monkeypatch)
         await world.dies("a")
         await until(lambda: not desk.registry.roll.living)
         assert failures
@@ -45,17 +58,11 @@ async def test_a_member_whose_end_left_no_marker_is_gone_too(
     async with world.coordinator() as desk:
         await world.joins("a", "b")
         await until(lambda: len(desk.registry.roll.living) == 2)
-        write, failures = desk.registry.bus.kv_update, []
 
-        async def away(bucket: str, *args: Any, **kwargs: Any) -> int:
-            if bucket == NOTES and not failures:
-                failures.append(bucket)
-                world.broker.purge("KV_members", "$KV.members.b", None)
-                raise Unavailable("the bus is away")
-            revision: int = await write(bucket, *args, **kwargs)
-            return revision
+        async def vanish() -> None:
+            world.broker.purge("KV_members", "$KV.members.b", None)
 
-        monkeypatch.setattr(desk.registry.bus, "kv_update", away)
+        failures = away_once(desk.registry.bus, vanish, monkeypatch)
         await world.dies("a")
         await until(lambda: not desk.registry.roll.living)
         assert failures

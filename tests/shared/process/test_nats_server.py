@@ -97,6 +97,7 @@ def speaking(first: bytes, reply: bytes) -> Iterator[int]:
         (INFO, b"HMSG _INBOX.1 1 16 16\r\nNATS/1.0 503\r\n\r\n\r\n", False),  # streams are off
         (INFO, b"PONG\r\n", False),  # it lives, and says nothing of its streams
         (b'INFO {"tls_required":true}\r\n', b"", True),
+        (b"INFO nonsense\r\n", b"", False),
         (b"", b"", False),
     ],
 )
