@@ -52,7 +52,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     body = {"name": "allreduce", "model": {"preset": args.model}, "budget": {"steps": 1}}
     spec = RunSpec.model_validate(body)
     model = build(spec.model)
-    transform = optimizer(spec.inner, model.is_embedding)
+    transform = optimizer(spec.inner, model.is_embedding, model.stacked)
     params = jax.jit(model.init)(jax.random.key(spec.seed))
     _, unravel = ravel_pytree(params)
     state = transform.init(params)

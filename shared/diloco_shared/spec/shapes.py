@@ -1,6 +1,8 @@
-"""Shapes of the transformer by preset, with their tensors: known before any array is made.
+"""Shapes of the decoder family by preset, with their tensors: known before any array is made.
 
-The learner builds its model of these (`diloco_learner.models`); everybody else counts with them.
+One dense family covers Llama 2 and 3, Mistral, Qwen 2.5 and 3, and Gemma 2 and 3: they differ in
+the fields of a `Shape`. The learner builds its model of these (`diloco_learner.models`); everybody
+else counts with them. How a layer's tensors lie in memory is the learner's: here each has its own.
 """
 
 import math
@@ -12,10 +14,16 @@ from diloco_shared.spec.faults import did_you_mean
 from diloco_shared.spec.fragmentation import Layout
 from diloco_shared.spec.run import Model
 
+# What is recomputed in the backward pass instead of kept. `layer`: all but each layer's input;
+# `products`: all but the results of matrix products, which are the dearest to compute again.
+REMAT = ("none", "layer", "products")
+ACTIVATIONS = ("silu", "gelu")  # of the gate; gelu in its tanh form
+ROPE_SCALINGS = ("none", "linear", "llama3")
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One shape of the transformer."""
+    """One shape of the decoder family. Widths are counted in values, windows in tokens."""
 
     vocabulary: int  # V
     width: int  # D
@@ -26,7 +34,33 @@ class Shape:
     hidden: int  # F
     rope_base: float = 10_000.0
     tied: bool = False  # the output matrix is the embedding
-    remat: bool = False  # recompute activations in the backward pass, to save memory
+    remat: str = "none"  # one of REMAT
+    embed_scale: bool = True  # embeddings are multiplied by sqrt(D)
+    activation: str = "silu"
+    # Norms.
+    norm_epsilon: float = 1e-6
+    norm_offset: bool = False  # a norm scales by 1 + w, not by w (Gemma)
+    post_norms: bool = False  # what attention and MLP give is normed as well (Gemma 2 and 3)
+    qk_norm: bool = False  # queries and keys are normed, head by head (Qwen 3, Gemma 3)
+    # Attention.
+    qkv_bias: bool = False  # (Qwen 2.5)
+    query_scale: float = 0.0  # logits are divided by its root; 0: head_width
+    window: int = 0  # a local layer attends to so many tokens, its own included; 0: to all
+    global_every: int = 0  # of layers with a window, each so many-th attends to all; 0: none does
+    attention_cap: float = 0.0  # logits are capped softly at this; 0: not at all (Gemma 2)
+    logit_cap: float = 0.0  # the same for what the head gives
+    # Rotary positions.
+    local_rope_base: float = 0.0  # of layers with a window, never scaled; 0: as of the others
+    rope_scaling: str = "none"
+    rope_factor: float = 1.0  # how many times longer contexts are than trained for
+    rope_low: float = 1.0  # llama3: wavelengths above original / low are scaled,
+    rope_high: float = 4.0  # those below original / high are not
+    rope_original: int = 8192  # context of the first training, in tokens
+
+    def attends_to_all(self, layer: int) -> bool:
+        """Whether a layer has no window."""
+        every = self.global_every
+        return not self.window or bool(every and (layer + 1) % every == 0)
 
 
 SHAPES = {
@@ -34,8 +68,94 @@ SHAPES = {
     "nano": Shape(256, 64, 2, 4, 4, 16, 176),
     "micro": Shape(256, 128, 4, 4, 2, 32, 352),
     "small": Shape(256, 512, 8, 8, 4, 64, 1408),
+    # The smallest of Charles et al. 2025 (arXiv 2503.09799), with a gated MLP of as many values.
+    "35m": Shape(32_768, 512, 6, 8, 8, 64, 1365, tied=True),
+    # Published models of these sizes, whose checkpoints a run may begin from: SmolLM2 135M,
+    "150m": Shape(
+        49_152,
+        576,
+        30,
+        9,
+        3,
+        64,
+        1536,
+        rope_base=100_000.0,
+        tied=True,
+        embed_scale=False,
+        norm_epsilon=1e-5,
+    ),
+    # Qwen2.5 0.5B,
+    "500m": Shape(
+        151_936,
+        896,
+        24,
+        14,
+        2,
+        64,
+        4864,
+        rope_base=1e6,
+        tied=True,
+        embed_scale=False,
+        qkv_bias=True,
+    ),
+    # Llama 3.2 1B,
+    "1b": Shape(
+        128_256,
+        2048,
+        16,
+        32,
+        8,
+        64,
+        8192,
+        rope_base=500_000.0,
+        tied=True,
+        remat="layer",
+        embed_scale=False,
+        norm_epsilon=1e-5,
+        rope_scaling="llama3",
+        rope_factor=32.0,
+    ),
+    # Qwen3 4B,
+    "5b": Shape(
+        151_936,
+        2560,
+        36,
+        32,
+        8,
+        128,
+        9728,
+        rope_base=1e6,
+        tied=True,
+        remat="layer",
+        embed_scale=False,
+        qk_norm=True,
+    ),
+    # and Gemma 3 12B, its text model.
+    "12b": Shape(
+        262_208,
+        3840,
+        48,
+        16,
+        8,
+        256,
+        15_360,
+        rope_base=1e6,
+        tied=True,
+        remat="layer",
+        activation="gelu",
+        norm_offset=True,
+        post_norms=True,
+        qk_norm=True,
+        query_scale=256.0,
+        window=1024,
+        global_every=6,
+        local_rope_base=10_000.0,
+        rope_scaling="linear",
+        rope_factor=8.0,
+    ),
+    # Of the size of the paper's largest; plainer than Gemma's own.
     "gemma-12b": Shape(
-        262_144, 3840, 48, 16, 8, 256, 15_360, rope_base=1_000_000.0, tied=True, remat=True
+        262_144, 3840, 48, 16, 8, 256, 15_360, rope_base=1_000_000.0, tied=True, remat="layer"
     ),
 }
 # Tokens that a tokenizer makes: the model's vocabulary must hold them.
@@ -44,6 +164,20 @@ TOKENS = {"bytes": 256}
 DIMENSION_MAX = 1 << 24
 # Every tensor is named in messages of at most 1 MiB: some hundred layers.
 LAYERS_MAX = 1024
+# What else a field may be: words, or numbers in a range. The rest are counts from 1.
+_WORDS = {"remat": REMAT, "activation": ACTIVATIONS, "rope_scaling": ROPE_SCALINGS}
+_RANGES = {
+    "rope_base": (2.0, 1e12),
+    "norm_epsilon": (1e-12, 0.1),
+    "query_scale": (0.0, 1e6),
+    "attention_cap": (0.0, 1e6),
+    "logit_cap": (0.0, 1e6),
+    "local_rope_base": (0.0, 1e12),
+    "rope_factor": (1.0, 1e6),
+    "rope_low": (1e-3, 1e6),
+    "rope_high": (1e-3, 1e6),
+}
+_FROM_ZERO = ("window", "global_every")
 
 
 class WrongModel(ValueError):
@@ -63,48 +197,73 @@ def shape_of(model: Model) -> Shape:
             "model.preset",
             f"{model.preset[:40]!r} is unknown: choose one of {', '.join(SHAPES)}{near}",
         )
-    shape = SHAPES[model.preset]
+    return with_fields(SHAPES[model.preset], model.overrides, "model.overrides.")
+
+
+def with_fields(shape: Shape, changed: dict[str, Any], where: str) -> Shape:
+    """`shape` with some fields changed. `where` stands before a field's name in errors.
+
+    Raises WrongModel.
+    """
     known = [f.name for f in fields(shape)]
-    for name, value in model.overrides.items():
+    for name, value in changed.items():
         if name not in known:
             near = did_you_mean(name, known) or f": it has {', '.join(known)}"
-            raise WrongModel(f"model.overrides.{name[:40]}", f"is no field of a shape{near}")
-        _check_field(name, value, getattr(shape, name))
-    shape = replace(shape, **model.overrides)  # type: ignore[arg-type]
+            raise WrongModel(f"{where}{name[:40]}", f"is no field of a shape{near}")
+        _check_field(name, value, getattr(shape, name), where)
+    shape = replace(shape, **{n: _written(n, v) for n, v in changed.items()})
     if shape.heads % shape.kv_heads:
         text = f"({shape.kv_heads}) must divide heads ({shape.heads})"
-        raise WrongModel("model.overrides.kv_heads", text)
+        raise WrongModel(f"{where}kv_heads", text)
     if shape.head_width % 2:
         text = f"({shape.head_width}) must be even: rotary positions turn pairs"
-        raise WrongModel("model.overrides.head_width", text)
+        raise WrongModel(f"{where}head_width", text)
+    if shape.global_every and not shape.window:
+        text = "says which layers have no window: set window, the tokens that the others attend to"
+        raise WrongModel(f"{where}global_every", text)
+    if shape.rope_scaling == "llama3" and shape.rope_high <= shape.rope_low:
+        text = f"({shape.rope_high:g}) must be above rope_low ({shape.rope_low:g})"
+        raise WrongModel(f"{where}rope_high", text)
     return shape
 
 
-def _check_field(name: str, value: Any, like: Any) -> None:
-    path = f"model.overrides.{name}"
-    if isinstance(like, bool):
+def _written(name: str, value: Any) -> Any:
+    # `remat` was true or false in version 0.2.0.
+    return ("layer" if value else "none") if name == "remat" and isinstance(value, bool) else value
+
+
+def _check_field(name: str, value: Any, like: Any, where: str) -> None:
+    path, number = f"{where}{name}", isinstance(value, int | float) and not isinstance(value, bool)
+    if name in _WORDS:
+        if value not in _WORDS[name] and not (name == "remat" and isinstance(value, bool)):
+            words = ", ".join(repr(word) for word in _WORDS[name])
+            raise WrongModel(path, f"must be one of {words}, not {value!r:.40}")
+    elif isinstance(like, bool):
         if not isinstance(value, bool):
             raise WrongModel(path, f"must be true or false, not {value!r:.40}")
-    elif isinstance(like, float):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not 1 < value <= 1e12:
-            raise WrongModel(path, f"must be a number from above 1 to 1e12, not {value!r:.40}")
+    elif name in _RANGES:
+        least, most = _RANGES[name]
+        if not number or not math.isfinite(value) or not least <= value <= most:
+            text = f"must be a number from {least:g} to {most:g}, not {value!r:.40}"
+            raise WrongModel(path, text)
     else:
+        least = 0 if name in _FROM_ZERO else 1
         most = LAYERS_MAX if name == "layers" else DIMENSION_MAX
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not whole or not 1 <= value <= most:
-            raise WrongModel(path, f"must be a whole number from 1 to {most}, not {value!r:.40}")
+        if not number or not isinstance(value, int) or not least <= value <= most:
+            text = f"must be a whole number from {least} to {most}, not {value!r:.40}"
+            raise WrongModel(path, text)
 
 
-def tensors(shape: Shape) -> tuple[TensorSpec, ...]:
-    """Every parameter tensor, as the learner's model names them, in order of their names."""
+def layer_name(layer: int) -> str:
+    """How the tensors of a layer begin."""
+    return f"layer_{layer:02d}"
+
+
+def layer_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
+    """Shapes of one layer's tensors, by name within the layer, in order of their names."""
     s = shape
     query, key = s.heads * s.head_width, s.kv_heads * s.head_width
     sizes: dict[str, tuple[int, ...]] = {
-        "embedding/tokens_VxD": (s.vocabulary, s.width),
-        "final_norm/scale_D": (s.width,),
-    }
-    layer: dict[str, tuple[int, ...]] = {
         "attention/key_DxGK": (s.width, key),
         "attention/norm_D": (s.width,),
         "attention/out_HKxD": (query, s.width),
@@ -115,7 +274,25 @@ def tensors(shape: Shape) -> tuple[TensorSpec, ...]:
         "mlp/norm_D": (s.width,),
         "mlp/up_DxF": (s.width, s.hidden),
     }
-    for name in sorted(f"layer_{n:02d}" for n in range(s.layers)):
+    if s.qkv_bias:
+        sizes["attention/query_bias_HK"] = (query,)
+        sizes["attention/key_bias_GK"] = sizes["attention/value_bias_GK"] = (key,)
+    if s.qk_norm:
+        sizes["attention/query_norm_K"] = sizes["attention/key_norm_K"] = (s.head_width,)
+    if s.post_norms:
+        sizes["attention/post_norm_D"] = sizes["mlp/post_norm_D"] = (s.width,)
+    return dict(sorted(sizes.items()))
+
+
+def tensors(shape: Shape) -> tuple[TensorSpec, ...]:
+    """Every parameter tensor, as the learner's model names them, in order of their names."""
+    s = shape
+    sizes: dict[str, tuple[int, ...]] = {
+        "embedding/tokens_VxD": (s.vocabulary, s.width),
+        "final_norm/scale_D": (s.width,),
+    }
+    layer = layer_tensors(shape)
+    for name in sorted(layer_name(n) for n in range(s.layers)):
         sizes |= {f"{name}/{tensor}": size for tensor, size in layer.items()}
     if not s.tied:
         sizes["output/head_DxV"] = (s.width, s.vocabulary)

@@ -20,8 +20,7 @@ def test_overrides_change_the_presets_shape() -> None:
     model = build(Model(overrides=SMALL))
     params = jax.eval_shape(model.init, jax.random.key(0))
     assert params["embedding"]["tokens_VxD"].shape == (256, 8)
-    assert params["layer_00"]["attention"]["key_DxGK"].shape == (8, 4)
-    assert "layer_01" not in params
+    assert params["layers"]["attention"]["key_DxGK"].shape == (1, 8, 4)
     assert model.is_embedding("embedding/tokens_VxD")
     assert not model.is_embedding("output/head_DxV")
     loss = jax.eval_shape(model.loss, params, jax.ShapeDtypeStruct((1, 4), jnp.int32))

@@ -15,6 +15,7 @@ OVERRIDES = [
     {"tied": True, "vocabulary": 1000},
     {"tied": False, "remat": False, "layers": 1},
     {"layers": 101, "width": 8, "hidden": 8, "vocabulary": 256},
+    {"qkv_bias": True, "qk_norm": True, "post_norms": True, "layers": 3},
 ]
 
 
@@ -24,7 +25,7 @@ def test_tensors_are_those_of_the_real_model(preset: str, overrides: dict[str, i
     config = Model.model_validate({"preset": preset, "overrides": overrides})
     model = build(config)
     real = jax.eval_shape(model.init, jax.random.key(0))
-    specs = tensor_specs(real, model.is_embedding)
+    specs = tensor_specs(real, model.is_embedding, model.stacked)
     assert tensors(shape_of(config)) == specs
     assert layout_of(config, 6).digest() == Layout.build(specs, 6).digest()
 
@@ -32,7 +33,7 @@ def test_tensors_are_those_of_the_real_model(preset: str, overrides: dict[str, i
 @pytest.mark.parametrize(
     ("config", "path", "says"),
     [
-        ({"preset": "gpt4"}, "model.preset", "nano, micro, small, gemma-12b"),
+        ({"preset": "gpt4"}, "model.preset", "nano, micro, small, 35m, 150m"),
         ({"preset": "smal"}, "model.preset", "did you mean 'small'"),
         ({"overrides": {"widht": 3}}, "model.overrides.widht", "did you mean 'width'"),
         ({"overrides": {"colour": 3}}, "model.overrides.colour", "it has vocabulary, width"),
@@ -44,6 +45,17 @@ def test_tensors_are_those_of_the_real_model(preset: str, overrides: dict[str, i
         ({"overrides": {"rope_base": "x"}}, "model.overrides.rope_base", "number"),
         ({"overrides": {"kv_heads": 3}}, "model.overrides.kv_heads", "divide"),
         ({"overrides": {"head_width": 15}}, "model.overrides.head_width", "even"),
+        ({"overrides": {"remat": "some"}}, "model.overrides.remat", "'none', 'layer', 'products'"),
+        ({"overrides": {"activation": 3}}, "model.overrides.activation", "'silu', 'gelu'"),
+        ({"overrides": {"window": -1}}, "model.overrides.window", "from 0 to"),
+        ({"overrides": {"global_every": 6}}, "model.overrides.global_every", "set window"),
+        ({"overrides": {"logit_cap": -1.0}}, "model.overrides.logit_cap", "from 0 to"),
+        ({"overrides": {"norm_epsilon": 0}}, "model.overrides.norm_epsilon", "1e-12 to 0.1"),
+        (
+            {"overrides": {"rope_scaling": "llama3", "rope_high": 1}},
+            "model.overrides.rope_high",
+            "above rope_low",
+        ),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_name(
@@ -52,6 +64,11 @@ def test_what_cannot_be_built_is_refused_by_name(
     with pytest.raises(WrongModel) as caught:
         shape_of(Model.model_validate(config))
     assert caught.value.path == path and says in str(caught.value)
+
+
+def test_what_remat_said_in_version_0_2_0_is_understood() -> None:
+    said = [shape_of(Model(overrides={"remat": value})).remat for value in (True, False)]
+    assert said == ["layer", "none"]
 
 
 def test_more_fragments_than_tensors_names_the_setting() -> None:

@@ -1,6 +1,7 @@
 """Models: anything with `init` and `loss` over a pytree of parameters."""
 
 import importlib
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from diloco_learner.models import transformer
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import Model
-from diloco_shared.spec.shapes import shape_of
+from diloco_shared.spec.shapes import layer_name, shape_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +22,14 @@ class ModelDef:
 
     `init(key) -> params`, a pytree of fp32 arrays. `loss(params, tokens_BxL1) -> scalar`, mean
     nats per token of predicting tokens 1..L from tokens 0..L-1. `is_embedding(name)` says which
-    tensors are merged by the mean (paper section 3.5).
+    tensors are merged by the mean (paper section 3.5). `stacked`: the part of the tree, if any,
+    whose leaves hold the tensors of all layers along their first axis.
     """
 
     init: Callable[[jax.Array], Any]
     loss: Callable[[Any, jax.Array], jax.Array]
     is_embedding: Callable[[str], bool]
+    stacked: str | None = None
 
 
 def build(config: Model) -> ModelDef:
@@ -40,6 +43,7 @@ def build(config: Model) -> ModelDef:
         partial(transformer.init, shape),
         partial(transformer.loss, shape, dtype),
         lambda name: name.startswith("embedding/"),
+        stacked="layers",
     )
 
 
@@ -56,11 +60,11 @@ def _own(path: str, config: Model) -> ModelDef:
         if not callable(getattr(own, needed, None)):
             raise ValueError(f"model.factory {path!r} gave an object without {needed}()")
     is_embedding = getattr(own, "is_embedding", lambda name: "embed" in name.lower())
-    return ModelDef(own.init, own.loss, is_embedding)
+    return ModelDef(own.init, own.loss, is_embedding, getattr(own, "stacked", None))
 
 
 # --------------------------------------------------------------------------------------------------
-# Between a pytree of parameters and named tensors: `layer_00/mlp/up_DxF` -> array.
+# Between a pytree and its named leaves: `layers/mlp/up_DxF` -> array.
 
 
 def _name(path: tuple[Any, ...]) -> str:
@@ -83,9 +87,84 @@ def from_named(tree: Any, named: Mapping[str, Any]) -> Any:
     return jax.tree.unflatten(structure, [named[_name(path)] for path, _ in leaves])
 
 
-def tensor_specs(tree: Any, is_embedding: Callable[[str], bool]) -> tuple[TensorSpec, ...]:
-    """Names, shapes and merge rule of every tensor."""
+# --------------------------------------------------------------------------------------------------
+# Tensors: what is merged, fragmented and stored. A leaf is one, or holds one of each layer, as
+# `layers/mlp/up_DxF` does: its tensors are `layer_00/mlp/up_DxF`, `layer_01/mlp/up_DxF` and so on.
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor lies: a whole leaf, or a layer of one."""
+
+    leaf: str
+    layer: int | None = None
+
+
+def places(leaves: Mapping[str, Any], stacked: str | None) -> dict[str, Place]:
+    """Every tensor's place, in order of the leaves.
+
+    `leaves`: arrays or their shapes, of the parameters or of what has the same tree within it, as
+    an optimizer's state. Its leaves that hold no layers are tensors as they are.
+    """
+    layers = _layers(leaves, stacked)
+    found: dict[str, Place] = {}
+    for name, leaf in leaves.items():
+        path = name.split("/")
+        if layers is None or stacked not in path or tuple(leaf.shape[:1]) != (layers,):
+            found[name] = Place(name)
+            continue
+        at = path.index(stacked)
+        for n in range(layers):
+            found["/".join([*path[:at], layer_name(n), *path[at + 1 :]])] = Place(name, n)
+    return found
+
+
+def _layers(leaves: Mapping[str, Any], stacked: str | None) -> int | None:
+    """How many there are: the first axis that the stacked leaves share."""
+    if stacked is None:
+        return None
+    sizes = Counter(
+        leaf.shape[0] for name, leaf in leaves.items() if stacked in name.split("/") and leaf.shape
+    )
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+@partial(jax.jit, donate_argnums=0)
+def with_layer(leaf: jax.Array, layer: Any, values: Any) -> jax.Array:
+    """`leaf` with one layer replaced. The leaf is donated."""
+    return jax.lax.dynamic_update_index_in_dim(leaf, values, layer, 0)
+
+
+def filled(shapes: Any, stacked: str | None, read: Callable[[str], Any]) -> Any:
+    """A tree of arrays like `shapes`, of the tensors that `read(name)` gives, one after another."""
+    named = to_named(shapes)
+    leaves: dict[str, Any] = {}
+    for name, place in places(named, stacked).items():
+        shape, values = named[place.leaf], read(name)
+        if place.layer is None:
+            leaves[name] = jnp.array(values, shape.dtype)
+            continue
+        if place.leaf not in leaves:
+            leaves[place.leaf] = jnp.zeros(shape.shape, shape.dtype)
+        leaf = with_layer(leaves[place.leaf], place.layer, values)
+        # One layer's values at a time wait for their turn.
+        leaves[place.leaf] = jax.block_until_ready(leaf)
+    return from_named(shapes, leaves)
+
+
+def tensor_specs(
+    tree: Any, is_embedding: Callable[[str], bool], stacked: str | None = None
+) -> tuple[TensorSpec, ...]:
+    """Names, shapes and merge rule of every tensor, in order of their names if there are layers."""
+    named = to_named(tree)
+    found = places(named, stacked)
+    names = list(found) if stacked is None else sorted(found)
+
+    def shape(place: Place) -> tuple[int, ...]:
+        whole = tuple(named[place.leaf].shape)
+        return whole if place.layer is None else whole[1:]
+
     return tuple(
-        TensorSpec(name=name, shape=tuple(leaf.shape), embedding=is_embedding(name))
-        for name, leaf in to_named(tree).items()
+        TensorSpec(name=name, shape=shape(found[name]), embedding=is_embedding(name))
+        for name in names
     )

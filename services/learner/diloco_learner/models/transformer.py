@@ -1,134 +1,194 @@
-"""A decoder-only transformer: RMSNorm, RoPE, grouped-query attention, gated MLP.
+"""A decoder-only transformer, of every shape that `diloco_shared.spec.shapes` knows.
 
 Plain jax: parameters are a nested dict, shapes stand in names (B batch, L length, D model, H query
-heads, G key-value heads, K head dimension, F hidden, V vocabulary).
+heads, G key-value heads, K head dimension, F hidden, V vocabulary, N layers). The tensors of all
+layers are stacked along a first axis, and one layer's program runs over them: 48 layers take as
+long to compile as one.
+
+The sign of a token says whether it is to be predicted: the bitwise complement (~token, negative) of
+a token is read like the token, and left out of the loss.
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from diloco_learner.models.attention import attend
+from diloco_learner.models.cross_entropy import summed
+from diloco_learner.models.rope import turn, turns
 from diloco_shared.spec.shapes import SHAPES as SHAPES
 from diloco_shared.spec.shapes import Shape as Shape
+from diloco_shared.spec.shapes import layer_tensors
 
 Params = dict[str, Any]
 
-
-_EPSILON = 1e-6
+# Layers are unrolled up to this many: a loop costs a small model more than it saves to compile.
+UNROLLED_MAX = 4
+# Embeddings that are not scaled begin as small as Llama's.
+UNSCALED_DEVIATION = 0.02
 
 
 def init(shape: Shape, key: jax.Array) -> Params:
     """fp32 parameters: normal(1/sqrt(fan in)); outputs of a block scaled by 1/sqrt(2 N)."""
-    s, keys = shape, iter(jax.random.split(key, 2 + 7 * shape.layers))
+    s = shape
+    keys = jax.random.split(key, 2 + 7 * s.layers)
+    # Of each layer in this order, so that a seed gives the same values however they lie in memory.
+    matrices = ("query_DxHK", "key_DxGK", "value_DxGK", "out_HKxD", "gate_DxF", "up_DxF")
+    place = {name: n for n, name in enumerate((*matrices, "down_FxD"))}
 
-    def normal(*dims: int, fan_in: int, scale: float = 1.0) -> jax.Array:
-        return jax.random.normal(next(keys), dims, jnp.float32) * (scale / math.sqrt(fan_in))
+    def tensor(name: str, dims: tuple[int, ...]) -> jax.Array:
+        if name in place:
+            scale = (1 / math.sqrt(2 * s.layers)) if name in ("out_HKxD", "down_FxD") else 1.0
+            of_layers = keys[1 + place[name] : 1 + 7 * s.layers : 7]
+            normal = jax.vmap(lambda k: jax.random.normal(k, dims, jnp.float32))
+            return normal(of_layers) * (scale / math.sqrt(dims[0]))
+        return jnp.full((s.layers, *dims), _plain(shape, name), jnp.float32)
 
-    out_scale = 1 / math.sqrt(2 * s.layers)
+    layers: Params = {}
+    for path, dims in layer_tensors(s).items():
+        part, name = path.split("/")
+        layers.setdefault(part, {})[name] = tensor(name, dims)
+    deviation = 1 / math.sqrt(s.width) if s.embed_scale else UNSCALED_DEVIATION
+    embedding_VxD = jax.random.normal(keys[0], (s.vocabulary, s.width), jnp.float32) * deviation
     params: Params = {
-        "embedding": {"tokens_VxD": normal(s.vocabulary, s.width, fan_in=s.width)},
-        "final_norm": {"scale_D": jnp.ones(s.width)},
+        "embedding": {"tokens_VxD": embedding_VxD},
+        "final_norm": {"scale_D": jnp.full(s.width, _plain(shape, "norm_D"), jnp.float32)},
+        "layers": layers,
     }
-    for n in range(s.layers):
-        params[f"layer_{n:02d}"] = {
-            "attention": {
-                "norm_D": jnp.ones(s.width),
-                "query_DxHK": normal(s.width, s.heads * s.head_width, fan_in=s.width),
-                "key_DxGK": normal(s.width, s.kv_heads * s.head_width, fan_in=s.width),
-                "value_DxGK": normal(s.width, s.kv_heads * s.head_width, fan_in=s.width),
-                "out_HKxD": normal(
-                    s.heads * s.head_width,
-                    s.width,
-                    fan_in=s.heads * s.head_width,
-                    scale=out_scale,
-                ),
-            },
-            "mlp": {
-                "norm_D": jnp.ones(s.width),
-                "gate_DxF": normal(s.width, s.hidden, fan_in=s.width),
-                "up_DxF": normal(s.width, s.hidden, fan_in=s.width),
-                "down_FxD": normal(s.hidden, s.width, fan_in=s.hidden, scale=out_scale),
-            },
-        }
     if not s.tied:
-        params["output"] = {"head_DxV": normal(s.width, s.vocabulary, fan_in=s.width)}
+        head_DxV = jax.random.normal(keys[1 + 7 * s.layers], (s.width, s.vocabulary), jnp.float32)
+        params["output"] = {"head_DxV": head_DxV / math.sqrt(s.width)}
     return params
 
 
+def _plain(shape: Shape, name: str) -> float:
+    """What a norm begins with: scaling by one. A bias begins at zero."""
+    return 1.0 if "norm" in name and not shape.norm_offset else 0.0
+
+
 def loss(shape: Shape, dtype: Any, params: Params, tokens_BxL1: jax.Array) -> jax.Array:
-    """Mean cross-entropy in nats per token of predicting each next token; fp32 scalar."""
-    inputs_BxL, targets_BxL = tokens_BxL1[:, :-1], tokens_BxL1[:, 1:]
-    logits_BxLxV = forward(shape, dtype, params, inputs_BxL)
-    log_z_BxL = jax.nn.logsumexp(logits_BxLxV, axis=-1)
-    at_BxL = jnp.take_along_axis(logits_BxLxV, targets_BxL[..., None], axis=-1)[..., 0]
-    return jnp.mean(log_z_BxL - at_BxL)
+    """Mean cross-entropy in nats per token of predicting each next token; fp32 scalar.
+
+    Tokens below 0 are not to be predicted. Logits are made for a few thousand tokens at a time.
+    """
+    x_BxLxD = hidden(shape, dtype, params, tokens_BxL1[:, :-1])
+    head, by_rows = _head(shape, params)
+    total, count = summed(
+        x_BxLxD.reshape(-1, shape.width),
+        head,
+        tokens_BxL1[:, 1:].reshape(-1),
+        by_rows,
+        shape.logit_cap,
+    )
+    return total / jnp.maximum(count, 1)
 
 
 def forward(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
     """fp32 logits of shape (B, L, V); matrices multiply in `dtype`."""
-    embedding_VxD = params["embedding"]["tokens_VxD"]
-    x_BxLxD = embedding_VxD[tokens_BxL].astype(dtype) * math.sqrt(shape.width)
-    turns = _rope(shape, tokens_BxL.shape[1])
-
-    def block(x: jax.Array, layer: Params) -> jax.Array:
-        x = x + _attention(shape, layer["attention"], x, turns)
-        return x + _mlp(layer["mlp"], x)
-
-    if shape.remat:
-        block = jax.checkpoint(block)
-    for n in range(shape.layers):
-        x_BxLxD = block(x_BxLxD, params[f"layer_{n:02d}"])
-    x_BxLxD = _rms_norm(x_BxLxD, params["final_norm"]["scale_D"])
-    head_DxV = embedding_VxD.T if shape.tied else params["output"]["head_DxV"]
-    logits: jax.Array = (x_BxLxD @ head_DxV.astype(x_BxLxD.dtype)).astype(jnp.float32)
-    return logits
+    x_BxLxD = hidden(shape, dtype, params, tokens_BxL)
+    head, by_rows = _head(shape, params)
+    head_DxV = (head.T if by_rows else head).astype(dtype)
+    logits: jax.Array = (x_BxLxD @ head_DxV).astype(jnp.float32)
+    cap = shape.logit_cap
+    return cap * jnp.tanh(logits / cap) if cap else logits
 
 
-def _rms_norm(x: jax.Array, scale_D: jax.Array) -> jax.Array:
+def _head(shape: Shape, params: Params) -> tuple[jax.Array, bool]:
+    """(the output matrix, whether a row of it belongs to one token)."""
+    if shape.tied:
+        return params["embedding"]["tokens_VxD"], True
+    return params["output"]["head_DxV"], False
+
+
+def hidden(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
+    """What the head sees: (B, L, D) in `dtype`, after the last norm."""
+    tokens_BxL = jnp.where(tokens_BxL < 0, ~tokens_BxL, tokens_BxL)
+    x_BxLxD = params["embedding"]["tokens_VxD"][tokens_BxL].astype(dtype)
+    if shape.embed_scale:
+        x_BxLxD = x_BxLxD * jnp.asarray(math.sqrt(shape.width), dtype)
+    x_BxLxD = _layers(shape, params["layers"], x_BxLxD)
+    return _norm(shape, x_BxLxD, params["final_norm"]["scale_D"])
+
+
+def _layers(shape: Shape, layers: Params, x_BxLxD: jax.Array) -> jax.Array:
+    windows = {shape.attends_to_all(n) for n in range(shape.layers)}
+    block = partial(_block, shape, turns(shape, x_BxLxD.shape[1]))
+    if len(windows) == 1:
+        # What is the same in all layers is part of the program.
+        (same,) = windows
+        inner = partial(_scanned, _remat(shape, lambda x, layer, _: block(x, layer, same)))
+    else:
+        inner = partial(_scanned, _remat(shape, block))
+    whole_N = jnp.array([shape.attends_to_all(n) for n in range(shape.layers)])
+    unroll = shape.layers if shape.layers <= UNROLLED_MAX else 1
+    x_BxLxD, _ = jax.lax.scan(inner, x_BxLxD, (layers, whole_N), unroll=unroll)
+    return x_BxLxD
+
+
+def _scanned(block: Any, x_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, None]:
+    return block(x_BxLxD, *layer), None
+
+
+def _remat(shape: Shape, block: Any) -> Any:
+    match shape.remat:
+        case "layer":
+            return jax.checkpoint(block)
+        case "products":
+            kept = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+            return jax.checkpoint(block, policy=kept)
+        case _:
+            return block
+
+
+def _block(shape: Shape, turned: Any, x_BxLxD: jax.Array, layer: Params, whole: Any) -> jax.Array:
+    """One layer. `whole`: it attends to all tokens; True, False, or a traced bool."""
+    x_BxLxD = x_BxLxD + _attention(shape, layer["attention"], x_BxLxD, turned, whole)
+    return x_BxLxD + _mlp(shape, layer["mlp"], x_BxLxD)
+
+
+def _norm(shape: Shape, x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Root mean square norm over the last axis, computed in fp32."""
     wide = x.astype(jnp.float32)
     power = jnp.mean(wide * wide, axis=-1, keepdims=True)
-    return (wide * jax.lax.rsqrt(power + _EPSILON) * scale_D).astype(x.dtype)
-
-
-def _rope(shape: Shape, length: int) -> tuple[jax.Array, jax.Array]:
-    half = shape.head_width // 2
-    speed = shape.rope_base ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle_LxK2 = jnp.arange(length, dtype=jnp.float32)[:, None] * speed
-    return jnp.cos(angle_LxK2)[:, None], jnp.sin(angle_LxK2)[:, None]
-
-
-def _turn(x_BxLxHxK: jax.Array, turns: tuple[jax.Array, jax.Array]) -> jax.Array:
-    cos, sin = turns
-    a, b = jnp.split(x_BxLxHxK.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
-    return turned.astype(x_BxLxHxK.dtype)
+    scale = 1 + scale if shape.norm_offset else scale
+    return (wide * jax.lax.rsqrt(power + shape.norm_epsilon) * scale).astype(x.dtype)
 
 
 def _attention(
-    shape: Shape, layer: Params, x_BxLxD: jax.Array, turns: tuple[jax.Array, jax.Array]
+    shape: Shape, layer: Params, x_BxLxD: jax.Array, turned: Any, whole: Any
 ) -> jax.Array:
     s = shape
     batch, length, _ = x_BxLxD.shape
-    h = _rms_norm(x_BxLxD, layer["norm_D"])
+    h = _norm(s, x_BxLxD, layer["norm_D"])
 
-    def heads(name: str, count: int) -> jax.Array:
-        flat: jax.Array = h @ layer[name].astype(h.dtype)
-        return flat.reshape(batch, length, count, s.head_width)
+    def heads(name: str, sizes: str, count: int) -> jax.Array:
+        flat: jax.Array = h @ layer[f"{name}_Dx{sizes}"].astype(h.dtype)
+        if s.qkv_bias:
+            flat = flat + layer[f"{name}_bias_{sizes}"].astype(h.dtype)
+        split = flat.reshape(batch, length, count, s.head_width)
+        normed = s.qk_norm and name != "value"
+        return _norm(s, split, layer[f"{name}_norm_K"]) if normed else split
 
-    q_BxLxHxK = _turn(heads("query_DxHK", s.heads), turns)
-    k_BxLxGxK = _turn(heads("key_DxGK", s.kv_heads), turns)
-    v_BxLxGxK = heads("value_DxGK", s.kv_heads)
-    mixed = jax.nn.dot_product_attention(q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, is_causal=True)
+    q_BxLxHxK = turn(heads("query", "HK", s.heads), turned, whole)
+    k_BxLxGxK = turn(heads("key", "GK", s.kv_heads), turned, whole)
+    v_BxLxGxK = heads("value", "GK", s.kv_heads)
+    mixed = attend(s, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, whole)
     flat = mixed.reshape(batch, length, s.heads * s.head_width)
     out: jax.Array = flat @ layer["out_HKxD"].astype(h.dtype)
-    return out
+    return _norm(s, out, layer["post_norm_D"]) if s.post_norms else out
 
 
-def _mlp(layer: Params, x_BxLxD: jax.Array) -> jax.Array:
-    h = _rms_norm(x_BxLxD, layer["norm_D"])
-    gate_BxLxF = jax.nn.silu(h @ layer["gate_DxF"].astype(h.dtype))
+def _mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> jax.Array:
+    h = _norm(shape, x_BxLxD, layer["norm_D"])
+    gate_BxLxF = h @ layer["gate_DxF"].astype(h.dtype)
+    opened = (
+        jax.nn.gelu(gate_BxLxF, approximate=True)
+        if shape.activation == "gelu"
+        else jax.nn.silu(gate_BxLxF)
+    )
     up_BxLxF = h @ layer["up_DxF"].astype(h.dtype)
-    down: jax.Array = (gate_BxLxF * up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
-    return down
+    down: jax.Array = (opened * up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
+    return _norm(shape, down, layer["post_norm_D"]) if shape.post_norms else down

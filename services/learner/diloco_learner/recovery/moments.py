@@ -12,6 +12,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from diloco_learner.models import places
 from diloco_shared.memory.pages import fill, pages
 from diloco_shared.numerics.arrays import Arrays
 
@@ -50,6 +52,35 @@ _RANK = {name: rank for rank, name in enumerate(DTYPES)}
 _ALIGN = 8
 # Values looked at together: the answer to "finite?" must not be as large as the array.
 _LOOK_VALUES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer's part of a leaf that holds all layers: fetched only when it is asked for."""
+
+    leaf: Any
+    layer: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.leaf.shape[1:])
+
+    @property
+    def dtype(self) -> Any:
+        return self.leaf.dtype
+
+
+@jax.jit
+def _layer(leaf: jax.Array, layer: Any) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+
+
+def by_tensor(leaves: Mapping[str, Any], stacked: str | None) -> dict[str, Any]:
+    """What is stored: tensors, so that how their layers lie in memory is no part of the format."""
+    return {
+        name: leaves[p.leaf] if p.layer is None else Layer(leaves[p.leaf], p.layer)
+        for name, p in places(leaves, stacked).items()
+    }
 
 
 def size_of(leaves: Mapping[str, Any]) -> int:
@@ -84,6 +115,8 @@ def fetched(leaf: Any) -> NDArray[Any]:
     Through an array on the host that is gone a moment later: asked itself, an array keeps what was
     fetched for as long as it lives, or lends its memory, which then cannot be donated.
     """
+    if isinstance(leaf, Layer):
+        leaf = _layer(leaf.leaf, leaf.layer)
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
     return np.asarray(jax.device_put(leaf, jax.local_devices(backend="cpu")[0], may_alias=False))

@@ -26,16 +26,25 @@ from diloco_shared.spec.run import Inner
 MUON_RMS = 0.2
 
 
-def optimizer(inner: Inner, is_embedding: Callable[[str], bool]) -> optax.GradientTransformation:
+def optimizer(
+    inner: Inner, is_embedding: Callable[[str], bool], stacked: str | None = None
+) -> optax.GradientTransformation:
     """Clipping, then the optimizer at rate 1; the step scales its update by the rate.
+
+    `stacked`: the part of the tree whose leaves hold a tensor of each layer (`ModelDef`).
 
     AdamW and Muon decay matrices only: norms and biases have no scale to lose. Muon steps
     matrices but embeddings along their orthogonalised momentum, all else by NAdam. The others come
     with their own defaults.
     """
 
+    def dimensions(name: str, leaf: Any) -> int:
+        """Of one tensor: a leaf of all layers has one more."""
+        return int(leaf.ndim) - (stacked is not None and stacked in name.split("/"))
+
     def matrices(params: Any) -> Any:
-        return jax.tree.map(lambda p: p.ndim > 1, params)
+        named = to_named(params)
+        return from_named(params, {n: dimensions(n, leaf) > 1 for n, leaf in named.items()})
 
     if inner.optimizer == "adamw":
         chosen = optax.adamw(
@@ -48,13 +57,14 @@ def optimizer(inner: Inner, is_embedding: Callable[[str], bool]) -> optax.Gradie
     elif inner.optimizer == "muon":
 
         def orthogonal(params: Any) -> Any:
-            dimensions = {
-                name: contrib.MuonDimensionNumbers()
-                if leaf.ndim == 2 and not is_embedding(name)
+            # The last two axes: those of every layer's matrix are taken one by one.
+            axes = {
+                name: contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
+                if dimensions(name, leaf) == 2 and not is_embedding(name)
                 else None
                 for name, leaf in to_named(params).items()
             }
-            return from_named(params, dimensions)
+            return from_named(params, axes)
 
         chosen = contrib.muon(
             1.0,
@@ -79,7 +89,7 @@ def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead
     (accumulation * B, L + 1); gradients are averaged over the parts. The loss is NaN exactly where
     the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a number.
     """
-    transform = optimizer(inner, model.is_embedding)
+    transform = optimizer(inner, model.is_embedding, model.stacked)
 
     def loss_of(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
         loss = model.loss(params, tokens_BxL1)

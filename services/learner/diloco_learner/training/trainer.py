@@ -18,7 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
-from diloco_learner.models import ModelDef, build, from_named, tensor_specs, to_named
+from diloco_learner.models import (
+    ModelDef,
+    build,
+    from_named,
+    places,
+    tensor_specs,
+    to_named,
+    with_layer,
+)
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, State
 from diloco_learner.training.evaluate import make_evaluate
@@ -54,8 +62,10 @@ class Program:
         """Compile nothing yet; ValueError for a model that cannot be cut into the fragments."""
         model = build(spec.model)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
-        layout = Layout.build(tensor_specs(shapes, model.is_embedding), spec.algorithm.fragments)
-        chosen, options = optimizer(spec.inner, model.is_embedding), compiler_options()
+        specs = tensor_specs(shapes, model.is_embedding, model.stacked)
+        layout = Layout.build(specs, spec.algorithm.fragments)
+        chosen = optimizer(spec.inner, model.is_embedding, model.stacked)
+        options = compiler_options()
         return cls(
             spec,
             model,
@@ -66,7 +76,7 @@ class Program:
             make_step(model, spec.inner),
             make_step(model, spec.inner, poisoned=True),
             make_evaluate(model, spec.inner.batch_sequences),
-            FragmentOps(layout, shapes, spec.algorithm.codec_up),
+            FragmentOps(layout, shapes, spec.algorithm.codec_up, model.stacked),
         )
 
     def initial(self) -> Any:
@@ -169,11 +179,11 @@ class Trainer:
 
         Waits for the step that is under way: the originals are donated to the next one.
         """
-        return moments.pack(to_named(self.opt_state))
+        return moments.pack(self._stored())
 
     def inner_state_pieces(self) -> Iterator[Buffer]:
-        """The bytes of `inner_state`, each leaf when it is asked for: take no step meanwhile."""
-        return moments.pieces(to_named(self.opt_state))
+        """The bytes of `inner_state`, each tensor when it is asked for: take no step meanwhile."""
+        return moments.pieces(self._stored())
 
     @property
     def inner_state_bytes(self) -> int:
@@ -182,21 +192,28 @@ class Trainer:
 
     def check_inner_state(self, data: State) -> None:
         """ValueError when `data` is not a sound inner state of this model; changes nothing."""
-        moments.check(moments.views(data), to_named(self.opt_state))
+        moments.check(moments.views(data), self._stored())
 
     def load_inner_state(self, data: State) -> None:
         """Take over moments and counts; ValueError, as of `check_inner_state`, and no change.
 
-        Leaf by leaf: the old one is gone before the new one is on the device. Given arrays are
-        used up.
+        Tensor by tensor: each takes the place of the old one before the next is on the device.
+        Given arrays are used up.
         """
-        given, old = moments.views(data), to_named(self.opt_state)
-        moments.check(given, old)
-        for name, leaf in old.items():
-            leaf.delete()
+        given, leaves = moments.views(data), to_named(self.opt_state)
+        moments.check(given, self._stored())
+        for name, place in places(leaves, self.program.model.stacked).items():
             # A copy: on a CPU jax would otherwise go on using the buffer, which is to be freed.
-            old[name] = jax.block_until_ready(jnp.array(given.pop(name)))
-        self.opt_state = from_named(self.opt_state, old)
+            if place.layer is None:
+                leaves[place.leaf].delete()
+                new = jnp.array(given.pop(name))
+            else:
+                new = with_layer(leaves[place.leaf], place.layer, given.pop(name))
+            leaves[place.leaf] = jax.block_until_ready(new)
+        self.opt_state = from_named(self.opt_state, leaves)
+
+    def _stored(self) -> dict[str, Any]:
+        return moments.by_tensor(to_named(self.opt_state), self.program.model.stacked)
 
 
 def assemble(program: Program, anchors: Sequence[Values]) -> Any:

@@ -1,0 +1,1 @@
+"""Hugging Face checkpoints: their configurations and names, to and from ours."""

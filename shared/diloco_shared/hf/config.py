@@ -1,0 +1,302 @@
+"""Between a `Shape` and the config.json of a Hugging Face checkpoint.
+
+Written are the fields that transformers 4 and 5 both read. Read are those of both, and whatever
+would change what the model computes, and is not known here, is refused by name.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from diloco_shared.spec.shapes import Shape, WrongModel, with_fields
+
+Config = Mapping[str, Any]
+
+# What a model is called by `model_type`, and the class that loads it.
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+# Models with eyes: the text model is what is read.
+WITH_TEXT = {"gemma3": "gemma3_text"}
+GEMMAS = ("gemma2", "gemma3_text")
+# Where a configuration says nothing (defaults of transformers' classes).
+_EPSILON = {"llama": 1e-6, "mistral": 1e-6, "qwen2": 1e-6, "qwen3": 1e-6}
+_GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6}
+# Its local layers have a base of their own, whether the configuration says so or not.
+_LOCAL_BASE = 10_000.0
+
+
+def family(shape: Shape) -> str | None:
+    """The `model_type` that computes what this shape does; none: no known one."""
+    s = shape
+    if s.norm_offset:
+        gemma = s.post_norms and s.embed_scale and s.activation == "gelu" and not s.qkv_bias
+        if not gemma:
+            return None
+        if s.qk_norm:
+            return None if s.attention_cap or s.logit_cap else "gemma3_text"
+        return None if s.local_rope_base else "gemma2"
+    known = s.activation == "silu" and not (s.post_norms or s.attention_cap or s.logit_cap)
+    if not known or s.query_scale not in (0.0, float(s.head_width)):
+        return None
+    if s.window and (s.global_every or s.qk_norm or s.qkv_bias or s.local_rope_base):
+        return None
+    if s.qk_norm or s.qkv_bias:
+        return None if s.qk_norm and s.qkv_bias else "qwen3" if s.qk_norm else "qwen2"
+    return "mistral" if s.window else "llama"
+
+
+def folds_scale(shape: Shape) -> bool:
+    """Whether the family has no factor for embeddings: they are written multiplied by it."""
+    return shape.embed_scale and not shape.norm_offset
+
+
+def writes_head(shape: Shape) -> bool:
+    """Whether the output matrix is written: a scaled embedding is none."""
+    return not shape.tied or folds_scale(shape)
+
+
+def hf_config(shape: Shape, *, context: int, **tokens: int | None) -> dict[str, Any] | None:
+    """A config.json; none where no known architecture computes what the shape does.
+
+    `context`: tokens per sequence in training. `tokens`: ids such as `bos_token_id`.
+    """
+    kind, s = family(shape), shape
+    if kind is None:
+        return None
+    config: dict[str, Any] = {
+        "architectures": [CLASSES[kind]],
+        "model_type": kind,
+        "vocab_size": s.vocabulary,
+        "hidden_size": s.width,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_width,
+        "intermediate_size": s.hidden,
+        "max_position_embeddings": context,
+        "rms_norm_eps": s.norm_epsilon,
+        "rope_theta": s.rope_base,
+        "rope_scaling": _rope_scaling(s),
+        "tie_word_embeddings": not writes_head(s),
+        "attention_bias": s.qkv_bias,
+        "attention_dropout": 0.0,
+        "torch_dtype": "float32",
+        **{name: token for name, token in tokens.items()},
+    }
+    if kind in GEMMAS:
+        config |= {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": s.query_scale or float(s.head_width),
+            # One that covers every context is none.
+            "sliding_window": s.window or context,
+            "layer_types": _layer_types(s),
+            "attn_logit_softcapping": s.attention_cap or None,
+            "final_logit_softcapping": s.logit_cap or None,
+        }
+        if kind == "gemma3_text":
+            config["rope_local_base_freq"] = s.local_rope_base or s.rope_base
+    else:
+        config["hidden_act"] = "silu"
+        if kind == "mistral":
+            config["sliding_window"] = s.window
+        elif kind.startswith("qwen"):
+            config |= {"use_sliding_window": False, "layer_types": _layer_types(s)}
+    return config
+
+
+def _layer_types(shape: Shape) -> list[str]:
+    return [
+        "full_attention" if shape.attends_to_all(n) else "sliding_attention"
+        for n in range(shape.layers)
+    ]
+
+
+def _rope_scaling(shape: Shape) -> dict[str, Any] | None:
+    match shape.rope_scaling:
+        case "linear":
+            return {"rope_type": "linear", "factor": shape.rope_factor}
+        case "llama3":
+            return {
+                "rope_type": "llama3",
+                "factor": shape.rope_factor,
+                "low_freq_factor": shape.rope_low,
+                "high_freq_factor": shape.rope_high,
+                "original_max_position_embeddings": shape.rope_original,
+            }
+        case _:
+            return None
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class WrongConfig(ValueError):
+    """A config.json that cannot be read, or that describes a model of another family."""
+
+
+def shape_of_config(whole: Config) -> Shape:
+    """The shape that a config.json describes; WrongConfig names the field at fault."""
+    kind = whole.get("model_type")
+    config = whole
+    if kind in WITH_TEXT:
+        inner = whole.get("text_config")
+        if not isinstance(inner, Mapping):
+            raise WrongConfig(f"model_type {kind!r} needs a text_config")
+        config, kind = inner, WITH_TEXT[kind]
+    if kind not in CLASSES:
+        raise WrongConfig(f"model_type {kind!r:.60} is not one of {', '.join(CLASSES)}")
+    heads = _count(config, "num_attention_heads")
+    width = _count(config, "hidden_size")
+    gemma = kind in GEMMAS
+    fields: dict[str, Any] = {
+        "vocabulary": _count(config, "vocab_size"),
+        "width": width,
+        "layers": _count(config, "num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": _count(config, "num_key_value_heads", heads),
+        "head_width": _count(config, "head_dim", _head_width(kind, width, heads)),
+        "hidden": _count(config, "intermediate_size"),
+        "tied": _flag(config, "tie_word_embeddings", gemma),
+        "embed_scale": gemma,
+        "activation": "gelu" if gemma else "silu",
+        "norm_epsilon": _number(config, "rms_norm_eps", _EPSILON.get(kind, 1e-6)),
+        "norm_offset": gemma,
+        "post_norms": gemma,
+        "qk_norm": kind in ("qwen3", "gemma3_text"),
+        "qkv_bias": kind == "qwen2",
+        **_rope(config, kind),
+    }
+    _same(config, "hidden_activation" if gemma else "hidden_act", _activations(gemma))
+    _same(config, "attention_bias", (kind == "qwen2", False, None))
+    _same(config, "mlp_bias", (False, None))
+    _same(config, "use_bidirectional_attention", (False, None))
+    if gemma:
+        fields["query_scale"] = _number(config, "query_pre_attn_scalar", 256.0)
+        if kind == "gemma2":
+            fields["attention_cap"] = _number(config, "attn_logit_softcapping", 0.0)
+            fields["logit_cap"] = _number(config, "final_logit_softcapping", 0.0)
+        else:
+            _same(config, "attn_logit_softcapping", (None, 0))
+            _same(config, "final_logit_softcapping", (None, 0))
+    try:
+        return with_fields(_plain(fields), fields | _windows(config, kind, fields), "")
+    except WrongModel as error:
+        raise WrongConfig(f"it describes a model that cannot be: {error}") from None
+
+
+def _plain(fields: Mapping[str, Any]) -> Shape:
+    counts = ("vocabulary", "width", "layers", "heads", "kv_heads", "head_width", "hidden")
+    return Shape(**{name: fields[name] for name in counts})
+
+
+def _head_width(kind: str, width: int, heads: int) -> int:
+    """Where head_dim is not given: an even share, but for families with a width of their own."""
+    return {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}.get(kind, width // heads)
+
+
+def _activations(gemma: bool) -> tuple[Any, ...]:
+    return ("gelu_pytorch_tanh", None) if gemma else ("silu", "swish", None)
+
+
+def _windows(config: Config, kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Which layers have a window, and how long it is."""
+    layers, window = fields["layers"], config.get("sliding_window")
+    if kind.startswith("qwen") and not config.get("use_sliding_window"):
+        window = None
+    if not window:
+        return {}
+    window = _count(config, "sliding_window")
+    if kind == "mistral":
+        return {"window": window}
+    default = _GLOBAL_EVERY.get(kind, 0)
+    every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", default))
+    types = config.get("layer_types")
+    if types is None:
+        if kind.startswith("qwen"):
+            raise WrongConfig("use_sliding_window needs layer_types, which say where")
+        return {"window": window, "global_every": every}
+    if not isinstance(types, list) or len(types) != layers:
+        raise WrongConfig(f"layer_types must be a list of {layers} words")
+    if "sliding_attention" not in types:
+        return {}
+    whole = [n + 1 for n, word in enumerate(types) if word == "full_attention"]
+    every = whole[0] if whole else 0
+    if whole != (list(range(every, layers + 1, every)) if every else []):
+        raise WrongConfig("layer_types have no regular pattern: every n-th attends to all, or none")
+    # A first layer further on than the last one would be none at all.
+    return {"window": window, "global_every": every}
+
+
+def _rope(config: Config, kind: str) -> dict[str, Any]:
+    """Bases and scaling, as transformers 4 or 5 writes them."""
+    parameters = config.get("rope_parameters")
+    local = None
+    if isinstance(parameters, Mapping) and "full_attention" in parameters:
+        local = parameters.get("sliding_attention") or {}
+        parameters = parameters["full_attention"]
+    if isinstance(parameters, Mapping):
+        base, scaling = _number(parameters, "rope_theta", 10_000.0), parameters
+    else:
+        standard = 1_000_000.0 if kind == "gemma3_text" else 10_000.0
+        base, scaling = _number(config, "rope_theta", standard), config.get("rope_scaling") or {}
+    found: dict[str, Any] = {"rope_base": base}
+    if kind == "gemma3_text":
+        given = local if local is not None else {}
+        at = _number(given, "rope_theta", _number(config, "rope_local_base_freq", _LOCAL_BASE))
+        _same(given, "rope_type", ("default", None))
+        found["local_rope_base"] = at
+    rope = scaling.get("rope_type", scaling.get("type", "default"))
+    if _number(scaling, "partial_rotary_factor", 1.0) != 1.0:
+        raise WrongConfig("partial_rotary_factor: only whole heads can be turned")
+    match rope:
+        case "default" | None:
+            return found
+        case "linear":
+            return found | {"rope_scaling": "linear", "rope_factor": _number(scaling, "factor", 1)}
+        case "llama3":
+            original = scaling.get("original_max_position_embeddings", 8192)
+            return found | {
+                "rope_scaling": "llama3",
+                "rope_factor": _number(scaling, "factor", 8.0),
+                "rope_low": _number(scaling, "low_freq_factor", 1.0),
+                "rope_high": _number(scaling, "high_freq_factor", 4.0),
+                "rope_original": int(original),
+            }
+        case _:
+            raise WrongConfig(f"rope_type {rope!r:.40} is not one of default, linear, llama3")
+
+
+def _count(config: Config, name: str, default: int | None = None) -> int:
+    value = config.get(name)
+    value = default if value is None else value
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise WrongConfig(f"{name} must be a whole number from 1, not {value!r:.40}")
+    return value
+
+
+def _number(config: Config, name: str, default: float) -> float:
+    value = config.get(name)
+    value = default if value is None else value
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise WrongConfig(f"{name} must be a number, not {value!r:.40}")
+    return float(value)
+
+
+def _flag(config: Config, name: str, default: bool) -> bool:
+    value = config.get(name, default)
+    if not isinstance(value, bool):
+        raise WrongConfig(f"{name} must be true or false, not {value!r:.40}")
+    return value
+
+
+def _same(config: Config, name: str, allowed: Iterable[Any]) -> None:
+    """Refuse what would change what the model computes."""
+    if config.get(name) not in allowed:
+        raise WrongConfig(f"{name} is {config[name]!r:.40}: this cannot be computed here")
