@@ -132,7 +132,8 @@ def _layers(leaves: Mapping[str, Any], stacked: str | None) -> int | None:
 @partial(jax.jit, donate_argnums=0)
 def with_layer(leaf: jax.Array, layer: Any, values: Any) -> jax.Array:
     """`leaf` with one layer replaced. The leaf is donated."""
-    return jax.lax.dynamic_update_index_in_dim(leaf, values, layer, 0)
+    new: jax.Array = jax.lax.dynamic_update_index_in_dim(leaf, values, layer, 0)
+    return new
 
 
 def filled(shapes: Any, stacked: str | None, read: Callable[[str], Any]) -> Any:

@@ -28,7 +28,7 @@ def attend(
     """Mixed values (B, L, H, K). `whole`: no window; True, False, or a traced bool."""
     if not isinstance(whole, bool):
         # Only the chosen one is computed; both are compiled, once for all layers.
-        return jax.lax.cond(
+        mixed: jax.Array = jax.lax.cond(
             whole,
             partial(_attend, shape, 0),
             partial(_attend, shape, shape.window),
@@ -36,6 +36,7 @@ def attend(
             k_BxLxGxK,
             v_BxLxGxK,
         )
+        return mixed
     return _attend(shape, 0 if whole else shape.window, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK)
 
 

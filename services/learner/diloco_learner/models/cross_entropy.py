@@ -31,9 +31,9 @@ def summed(
     """
     narrow = head.astype(x_TxD.dtype)
 
-    def part(_: None, xt: Any) -> tuple[None, jax.Array]:
+    def part(none: None, xt: Any) -> tuple[None, jax.Array]:
         _, log_z, at = _logits(xt[0], narrow, xt[1], by_rows, cap)
-        return None, jnp.sum(jnp.where(xt[1] >= 0, log_z - at, 0.0))
+        return none, jnp.sum(jnp.where(xt[1] >= 0, log_z - at, 0.0))
 
     _, totals = _over(part, None, _parts(x_TxD, targets_T, _vocabulary(head, by_rows)))
     return jnp.sum(totals), jnp.sum(targets_T >= 0)

@@ -43,8 +43,8 @@ def init(shape: Shape, key: jax.Array) -> Params:
         if name in place:
             scale = (1 / math.sqrt(2 * s.layers)) if name in ("out_HKxD", "down_FxD") else 1.0
             of_layers = keys[1 + place[name] : 1 + 7 * s.layers : 7]
-            normal = jax.vmap(lambda k: jax.random.normal(k, dims, jnp.float32))
-            return normal(of_layers) * (scale / math.sqrt(dims[0]))
+            normal: Any = jax.vmap(lambda k: jax.random.normal(k, dims, jnp.float32))
+            return jnp.asarray(normal(of_layers)) * (scale / math.sqrt(dims[0]))
         return jnp.full((s.layers, *dims), _plain(shape, name), jnp.float32)
 
     layers: Params = {}

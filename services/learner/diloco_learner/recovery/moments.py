@@ -72,7 +72,8 @@ class Layer:
 
 @jax.jit
 def _layer(leaf: jax.Array, layer: Any) -> jax.Array:
-    return jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+    values: jax.Array = jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
+    return values
 
 
 def by_tensor(leaves: Mapping[str, Any], stacked: str | None) -> dict[str, Any]:

@@ -134,7 +134,8 @@ def _with_part(bit: Bit, leaf: jax.Array, part: jax.Array, start_2: jax.Array) -
 
 def _corner(leaf: jax.Array, start_2: jax.Array) -> tuple[jax.Array, ...]:
     """Where a piece begins in a leaf that holds all layers."""
-    return (start_2[0], *([start_2[1]] if leaf.ndim > 1 else []), *[0] * (leaf.ndim - 2))
+    zero = jnp.zeros((), start_2.dtype)
+    return (start_2[0], start_2[1], *[zero] * (leaf.ndim - 2))
 
 
 def _read(cut: FragmentView, leaves: Any, starts_Nx2: jax.Array) -> jax.Array:
