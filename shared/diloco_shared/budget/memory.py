@@ -23,6 +23,9 @@ HUB_BASE = 384 * 1024 * 1024
 PAYLOADS_LEAST = 256 * 1024 * 1024
 # Chunks on their way over one bus: 32 MiB each way at most.
 WINDOW = 64 * 1024 * 1024
+# Logits that a learner makes at a time, in fp32: as many as a matrix product needs to be fast, and
+# little beside a model with a vocabulary for which it matters.
+LOGITS_BYTES = 64 << 20
 # The coordinator's mirror of events, histories and members: a few thousand of a kilobyte.
 MIRROR = 40 * MB
 
@@ -155,15 +158,25 @@ def activations(shape: Shape, batch: int, context: int) -> int:
     """An estimate of what the backward pass keeps, in bytes, with 2-byte activations.
 
     Per token of a layer: two norms, two sums, queries, keys, values and their mixture, three hidden
-    values; the attention's weights (fp32, context x context a head); logits and their gradient in
-    fp32. With remat only one layer's, and every layer's input.
+    values; the attention's weights (fp32, context x context a head). Where a layer is computed
+    again, every layer's input and one layer's rest; where only products are kept, they and one
+    layer's rest. Of logits and their gradient, in fp32, what is made at a time, and the gradient of
+    what the head sees.
     """
     s, tokens = shape, batch * context
     query, key = s.heads * s.head_width, s.kv_heads * s.head_width
-    layer = tokens * 2 * (4 * s.width + 2 * query + 2 * key + 3 * s.hidden)
+    products = tokens * 2 * (2 * s.width + query + 2 * key + 2 * s.hidden)
+    layer = products + tokens * 2 * (2 * s.width + query + s.hidden)
     layer += 4 * batch * s.heads * context * context
-    layers = s.layers * 2 * tokens * s.width + layer if s.remat else s.layers * layer
-    return layers + 2 * 4 * tokens * s.vocabulary
+    match s.remat:
+        case "layer":
+            layers = s.layers * 2 * tokens * s.width + layer
+        case "products":
+            layers = s.layers * products + layer
+        case _:
+            layers = s.layers * layer
+    logits = min(4 * tokens * s.vocabulary, LOGITS_BYTES + 4 * s.vocabulary)
+    return layers + 2 * logits + 2 * tokens * s.width
 
 
 def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:

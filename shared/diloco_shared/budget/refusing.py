@@ -39,7 +39,18 @@ def _model(spec: RunSpec) -> Iterator[SpecFault]:
                 f"{model.factory[:60]!r} must read module:factory, such as 'my_models.small:make'"
             )
             yield SpecFault("model.factory", text)
+        if model.weights:
+            text = "is for presets: a model of your own reads its weights in init()"
+            yield SpecFault("model.weights", text)
         return
+    if model.weights and not model.weights_digest:
+        text = (
+            "is missing: 'diloco model describe FOLDER' prints the digest of the weights in a "
+            "folder, and 'diloco submit' fills it in where model.weights is on its machine"
+        )
+        yield SpecFault("model.weights_digest", text)
+    elif model.weights_digest and not model.weights:
+        yield SpecFault("model.weights", "is missing, and model.weights_digest is not")
     try:
         shape = assumed(spec).shape
     except WrongModel as error:

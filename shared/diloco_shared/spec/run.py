@@ -47,6 +47,17 @@ class Model(Spec):
         description="N of a factory's model, for the run's budget; none: learners tell it when "
         "they join. A preset's is known.",
     )
+    weights: str = Field(
+        "",
+        description="Folder of a Hugging Face checkpoint to begin from, on every learner's "
+        "machine; empty: fresh parameters from the seed. 'diloco submit' reads the shape there.",
+    )
+    weights_digest: str = Field(
+        "",
+        pattern=r"^([0-9a-f]{32})?$",
+        description="Of the weights, which must be the same everywhere; filled in by "
+        "'diloco submit', and printed by 'diloco model describe FOLDER'.",
+    )
     context_tokens: int = Field(64, ge=2, le=1 << 24, description="Tokens per sequence.")
 
 
@@ -278,6 +289,11 @@ class RunSpec(Spec):
         return self.inner.batch_sequences * self.inner.accumulation * self.model.context_tokens
 
 
+# Content must agree, not where it lies. What a run of version 0.2.0 could not say is left out where
+# it is not said, so that its hash is what it was.
+_NOT_SHARED = {"parameters", "weights"}
+
+
 def shared_keys(spec: RunSpec) -> dict[str, str]:
     """Flat `path -> JSON value` of what all members of a run must agree on.
 
@@ -288,8 +304,10 @@ def shared_keys(spec: RunSpec) -> dict[str, str]:
     view = spec.model_dump(
         mode="json",
         include={"name", "id", "seed", "algorithm", "model", "data"},
-        exclude={"algorithm": {"quorum"}, "model": {"parameters"}},
+        exclude={"algorithm": {"quorum"}, "model": _NOT_SHARED},
     )
+    if not view["model"]["weights_digest"]:
+        del view["model"]["weights_digest"]
     return dict(_flatten("", view))
 
 

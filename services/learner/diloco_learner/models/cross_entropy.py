@@ -10,9 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Logits held at once, in bytes of fp32: as large as a matrix product needs to be fast, and small
-# beside a model with a vocabulary for which it matters.
-LOGITS_BYTES = 64 << 20
+from diloco_shared.budget.memory import LOGITS_BYTES
 
 
 def chunks(tokens: int, vocabulary: int) -> int:

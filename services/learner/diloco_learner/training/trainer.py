@@ -21,6 +21,7 @@ from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
 from diloco_learner.models import (
     ModelDef,
     build,
+    filled,
     from_named,
     places,
     tensor_specs,
@@ -33,6 +34,7 @@ from diloco_learner.training.evaluate import make_evaluate
 from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.inner import make_step, optimizer
 from diloco_learner.training.programs import Ahead, compiler_options
+from diloco_shared.hf.weights import HfWeights
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
 
@@ -56,10 +58,14 @@ class Program:
     poisoned: Ahead  # the step of a fault: its gradients are not numbers
     evaluate: Callable[[Any, NDArray[np.int32]], float]
     cuts: FragmentOps
+    weights: HfWeights | None = None  # what to begin from, instead of fresh parameters
 
     @classmethod
-    def build(cls, spec: RunSpec) -> "Program":
-        """Compile nothing yet; ValueError for a model that cannot be cut into the fragments."""
+    def build(cls, spec: RunSpec, weights: HfWeights | None = None) -> "Program":
+        """Compile nothing yet; ValueError for a model that cannot be cut into the fragments.
+
+        `weights`: of the model's own shape (`models.starting`).
+        """
         model = build(spec.model)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         specs = tensor_specs(shapes, model.is_embedding, model.stacked)
@@ -77,10 +83,13 @@ class Program:
             make_step(model, spec.inner, poisoned=True),
             make_evaluate(model, spec.inner.batch_sequences),
             FragmentOps(layout, shapes, spec.algorithm.codec_up, model.stacked),
+            weights,
         )
 
     def initial(self) -> Any:
-        """Fresh parameters from the run's seed: equal on every learner."""
+        """Those to begin from, or fresh ones from the run's seed: equal on every learner."""
+        if self.weights is not None:
+            return filled(self.shapes, self.model.stacked, self.weights.read)
         return self.init(jax.random.key(self.spec.seed))
 
     @property

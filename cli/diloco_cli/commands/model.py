@@ -1,0 +1,166 @@
+"""`diloco model`: what a model is made of, before anything trains. Needs no cluster."""
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diloco_cli.commands.options import Json, show
+from diloco_cli.words import INVALID, CliError, why
+from diloco_shared.budget import known
+from diloco_shared.budget.memory import device
+from diloco_shared.budget.terms import shown
+from diloco_shared.checking import Invalid, load
+from diloco_shared.hf.config import family
+from diloco_shared.hf.resolving import resolved
+from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
+from diloco_shared.spec.flops import per_token
+from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.shapes import SHAPES, Shape, WrongModel, cut, tensors
+
+app = typer.Typer()
+model = typer.Typer(no_args_is_help=True, help="What a model is made of, before anything trains.")
+app.add_typer(model, name="model")
+
+What = Annotated[str, typer.Argument(help="A preset, run.toml, or folder of a checkpoint.")]
+# Fields that are shown only where they are not the plain ones.
+_ALWAYS = ("vocabulary", "width", "layers", "heads", "kv_heads", "head_width", "hidden")
+
+
+@model.command()
+def describe(
+    what: What,
+    fragments: Annotated[int, typer.Option(min=0, help="P; 0: as in the run.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Parameters, arithmetic, device memory and fragments of a model."""
+    spec, digest = _spec(what)
+    try:
+        job = known(spec)
+        if job is None or job.shape is None:
+            raise CliError(
+                "a model of your own (model.factory) is known to learners only: 'diloco check' "
+                "builds it and says what it is made of",
+                INVALID,
+            )
+        found = described(spec, job.shape, fragments or spec.algorithm.fragments)
+    except WrongModel as error:
+        raise CliError(str(error), INVALID) from None
+    if digest:
+        found["weights_digest"] = digest
+    show(found, as_json, lambda: _lines(what, found))
+
+
+def _spec(what: str) -> tuple[RunSpec, str]:
+    """A run with the model in question, and the digest of its weights if it has some."""
+    if what in SHAPES:
+        context = {"model": {"preset": what, "context_tokens": 2048 if what[0].isdigit() else 64}}
+        return _checked(context), ""
+    path = Path(what)
+    try:
+        if path.is_dir():
+            weights = open_weights(path)
+            table = resolved({"weights": str(path.absolute())}, Path())
+            spec = _checked({"model": {**table, "context_tokens": 2048}})
+            return spec, digest_of(weights)
+        return load(path.read_text(encoding="utf-8")), ""
+    except WrongCheckpoint as error:
+        raise CliError(str(error), INVALID) from None
+    except Invalid as error:
+        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
+        raise CliError("\n".join([f"{what} has faults", *lines]), INVALID) from None
+    except (OSError, ValueError) as error:
+        presets = ", ".join(SHAPES)
+        text = f"{what} is no preset ({presets}), and cannot be read: {why(error)}"
+        raise CliError(text, INVALID) from None
+
+
+def _checked(tables: dict[str, Any]) -> RunSpec:
+    return RunSpec.model_validate({"name": "described", "budget": {"steps": 1}, **tables})
+
+
+def described(spec: RunSpec, shape: Shape, fragments: int) -> dict[str, Any]:
+    """JSON-ready. Counts tensors and fragments one by one: nothing is taken from a formula.
+
+    Raises WrongModel where the model cannot be cut so.
+    """
+    every, layout = tensors(shape), cut(shape, fragments)
+    values = {t.name: _size(t.shape) for t in every}
+    covered: Counter[str] = Counter()
+    for pieces in layout.fragments:
+        for piece in pieces:
+            covered[piece.name] += piece.size
+    in_one = sum(
+        1
+        for pieces in layout.fragments
+        for name in {p.name for p in pieces}
+        if sum(p.size for p in pieces if p.name == name) == values[name]
+    )
+    job = known(spec)
+    assert job is not None
+    need = device(job)
+    parameters = sum(values.values())
+    return {
+        "shape": asdict(shape),
+        "family": family(shape),
+        "parameters": parameters,
+        "embedding_parameters": sum(values[t.name] for t in every if t.embedding),
+        "context_tokens": spec.model.context_tokens,
+        "flops_per_token": per_token(shape, spec.model.context_tokens),
+        "device_bytes": need.view(),
+        "batch_sequences": spec.inner.batch_sequences,
+        "optimizer": spec.inner.optimizer,
+        "tensors": len(every),
+        "fragments": list(layout.sizes),
+        "tensors_in_one_fragment": in_one,
+        "tensors_cut_by_rows": len(every) - in_one,
+        "every_value_once": dict(covered) == values,
+    }
+
+
+def _size(dims: tuple[int, ...]) -> int:
+    size = 1
+    for n in dims:
+        size *= n
+    return size
+
+
+def _lines(what: str, found: dict[str, Any]) -> list[str]:
+    shape, plain = found["shape"], asdict(Shape(1, 1, 1, 1, 1, 2, 1))
+    fields = [f"{n} {shape[n]}" for n in _ALWAYS]
+    special = [f"{n} {v}" for n, v in shape.items() if n not in _ALWAYS and v != plain[n]]
+    sizes = found["fragments"]
+    family_ = found["family"]
+    head = f"{what}: {found['parameters']:,} parameters"
+    lines = [
+        f"{head}, of which {found['embedding_parameters']:,} are embeddings.",
+        f"  shape        {', '.join(fields)}",
+        f"               {', '.join(special)}" if special else "",
+        f"  family       {family_}: it can be exported for transformers"
+        if family_
+        else "  family       none of transformers' computes what this shape does",
+        f"  arithmetic   {found['flops_per_token']:.3g} operations per token of training, in "
+        f"sequences of {found['context_tokens']}",
+        f"  device       {shown(found['device_bytes']['bytes'])} in all, with "
+        f"{found['optimizer']} and batches of {found['batch_sequences']} sequences:",
+    ]
+    lines += [
+        f"               {shown(term['bytes']):>9}  {term['name']}: {term['how']}"
+        for term in found["device_bytes"]["terms"]
+    ]
+    lines += [
+        f"  fragments    {len(sizes)} of {min(sizes):,} to {max(sizes):,} values, made of "
+        f"{found['tensors']} tensors",
+        f"               {found['tensors_in_one_fragment']} lie in one fragment each, and "
+        f"{found['tensors_cut_by_rows']} are cut by rows; "
+        + (
+            "every value is in exactly one fragment"
+            if found["every_value_once"]
+            else "SOME VALUES ARE MISSING OR DOUBLE: this is a fault, please report it"
+        ),
+    ]
+    if "weights_digest" in found:
+        lines.append(f"  digest       {found['weights_digest']} (model.weights_digest)")
+    return [line for line in lines if line]
