@@ -32,6 +32,7 @@ def submit(
         spec = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
+    _fill_in(spec)
     with connect(where) as client:
         try:
             run = (
@@ -42,6 +43,19 @@ def submit(
                 raise
             run = client.run(str(spec["name"]))
     show(run, as_json, lambda: [state_line(run), f"look on: diloco watch {run['name']}"])
+
+
+def _fill_in(spec: dict[str, Any]) -> None:
+    """What only the folder of a checkpoint tells: shape and digest of the weights to begin from."""
+    model = spec.get("model")
+    if isinstance(model, dict) and model.get("weights") and not model.get("weights_digest"):
+        from diloco_shared.hf.resolving import resolved
+        from diloco_shared.hf.weights import WrongCheckpoint
+
+        try:
+            spec["model"] = resolved(model, Path())
+        except WrongCheckpoint as error:
+            raise CliError(f"model.weights: {error}", INVALID) from None
 
 
 @app.command()

@@ -40,9 +40,12 @@ def _slowed(shape: Shape, speed: NDArray[np.float32]) -> NDArray[np.float32]:
     return kept * speed + (1 - kept) * speed / np.float32(shape.rope_factor)
 
 
-def turns(shape: Shape, length: int) -> Any:
-    """Cosines and sines for layers that attend to all, and for those with a window."""
-    places_L = jnp.arange(length, dtype=jnp.float32)
+def turns(shape: Shape, length: int, start: Any = 0) -> Any:
+    """Cosines and sines for layers that attend to all, and for those with a window.
+
+    Of `length` places from `start` on.
+    """
+    places_L = start + jnp.arange(length, dtype=jnp.float32)
 
     def of(*, local: bool) -> tuple[jax.Array, jax.Array]:
         angle_LxK2 = places_L[:, None] * speeds(shape, local=local)

@@ -88,12 +88,16 @@ def loss(shape: Shape, dtype: Any, params: Params, tokens_BxL1: jax.Array) -> ja
 
 def forward(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
     """fp32 logits of shape (B, L, V); matrices multiply in `dtype`."""
-    x_BxLxD = hidden(shape, dtype, params, tokens_BxL)
+    return logits(shape, params, hidden(shape, dtype, params, tokens_BxL))
+
+
+def logits(shape: Shape, params: Params, x: jax.Array) -> jax.Array:
+    """fp32 logits (..., V) of what the head sees (..., D)."""
     head, by_rows = _head(shape, params)
-    head_DxV = (head.T if by_rows else head).astype(dtype)
-    logits: jax.Array = (x_BxLxD @ head_DxV).astype(jnp.float32)
+    head_DxV = (head.T if by_rows else head).astype(x.dtype)
+    plain: jax.Array = (x @ head_DxV).astype(jnp.float32)
     cap = shape.logit_cap
-    return cap * jnp.tanh(logits / cap) if cap else logits
+    return cap * jnp.tanh(plain / cap) if cap else plain
 
 
 def _head(shape: Shape, params: Params) -> tuple[jax.Array, bool]:
@@ -105,12 +109,17 @@ def _head(shape: Shape, params: Params) -> tuple[jax.Array, bool]:
 
 def hidden(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
     """What the head sees: (B, L, D) in `dtype`, after the last norm."""
+    x_BxLxD = embedded(shape, dtype, params, tokens_BxL)
+    x_BxLxD = _layers(shape, params["layers"], x_BxLxD)
+    return norm(shape, x_BxLxD, params["final_norm"]["scale_D"])
+
+
+def embedded(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
+    """What the first layer sees: (B, L, D) in `dtype`."""
     tokens_BxL = jnp.where(tokens_BxL < 0, ~tokens_BxL, tokens_BxL)
     x_BxLxD = params["embedding"]["tokens_VxD"][tokens_BxL].astype(dtype)
-    if shape.embed_scale:
-        x_BxLxD = x_BxLxD * jnp.asarray(math.sqrt(shape.width), dtype)
-    x_BxLxD = _layers(shape, params["layers"], x_BxLxD)
-    return _norm(shape, x_BxLxD, params["final_norm"]["scale_D"])
+    factor = jnp.asarray(math.sqrt(shape.width) if shape.embed_scale else 1.0, dtype)
+    return jnp.asarray(x_BxLxD * factor)
 
 
 def _layers(shape: Shape, layers: Params, x_BxLxD: jax.Array) -> jax.Array:
@@ -145,11 +154,12 @@ def _remat(shape: Shape, block: Any) -> Any:
 
 def _block(shape: Shape, turned: Any, x_BxLxD: jax.Array, layer: Params, whole: Any) -> jax.Array:
     """One layer. `whole`: it attends to all tokens; True, False, or a traced bool."""
-    x_BxLxD = x_BxLxD + _attention(shape, layer["attention"], x_BxLxD, turned, whole)
-    return x_BxLxD + _mlp(shape, layer["mlp"], x_BxLxD)
+    q, k, v = projected(shape, layer["attention"], x_BxLxD, turned, whole)
+    x_BxLxD = x_BxLxD + joined(shape, layer["attention"], attend(shape, q, k, v, whole))
+    return x_BxLxD + mlp(shape, layer["mlp"], x_BxLxD)
 
 
-def _norm(shape: Shape, x: jax.Array, scale: jax.Array) -> jax.Array:
+def norm(shape: Shape, x: jax.Array, scale: jax.Array) -> jax.Array:
     """Root mean square norm over the last axis, computed in fp32."""
     wide = x.astype(jnp.float32)
     power = jnp.mean(wide * wide, axis=-1, keepdims=True)
@@ -157,12 +167,13 @@ def _norm(shape: Shape, x: jax.Array, scale: jax.Array) -> jax.Array:
     return (wide * jax.lax.rsqrt(power + shape.norm_epsilon) * scale).astype(x.dtype)
 
 
-def _attention(
+def projected(
     shape: Shape, layer: Params, x_BxLxD: jax.Array, turned: Any, whole: Any
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Queries (B, L, H, K), keys and values (B, L, G, K); the first two turned to their places."""
     s = shape
     batch, length, _ = x_BxLxD.shape
-    h = _norm(s, x_BxLxD, layer["norm_D"])
+    h = norm(s, x_BxLxD, layer["norm_D"])
 
     def heads(name: str, sizes: str, count: int) -> jax.Array:
         flat: jax.Array = h @ layer[f"{name}_Dx{sizes}"].astype(h.dtype)
@@ -170,19 +181,23 @@ def _attention(
             flat = flat + layer[f"{name}_bias_{sizes}"].astype(h.dtype)
         split = flat.reshape(batch, length, count, s.head_width)
         normed = s.qk_norm and name != "value"
-        return _norm(s, split, layer[f"{name}_norm_K"]) if normed else split
+        return norm(s, split, layer[f"{name}_norm_K"]) if normed else split
 
     q_BxLxHxK = turn(heads("query", "HK", s.heads), turned, whole)
     k_BxLxGxK = turn(heads("key", "GK", s.kv_heads), turned, whole)
-    v_BxLxGxK = heads("value", "GK", s.kv_heads)
-    mixed = attend(s, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, whole)
-    flat = mixed.reshape(batch, length, s.heads * s.head_width)
-    out: jax.Array = flat @ layer["out_HKxD"].astype(h.dtype)
-    return _norm(s, out, layer["post_norm_D"]) if s.post_norms else out
+    return q_BxLxHxK, k_BxLxGxK, heads("value", "GK", s.kv_heads)
 
 
-def _mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> jax.Array:
-    h = _norm(shape, x_BxLxD, layer["norm_D"])
+def joined(shape: Shape, layer: Params, mixed_BxLxHxK: jax.Array) -> jax.Array:
+    """What attention adds: (B, L, D)."""
+    batch, length, heads, width = mixed_BxLxHxK.shape
+    flat = mixed_BxLxHxK.reshape(batch, length, heads * width)
+    out: jax.Array = flat @ layer["out_HKxD"].astype(flat.dtype)
+    return norm(shape, out, layer["post_norm_D"]) if shape.post_norms else out
+
+
+def mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> jax.Array:
+    h = norm(shape, x_BxLxD, layer["norm_D"])
     gate_BxLxF = h @ layer["gate_DxF"].astype(h.dtype)
     opened = (
         jax.nn.gelu(gate_BxLxF, approximate=True)
@@ -191,4 +206,4 @@ def _mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> jax.Array:
     )
     up_BxLxF = h @ layer["up_DxF"].astype(h.dtype)
     down: jax.Array = (opened * up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
-    return _norm(shape, down, layer["post_norm_D"]) if shape.post_norms else down
+    return norm(shape, down, layer["post_norm_D"]) if shape.post_norms else down

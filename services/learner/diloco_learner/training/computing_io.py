@@ -17,6 +17,7 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Leave
+from diloco_learner.models.starting import weights_of
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Rest, Slowed, TrainLoop
@@ -65,7 +66,8 @@ class OnThisMachine:
         held_out_SxL1 = held_out(
             corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
         )
-        return Built(Trainer(Program.build(spec)), Batches(cut, sequences), held_out_SxL1)
+        program = Program.build(spec, weights_of(spec.model, Path()))
+        return Built(Trainer(program), Batches(cut, sequences), held_out_SxL1)
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""

@@ -1,0 +1,144 @@
+"""Sampling text from a model of the decoder family, a token at a time.
+
+Keys and values of what was read stay in a cache, so that a token costs one pass of one token. The
+prompt is read some tokens at a time: two programs serve every prompt, however long.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from diloco_learner.models.attention import mixed, seen
+from diloco_learner.models.rope import turns
+from diloco_learner.models.transformer import embedded, joined, logits, mlp, norm, projected
+from diloco_shared.spec.shapes import Shape
+
+# Tokens of a prompt read at once; the last part is filled up.
+READ_AT_ONCE = 64
+
+
+class Cache(NamedTuple):
+    """Keys and values of all layers: (N, B, L, G, K)."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
+def empty(shape: Shape, dtype: Any, batch: int, length: int) -> Cache:
+    """Room for `length` tokens."""
+    size = (shape.layers, batch, length, shape.kv_heads, shape.head_width)
+    return Cache(jnp.zeros(size, dtype), jnp.zeros(size, dtype))
+
+
+def extend(
+    shape: Shape, params: Any, cache: Cache, tokens_BxT: jax.Array, start: Any, last: Any
+) -> tuple[jax.Array, Cache]:
+    """Read tokens at the places from `start` on: (fp32 logits (B, V) after token `last`, cache).
+
+    What stands behind `last` is room that later tokens take.
+    """
+    length = tokens_BxT.shape[1]
+    turned = turns(shape, length, start)
+    places_T, places_L = start + jnp.arange(length), jnp.arange(cache.keys.shape[2])
+
+    def block(x: jax.Array, given: Any) -> tuple[jax.Array, Cache]:
+        layer, old, whole = given
+        q, k, v = projected(shape, layer["attention"], x, turned, whole)
+        at = (0, start, 0, 0)
+        new = Cache(
+            jax.lax.dynamic_update_slice(old.keys, k, at),
+            jax.lax.dynamic_update_slice(old.values, v, at),
+        )
+        visible = jnp.where(
+            whole, seen(places_T, places_L, 0), seen(places_T, places_L, shape.window)
+        )
+        x = x + joined(shape, layer["attention"], mixed(shape, q, new.keys, new.values, visible))
+        return x + mlp(shape, layer["mlp"], x), new
+
+    whole_N = jnp.array([shape.attends_to_all(n) for n in range(shape.layers)])
+    x_BxTxD = embedded(shape, cache.keys.dtype, params, tokens_BxT)
+    x_BxTxD, cache = jax.lax.scan(block, x_BxTxD, (params["layers"], cache, whole_N))
+    x_BxD = jax.lax.dynamic_index_in_dim(x_BxTxD, last, axis=1, keepdims=False)
+    return logits(shape, params, norm(shape, x_BxD, params["final_norm"]["scale_D"])), cache
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Temperature 0: the likeliest. `top_k` 0: of all."""
+
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise ValueError(f"temperature ({self.temperature:g}) must be from 0 to 100")
+        if self.top_k < 0:
+            raise ValueError(f"top_k ({self.top_k}) must be 0, for all tokens, or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p ({self.top_p:g}) must be above 0, and 1 at most")
+
+
+def drawn(how: Sampling, key: jax.Array, logits_V: jax.Array) -> jax.Array:
+    """One token: of the likeliest that together have `top_p` of the chance, `top_k` at most."""
+    if how.temperature == 0:
+        return jnp.argmax(logits_V)
+    order_V = jnp.argsort(-logits_V)
+    sorted_V = logits_V[order_V] / how.temperature
+    before_V = jnp.cumsum(jax.nn.softmax(sorted_V)) - jax.nn.softmax(sorted_V)
+    kept_V = before_V < how.top_p
+    if how.top_k:
+        kept_V &= jnp.arange(len(sorted_V)) < how.top_k
+    return order_V[jax.random.categorical(key, jnp.where(kept_V, sorted_V, -jnp.inf))]
+
+
+class Sampler:
+    """Draws tokens from one model with its parameters; compiles when it is first used."""
+
+    def __init__(self, shape: Shape, params: Any, dtype: Any, how: Sampling) -> None:
+        self.shape = shape
+        self.params = params
+        self.dtype = dtype
+        self._extend = jax.jit(partial(extend, shape), donate_argnums=1)
+        self._drawn = jax.jit(partial(drawn, how))
+
+    def tokens(
+        self, prompt: Sequence[int], count: int, seed: int, end: int | None = None
+    ) -> Iterator[int]:
+        """Up to `count` tokens that follow the prompt; ends before token `end`.
+
+        ValueError for an empty prompt, or tokens that the model does not have.
+        """
+        if not prompt:
+            raise ValueError("a prompt needs at least one token")
+        if not 0 <= min(prompt) <= max(prompt) < self.shape.vocabulary:
+            text = f"the prompt has token {max(prompt)}, the model {self.shape.vocabulary} tokens"
+            raise ValueError(f"{text}: it was trained with another tokenizer")
+        # In steps of what is read at once, so that prompts of about one length share programs.
+        room = -(-(len(prompt) + count) // READ_AT_ONCE) * READ_AT_ONCE
+        return self._tokens(np.asarray(prompt, np.int32), count, seed, end, room)
+
+    def _tokens(
+        self, prompt: Any, count: int, seed: int, end: int | None, room: int
+    ) -> Iterator[int]:
+        cache = empty(self.shape, self.dtype, 1, room)
+        found = None
+        for start in range(0, len(prompt), READ_AT_ONCE):
+            part = prompt[start : start + READ_AT_ONCE]
+            padded = np.pad(part, (0, READ_AT_ONCE - len(part)))[None]
+            found, cache = self._extend(self.params, cache, padded, start, len(part) - 1)
+        key = jax.random.key(seed)
+        for n in range(count):
+            assert found is not None
+            token = int(self._drawn(jax.random.fold_in(key, n), found[0]))
+            if token == end:
+                return
+            yield token
+            if n + 1 < count:
+                one = np.array([[token]], np.int32)
+                found, cache = self._extend(self.params, cache, one, len(prompt) + n, 0)

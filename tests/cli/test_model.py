@@ -1,0 +1,100 @@
+"""`diloco model describe`: what a preset, a run or a checkpoint is made of."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.__main__ import main
+from diloco_cli.words import INVALID
+from diloco_shared.hf.weights import digest_of, open_weights
+from diloco_shared.spec.shapes import SHAPES
+
+GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
+RUN = """
+name = "own"
+[algorithm]
+fragments = 3
+[model]
+preset = "micro"
+context_tokens = 32
+[budget]
+steps = 10
+"""
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["diloco", "model", "describe", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    # As their makers count them.
+    [("150m", 134_515_008), ("500m", 494_032_768), ("1b", 1_235_814_400), ("5b", 4_022_468_096)],
+)
+def test_a_preset_is_as_large_as_its_model_says(
+    preset: str,
+    parameters: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, preset, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters"] == parameters == sum(found["fragments"])
+    assert found["every_value_once"]
+    assert found["tensors_in_one_fragment"] + found["tensors_cut_by_rows"] == found["tensors"]
+
+
+def test_lines_say_what_the_figures_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "35m", "--fragments", "24") == 0
+    text = capsys.readouterr().out
+    assert text.startswith("35m: 35,")
+    assert "family       llama: it can be exported for transformers" in text
+    assert "every value is in exactly one fragment" in text
+    # The embedding is cut where it would be larger than two fragments.
+    assert "1 are cut by rows" in text
+
+
+def test_of_a_run_its_own_settings_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN)
+    assert run(monkeypatch, str(file), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (len(found["fragments"]), found["context_tokens"]) == (3, 32)
+    assert found["shape"]["width"] == SHAPES["micro"].width
+
+
+def test_of_a_checkpoint_the_digest_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, str(GOLDEN / "gemma3")) == 0
+    text = capsys.readouterr().out
+    assert digest_of(open_weights(GOLDEN / "gemma3")) in text and "gemma3_text" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("smal",), "is no preset (nano, micro"),
+        ((".",), "config.json: No such file"),
+        (("nano", "--fragments", "99999"), "algorithm.fragments (99999) is too high"),
+    ],
+)
+def test_what_cannot_be_described_is_said(
+    words: tuple[str, ...],
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *words) == INVALID
+    assert says in capsys.readouterr().err

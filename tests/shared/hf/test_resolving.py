@@ -1,0 +1,42 @@
+"""What a run's [model] table gains from the folder of a checkpoint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from diloco_shared.hf.resolving import nearest, resolved
+from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
+from diloco_shared.spec.run import Model
+from diloco_shared.spec.shapes import SHAPES, shape_of
+
+GOLDEN = Path(__file__).parents[2] / "interop" / "golden"
+
+
+@pytest.mark.parametrize("name", sorted(folder.name for folder in GOLDEN.iterdir()))
+def test_shape_and_digest_are_filled_in(name: str) -> None:
+    table = resolved({"weights": name, "context_tokens": 32}, GOLDEN)
+    weights = open_weights(GOLDEN / name)
+    model = Model.model_validate(table)
+    # What is recomputed is no part of a checkpoint.
+    assert replace(shape_of(model), remat="none") == weights.shape
+    assert model.weights_digest == digest_of(weights)
+    assert (model.weights, model.context_tokens) == (name, 32)
+
+
+def test_what_the_table_says_stays() -> None:
+    table = resolved({"weights": "llama", "overrides": {"remat": "layer"}}, GOLDEN)
+    assert shape_of(Model.model_validate(table)).remat == "layer"
+    assert resolved({"preset": "nano"}, GOLDEN) == {"preset": "nano"}
+    known = {"weights": "nowhere", "weights_digest": "0" * 32}
+    assert resolved(known, GOLDEN) == known
+
+
+@pytest.mark.parametrize("preset", SHAPES)
+def test_a_published_shape_is_its_preset(preset: str) -> None:
+    assert nearest(SHAPES[preset]) == (preset, {})
+
+
+def test_a_folder_that_holds_none_is_said() -> None:
+    with pytest.raises(WrongCheckpoint, match="no such folder"):
+        resolved({"weights": "nowhere"}, GOLDEN)
