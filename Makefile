@@ -24,7 +24,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants soak quality claims compose-smoke clean
+.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop soak quality claims compose-smoke clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -106,6 +106,18 @@ ends: install
 
 mutants: install
 	$(BIN)/python bench/mutants.py $(if $(JSON),--json $(JSON))
+
+# Do our checkpoints compute in transformers what they compute here? In an environment of its own.
+INTEROP := .venv-interop
+$(INTEROP)/.installed:
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 transformers==5.24.0
+	@touch $@
+
+interop: install $(INTEROP)/.installed
+	rm -rf build/interop && mkdir -p build
+	$(BIN)/python tests/interop/write_ours.py build/interop
+	$(INTEROP)/bin/python tests/interop/compare.py build/interop
 
 soak: install
 	$(BIN)/python bench/soak.py --minutes $(MINUTES) $(if $(JSON),--json $(JSON))

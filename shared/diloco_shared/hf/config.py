@@ -36,7 +36,8 @@ def family(shape: Shape) -> str | None:
     s = shape
     if s.norm_offset:
         gemma = s.post_norms and s.embed_scale and s.activation == "gelu" and not s.qkv_bias
-        if not gemma:
+        # It is a whole number there.
+        if not gemma or s.query_scale != int(s.query_scale):
             return None
         if s.qk_norm:
             return None if s.attention_cap or s.logit_cap else "gemma3_text"
@@ -92,7 +93,7 @@ def hf_config(shape: Shape, *, context: int, **tokens: int | None) -> dict[str, 
     if kind in GEMMAS:
         config |= {
             "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": s.query_scale or float(s.head_width),
+            "query_pre_attn_scalar": int(s.query_scale or s.head_width),
             # One that covers every context is none.
             "sliding_window": s.window or context,
             "layer_types": _layer_types(s),
