@@ -13,9 +13,10 @@ from diloco_learner.data.cache import Cache
 from diloco_learner.data.corpus import check_vocabulary, digest, load
 from diloco_learner.data.shards import MixedCut, ShardReader, cut_of
 from diloco_learner.training.evaluate import held_out, held_out_each
-from diloco_shared.corpora import prepare as module
 from diloco_shared.corpora.mix import Mixture
 from diloco_shared.corpora.prepared import Corpus, open_corpus
+from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.training import train_tokenizer
 from diloco_shared.spec.run import Data, RunSpec
 
 
@@ -54,8 +55,8 @@ def test_what_changes_is_prepared_again(tmp_path: Path, change: str) -> None:
 
 def test_a_cache_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
     told: list[str] = []
-    cache = Cache(tmp_path / "cache", bytes_max=1 << 20, tell=told.append)
-    big = [folder_of(tmp_path / name, 40, words=500) for name in "abc"]  # 400 kB as uint16: 2 fit?
+    cache = Cache(tmp_path / "cache", bytes_max=600_000, tell=told.append)
+    big = [folder_of(tmp_path / name, 40, words=500) for name in "ab"]  # 400 kB each, as uint16
     opened = [one(load(data(big[0]), cache=cache))]
     opened.append(one(load(data(big[1]), cache=cache)))
     folders = [c.folder for c in opened]
@@ -118,11 +119,10 @@ def test_a_corpus_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
 def test_the_tokenizer_of_a_prepared_corpus_is_its_own(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "a", 60)
     corpus = prepared(folder, tmp_path / "corpus")
-    (tmp_path / "other").mkdir()
-    train = __import__("diloco_shared.corpora.training", fromlist=["train_tokenizer"])
-    sources = __import__("diloco_shared.corpora.sources", fromlist=["find"])
-    train.train_tokenizer(sources.find(str(folder)), 300, tmp_path / "bpe")
-    with pytest.raises(ValueError, match="was made with the tokenizer .* prepare the corpus again"):
+    train_tokenizer(find(str(folder)), 300, tmp_path / "bpe")
+    with pytest.raises(
+        ValueError, match=r"was made with the tokenizer .* prepare the corpus again"
+    ):
         load(data(tmp_path / "corpus", tokenizer=str(tmp_path / "bpe")))
     # A path of where it was made says nothing here.
     found = load(data(tmp_path / "corpus", tokenizer="/elsewhere/bpe"))
@@ -200,28 +200,23 @@ def test_what_is_held_out_of_a_mixture_has_its_shares(tmp_path: Path) -> None:
     found = load(mixture(tmp_path), tmp_path)
     each = held_out_each(found.validation, 8, 16, seed=0)
     assert [len(windows) for windows in each] == [12, 4]
-    np.testing.assert_array_equal(
-        held_out(found.validation, 8, 16, seed=0), np.concatenate(each)
-    )
+    np.testing.assert_array_equal(held_out(found.validation, 8, 16, seed=0), np.concatenate(each))
     np.testing.assert_array_equal(each[1], held_out(found.corpora[1].validation, 8, 4, seed=0))
 
 
 def test_a_corpus_that_is_too_small_for_the_shards_is_named(tmp_path: Path) -> None:
     found = load(mixture(tmp_path), tmp_path)
-    with pytest.raises(ValueError, match=r"of .*small \(train\), .* too few for 4000 shards"):
+    with pytest.raises(ValueError, match=r"of .*small, .* too few for 4000 shards"):
         cut_of(found.train, 4000, 8, seed=1)
 
 
 def test_corpora_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
-    from diloco_shared.corpora.sources import find
-    from diloco_shared.corpora.training import train_tokenizer
-
     folder = folder_of(tmp_path / "a", 60)
     prepared(folder, tmp_path / "one")
     bpe = train_tokenizer(find(str(folder)), 300, tmp_path / "bpe")
     prepared(folder, tmp_path / "two", with_=bpe)
     parts = [{"source": name, "weight": 1} for name in ("one", "two")]
-    with pytest.raises(ValueError, match="have different tokenizers: .*one and .*two"):
+    with pytest.raises(ValueError, match=r"have different tokenizers: .*one and .*two"):
         load(Data.model_validate({"mixture": parts}), tmp_path)
 
 
@@ -244,4 +239,3 @@ def test_the_standard_library_is_read_without_its_tests_and_packages() -> None:
     assert len(corpus.train) > 5_000_000
     assert min(len(corpus.validation), len(corpus.test)) > 100_000
     assert corpus is load(Data())
-    assert module.SHARD_BYTES > len(corpus.train)

@@ -18,7 +18,9 @@ def folder_of(folder: Path, files: int, words: int = 5) -> Path:
     return folder
 
 
-def prepared(source: Path, to: Path, fraction: float = 0.2, with_: Tokenizer | None = None) -> Corpus:
+def prepared(
+    source: Path, to: Path, fraction: float = 0.2, with_: Tokenizer | None = None
+) -> Corpus:
     """The corpus of a source."""
     return prepare(find(str(source)), with_ or Bytes(), to, fraction)
 

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from diloco_shared.corpora.folders import Busy, locked
@@ -23,6 +24,8 @@ from diloco_shared.corpora.tokenizers import Tokenizer
 
 # Unless the settings say otherwise: a few corpora of the size that one prepares in passing.
 BYTES_MAX = 64 << 30
+# Corpora that a process keeps open: those of one mixture.
+OPEN_MAX = 64
 # Told while a corpus is prepared: so many lines in all.
 LINES = 10
 
@@ -30,6 +33,20 @@ LINES = 10
 def users_cache() -> Path:
     """Of whoever is no learner with a data folder of its own: experiments and benchmarks."""
     return Path.home() / ".cache" / "decoupled-diloco" / "corpora"
+
+
+def opened(folder: Path) -> Corpus:
+    """A prepared corpus; the same object for all of this process who open it."""
+    try:
+        index = (folder / INDEX).stat()
+    except OSError as error:
+        raise ValueError(f"{folder / INDEX} cannot be read: {error.strerror or error}") from None
+    return _opened(folder.resolve(), index.st_mtime_ns, index.st_ino)
+
+
+@lru_cache(maxsize=OPEN_MAX)
+def _opened(folder: Path, mtime_ns: int, inode: int) -> Corpus:
+    return open_corpus(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +68,11 @@ class Cache:
         try:
             with locked(folder, wait=True):
                 if is_prepared(folder):
-                    os.utime(folder / INDEX)  # used now
-                    return open_corpus(folder)
+                    os.utime(folder)  # used now
+                    return opened(folder)
                 told = None if self.tell is None else _told(source.name, self.tell)
-                found = prepare_locked(source, tokenizer, folder, fraction, 0, told)
+                prepare_locked(source, tokenizer, folder, fraction, 0, told)
+                found = opened(folder)
             self._bound(folder)
         except OSError as error:
             raise ValueError(
@@ -89,8 +107,8 @@ class Cache:
 def _used(folder: Path) -> int:
     """When it was used last; what died half-way comes first."""
     try:
-        return (folder / INDEX).stat().st_mtime_ns
-    except OSError:
+        return folder.stat().st_mtime_ns if is_prepared(folder) else 0
+    except OSError:  # removed meanwhile
         return 0
 
 

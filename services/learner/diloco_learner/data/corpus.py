@@ -4,12 +4,11 @@ A folder that `diloco data prepare` wrote is opened as it is, and so is a file o
 prepared once into a cache and opened from there. Nothing is read into memory.
 """
 
-from functools import lru_cache
 from pathlib import Path
 
-from diloco_learner.data.cache import Cache, users_cache
+from diloco_learner.data.cache import Cache, opened, users_cache
 from diloco_shared.corpora.mix import Mixture, whole_weights
-from diloco_shared.corpora.prepared import INDEX, Corpus, digest_of, is_prepared, open_corpus
+from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared
 from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
 from diloco_shared.corpora.sources import STDLIB, find
 from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
@@ -18,8 +17,6 @@ from diloco_shared.spec.run import Data, Part, RunSpec
 from diloco_shared.spec.shapes import shape_of
 
 HERE = Path()
-# Corpora and tokenizers that a process keeps open: those of one mixture.
-OPEN_MAX = 64
 
 
 def load(data: Data, root: Path = HERE, cache: Cache | None = None) -> Corpus | Mixture:
@@ -58,8 +55,7 @@ def check_vocabulary(spec: RunSpec, corpus: Corpus | Mixture) -> None:
 def _part(part: Part, data: Data, root: Path, cache: Cache) -> Corpus:
     path = root / Path(part.source).expanduser()
     if part.source != STDLIB and is_prepared(path):
-        stat = (path / INDEX).stat()
-        corpus = _opened(path.resolve(), stat.st_mtime_ns, stat.st_size)
+        corpus = opened(path)
         _check_tokenizer(corpus, data, root)
     elif part.source != STDLIB and is_tokens(path):
         given = None if data.tokenizer == BYTES else load_tokenizer(data.tokenizer, root)
@@ -78,18 +74,9 @@ def _part(part: Part, data: Data, root: Path, cache: Cache) -> Corpus:
 
 def _of_text(name: str, tokenizer: Tokenizer, root: Path, cache: Cache, fraction: float) -> Corpus:
     try:
-        source = find(name, root)
-        found = cache.corpus(source, tokenizer, fraction)
+        return cache.corpus(find(name, root), tokenizer, fraction)
     except ValueError as error:
         raise ValueError(f"data.source: {error}") from None
-    assert found.folder is not None
-    stat = (found.folder / INDEX).stat()
-    return _opened(found.folder, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=OPEN_MAX)  # several learners of one process share it
-def _opened(folder: Path, mtime_ns: int, size: int) -> Corpus:
-    return open_corpus(folder)
 
 
 def _check_tokenizer(corpus: Corpus, data: Data, root: Path) -> None:
