@@ -187,10 +187,12 @@ def _tokens(folder: Path) -> str:
     import numpy as np
 
     from diloco_learner.data.corpus import load
+    from diloco_shared.corpora.sequences import Tokens
     from diloco_shared.spec.run import Data
 
-    file = folder / "tokens.npy"
-    np.save(file, load(Data()).train)
+    file, train = folder / "tokens.npy", load(Data()).train
+    assert isinstance(train, Tokens)
+    np.save(file, train[:])
     return str(file)
 
 

@@ -31,6 +31,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 TEST_TIMEOUT_S = 180
 
 
+@pytest.fixture(autouse=True, scope="session")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What tests prepare of text is kept for as long as they run, and not in anybody's home."""
+    folder = tmp_path_factory.getbasetemp() / "corpora"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diloco_learner.data.corpus.users_cache", lambda: folder)
+        yield folder
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run `async def` tests in a loop of their own."""

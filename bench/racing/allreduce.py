@@ -43,7 +43,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     from jax.flatten_util import ravel_pytree
 
     from diloco_learner.data.corpus import load
-    from diloco_learner.data.shards import ShardCut
+    from diloco_learner.data.shards import cut_of
     from diloco_learner.models import build
     from diloco_learner.training.data_parallel import LearnerStream
     from diloco_learner.training.inner import optimizer
@@ -67,7 +67,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         updates, state = transform.update(unravel(mean.astype(jnp.float32)), state, params)
         return jax.tree.map(lambda p, u: p + rate * u, params, updates), state
 
-    cut = ShardCut(
+    cut = cut_of(
         load(spec.data).train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed
     )
     stream = LearnerStream(cut, args.rank, 2)

@@ -11,7 +11,7 @@ import numpy as np
 from diloco_cli.up.stack import free_port
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leases import order
-from diloco_learner.data.shards import ShardCut, ShardReader
+from diloco_learner.data.shards import Cut, ShardReader, cut_of
 from diloco_learner.models import from_named, to_named
 from diloco_learner.models.transformer import SHAPES
 from diloco_learner.training.evaluate import held_out
@@ -59,7 +59,7 @@ def write_job(folder: Path, args: argparse.Namespace, steps: int) -> None:
     planned = steps or 10**6
     spec = RunSpec.model_validate(spec_of(args, planned))
     a, inner = spec.algorithm, spec.inner
-    cut = ShardCut(
+    cut = cut_of(
         load(spec.data).train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed
     )
     taken = shards_of([f"learner-{n + 1}" for n in range(WORKERS)], cut.shards, spec.seed)
@@ -96,7 +96,7 @@ def shards_of(learners: Sequence[str], shards: int, seed: int) -> list[list[int]
     return taken
 
 
-def batches_of(cut: ShardCut, shards: list[int], steps: int, sequences: int) -> Any:
+def batches_of(cut: Cut, shards: list[int], steps: int, sequences: int) -> Any:
     """Shape (steps, B, L + 1): the shards one behind the other, as a learner reads them."""
     parts: list[Any] = []
     for shard in shards:

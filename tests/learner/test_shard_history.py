@@ -42,7 +42,7 @@ class Recorder(ShardReader):
     def __init__(self, cut: ShardCut, shard: int, sequences: int = 0, passes: int = 0) -> None:
         self.cut, self.shard, self.passes = cut, shard, passes
         self.consumed = min(sequences, cut.sequences_per_shard)
-        self._known_from, self._starts = 0, np.arange(cut.sequences_per_shard) * cut.context
+        self._known_from, self._places = 0, np.arange(cut.sequences_per_shard)
 
     def take(self, sequences: int) -> Any:
         before = self.consumed

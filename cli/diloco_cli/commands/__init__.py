@@ -2,7 +2,17 @@
 
 import typer
 
-from diloco_cli.commands import budget, checkpoints, control, local, model, plan, runs, tape
+from diloco_cli.commands import (
+    budget,
+    checkpoints,
+    control,
+    data,
+    local,
+    model,
+    plan,
+    runs,
+    tape,
+)
 from diloco_simulator.commands import app as sim
 
 app = typer.Typer(
@@ -14,6 +24,7 @@ app = typer.Typer(
 for group in (
     local.app,
     runs.app,
+    data.app,
     model.app,
     checkpoints.app,
     control.app,

@@ -235,7 +235,14 @@ class Stack:
 
 def _inherited() -> dict[str, str]:
     """This process's environment without settings of ours that are meant for others."""
-    kept = ("DILOCO_LOG", "DILOCO_CRASH_AT", "DILOCO_CACHE")
+    kept = (
+        "DILOCO_LOG",
+        "DILOCO_CRASH_AT",
+        "DILOCO_CACHE",
+        "DILOCO_DATA_ROOT",
+        "DILOCO_CORPORA",
+        "DILOCO_CORPORA_BYTES_MAX",
+    )
     return {k: v for k, v in os.environ.items() if not k.startswith("DILOCO_") or k in kept}
 
 

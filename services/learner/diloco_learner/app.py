@@ -8,6 +8,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_learner.context import RunContext
+from diloco_learner.data.cache import Cache
 from diloco_learner.events import Leave
 from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
@@ -51,7 +52,10 @@ class Learner(Worker[Settings]):
         computing: Computing | None = None,
     ) -> None:
         super().__init__(settings, control, data, folder)
-        self.computing = computing or OnThisMachine()
+        self.computing = computing or OnThisMachine(
+            settings.data_root,
+            Cache(settings.corpus_cache, settings.corpora_bytes_max, log.info),
+        )
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last
 

@@ -13,6 +13,26 @@ class Settings(WorkerSettings):
     threads: int = Field(
         0, ge=0, description="CPU threads for computation, 0 for all; 1 when learners share cores."
     )
+    data_root: Path = Field(
+        Path("."),
+        description="Where relative paths of a run's corpora and tokenizers are looked for; the "
+        "working directory unless it is given.",
+    )
+    corpora: Path | None = Field(
+        None,
+        description="Folder of corpora that learners have prepared of text, shared by those of "
+        "this machine; <data>/corpora unless it is given.",
+    )
+    corpora_bytes_max: int = Field(
+        64 << 30,
+        ge=1 << 20,
+        description="The least recently used of them are removed above so many bytes.",
+    )
     cache: Path | None = Field(
         None, description="Folder of compiled programs, shared by learners; a restart is quicker."
     )
+
+    @property
+    def corpus_cache(self) -> Path:
+        """Where prepared corpora are kept."""
+        return self.corpora or self.data / "corpora"

@@ -70,21 +70,32 @@ def _model(spec: RunSpec) -> Iterator[SpecFault]:
 
 def _data(spec: RunSpec) -> Iterator[SpecFault]:
     data, root = spec.data, spec.keeping.run_checkpoint_root
-    if data.tokenizer not in TOKENS:
+    if scheme := _scheme(data.tokenizer):
+        text = f"is an address ({scheme}://): copy the file to a folder that every learner has"
+        yield SpecFault("data.tokenizer", text)
+    elif data.tokenizer not in TOKENS and not _is_path(data.tokenizer):
         known = ", ".join(repr(name) for name in TOKENS)
         text = (
-            f"{data.tokenizer[:40]!r} is not one of {known}{did_you_mean(data.tokenizer, TOKENS)}"
+            f"{data.tokenizer[:40]!r} is neither {known} nor a path: write ./{data.tokenizer[:40]} "
+            f"for a file or folder of that name{did_you_mean(data.tokenizer, TOKENS)}"
         )
         yield SpecFault("data.tokenizer", text)
-    if not data.source.strip() or "\0" in data.source:
-        text = "is empty: 'stdlib', or a folder or file of text that every learner has"
-        yield SpecFault("data.source", text)
-    elif scheme := _scheme(data.source):
-        text = f"is an address ({scheme}://): copy the text to a folder that every learner has"
-        yield SpecFault("data.source", text)
+    for number, part in enumerate(data.sources):
+        path = f"data.mixture.{number}.source" if data.mixture else "data.source"
+        if not part.source.strip() or "\0" in part.source:
+            text = "is empty: 'stdlib', or a folder or file of text that every learner has"
+            yield SpecFault(path, text)
+        elif scheme := _scheme(part.source):
+            text = f"is an address ({scheme}://): copy the text to a folder that every learner has"
+            yield SpecFault(path, text)
     if (scheme := _scheme(root)) and scheme not in ROOT_SCHEMES:
         text = f"begins with {scheme}://: a folder, or one of file://, gs://, s3://"
         yield SpecFault("keeping.run_checkpoint_root", text)
+
+
+def _is_path(name: str) -> bool:
+    """Whether it can only be meant as a path: a bare word is a name that is not known."""
+    return ("/" in name or "." in name) and "\0" not in name
 
 
 def _scheme(address: str) -> str:

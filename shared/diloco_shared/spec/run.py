@@ -6,7 +6,7 @@ description, which `diloco config --explain` prints.
 
 import hashlib
 import json
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -61,20 +61,67 @@ class Model(Spec):
     context_tokens: int = Field(64, ge=2, le=1 << 24, description="Tokens per sequence.")
 
 
+# What tells one corpus from another: of its tokens and its tokenizer.
+CorpusDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
+# Corpora of a mixture: each is opened, and drawn from, by every learner.
+MIXTURE_MAX = 64
+
+
+class Part(Spec):
+    """One corpus of a mixture."""
+
+    source: str = Field(description="As data.source.")
+    weight: float = Field(
+        gt=0, le=1e9, description="Its share of the sequences, over the sum of all weights."
+    )
+    digest: CorpusDigest = Field("", description="As data.digest.")
+
+
 class Data(Spec):
     """The corpus and how it is cut into virtual shards."""
 
     source: str = Field(
         "stdlib",
-        description="'stdlib' (source code of the running Python), or a folder or file of text.",
+        description="'stdlib' (source code of the running Python), a folder or file of text, or a "
+        "folder that 'diloco data prepare' wrote. A relative path is looked for in the data root "
+        "of each learner.",
     )
-    tokenizer: str = Field("bytes", description="'bytes' needs no download.")
+    tokenizer: str = Field(
+        "bytes",
+        description="'bytes' needs no download; or the path of a tokenizer.json, of a "
+        "SentencePiece .model, or of a folder with one. A prepared corpus has its own.",
+    )
+    digest: CorpusDigest = Field(
+        "",
+        description="What the corpus of every learner must be ('diloco data show' tells it). Then "
+        "learners need not have it at the same path. Empty: it is not compared.",
+    )
+    mixture: Annotated[tuple[Part, ...], Field(max_length=MIXTURE_MAX)] = Field(
+        (),
+        description="Several corpora in fixed shares, each {source, weight, digest}; replaces "
+        "source and digest.",
+    )
     virtual_shards: int = Field(
         64, ge=1, le=65536, description="Leases are per shard; many keep joins fair."
     )
     validation_fraction: float = Field(
-        0.05, gt=0, lt=0.5, description="Share of files held out for validation; as much for test."
+        0.05,
+        gt=0,
+        lt=0.5,
+        description="Share of documents held out for validation; as much for test. A prepared "
+        "corpus has its own.",
     )
+
+    @model_validator(mode="after")
+    def _one_digest(self) -> Self:
+        if self.mixture and self.digest:
+            raise ValueError("digest is for source; in a mixture each corpus has its own")
+        return self
+
+    @property
+    def sources(self) -> tuple[Part, ...]:
+        """What is read: the parts of the mixture, or the source alone."""
+        return self.mixture or (Part(source=self.source, weight=1.0, digest=self.digest),)
 
 
 class Inner(Spec):
@@ -299,7 +346,7 @@ def shared_keys(spec: RunSpec) -> dict[str, str]:
 
     The run's id is among them: what comes of a deleted run of the same name is refused. A learner's
     own batch size is left out: the weights account for it. So is what only the syncer uses to
-    decide when to stop.
+    decide when to stop. Where a digest says what a corpus is, it does not matter where it lies.
     """
     view = spec.model_dump(
         mode="json",
@@ -308,7 +355,27 @@ def shared_keys(spec: RunSpec) -> dict[str, str]:
     )
     if not view["model"]["weights_digest"]:
         del view["model"]["weights_digest"]
-    return dict(_flatten("", view))
+    return dict(_flatten("", view | {"data": _agreed(spec.data, view["data"])}))
+
+
+def _agreed(data: Data, view: dict[str, Any]) -> dict[str, Any]:
+    """Of `[data]` what members must agree on.
+
+    What a run of an earlier release did not have is named only where it is used, so that such a run
+    keeps its hash.
+    """
+    view = {name: value for name, value in view.items() if value or name in ("source", "tokenizer")}
+    if data.mixture:
+        del view["source"]
+        view["mixture"] = [
+            {name: value for name, value in part.items() if name != "source" or not part["digest"]}
+            for part in view["mixture"]
+        ]
+    elif data.digest:
+        del view["source"]
+    if all(part.digest for part in data.sources):
+        del view["tokenizer"]
+    return view
 
 
 def _flatten(prefix: str, value: Any) -> list[tuple[str, str]]:

@@ -32,7 +32,7 @@ OTHERS = {"bus", "process", "commands", "fleets", "plots", "check", "bulk"}
 # Settings of a fleet that an experiment's description names only where they are not the default.
 LATER = ("one_way_s", "jitter", "interruptions", "loan", "only_ready", "over_time")
 # Likewise settings of a run.
-LATER_SETTINGS = (("algorithm", "weighting"),)
+LATER_SETTINGS = (("algorithm", "weighting"), ("data", "digest"), ("data", "mixture"))
 LIBRARIES = ("jax", "jaxlib", "numpy", "optax", "ml_dtypes")
 
 
@@ -63,6 +63,9 @@ class Experiment:
         """What is run, JSON-ready; the corpus by its content, wherever it lies."""
         spec = self.spec.model_dump(mode="json")
         spec["data"]["source"] = Path(self.spec.data.source).name
+        spec["data"]["tokenizer"] = Path(self.spec.data.tokenizer).name
+        for part in spec["data"]["mixture"]:
+            part["source"] = Path(part["source"]).name
         for section, name in LATER_SETTINGS:
             part = getattr(self.spec, section)
             if getattr(part, name) == type(part).model_fields[name].default:
@@ -151,12 +154,9 @@ def _keep(file: Path, experiment: Experiment, result: dict[str, Any]) -> None:
 @cache
 def _corpus(data: Data) -> str:
     """Digest of what is read: the standard library differs from one Python to the next."""
-    from diloco_learner.data.corpus import load
+    from diloco_learner.data.corpus import digest, load
 
-    digest = hashlib.blake2b(digest_size=16)
-    for split in (corpus := load(data)).train, corpus.validation, corpus.test:
-        digest.update(split.tobytes())
-    return digest.hexdigest()
+    return digest(load(data))
 
 
 @cache

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
-from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import ShardCut
+from diloco_learner.data.corpus import check_vocabulary, load
+from diloco_learner.data.shards import ShardCut, cut_of
 from diloco_learner.events import Evaluate, Leave
 from diloco_learner.training.computing_io import Built
 from diloco_learner.training.data_parallel import LearnerStream
@@ -277,7 +277,8 @@ class Fleet(IdleFleet):
     ) -> None:
         self.program = Program.build(spec)
         corpus = load(spec.data)
-        self.cut = ShardCut(
+        check_vocabulary(spec, corpus)
+        self.cut = cut_of(
             corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed
         )
         self.splits = {"validation": corpus.validation, "test": corpus.test}

@@ -1,98 +1,241 @@
-"""Corpora: splits by file that stay put, and faults that name the place."""
+"""The corpus of a run: prepared once, opened from anywhere, and the one that the run wants."""
 
 import json
+import multiprocessing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from shared.corpora.texts import documents, folder_of, prepared
 
-from diloco_learner.data.corpus import END_OF_DOCUMENT, load
-from diloco_shared.spec.run import Data
-
-
-def write(folder: Path, files: int) -> Path:
-    folder.mkdir(parents=True)
-    for n in range(files):
-        (folder / f"{n:03d}.txt").write_text(f"text {n:03d}")
-    return folder
-
-
-def data(folder: Path, fraction: float = 0.2) -> Data:
-    return Data(source=str(folder), validation_fraction=fraction)
+from diloco_learner.data.cache import Cache
+from diloco_learner.data.corpus import check_vocabulary, digest, load
+from diloco_learner.data.shards import MixedCut, ShardReader, cut_of
+from diloco_learner.training.evaluate import held_out, held_out_each
+from diloco_shared.corpora.mix import Mixture
+from diloco_shared.corpora.prepared import Corpus, open_corpus
+from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.training import train_tokenizer
+from diloco_shared.spec.run import Data, RunSpec
 
 
-def splits(folder: Path, fraction: float = 0.2) -> list[set[bytes]]:
-    corpus = load(data(folder, fraction))
-    return [
-        set(tokens.tobytes().split(END_OF_DOCUMENT))
-        for tokens in (corpus.train, corpus.validation, corpus.test)
+def data(source: Path | str, **more: Any) -> Data:
+    return Data.model_validate({"source": str(source), "validation_fraction": 0.2} | more)
+
+
+def one(found: Corpus | Mixture) -> Corpus:
+    assert isinstance(found, Corpus)
+    return found
+
+
+def test_text_is_prepared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, cache = folder_of(tmp_path / "a", 60), Cache(tmp_path / "cache")
+    first = one(load(data(folder), cache=cache))
+    assert sum(map(len, documents(first))) == 60
+    monkeypatch.setattr("diloco_learner.data.cache.prepare_locked", None)  # nobody may again
+    assert load(data(folder), cache=cache) is first  # of a process
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize("change", ["text", "more", "fraction"])
+def test_what_changes_is_prepared_again(tmp_path: Path, change: str) -> None:
+    folder, cache = folder_of(tmp_path / "a", 60), Cache(tmp_path / "cache")
+    before = one(load(data(folder), cache=cache))
+    if change == "text":
+        (folder / "0000.txt").write_text("something else")
+    if change == "more":
+        (folder / "new.txt").write_text("something new")
+    fraction = 0.3 if change == "fraction" else 0.2
+    after = one(load(data(folder, validation_fraction=fraction), cache=cache))
+    assert after.digest != before.digest
+    new = {"text": "something else", "more": "something new"}.get(change)
+    assert new is None or any(new in texts for texts in documents(after))
+
+
+def test_a_cache_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
+    told: list[str] = []
+    cache = Cache(tmp_path / "cache", bytes_max=600_000, tell=told.append)
+    big = [folder_of(tmp_path / name, 40, words=500) for name in "ab"]  # 400 kB each, as uint16
+    opened = [one(load(data(big[0]), cache=cache))]
+    opened.append(one(load(data(big[1]), cache=cache)))
+    folders = [c.folder for c in opened]
+    assert folders[0] is not None and folders[1] is not None
+    kept = documents(opened[0])
+    assert not folders[0].exists() and folders[1].exists()
+    assert any("removed the prepared corpus" in line for line in told)
+    assert any("prepares the corpus of" in line for line in told)
+    assert documents(opened[0]) == kept, "what is mapped stays readable"
+
+
+def _loads(folder: Path, cache: Path, answers: Any) -> None:
+    answers.put(one(load(data(folder), cache=Cache(cache))).digest)
+
+
+@pytest.mark.whole
+def test_learners_that_begin_together_prepare_one_corpus(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", 200, words=200)
+    spawn = multiprocessing.get_context("spawn")
+    answers: Any = spawn.Queue()
+    learners = [
+        spawn.Process(target=_loads, args=(folder, tmp_path / "cache", answers)) for _ in range(3)
     ]
+    for learner in learners:
+        learner.start()
+    digests = {answers.get(timeout=120) for _ in learners}
+    for learner in learners:
+        learner.join(timeout=60)
+        assert learner.exitcode == 0
+    assert len(digests) == 1
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert open_corpus(kept).digest in digests
 
 
-def test_splits_are_disjoint_and_hold_every_file(tmp_path: Path) -> None:
-    train, validation, test = splits(write(tmp_path / "a", 200))
-    assert not (train & validation or train & test or validation & test)
-    assert train | validation | test == {f"text {n:03d}".encode() for n in range(200)}
-    # About a fifth each.
-    assert all(20 <= len(held) <= 60 for held in (validation, test))
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(ValueError, match=r"cannot be written to .*DILOCO_CORPORA"):
+        load(data(folder_of(tmp_path / "a", 60)), cache=Cache(tmp_path / "file" / "cache"))
 
 
-def test_the_same_files_split_alike_wherever_they_lie(tmp_path: Path) -> None:
-    assert splits(write(tmp_path / "a", 60)) == splits(write(tmp_path / "elsewhere" / "b", 60))
+def test_relative_paths_are_under_the_data_root(tmp_path: Path) -> None:
+    folder_of(tmp_path / "site" / "text", 60)
+    prepared(tmp_path / "site" / "text", tmp_path / "site" / "corpus")
+    found = [load(data(name), tmp_path / "site") for name in ("text", "corpus")]
+    assert digest(found[0]) == digest(found[1])
+    with pytest.raises(ValueError, match=r"'text' is neither a folder nor a file"):
+        load(data("text"), tmp_path)
 
 
-def test_more_files_move_no_other(tmp_path: Path) -> None:
-    few, many = splits(write(tmp_path / "few", 60)), splits(write(tmp_path / "many", 120))
-    for before, after in zip(few, many, strict=True):
-        assert before <= after
+def test_a_corpus_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", 60)
+    right = digest(load(data(folder)))
+    assert digest(load(data(folder, digest=right))) == right
+    (folder / "0000.txt").write_text("another text")
+    with pytest.raises(ValueError, match=f"the run wants {right}: copy the run's corpus") as told:
+        load(data(folder, digest=right))
+    assert digest(load(data(folder))) in str(told.value), "both are named"
 
 
-def test_a_larger_share_only_moves_files_out_of_training(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", 100)
-    small, large = splits(folder, 0.1), splits(folder, 0.3)
-    assert large[0] < small[0] and small[1] < large[1]
+def test_the_tokenizer_of_a_prepared_corpus_is_its_own(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", 60)
+    corpus = prepared(folder, tmp_path / "corpus")
+    train_tokenizer(find(str(folder)), 300, tmp_path / "bpe")
+    with pytest.raises(
+        ValueError, match=r"was made with the tokenizer .* prepare the corpus again"
+    ):
+        load(data(tmp_path / "corpus", tokenizer=str(tmp_path / "bpe")))
+    # A path of where it was made says nothing here.
+    found = load(data(tmp_path / "corpus", tokenizer="/elsewhere/bpe"))
+    assert digest(found) == corpus.digest
+    with pytest.raises(ValueError, match="neither 'bytes' nor a file or folder"):
+        load(data(folder, tokenizer="no/such/tokenizer"))
 
 
-def test_json_lines_are_a_document_each(tmp_path: Path) -> None:
-    folder = write(tmp_path / "a", 60)
-    lines = [json.dumps({"text": "ä first", "id": 1}), "", json.dumps({"text": "second"})]
-    (folder / "more.jsonl").write_text("\n".join(lines))
-    (folder / "ignored.bin").write_bytes(b"\xff")
-    documents = set().union(*splits(folder))
-    assert {"ä first".encode(), b"second"} <= documents
-    assert b"\xff" not in documents and len(documents) == 62
+def test_a_model_too_small_for_the_tokens_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.arange(1000, dtype=np.uint16))
+    (tmp_path / "t.json").write_text(json.dumps({"vocabulary": 1000}))
+    corpus = load(data(tmp_path / "t.npy"))
+    body = {"name": "x", "budget": {"steps": 1}}
+    with pytest.raises(ValueError, match=r"vocabulary \(256\) is too small .* 1000 different"):
+        check_vocabulary(RunSpec.model_validate(body), corpus)
+    large = {"model": {"overrides": {"vocabulary": 1000}}}
+    check_vocabulary(RunSpec.model_validate(body | large), corpus)
+    check_vocabulary(RunSpec.model_validate(body | {"model": {"factory": "mine:own"}}), corpus)
 
 
-@pytest.mark.parametrize("line", ['{"body": "x"}', '{"text": 3}', '["text"]', "not json"])
-def test_a_faulty_line_is_named(tmp_path: Path, line: str) -> None:
-    folder = write(tmp_path / "a", 5)
-    (folder / "bad.jsonl").write_text('{"text": "fine"}\n' + line)
-    with pytest.raises(ValueError, match=r"bad\.jsonl:2: expected an object"):
-        load(data(folder))
+def mixture(tmp_path: Path) -> Data:
+    parts = []
+    for name, files, weight in (("small", 40, 0.75), ("large", 400, 0.25)):
+        prepared(folder_of(tmp_path / f"{name} text", files), tmp_path / name)
+        parts.append({"source": name, "weight": weight})
+    return Data.model_validate({"mixture": parts})
 
 
-def test_one_file_is_cut_and_its_end_held_out(tmp_path: Path) -> None:
-    file = tmp_path / "book.txt"
-    file.write_bytes(bytes(range(100)))
-    corpus = load(data(file, 0.1))
-    assert corpus.train.tobytes() == bytes(range(80))
-    assert corpus.validation.tobytes() == bytes(range(80, 90))
-    assert corpus.test.tobytes() == bytes(range(90, 100))
-    file.write_bytes(b"short")
-    with pytest.raises(ValueError, match="too short to hold 12% of it out"):
-        load(data(file, 0.12))
+def test_a_mixture_is_read_in_exact_shares(tmp_path: Path) -> None:
+    found = load(mixture(tmp_path), tmp_path)
+    assert isinstance(found, Mixture) and found.weights == (3, 1)
+    cut = cut_of(found.train, 4, 8, seed=1)
+    assert isinstance(cut, MixedCut)
+    small, large = (c.sequences_per_shard for c in cut.cuts)
+    assert cut.sequences_per_shard == small + large > 10 * small
+    everything: list[int] = []
+    for passes in range(3):
+        places = cut.places(2, passes, 0, cut.sequences_per_shard)
+        of_large = places >= 4 * small
+        for n in range(0, len(places) - 4, 4):
+            assert of_large[n : n + 4].sum() == 1, "one of each four draws"
+        everything += places.tolist()
+        np.testing.assert_array_equal(places[5:9], cut.places(2, passes, 5, 9))  # random access
+    # Nothing of a corpus is read again before all of its part of the shard was read.
+    for its, size in ((0, small), (1, large)):
+        mine = [p for p in everything if (p >= 4 * small) == bool(its)]
+        for start in range(0, len(mine), size):
+            turn = mine[start : start + size]
+            assert len(set(turn)) == len(turn)
+        assert its or set(mine[:size]) == set(mine[size : 2 * size])
+    assert mine[:size] != sorted(mine[:size])
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere' is neither a folder nor a file"):
-        load(data(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match="no files for validation, test; it needs more files"):
-        load(data(write(tmp_path / "one", 1), 0.01))
-    with pytest.raises(ValueError, match=r"data.tokenizer 'words' is unknown: use 'bytes'"):
-        load(Data(tokenizer="words"))
+def test_a_reader_of_a_mixture_goes_on_at_a_cursor(tmp_path: Path) -> None:
+    found = load(mixture(tmp_path), tmp_path)
+    cut = cut_of(found.train, 4, 8, seed=1)
+    whole = ShardReader(cut, 3, passes=1).take(cut.sequences_per_shard)
+    reader = ShardReader(cut, 3, passes=1)
+    parts = [reader.take(7), reader.take(400)]
+    again = ShardReader(cut, reader.cursor.shard, reader.cursor.sequences, passes=1)
+    parts.append(again.take(10**6))
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    assert whole.shape == (cut.sequences_per_shard, 9) and whole.dtype == np.int32
+    texts = [bytes(row.astype(np.uint8)).decode() for row in whole[:50]]
+    assert all(set(text) <= set("text 0123456789\0") for text in texts)
 
 
+def test_shards_of_a_mixture_share_nothing(tmp_path: Path) -> None:
+    cut = cut_of(load(mixture(tmp_path), tmp_path).train, 4, 8, seed=1)
+    seen = [set(cut.places(s, 0, 0, cut.sequences_per_shard)) for s in range(4)]
+    assert not any(a & b for i, a in enumerate(seen) for b in seen[:i])
+
+
+def test_what_is_held_out_of_a_mixture_has_its_shares(tmp_path: Path) -> None:
+    found = load(mixture(tmp_path), tmp_path)
+    each = held_out_each(found.validation, 8, 16, seed=0)
+    assert [len(windows) for windows in each] == [12, 4]
+    np.testing.assert_array_equal(held_out(found.validation, 8, 16, seed=0), np.concatenate(each))
+    np.testing.assert_array_equal(each[1], held_out(found.corpora[1].validation, 8, 4, seed=0))
+
+
+def test_a_corpus_that_is_too_small_for_the_shards_is_named(tmp_path: Path) -> None:
+    found = load(mixture(tmp_path), tmp_path)
+    with pytest.raises(ValueError, match=r"of .*small, .* too few for 4000 shards"):
+        cut_of(found.train, 4000, 8, seed=1)
+
+
+def test_corpora_of_different_tokenizers_do_not_mix(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "a", 60)
+    prepared(folder, tmp_path / "one")
+    bpe = train_tokenizer(find(str(folder)), 300, tmp_path / "bpe")
+    prepared(folder, tmp_path / "two", with_=bpe)
+    parts = [{"source": name, "weight": 1} for name in ("one", "two")]
+    with pytest.raises(ValueError, match=r"have different tokenizers: .*one and .*two"):
+        load(Data.model_validate({"mixture": parts}), tmp_path)
+
+
+def test_each_corpus_of_a_mixture_is_the_one_that_is_wanted(tmp_path: Path) -> None:
+    body = mixture(tmp_path).model_dump()
+    body["mixture"][1]["digest"] = "0" * 32
+    with pytest.raises(ValueError, match=f"large has digest .* the run wants {'0' * 32}"):
+        load(Data.model_validate(body), tmp_path)
+
+
+def test_a_fault_of_the_text_names_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\nnot json\n')
+    with pytest.raises(ValueError, match=r"data\.source: .*bad\.jsonl:2: expected an object"):
+        load(data(tmp_path / "bad.jsonl"))
+
+
+@pytest.mark.whole
 def test_the_standard_library_is_read_without_its_tests_and_packages() -> None:
-    corpus = load(Data())
+    corpus = one(load(Data()))
     assert len(corpus.train) > 5_000_000
     assert min(len(corpus.validation), len(corpus.test)) > 100_000
-    assert corpus is load(Data())  # read once per process
+    assert corpus is load(Data())

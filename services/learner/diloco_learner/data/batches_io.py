@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_learner.data.shards import ShardCut, ShardReader
+from diloco_learner.data.shards import Cut, ShardReader
 from diloco_shared.protocol.messages import Cursor
 
 # Of the finished shards, the newest that a cursor tells: as many as a message takes.
@@ -23,7 +23,7 @@ FINISHED_TOLD = 16
 class Batches:
     """Read by the train thread; the asyncio side calls `grant`, `revoke` and `close`."""
 
-    def __init__(self, cut: ShardCut, sequences: int) -> None:
+    def __init__(self, cut: Cut, sequences: int) -> None:
         self.cut = cut
         self.sequences = sequences
         # Readers, and whether their shard is leased; at most one ahead of the present one.

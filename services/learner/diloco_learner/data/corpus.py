@@ -1,119 +1,107 @@
-"""Corpora: text to three token arrays, split the same way on every machine.
+"""The corpus of a run, from whatever its settings name.
 
-`stdlib` is the source code of the running Python's standard library: real text that needs no
-download. Any other source is a folder of .txt, .md, .py or .jsonl (field "text") files, split by
-file, or one such file, whose end is held out.
+A folder that `diloco data prepare` wrote is opened as it is, and so is a file of tokens. Text is
+prepared once into a cache and opened from there. Nothing is read into memory.
 """
 
-import hashlib
-import json
-import os
-import sysconfig
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from diloco_learner.data.cache import Cache, opened, users_cache
+from diloco_shared.corpora.mix import Mixture, whole_weights
+from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared
+from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
+from diloco_shared.corpora.sources import STDLIB, find
+from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
+from diloco_shared.corpora.tokenizers import load as load_tokenizer
+from diloco_shared.spec.run import Data, Part, RunSpec
+from diloco_shared.spec.shapes import shape_of
 
-from diloco_shared.spec.run import Data
-
-SUFFIXES = (".txt", ".md", ".py", ".jsonl")
-VOCABULARY = {"bytes": 256}
-# Not the library itself: installed packages, and tests, which some distributions leave out.
-NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
-# Separates documents: a byte that text does not contain.
-END_OF_DOCUMENT = b"\x00"
-
-
-@dataclass(frozen=True, slots=True)
-class Corpus:
-    """Token arrays of the three splits."""
-
-    train: NDArray[np.uint8]
-    validation: NDArray[np.uint8]
-    test: NDArray[np.uint8]
+HERE = Path()
 
 
-def load(data: Data) -> Corpus:
-    """Read the corpus that `data` names; ValueError says what is missing."""
-    if data.tokenizer not in VOCABULARY:
-        raise ValueError(f"data.tokenizer {data.tokenizer!r} is unknown: use 'bytes'")
-    return _load(data.source, data.validation_fraction)
+def load(data: Data, root: Path = HERE, cache: Cache | None = None) -> Corpus | Mixture:
+    """Open the corpus, or the mixture, that `data` names; relative paths are under `root`.
+
+    Raises ValueError that says what is missing, or which corpus is not the one that it should be.
+    """
+    cache = cache or Cache(users_cache())
+    corpora = tuple(_part(part, data, root, cache) for part in data.sources)
+    if not data.mixture:
+        return corpora[0]
+    _check_one_tokenizer(corpora)
+    return Mixture(corpora, whole_weights([part.weight for part in data.mixture]))
 
 
-@lru_cache(maxsize=2)  # several learners of one process share it
-def _load(source: str, fraction: float) -> Corpus:
-    root = Path(sysconfig.get_path("stdlib")) if source == "stdlib" else Path(source)
-    if root.is_file() and root.suffix in SUFFIXES:
-        return _cut(_text(root), fraction, source)
-    if not root.is_dir():
+def digest(corpus: Corpus | Mixture) -> str:
+    """Of what is read: equal where the tokens are. 32 hex digits for each corpus."""
+    if isinstance(corpus, Mixture):
+        return " ".join(map(digest_of, corpus.corpora))
+    return digest_of(corpus)
+
+
+def check_vocabulary(spec: RunSpec, corpus: Corpus | Mixture) -> None:
+    """ValueError if the run's model has no row for some token. Of a model of one's own nobody here
+    knows how many it has."""
+    if spec.model.factory is not None:
+        return
+    has = shape_of(spec.model).vocabulary
+    if has < corpus.vocabulary:
         raise ValueError(
-            f"data.source {source!r} is neither a folder nor a file "
-            f"({', '.join(SUFFIXES)}) on this machine"
+            f"model.overrides.vocabulary ({has}) is too small for this corpus, which has "
+            f"{corpus.vocabulary} different tokens: set it to {corpus.vocabulary} or more"
         )
-    splits: dict[str, list[bytes]] = {"train": [], "validation": [], "test": []}
-    for path in sorted(_files(root, stdlib=source == "stdlib")):
-        name = path.relative_to(root).as_posix()
-        splits[_split(name, fraction)].append(_text(path))
-    empty = [name for name, parts in splits.items() if not parts]
-    if empty:
+
+
+def _part(part: Part, data: Data, root: Path, cache: Cache) -> Corpus:
+    path = root / Path(part.source).expanduser()
+    if part.source != STDLIB and is_prepared(path):
+        corpus = opened(path)
+        _check_tokenizer(corpus, data, root)
+    elif part.source != STDLIB and is_tokens(path):
+        given = None if data.tokenizer == BYTES else load_tokenizer(data.tokenizer, root)
+        corpus = open_tokens(path, data.validation_fraction, given.vocabulary if given else None)
+    else:
+        tokenizer = load_tokenizer(data.tokenizer, root)
+        corpus = _of_text(part.source, tokenizer, root, cache, data.validation_fraction)
+    if part.digest and (found := digest_of(corpus)) != part.digest:
         raise ValueError(
-            f"data.source {source!r}: no files for {', '.join(empty)}; it needs more files "
-            f"({', '.join(SUFFIXES)}), since splits go by file"
+            f"the corpus at {path if part.source != STDLIB else STDLIB} has digest {found}, and "
+            f"the run wants {part.digest}: copy the run's corpus to this machine, or give the run "
+            "this digest if this corpus is the right one ('diloco data show' tells it)"
         )
-    arrays = {
-        name: np.frombuffer(END_OF_DOCUMENT.join(parts), dtype=np.uint8)
-        for name, parts in splits.items()
-    }
-    return Corpus(**arrays)
+    return corpus
 
 
-def _cut(text: bytes, fraction: float, source: str) -> Corpus:
-    """One text: its last `fraction` is for tests, the one before it for validation."""
-    tokens = np.frombuffer(text, dtype=np.uint8)
-    held_out = int(len(tokens) * fraction)
-    if not held_out:
-        raise ValueError(f"data.source {source!r} is too short to hold {fraction:.0%} of it out")
-    train, validation, test = np.split(tokens, [len(tokens) - 2 * held_out, len(tokens) - held_out])
-    return Corpus(train, validation, test)
+def _of_text(name: str, tokenizer: Tokenizer, root: Path, cache: Cache, fraction: float) -> Corpus:
+    try:
+        return cache.corpus(find(name, root), tokenizer, fraction)
+    except ValueError as error:
+        raise ValueError(f"data.source: {error}") from None
 
 
-def _files(root: Path, *, stdlib: bool) -> Iterator[Path]:
-    suffixes = (".py",) if stdlib else SUFFIXES
-    for folder, inner, names in os.walk(root):
-        if stdlib:
-            # Not entered at all: installed packages are many times the library.
-            inner[:] = [name for name in inner if name not in NOT_LIBRARY]
-        for name in names:
-            path = Path(folder, name)
-            if path.suffix in suffixes and path.is_file():
-                yield path
+def _check_tokenizer(corpus: Corpus, data: Data, root: Path) -> None:
+    """The corpus has a tokenizer of its own: another one in the settings is a mistake.
+
+    `bytes` is what settings have that say nothing; a path may be of where the corpus was made.
+    """
+    if data.tokenizer == BYTES or not (root / Path(data.tokenizer).expanduser()).exists():
+        return
+    given = load_tokenizer(data.tokenizer, root).digest
+    assert corpus.index is not None
+    if given != corpus.index.tokenizer.digest:
+        raise ValueError(
+            f"{corpus.name} was made with the tokenizer {corpus.index.tokenizer.digest}, and "
+            f"data.tokenizer ({data.tokenizer}) is {given}: prepare the corpus again, or leave "
+            "data.tokenizer out"
+        )
 
 
-def _split(name: str, fraction: float) -> str:
-    """By a hash of the name: adding a file moves no other."""
-    place = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) / 2**64
-    if place < fraction:
-        return "validation"
-    return "test" if place < 2 * fraction else "train"
-
-
-def _text(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if path.suffix != ".jsonl":
-        return raw
-    texts = []
-    for number, line in enumerate(raw.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            record: Any = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-            raise ValueError(f'{path}:{number}: expected an object with a string field "text"')
-        texts.append(record["text"].encode())
-    return END_OF_DOCUMENT.join(texts)
+def _check_one_tokenizer(corpora: tuple[Corpus, ...]) -> None:
+    """A number must mean the same token in every corpus of a mixture."""
+    known = {c.index.tokenizer.digest: c for c in corpora if c.index is not None}
+    if len(known) > 1:
+        first, second, *_ = known.values()
+        raise ValueError(
+            f"the corpora of data.mixture have different tokenizers: {first.name} and "
+            f"{second.name} do not agree. Prepare them with the same one"
+        )

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
-from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import ShardCut
+from diloco_learner.data.cache import Cache
+from diloco_learner.data.corpus import HERE, check_vocabulary, load
+from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
 from diloco_learner.models.starting import weights_of
 from diloco_learner.training.evaluate import held_out
@@ -55,13 +56,19 @@ class Computing(Protocol):
 class OnThisMachine:
     """On the devices of this process, by a thread of its own: see `Computing`."""
 
+    def __init__(self, root: Path = HERE, cache: Cache | None = None) -> None:
+        """`root`: where relative paths of corpora are; `cache`: where they are prepared."""
+        self.root = root
+        self.cache = cache
+
     async def handed(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def build(self, spec: RunSpec) -> Built:
-        """Seconds: it compiles."""
-        corpus = load(spec.data)
-        cut = ShardCut(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
+        """Seconds: it compiles. Minutes if a large text is prepared first."""
+        corpus = load(spec.data, self.root, self.cache)
+        check_vocabulary(spec, corpus)
+        cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
         sequences = spec.inner.batch_sequences * spec.inner.accumulation
         held_out_SxL1 = held_out(
             corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed

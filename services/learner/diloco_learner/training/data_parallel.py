@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from diloco_learner.data.corpus import load
-from diloco_learner.data.shards import ShardCut, ShardReader
+from diloco_learner.data.corpus import check_vocabulary, load
+from diloco_learner.data.shards import Cut, ShardReader, cut_of
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics.schedule import inner_rate
@@ -21,7 +21,7 @@ from diloco_shared.spec.run import RunSpec
 class LearnerStream:
     """Endless batches of one of M learners: shards m, m + M, m + 2 M, … in turn."""
 
-    def __init__(self, cut: ShardCut, learner: int, learners: int) -> None:
+    def __init__(self, cut: Cut, learner: int, learners: int) -> None:
         self.cut = cut
         self.shards = [s for s in range(cut.shards) if s % learners == learner]
         if not self.shards:
@@ -62,7 +62,8 @@ def train_data_parallel(
     if spec.budget.steps is None:
         raise ValueError("data-parallel training needs budget.steps")
     corpus, peak = load(spec.data), rate or spec.inner.learning_rate
-    cut = ShardCut(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
+    check_vocabulary(spec, corpus)
+    cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
     streams = [LearnerStream(cut, m, learners) for m in range(learners)]
     program = Program.build(spec)
     trainer = Trainer(program)

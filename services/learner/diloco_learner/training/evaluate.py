@@ -9,21 +9,58 @@ from numpy.typing import NDArray
 
 from diloco_learner.models import ModelDef
 from diloco_learner.training.programs import compiler_options
+from diloco_shared.corpora.mix import Mixed
+from diloco_shared.corpora.sequences import Tokens, windows
 
 # Per call, whichever is less: bounds the memory of activations and logits, however long sequences
 # are. A training step's batch is evaluated at once in any case: its step needed more than that.
 SEQUENCES_MAX, TOKENS_MAX = 64, 4096
 
 
-def held_out(tokens: NDArray[Any], context: int, sequences: int, seed: int) -> NDArray[np.int32]:
-    """`sequences` seeded windows of context + 1 tokens, shape (S, L + 1), the same every time."""
-    windows = (len(tokens) - 1) // context
-    if windows < 1:
+# Above so many windows, drawing a few does not put all of them in order: that takes 32 MB.
+ORDERED_MAX = 1 << 22
+
+
+def held_out(
+    tokens: NDArray[Any] | Tokens | Mixed, context: int, sequences: int, seed: int
+) -> NDArray[np.int32]:
+    """`sequences` seeded windows of context + 1 tokens, shape (S, L + 1), the same every time.
+
+    Of a mixture each corpus gives its share; `held_out_each` keeps them apart.
+    """
+    if isinstance(tokens, Mixed):
+        each = held_out_each(tokens, context, sequences, seed)
+        return np.concatenate([found for found in each if len(found)])
+    there = (len(tokens) - 1) // context
+    if there < 1:
         raise ValueError(f"the held-out split has {len(tokens)} tokens, a sequence {context + 1}")
-    chosen = np.random.default_rng(seed).permutation(windows)[:sequences]
-    return np.stack([tokens[w * context : w * context + context + 1] for w in chosen]).astype(
-        np.int32
-    )
+    chosen_S = _chosen(there, min(sequences, there), seed)
+    return windows(tokens, chosen_S * context, context + 1)
+
+
+def held_out_each(
+    mixed: Mixed, context: int, sequences: int, seed: int
+) -> tuple[NDArray[np.int32], ...]:
+    """Of each corpus of a mixture its share of `sequences` windows, shape (S_k, L + 1)."""
+    found = []
+    counts = mixed.interleave.counts(sequences)
+    for part, name, count in zip(mixed.parts, mixed.names, counts, strict=True):
+        try:
+            found.append(held_out(part, context, count, seed))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return tuple(found)
+
+
+def _chosen(windows: int, count: int, seed: int) -> NDArray[np.int64]:
+    """Different numbers below `windows`; a smaller count gives the first of a larger one's."""
+    rng = np.random.default_rng(seed)
+    if windows <= ORDERED_MAX:
+        return rng.permutation(windows)[:count]
+    drawn: dict[int, None] = {}
+    while len(drawn) < count:
+        drawn.setdefault(int(rng.integers(windows)))
+    return np.fromiter(drawn, np.int64)
 
 
 def at_once(context: int, trained: int) -> int:

@@ -1,0 +1,197 @@
+"""`diloco data`: from text to what learners train on. Needs no cluster."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from diloco_cli.commands.options import Json, show
+from diloco_cli.words import FAILED, CliError, why
+from diloco_shared.budget.terms import shown
+from diloco_shared.corpora.prepare import prepare
+from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared, open_corpus, verify
+from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
+from diloco_shared.corpora.sources import find
+from diloco_shared.corpora.splits import SPLITS
+from diloco_shared.corpora.tokenizers import load
+from diloco_shared.corpora.training import train_tokenizer
+from diloco_shared.spec.run import Data
+
+app = typer.Typer()
+data = typer.Typer(
+    no_args_is_help=True, help="Corpora: train a tokenizer, prepare text, show what is there."
+)
+app.add_typer(data, name="data")
+
+SOURCE = "'stdlib', or a folder or file: text, .jsonl, .parquet, a saved data set."
+Source = Annotated[str, typer.Argument(help=SOURCE)]
+To = Annotated[Path, typer.Option(help="Folder to write; it must not hold anything else.")]
+Field = Annotated[str, typer.Option(help="Field or column that holds the text of a record.")]
+FRACTION = Data.model_fields["validation_fraction"].default
+# Lines of progress where no terminal shows a bar.
+LINES = 10
+# Tokens of a split that are shown as text.
+SAMPLE_TOKENS = 200
+
+Told = Callable[[int, int], None]
+
+
+@data.command("train-tokenizer")
+def train(
+    source: Source,
+    to: To,
+    vocabulary: Annotated[int, typer.Option(help="How many tokens it may have.")] = 32_768,
+    field: Field = "text",
+) -> None:
+    """Train a byte-level BPE tokenizer on text."""
+    with _faults(), _progress("reads") as told:
+        found = train_tokenizer(find(source, field=field), vocabulary, to, told)
+    print(f"{to}: {found.vocabulary} tokens, digest {found.digest}")
+    if found.vocabulary < vocabulary:
+        print(f"the text has no more pairs to join: {vocabulary} were allowed")
+
+
+@data.command("prepare")
+def prepare_corpus(
+    source: Source,
+    to: To,
+    tokenizer: Annotated[
+        str, typer.Option(help="'bytes', a tokenizer.json, a SentencePiece .model, or a folder.")
+    ] = "bytes",
+    validation_fraction: Annotated[
+        float, typer.Option(help="Share of documents held out for validation; as much for test.")
+    ] = FRACTION,
+    workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one a core.")] = 0,
+    field: Field = "text",
+    as_json: Json = False,
+) -> None:
+    """Turn text into tokens that learners train on."""
+    with _faults(), _progress("prepares") as told:
+        found = find(source, field=field)
+        corpus = prepare(found, load(tokenizer), to, validation_fraction, workers, told)
+    show(_described(corpus), as_json, lambda: _table(corpus))
+
+
+@data.command("show")
+def show_corpus(
+    folder: Annotated[Path, typer.Argument(help="What 'data prepare' wrote, or a file of tokens.")],
+    check: Annotated[
+        bool, typer.Option("--verify", help="Read all of it, and compare every digest.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Splits, documents, tokens, digest, and a sample as text."""
+    with _faults():
+        tokens = is_tokens(folder) and not is_prepared(folder)
+        corpus = open_tokens(folder, FRACTION) if tokens else open_corpus(folder)
+        faults = verify(corpus) if check else []
+        described, lines = _described(corpus), _table(corpus)
+        described["sample"] = sample = _sample(corpus)
+    lines += ["", "The first validation tokens, as text:", sample] if sample else []
+    lines += [f"not sound: {fault}" for fault in faults]
+    lines += ["every token is as it was written"] if check and not faults else []
+    show(described | {"faults": faults}, as_json, lambda: lines)
+    if faults:
+        raise typer.Exit(FAILED)
+
+
+def _described(corpus: Corpus) -> dict[str, Any]:
+    index = corpus.index
+    return {
+        "name": corpus.name,
+        "digest": digest_of(corpus),
+        "vocabulary": corpus.vocabulary,
+        "tokenizer": index.tokenizer.digest if index else None,
+        "source": index.source if index else None,
+        "skipped_files": index.skipped_files if index else 0,
+        "splits": {
+            name: {
+                "tokens": len(corpus.split(name)),
+                "documents": index.splits[name].documents if index else None,
+                "files": len(corpus.split(name).parts),
+            }
+            for name in SPLITS
+        },
+    }
+
+
+def _table(corpus: Corpus) -> list[str]:
+    found, index = _described(corpus), corpus.index
+    lines = [f"{'split':<12}{'documents':>12}{'tokens':>18}{'files':>8}"]
+    for name, split in found["splits"].items():
+        documents = "-" if split["documents"] is None else f"{split['documents']:,}"
+        lines.append(f"{name:<12}{documents:>12}{split['tokens']:>18,}{split['files']:>8}")
+    lines += ["", f"digest      {found['digest']}"]
+    lines.append(f"vocabulary  {found['vocabulary']:,} tokens")
+    if index is not None:
+        lines.append(f"tokenizer   {index.tokenizer.kind}, digest {index.tokenizer.digest}")
+        lines.append(f"source      {index.source}")
+    if found["skipped_files"]:
+        lines.append(f"left out    {found['skipped_files']} files that are not text")
+    return lines
+
+
+def _sample(corpus: Corpus) -> str:
+    tokenizer = corpus.tokenizer
+    if tokenizer is None:
+        return ""
+    return tokenizer.decode(corpus.validation[:SAMPLE_TOKENS].tolist())
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """One line for what is wrong with the input or the disk."""
+    try:
+        yield
+    except ValueError as error:
+        raise CliError(str(error)) from None
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise CliError(f"{where}{why(error)}") from None
+
+
+@contextmanager
+def _progress(verb: str) -> Iterator[Told]:
+    """A bar on a terminal; elsewhere a line for each tenth, so that a log stays short."""
+    if not sys.stderr.isatty():
+        yield _lines(verb, time.monotonic())
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(verb, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines(verb: str, began: float) -> Told:
+    told = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if (now := LINES * done // max(total, 1)) > told:
+            told = now
+            rate = done / max(time.monotonic() - began, 1e-9)
+            print(
+                f"{verb}: {shown(done)} of {shown(total)}, {shown(round(rate))}/s",
+                file=sys.stderr,
+            )
+
+    return progress

@@ -1,0 +1,134 @@
+"""Corpora that learners of this machine have prepared of text: each once, for all of them.
+
+    CACHE/<key>/        a prepared corpus; the key is a digest of what it was made of
+    CACHE/.<key>.lock   while somebody makes, opens or removes it
+
+The text is known by its files' names, sizes and times. Whoever comes while another one prepares
+waits for it. What is over the cache's limit is removed, the least recently used first; whoever has
+it open keeps what he has, since the system keeps a file's content for as long as it is mapped.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from diloco_shared.corpora.folders import Busy, locked
+from diloco_shared.corpora.prepare import Progress, prepare_locked
+from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus
+from diloco_shared.corpora.sources import Source
+from diloco_shared.corpora.tokenizers import Tokenizer
+
+# Unless the settings say otherwise: a few corpora of the size that one prepares in passing.
+BYTES_MAX = 64 << 30
+# Corpora that a process keeps open: those of one mixture.
+OPEN_MAX = 64
+# Told while a corpus is prepared: so many lines in all.
+LINES = 10
+
+
+def users_cache() -> Path:
+    """Of whoever is no learner with a data folder of its own: experiments and benchmarks."""
+    return Path.home() / ".cache" / "decoupled-diloco" / "corpora"
+
+
+def opened(folder: Path) -> Corpus:
+    """A prepared corpus; the same object for all of this process who open it."""
+    try:
+        index = (folder / INDEX).stat()
+    except OSError as error:
+        raise ValueError(f"{folder / INDEX} cannot be read: {error.strerror or error}") from None
+    return _opened(folder.resolve(), index.st_mtime_ns, index.st_ino)
+
+
+@lru_cache(maxsize=OPEN_MAX)
+def _opened(folder: Path, mtime_ns: int, inode: int) -> Corpus:
+    return open_corpus(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """A folder of prepared corpora, of at most `bytes_max` together, but for the newest one.
+
+    `tell` is called with what takes long, in words.
+    """
+
+    folder: Path
+    bytes_max: int = BYTES_MAX
+    tell: Callable[[str], None] | None = None
+
+    def corpus(self, source: Source, tokenizer: Tokenizer, fraction: float) -> Corpus:
+        """The corpus of this text, prepared now unless it is there. Raises ValueError."""
+        made_of = repr((FORMAT, source.fingerprint, tokenizer.digest, fraction))
+        key = hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
+        folder = self.folder / key
+        try:
+            with locked(folder, wait=True):
+                if is_prepared(folder):
+                    os.utime(folder)  # used now
+                    return opened(folder)
+                told = None if self.tell is None else _told(source.name, self.tell)
+                prepare_locked(source, tokenizer, folder, fraction, 0, told)
+                found = opened(folder)
+            self._bound(folder)
+        except OSError as error:
+            raise ValueError(
+                f"the corpus of {source.name!r} cannot be written to {self.folder}: "
+                f"{error.strerror or error}. Make room, set DILOCO_CORPORA to another folder, or "
+                "use 'diloco data prepare' and name what it wrote"
+            ) from None
+        return found
+
+    def _bound(self, newest: Path) -> None:
+        """Remove what has not been used for longest, until the rest is within the limit."""
+        found = sorted((_used(path), path) for path in self.folder.iterdir() if path.is_dir())
+        sizes = {path: _bytes(path) for _, path in found}
+        total = sum(sizes.values())
+        for _, path in found:
+            if total <= self.bytes_max:
+                return
+            if path == newest:
+                continue
+            try:
+                with locked(path, wait=False):
+                    # The index goes first: what is left of a removal is no corpus.
+                    (path / INDEX).unlink(missing_ok=True)
+                    shutil.rmtree(path, ignore_errors=True)
+            except Busy:
+                continue
+            total -= sizes[path]
+            if self.tell is not None:
+                self.tell(f"removed the prepared corpus {path}: the cache was full")
+
+
+def _used(folder: Path) -> int:
+    """When it was used last; what died half-way comes first."""
+    try:
+        return folder.stat().st_mtime_ns if is_prepared(folder) else 0
+    except OSError:  # removed meanwhile
+        return 0
+
+
+def _bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*"):
+        try:
+            total += path.stat().st_size
+        except OSError:  # removed meanwhile
+            continue
+    return total
+
+
+def _told(name: str, tell: Callable[[str], None]) -> Progress:
+    said = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        if (now := LINES * done // max(total, 1)) > said:
+            said = now
+            tell(f"prepares the corpus of {name}: {100 * now // LINES} % of {total} bytes")
+
+    return progress

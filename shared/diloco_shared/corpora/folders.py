@@ -1,0 +1,66 @@
+"""Folders that one process at a time writes, whole or not at all."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class Busy(ValueError):
+    """Another process writes this folder."""
+
+
+@contextmanager
+def locked(folder: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a folder, which is a hidden file beside it.
+
+    `wait` until whoever has it lets go, else raise Busy. The system lets go for a process that
+    dies, so a wait is as long as the other one works. Raises OSError if it cannot be made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    path = folder.parent / f".{folder.name}.lock"
+    fd = _acquired(path, folder, wait=wait)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: see _acquired
+        os.close(fd)
+
+
+def _acquired(path: Path, folder: Path, *, wait: bool) -> int:
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            # Whoever held it has removed the file: then this lock is of a file that is gone.
+            if os.fstat(fd).st_ino == path.stat().st_ino:
+                return fd
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise Busy(f"another process is writing {folder}: wait until it is done") from None
+            raise
+        os.close(fd)
+
+
+def written(path: Path, content: bytes) -> None:
+    """A file with this content, on disk, whole or not at all."""
+    aside = path.with_name(path.name + ".part")
+    with aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+
+
+def kept(folder: Path) -> None:
+    """Make sure that the names in a folder are on disk."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

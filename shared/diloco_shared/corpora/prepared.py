@@ -1,0 +1,233 @@
+"""A prepared corpus on disk, and how it is opened.
+
+    DIR/index.json              what there is, and the corpus' digest; written last
+    DIR/train-00000.bin, …      tokens and nothing else, little-endian uint16 or uint32
+    DIR/validation-00000.bin, …
+    DIR/test-00000.bin, …
+    DIR/tokenizer/              the files of the tokenizer, unless it is `bytes`
+
+Behind every document stands the token that ends it. A folder without an index is no corpus.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from diloco_shared.corpora.sequences import Tokens, mapped
+from diloco_shared.corpora.splits import SPLITS, Split
+from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
+from diloco_shared.corpora.tokenizers import load as load_tokenizer
+
+INDEX, TOKENIZER = "index.json", "tokenizer"
+# The number of this format. A change that an older reader would misread gets the next one.
+FORMAT = 1
+# Of an index, with some hundred bytes for each of FILES_MAX shards.
+INDEX_BYTES_MAX = 32 << 20
+# Shards of a split: at 256 MiB each, sixteen times what the largest public corpora have.
+SHARDS_MAX = 65_536
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+# A model's embedding has no more rows than this (spec.shapes.DIMENSION_MAX).
+VOCABULARY_MAX = 1 << 24
+
+
+class Entry(BaseModel):
+    """Of an index: nothing unknown, nothing changed later."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Shard(Entry):
+    """One file of tokens. `documents`: how many end in it."""
+
+    file: str = Field(pattern=r"^(train|validation|test)-\d{5,}\.bin$")
+    tokens: Count
+    documents: Count
+    digest: Digest
+
+
+class Part(Entry):
+    """One split. `digest`: of its tokens, however they are cut into files."""
+
+    tokens: Count
+    documents: Count
+    digest: Digest
+    shards: Annotated[list[Shard], Field(max_length=SHARDS_MAX)]
+
+
+class Described(Entry):
+    """The tokenizer: `bytes`, or the copy in the folder."""
+
+    kind: Literal["bytes", "files"]
+    digest: Digest
+
+
+class Index(Entry):
+    """What `index.json` says."""
+
+    format: int
+    digest: Digest
+    tokenizer: Described
+    vocabulary: int = Field(ge=2, le=VOCABULARY_MAX)
+    end_of_document: int = Field(ge=0, lt=VOCABULARY_MAX)
+    dtype: Literal["uint16", "uint32"]
+    source: str
+    fraction: float = Field(gt=0, lt=0.5)
+    skipped_files: Count
+    splits: dict[Literal["train", "validation", "test"], Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The three splits as token sequences, and what is known of them.
+
+    `digest` is empty for tokens that came without one: `digest_of` computes it.
+    """
+
+    train: Tokens
+    validation: Tokens
+    test: Tokens
+    vocabulary: int
+    end_of_document: int | None
+    digest: str
+    name: str
+    folder: Path | None = None
+    index: Index | None = None
+
+    def split(self, name: Split) -> Tokens:
+        """One of the three."""
+        found: Tokens = getattr(self, name)
+        return found
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """What made the tokens, if it is known; reads its files."""
+        if self.folder is None or self.index is None:
+            return None
+        kind = self.index.tokenizer.kind
+        return load_tokenizer(BYTES if kind == BYTES else str(self.folder / TOKENIZER))
+
+
+def is_prepared(folder: Path) -> bool:
+    """Whether a corpus was written here to its end."""
+    return (folder / INDEX).is_file()
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """The corpus in a folder, whatever its size, at once: nothing of its tokens is read.
+
+    Raises ValueError if the index or a file is not as it was written.
+    """
+    index = read_index(folder)
+    splits = {}
+    for name, part in index.splits.items():
+        parts = [mapped(folder / s.file, index.dtype, s.tokens) for s in part.shards]
+        splits[name] = Tokens(parts, index.vocabulary, f"{folder} ({name})")
+    return Corpus(
+        splits["train"],
+        splits["validation"],
+        splits["test"],
+        index.vocabulary,
+        index.end_of_document,
+        index.digest,
+        str(folder),
+        folder,
+        index,
+    )
+
+
+def read_index(folder: Path) -> Index:
+    """What a corpus says of itself; ValueError if it is not sound."""
+    path = folder / INDEX
+    try:
+        if path.stat().st_size > INDEX_BYTES_MAX:
+            raise ValueError(f"{path} is longer than {INDEX_BYTES_MAX} bytes: it is no index")
+        body = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(
+            f"{folder} has no {INDEX}, so it is no prepared corpus: 'diloco data prepare' makes one"
+        ) from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is no index of a corpus: {error}") from None
+    given = body.get("format") if isinstance(body, dict) else None
+    if given != FORMAT:
+        raise ValueError(
+            f"{path} is of format {given!r}, and this release reads format {FORMAT}: prepare the "
+            "corpus again, or use the release that made it"
+        )
+    try:
+        index = Index.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{path} is damaged: {where}: {first['msg']}") from None
+    _check(index, path)
+    return index
+
+
+def _check(index: Index, path: Path) -> None:
+    """What no single field shows."""
+    missing = [name for name in SPLITS if name not in index.splits]
+    if missing:
+        raise ValueError(f"{path} is damaged: it has no split {', '.join(missing)}")
+    for name, part in index.splits.items():
+        for what in ("tokens", "documents"):
+            total = sum(getattr(shard, what) for shard in part.shards)
+            if total != getattr(part, what):
+                raise ValueError(
+                    f"{path} is damaged: splits.{name} has {getattr(part, what)} {what}, its "
+                    f"shards {total}"
+                )
+    if index.vocabulary > (most := np.iinfo(index.dtype).max + 1):
+        raise ValueError(
+            f"{path} is damaged: a vocabulary of {index.vocabulary} does not fit {index.dtype} "
+            f"({most} values)"
+        )
+    digest = combined(index.tokenizer.digest, {n: p.digest for n, p in index.splits.items()})
+    if digest != index.digest:
+        raise ValueError(
+            f"{path} is damaged: its digest is {index.digest}, and its splits make {digest}"
+        )
+
+
+def combined(tokenizer: str, splits: Mapping[Split, str]) -> str:
+    """The corpus' digest, 32 hex digits, of those of its tokenizer and its splits."""
+    text = json.dumps([FORMAT, tokenizer, *(splits[name] for name in SPLITS)])
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def hash_tokens(tokens: Tokens, dtype: str) -> str:
+    """Digest of a split as `Part.digest` has it; reads all of it, a block at a time."""
+    digest = hashlib.blake2b(digest_size=16)
+    for block in tokens.blocks():
+        digest.update(block.astype(np.dtype(dtype).newbyteorder("<"), copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def verify(corpus: Corpus) -> list[str]:
+    """Every split whose tokens are not those that were written, in words; reads all of them."""
+    if corpus.index is None:
+        return []
+    return [
+        f"the {name} tokens of {corpus.name} are not those that were written: copy or prepare them "
+        "again"
+        for name, part in corpus.index.splits.items()
+        if hash_tokens(corpus.split(name), corpus.index.dtype) != part.digest
+    ]
+
+
+def digest_of(corpus: Corpus) -> str:
+    """The digest, computed where the corpus came without one: then all of it is read."""
+    if corpus.digest:
+        return corpus.digest
+    dtype = "uint16" if corpus.vocabulary <= 1 << 16 else "uint32"
+    return combined("", {name: hash_tokens(corpus.split(name), dtype) for name in SPLITS})

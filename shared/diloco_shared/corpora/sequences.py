@@ -1,0 +1,138 @@
+"""Tokens of a split, memory-mapped: one long sequence that may lie in several files.
+
+Nothing is read until somebody looks at it, and then only that part. Numpy arrays do as well
+wherever tokens are wanted: see `windows`.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Bytes of a sequence that are read at once where all of it is looked at.
+BLOCK = 16 << 20
+
+
+class WrongToken(ValueError):
+    """A number that is no token of the vocabulary: the file is damaged, or not what it is said to
+    be."""
+
+
+def mapped(path: Path, dtype: str, tokens: int) -> NDArray[Any]:
+    """The tokens of a file of nothing else. ValueError if it has another size."""
+    wanted = tokens * np.dtype(dtype).itemsize
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    if size != wanted:
+        kind = "shorter" if size < wanted else "longer"
+        raise ValueError(
+            f"{path} has {size} bytes and should have {wanted} ({tokens} tokens of {dtype}): it is "
+            f"{kind} than when it was written. Copy or prepare it again"
+        )
+    if not tokens:
+        return np.empty(0, dtype)
+    found: NDArray[Any] = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+    return found
+
+
+class Tokens:
+    """One sequence of parts that follow each other; like a numpy array of one dimension."""
+
+    def __init__(
+        self, parts: Sequence[NDArray[Any]], vocabulary: int, name: str = "tokens"
+    ) -> None:
+        """`name` is for messages; every number must be below `vocabulary`."""
+        self.parts = tuple(parts)
+        self.vocabulary = vocabulary
+        self.name = name
+        self._ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self.parts else 0
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> NDArray[Any]: ...
+    def __getitem__(self, place: int | slice) -> int | NDArray[Any]:
+        """A token, or a stretch [a:b] as one array; of a stretch in one file, without a copy."""
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            if step != 1:
+                raise ValueError("a sequence of tokens is cut without a step: [a:b]")
+            return self._stretch(start, stop)
+        at = place + len(self) if place < 0 else place
+        if not 0 <= at < len(self):
+            raise IndexError(f"token {place} of {len(self)}")
+        return int(self._stretch(at, at + 1)[0])
+
+    def _stretch(self, start: int, stop: int) -> NDArray[Any]:
+        found = []
+        while start < stop:
+            part, began = self._part(start)
+            last = min(stop - began, len(part))
+            found.append(part[start - began : last])
+            start = began + last
+        if not found:
+            return np.empty(0, self.parts[0].dtype if self.parts else np.uint16)
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _part(self, place: int) -> tuple[NDArray[Any], int]:
+        """The part that holds a place, and where it begins."""
+        number = int(np.searchsorted(self._ends, place, side="right"))
+        part = self.parts[number]
+        return part, int(self._ends[number]) - len(part)
+
+    def windows(self, starts_S: NDArray[np.int64], length: int) -> NDArray[np.int32]:
+        """The stretches of `length` tokens that begin at these places, shape (S, length).
+
+        Raises WrongToken if one of them has a number that is no token.
+        """
+        starts_S = np.asarray(starts_S, np.int64)
+        if len(starts_S) and not 0 <= starts_S.min() <= starts_S.max() <= len(self) - length:
+            raise IndexError(f"a window of {length} tokens goes beyond the {len(self)} there are")
+        found = np.empty((len(starts_S), length), np.int32)
+        offsets_L = np.arange(length)
+        first_S = np.searchsorted(self._ends, starts_S, side="right")
+        last_S = np.searchsorted(self._ends, starts_S + length - 1, side="right")
+        across_S = first_S != last_S
+        for number in np.unique(first_S[~across_S]):
+            rows = np.flatnonzero(~across_S & (first_S == number))
+            part = self.parts[number]
+            local = starts_S[rows] - (int(self._ends[number]) - len(part))
+            found[rows] = part[local[:, None] + offsets_L]
+        for row in np.flatnonzero(across_S):
+            start = int(starts_S[row])
+            found[row] = self._stretch(start, start + length)
+        self._check(found)
+        return found
+
+    def _check(self, found: NDArray[np.int32]) -> None:
+        # A number above int32 is negative here.
+        if found.size and not 0 <= found.min() <= found.max() < self.vocabulary:
+            wrong = int(found.max() if found.max() >= self.vocabulary else found.min())
+            raise WrongToken(
+                f"{self.name} has the number {wrong}, which is no token: there are "
+                f"{self.vocabulary}. The file is damaged, or was made with another tokenizer"
+            )
+
+    def blocks(self, size: int = BLOCK) -> Iterator[NDArray[Any]]:
+        """All of it, some bytes at a time."""
+        for part in self.parts:
+            step = max(size // part.dtype.itemsize, 1)
+            for start in range(0, len(part), step):
+                yield part[start : start + step]
+
+
+def windows(
+    tokens: NDArray[Any] | Tokens, starts_S: NDArray[np.int64], length: int
+) -> NDArray[np.int32]:
+    """As `Tokens.windows`, of a numpy array as well."""
+    if isinstance(tokens, Tokens):
+        return tokens.windows(starts_S, length)
+    found: NDArray[np.int32] = tokens[starts_S[:, None] + np.arange(length)].astype(np.int32)
+    return found

@@ -1,0 +1,166 @@
+"""What a run's `source` names: which files, of which kind, and how to read their documents.
+
+A source is one of these:
+
+- `stdlib`, the source code of the running Python's standard library: real text, no download;
+- a file: text of any kind, `.jsonl`, `.parquet`, or text and JSON lines with `.gz` behind;
+- a data set that Hugging Face `datasets` saved on disk;
+- a folder of any such files. What is not text is left out and counted; so are hidden files.
+"""
+
+import hashlib
+import os
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from diloco_shared.corpora.documents import Document, NotText, Tally, lines_of, readable, text_of
+from diloco_shared.corpora.tables import arrow_of, is_saved, parquet_of, saved_files
+
+STDLIB = "stdlib"
+# Not the library itself: installed packages, and tests, which some distributions leave out.
+NOT_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
+# Names, sizes and times of so many files take some hundred MB. A corpus of more is better packed.
+FILES_MAX = 1_000_000
+# How documents are made of files. Another number for another way: then old caches are not used.
+READING = 1
+
+Kind = Literal["text", "lines", "parquet", "arrow"]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """One file: `name` is relative to the source."""
+
+    path: Path
+    name: str
+    kind: Kind
+    size: int  # bytes
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Files to be read as documents, in the order of their names."""
+
+    name: str  # as it was given
+    path: Path
+    files: tuple[SourceFile, ...]
+    single: bool  # a file, rather than a folder
+    field: str
+
+    @property
+    def bytes(self) -> int:
+        """Of all files, as they lie on disk."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        """32 hex digits that change when a file does, as far as sizes and times tell."""
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((READING, str(self.path), self.single, self.field)).encode())
+        for file in self.files:
+            digest.update(repr((file.name, file.size, file.mtime_ns)).encode())
+        return digest.hexdigest()
+
+    def documents(self, tally: Tally) -> Iterator[Document]:
+        """Every document that has a character, lazily. ValueError names the file at fault."""
+        unread = 0  # bytes of what is left out: they count as done with the next document
+        for file in self.files:
+            left = file.size
+            try:
+                with readable(file.path):
+                    for document in _read(file, self):
+                        left -= document.read
+                        if document.text:
+                            yield Document(document.text, document.read + unread)
+                            unread = 0
+                        else:
+                            tally.empty += 1
+                            unread += document.read
+            except NotText as error:
+                if self.single:
+                    raise ValueError(
+                        f"{error}: a source is text, .jsonl, .parquet, or a folder of those"
+                    ) from None
+                tally.binary += 1
+                tally.first_binary = tally.first_binary or file.name
+            unread += max(left, 0)
+
+
+def _read(file: SourceFile, source: Source) -> Iterator[Document]:
+    match file.kind:
+        case "text":
+            return text_of(file.path, single=source.single)
+        case "lines":
+            return lines_of(file.path, source.field)
+        case "parquet":
+            return parquet_of(file.path, source.field)
+        case "arrow":
+            return arrow_of(file.path, source.field)
+
+
+def find(name: str, root: Path | None = None, field: str = "text") -> Source:
+    """The files of source `name`; a relative path is looked for in `root`.
+
+    Raises ValueError if there is nothing to read.
+    """
+    path = stdlib() if name == STDLIB else (root or Path()) / Path(name).expanduser()
+    with readable(path):
+        if path.is_file():
+            return Source(name, path.resolve(), (_file(path, path.name),), True, field)
+        if not path.is_dir():
+            raise ValueError(
+                f"source {name!r} is neither a folder nor a file on this machine (looked for "
+                f"{path.absolute()})"
+            )
+        if name != STDLIB and is_saved(path):
+            files = tuple(
+                _file(p, p.relative_to(path).as_posix(), "arrow") for p in saved_files(path)
+            )
+        else:
+            files = tuple(_walked(path, library=name == STDLIB))
+    if not files:
+        raise ValueError(f"source {name!r} has no files ({path.absolute()} is empty)")
+    return Source(name, path.resolve(), files, False, field)
+
+
+def stdlib() -> Path:
+    """Where the running Python's standard library is."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def _walked(root: Path, *, library: bool) -> Iterator[SourceFile]:
+    found: list[tuple[str, Path]] = []
+    for folder, inner, names in os.walk(root, onerror=_refused):
+        # Not entered at all: installed packages are many times the library.
+        left_out = NOT_LIBRARY if library else frozenset[str]()
+        inner[:] = [n for n in inner if n not in left_out and not n.startswith(".")]
+        for name in names:
+            path = Path(folder, name)
+            wanted = path.suffix == ".py" if library else not name.startswith(".")
+            if wanted and path.is_file():
+                found.append((path.relative_to(root).as_posix(), path))
+        if len(found) > FILES_MAX:
+            raise ValueError(
+                f"{root} has more than {FILES_MAX} files: pack them into .jsonl or .parquet files"
+            )
+    return (_file(path, name) for name, path in sorted(found))
+
+
+def _refused(error: OSError) -> None:
+    raise error
+
+
+def _file(path: Path, name: str, kind: Kind | None = None) -> SourceFile:
+    stat = path.stat()
+    return SourceFile(path, name, kind or _kind(path), stat.st_size, stat.st_mtime_ns)
+
+
+def _kind(path: Path) -> Kind:
+    name = path.name.removesuffix(".gz")
+    if name.endswith((".jsonl", ".ndjson")):
+        return "lines"
+    return "parquet" if path.suffix == ".parquet" else "text"

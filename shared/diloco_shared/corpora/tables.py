@@ -1,0 +1,137 @@
+"""Documents of tables: parquet files, and data sets that Hugging Face `datasets` saved on disk.
+
+Both are read by pyarrow, some hundred rows at a time.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from diloco_shared.corpora.documents import Document, pieces, readable
+
+# Rows that are Python strings at the same time.
+ROWS = 256
+# `state.json` of a saved data set names its files; a larger one is something else.
+STATE_BYTES_MAX = 16 << 20
+
+
+def _arrow(what: str) -> Any:
+    try:
+        import pyarrow
+    except ImportError:
+        raise ValueError(
+            f"{what} are read by the package pyarrow, which is not installed: pip install pyarrow"
+        ) from None
+    return pyarrow
+
+
+def parquet_of(path: Path, field: str) -> Iterator[Document]:
+    """The texts in column `field`, one row group after another."""
+    pa = _arrow("parquet files")
+    from pyarrow import parquet
+
+    size = path.stat().st_size
+    with readable(path):
+        try:
+            # Without it a whole file's column would be fetched ahead.
+            file = parquet.ParquetFile(path, pre_buffer=False)
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{path} is no whole parquet file: {_first_line(error)}") from None
+        with file:
+            _check_column(pa, file.schema_arrow, field, path)
+            rows, seen, told = max(file.metadata.num_rows, 1), 0, 0
+            try:
+                for batch in file.iter_batches(batch_size=ROWS, columns=[field]):
+                    seen += batch.num_rows
+                    reached = size * seen // rows
+                    yield from _texts(batch.column(0), reached - told)
+                    told = reached
+            except pa.ArrowException as error:
+                raise ValueError(f"{path} cannot be read: {_first_line(error)}") from None
+
+
+def arrow_of(path: Path, field: str) -> Iterator[Document]:
+    """The texts in column `field` of an Arrow stream, through a memory map."""
+    pa = _arrow("data sets saved on disk")
+    with readable(path), pa.memory_map(str(path)) as mapped:
+        told = 0
+        try:
+            with pa.ipc.open_stream(mapped) as stream:
+                _check_column(pa, stream.schema, field, path)
+                for batch in stream:
+                    column = batch.column(batch.schema.get_field_index(field))
+                    for start in range(0, len(column), ROWS):
+                        reached = mapped.tell()
+                        yield from _texts(column.slice(start, ROWS), reached - told)
+                        told = reached
+        except pa.ArrowException as error:
+            raise ValueError(f"{path} is no whole Arrow stream: {_first_line(error)}") from None
+
+
+def _texts(column: Any, read: int) -> Iterator[Document]:
+    for text in column.to_pylist():
+        for passage in pieces(text or ""):  # a missing value is an empty document
+            yield Document(passage, read)
+            read = 0
+
+
+def _check_column(pa: Any, schema: Any, field: str, path: Path) -> None:
+    if field not in schema.names:
+        has = ", ".join(map(repr, schema.names[:8])) or "none"
+        raise ValueError(f"{path} has no column {field!r}: it has {has}")
+    kind = schema.field(field).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ValueError(f"{path}: column {field!r} holds {kind}, not text")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether `datasets` saved something in this folder."""
+    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
+
+
+def saved_files(folder: Path) -> list[Path]:
+    """Arrow files of a saved data set, in their order; of several splits the one named `train`."""
+    if (folder / "dataset_dict.json").is_file():
+        splits = _json(folder / "dataset_dict.json").get("splits")
+        if not isinstance(splits, list) or "train" not in splits:
+            has = ", ".join(map(repr, splits)) if isinstance(splits, list) else "none"
+            raise ValueError(
+                f"{folder} holds several data sets and none is 'train' (it has {has}): name the "
+                "folder of one of them"
+            )
+        folder = folder / "train"
+    state = _json(folder / "state.json")
+    if state.get("_indices_files"):
+        raise ValueError(
+            f"{folder} is a selection of another data set: call flatten_indices() before it is "
+            "saved"
+        )
+    listed = state.get("_data_files")
+    try:
+        names = [str(entry["filename"]) for entry in listed]  # type: ignore[union-attr]
+    except (TypeError, KeyError):
+        raise ValueError(f"{folder / 'state.json'} names no _data_files") from None
+    paths = [folder / name for name in names]
+    for path in paths:
+        if path.parent != folder or not path.is_file():
+            raise ValueError(f"{folder / 'state.json'} names {path.name!r}, which is not there")
+    return paths
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with readable(path):
+        if path.stat().st_size > STATE_BYTES_MAX:
+            raise ValueError(f"{path} is longer than {STATE_BYTES_MAX} bytes")
+        text = path.read_bytes()
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: expected an object")
+    return found

@@ -1,0 +1,133 @@
+"""`diloco data`: from a folder of text to a corpus, and one clear line for what is wrong."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from shared.corpora.texts import folder_of
+
+from diloco_cli.__main__ import main
+from diloco_cli.commands import data as module
+from diloco_cli.words import FAILED
+from diloco_shared.corpora.prepared import open_corpus
+
+Diloco = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def diloco(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diloco:
+    """Run the command: exit status, standard output, standard error."""
+
+    def command(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["diloco", "data", *map(str, arguments)])
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return command
+
+
+def test_from_text_to_a_corpus(diloco: Diloco, tmp_path: Path) -> None:
+    text, bpe, to = folder_of(tmp_path / "text", 200), tmp_path / "bpe", tmp_path / "corpus"
+    status, out, err = diloco("train-tokenizer", text, "--vocabulary", "300", "--to", bpe)
+    assert status == 0 and f"{bpe}: " in out and "digest" in out
+    assert "reads: 10 kB of 10 kB" in err
+    options = ("--tokenizer", bpe, "--validation-fraction", "0.1", "--workers", "2")
+    status, out, err = diloco("prepare", text, "--to", to, *options)
+    assert status == 0
+    corpus = open_corpus(to)
+    assert corpus.digest in out and f"{len(corpus.train):,}" in out
+    lines = err.splitlines()
+    assert lines[-1].startswith("prepares: 10 kB of 10 kB, ") and lines[-1].endswith("/s")
+    assert len(lines) <= module.LINES
+    status, out, _ = diloco("show", to, "--verify")
+    assert status == 0
+    assert "every token is as it was written" in out and "text 0" in out
+    assert "train" in out and "validation" in out and "200 files, 10000 bytes" in out
+
+
+def test_what_is_shown_can_be_read_by_a_program(diloco: Diloco, tmp_path: Path) -> None:
+    text, to = folder_of(tmp_path / "text", 60), tmp_path / "corpus"
+    (text / "x.png").write_bytes(b"\0")
+    _, out, _ = diloco("prepare", text, "--to", to, "--json")
+    assert json.loads(out)["digest"] == open_corpus(to).digest
+    _, out, _ = diloco("show", to, "--json")
+    found = json.loads(out)
+    assert sum(split["documents"] for split in found["splits"].values()) == 60
+    assert (found["vocabulary"], found["skipped_files"], found["faults"]) == (256, 1, [])
+    assert found["sample"].startswith("text 0")
+    assert "left out    1 files that are not text" in diloco("show", to)[1]
+
+
+def test_tokens_of_somebody_else_are_shown(diloco: Diloco, tmp_path: Path) -> None:
+    (tmp_path / "t.bin").write_bytes(bytes(4000))
+    (tmp_path / "t.json").write_text('{"dtype": "uint16", "vocabulary": 9}')
+    status, out, _ = diloco("show", tmp_path / "t.bin")
+    assert status == 0 and "1,800" in out and "vocabulary  9 tokens" in out
+
+
+def test_damage_is_told_and_is_a_failure(diloco: Diloco, tmp_path: Path) -> None:
+    diloco("prepare", folder_of(tmp_path / "text", 60), "--to", tmp_path / "corpus")
+    shard = tmp_path / "corpus" / "test-00000.bin"
+    shard.write_bytes(b"x" + shard.read_bytes()[1:])
+    status, out, _ = diloco("show", tmp_path / "corpus", "--verify")
+    assert status == FAILED and "not sound: the test tokens of" in out
+    assert diloco("show", tmp_path / "corpus")[0] == 0, "it reads no tokens unless it is told to"
+
+
+def test_a_bar_is_for_terminals(
+    diloco: Diloco, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = folder_of(tmp_path / "text", 60)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    status, _, err = diloco("prepare", text, "--to", tmp_path / "corpus")
+    assert status == 0 and "prepares: " not in err
+
+
+def bad_lines(folder: Path) -> Path:
+    (folder / "bad.jsonl").write_text('{"text": "x"}\n{"txt": "y"}\n')
+    return folder / "bad.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (lambda t: ("prepare", t / "gone", "--to", t / "c"), "neither a folder nor a file"),
+        (lambda t: ("prepare", bad_lines(t), "--to", t / "c"), "bad.jsonl:2: expected"),
+        (
+            lambda t: ("prepare", "stdlib", "--to", t / "c", "--validation-fraction", "0.7"),
+            "a validation fraction of 0.7 is not above 0 and below 0.5",
+        ),
+        (
+            lambda t: ("prepare", "stdlib", "--to", t / "c", "--tokenizer", t / "gone"),
+            "neither 'bytes' nor a file or folder",
+        ),
+        (
+            lambda t: ("train-tokenizer", "stdlib", "--to", t / "c", "--vocabulary", "5"),
+            "a vocabulary of 5 is not from 258",
+        ),
+        (lambda t: ("show", t), "it is no prepared corpus"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    diloco: Diloco, tmp_path: Path, arguments: Callable[[Path], tuple[str | Path, ...]], says: str
+) -> None:
+    status, out, err = diloco(*arguments(tmp_path))
+    assert status == FAILED and not out
+    assert err.startswith("diloco: ") and says in err and err.count("\n") == 1
+    assert not (tmp_path / "c").exists() or not any((tmp_path / "c").glob("index.json"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_is_named(diloco: Diloco, tmp_path: Path) -> None:
+    text = folder_of(tmp_path / "text", 60)
+    (tmp_path / "shut").mkdir(mode=0o500)
+    status, _, err = diloco("prepare", text, "--to", tmp_path / "shut" / "c")
+    assert status == FAILED and "shut" in err and "permission denied" in err
