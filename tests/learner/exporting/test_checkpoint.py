@@ -1,5 +1,6 @@
 """An export from a run-wide checkpoint, as syncers write them: the anchors, checked."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ async def test_a_damaged_one_leaves_nothing(tmp_path: Path) -> None:
     kept(tmp_path / "root", SPEC, lie=2)
     with pytest.raises(Unreadable, match=r"fragment 2 has digest .*, and was recorded as aaaa"):
         await export(tmp_path / "root", tmp_path / "out")
-    assert [p.name for p in tmp_path.iterdir()] == ["root"]
+    assert os.listdir(tmp_path) == ["root"]
     largest = max((tmp_path / "root").rglob("*.safetensors"), key=lambda p: p.stat().st_size)
     largest.write_bytes(b"x" + largest.read_bytes()[1:])
     with pytest.raises(Unreadable, match="it is damaged"):
