@@ -2,7 +2,7 @@
 
 import typer
 
-from diloco_cli.commands import budget, checkpoints, control, local, plan, runs, tape
+from diloco_cli.commands import budget, checkpoints, control, export, local, plan, runs, tape
 from diloco_simulator.commands import app as sim
 
 app = typer.Typer(
@@ -11,6 +11,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train language models across islands of compute that may fail.",
 )
-for group in (local.app, runs.app, checkpoints.app, control.app, tape.app, plan.app, budget.app):
+for group in (
+    local.app,
+    runs.app,
+    checkpoints.app,
+    export.app,
+    control.app,
+    tape.app,
+    plan.app,
+    budget.app,
+):
     app.add_typer(group)
 app.add_typer(sim, name="sim")
