@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from waiting import until
 from diloco_learner.exporting import making_io, observing_io, writing_io
 from diloco_learner.exporting.__main__ import spec_of
 from diloco_learner.exporting.choosing import NotPublished
-from diloco_learner.exporting.making_io import Order, Progress, make
+from diloco_learner.exporting.making_io import Companions, Order, Progress, make
 from diloco_learner.exporting.observing_io import Published, Unreadable
 from diloco_learner.exporting.writing_io import CannotWrite
 from diloco_shared.bus import blobs
 from diloco_shared.numerics.arrays import flatten
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.exports import ExportManifest, ExportMoved
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
@@ -304,14 +306,18 @@ async def test_other_files_are_copied_beside_and_described(rig: Rig, tmp_path: P
     other = tmp_path / "elsewhere"
     other.mkdir()
     (other / "tokenizer.json").write_text("{}")
-    manifest = await rig.export(beside=(other / "tokenizer.json",))
+
+    def beside(name: str) -> Callable[[RunSpec], Companions]:
+        return lambda spec: Companions((other / name,)) if spec.name == "r" else Companions()
+
+    manifest = await rig.export(companions=beside("tokenizer.json"))
     assert (rig.to / "tokenizer.json").read_text() == "{}"
     described = {f.name: f for f in manifest.files}["tokenizer.json"]
     assert described.sha256 == hashlib.sha256(b"{}").hexdigest()
     rig.to = tmp_path / "second"
     (other / "model.safetensors").write_text("not ours")
     with pytest.raises(CannotWrite, match=r"two files .* 'model\.safetensors'"):
-        await rig.export(beside=(other / "model.safetensors",))
+        await rig.export(companions=beside("model.safetensors"))
 
 
 async def test_a_known_architecture_has_its_config(
@@ -326,7 +332,7 @@ async def test_a_known_architecture_has_its_config(
         return {"architectures": ["Known"]}
 
     monkeypatch.setattr("diloco_learner.exporting.files.hf_config", config)
-    manifest = await rig.export(tokens={"eos_token_id": 3})
+    manifest = await rig.export(companions=lambda spec: Companions(tokens={"eos_token_id": 3}))
     assert asked == [(8, {"eos_token_id": 3})]
     assert json.loads((rig.to / "config.json").read_text()) == {"architectures": ["Known"]}
     assert "config.json" in {f.name for f in manifest.files}

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from diloco_learner.exporting.checkpoint_io import Checkpointed
 from diloco_learner.exporting.choosing import NotPublished
-from diloco_learner.exporting.making_io import Order, Progress, Source, make
+from diloco_learner.exporting.making_io import Companions, Order, Progress, Source, make
 from diloco_learner.exporting.observing_io import Published, Unreadable
 from diloco_learner.exporting.writing_io import CannotWrite
 from diloco_shared import ambient
@@ -86,7 +86,8 @@ async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec:
 
 async def _export(settings: WorkerSettings, wanted: argparse.Namespace) -> None:
     tokens = {name: int(number) for name, _, number in (t.partition("=") for t in wanted.token)}
-    order = Order(wanted.to, wanted.dtype, wanted.checkpoint, tuple(wanted.file), tokens)
+    companions = Companions(tuple(wanted.file), tokens)
+    order = Order(wanted.to, wanted.dtype, wanted.checkpoint, lambda spec: companions)
     progress = Progress(_Teller().moved)
     source: Source
     if wanted.checkpoint:

@@ -27,6 +27,7 @@ from diloco_learner.exporting.files import (
 )
 from diloco_learner.exporting.writing_io import (
     CannotWrite,
+    Moved,
     Spool,
     appearing,
     check_free,
@@ -51,15 +52,29 @@ log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
+class Companions:
+    """What belongs beside the weights, a tokenizer's files above all.
+
+    `tokens`: ids of special tokens, by the name that they have in `config.json`.
+    """
+
+    files: Sequence[Path] = ()
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+
+def nothing(spec: RunSpec) -> Companions:
+    """The companions of a run whose tokenizer has no files."""
+    return Companions()
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
-    """What is wanted. `beside`: files that are copied into the folder, a tokenizer's for example;
-    `tokens`: ids of its special tokens, by the name that they have in `config.json`."""
+    """What is wanted. `companions` are asked for once the run's specification is known."""
 
     to: Path
     dtype: Dtype = "fp32"
     checkpoint: str = ""
-    beside: Sequence[Path] = ()
-    tokens: Mapping[str, int] = field(default_factory=dict)
+    companions: Callable[[RunSpec], Companions] = nothing
 
 
 class Source(Protocol):
@@ -110,7 +125,8 @@ async def make(source: Source, order: Order, progress: Progress) -> ExportManife
         files = planned(output_of(source.spec, source.layout), order.dtype)
     except ValueError as error:
         raise CannotWrite(f"the weights cannot be written: {error}") from None
-    _check_names(files, order.beside)
+    beside = await asyncio.to_thread(order.companions, source.spec)
+    _check_names(files, beside.files)
     progress.to_fetch = source.fetch_bytes
     progress.to_write = sum(file.bytes - len(file.head) for file in files)
     spooled = FP32_BYTES * sum(source.layout.sizes)
@@ -124,7 +140,12 @@ async def make(source: Source, order: Order, progress: Progress) -> ExportManife
                 await asyncio.to_thread(spool.put, described.fragment, values_F)
                 found.append(described)
                 del values_F
-        written = await asyncio.to_thread(_written, folder, files, spool, source, order, progress)
+        written = await asyncio.to_thread(
+            _weights, folder, files, spool, order.dtype, progress.wrote
+        )
+        written += await asyncio.to_thread(
+            _others, folder, index_of(files, order.dtype), source.spec, beside
+        )
         manifest = ExportManifest(
             run=source.spec.name,
             run_id=source.spec.id,
@@ -156,25 +177,25 @@ def _check_names(files: Sequence[WeightFile], beside: Sequence[Path]) -> None:
         raise CannotWrite(f"two files of the export would be called {taken!r}")
 
 
-def _written(
-    folder: Path,
-    files: Sequence[WeightFile],
-    spool: Spool,
-    source: Source,
-    order: Order,
-    progress: Progress,
+def _weights(
+    folder: Path, files: Sequence[WeightFile], spool: Spool, dtype: Dtype, moved: Moved
 ) -> list[ExportedFile]:
-    """Every file but the one that describes them. Raises OSError, CannotWrite."""
+    """Raises OSError, CannotWrite."""
     tensors = spool.tensors()
     try:
-        found = [
-            write_weights(folder, file, tensors, order.dtype, progress.wrote) for file in files
-        ]
+        return [write_weights(folder, file, tensors, dtype, moved) for file in files]
     except ValueError as error:
         raise CannotWrite(f"the weights cannot be written: {error}") from None
-    index, config = index_of(files, order.dtype), config_of(source.spec, dict(order.tokens))
-    for name, content in ((INDEX, index), (CONFIG, config)):
-        if content is not None:
-            found.append(write_json(folder, name, content))
-    found += copy_beside(folder, order.beside)
-    return found
+
+
+def _others(
+    folder: Path, index: dict[str, Any] | None, spec: RunSpec, beside: Companions
+) -> list[ExportedFile]:
+    """All but the weights and what describes everything. Raises OSError, CannotWrite."""
+    config = config_of(spec, dict(beside.tokens))
+    found = [
+        write_json(folder, name, content)
+        for name, content in ((INDEX, index), (CONFIG, config))
+        if content is not None
+    ]
+    return [*found, *copy_beside(folder, beside.files)]
