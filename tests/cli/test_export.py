@@ -36,7 +36,7 @@ class Server:
         self.files = dict(FILES)
         self.asked: list[Any] = []
         self.ranges: list[str] = []
-        self.begun = 0
+        self.begun = self.busy = 0
         self.refuses: tuple[int, dict[str, str]] | None = None
         # Of what a file's answer is made: by default all of it.
         self.body: Callable[[bytes], Any] = lambda data: data
@@ -44,7 +44,8 @@ class Server:
     def handle(self, request: httpx.Request) -> httpx.Response:
         path = request.url.path
         if request.method == "POST" and path == PLACE:
-            if self.refuses:
+            self.busy -= 1
+            if self.refuses and self.busy:
                 return httpx.Response(self.refuses[0], json=self.refuses[1])
             self.begun += 1
             self.asked.append(json.loads(request.content))
@@ -333,6 +334,23 @@ def test_one_that_fails_says_why(
     server.refuses = (404, {"title": "No such run", "detail": "there is no run 'demo'"})
     assert export(monkeypatch, "--to", str(tmp_path / "taken")) == UNKNOWN
     assert "diloco: No such run: there is no run 'demo'" in capsys.readouterr().err
+
+
+def test_another_export_is_waited_for(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    server.busy, busy = 3, {"title": command.BUSY, "detail": "export e9 is being made: wait"}
+    server.refuses = (409, busy)
+    assert export(monkeypatch, "--to", str(tmp_path / "taken")) == 0
+    whole(tmp_path / "taken")
+    assert capsys.readouterr().err.startswith("waits for another export to end\n")
+    monkeypatch.setattr(command, "WAIT_S", -1.0)
+    server.busy = 3
+    assert export(monkeypatch, "--to", str(tmp_path / "more")) == CONFLICT
+    assert "export e9 is being made: wait" in capsys.readouterr().err
 
 
 # --- progress ------------------------------------------------------------------------------------

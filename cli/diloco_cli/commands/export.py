@@ -31,6 +31,11 @@ app = typer.Typer()
 # Between two looks at how far it is, and between two lines where there is no terminal, in seconds.
 LOOK_S = 0.3
 LINES_S = 10.0
+# For other exports to end, in seconds: a run that has just ended exports by itself, and a small
+# model takes seconds. Who waits for a large one may as well come back.
+WAIT_S = 600.0
+# The title of the answer that says so.
+BUSY = "No export can begin now"
 
 
 class Kind(StrEnum):
@@ -64,7 +69,7 @@ def export(
     target = Target(to)
     wish = {"version": version, "checkpoint": checkpoint or None, "dtype": dtype.value}
     with connect(where) as client, _bar(quiet=as_json) as bar:
-        made = _made(client, run, _begun(client, run, wish, target), bar)
+        made = _made(client, run, _begun(client, run, wish, target, bar), bar)
         files = listed(made)
         total, here = sum(file.bytes for file in files), 0
         bar("downloading", here, total)
@@ -81,7 +86,7 @@ def export(
     show({**made, "folder": str(target.folder)}, as_json, lambda: _told(made, to))
 
 
-def _begun(client: Client, run: str, wish: dict[str, Any], target: Target) -> str:
+def _begun(client: Client, run: str, wish: dict[str, Any], target: Target, bar: "Bar") -> str:
     """The export to download: one that an earlier attempt began, or a new one."""
     url = client.url
     before = target.begun()
@@ -93,9 +98,22 @@ def _begun(client: Client, run: str, wish: dict[str, Any], target: Target) -> st
         except ApiError as error:
             if error.status != 404:
                 raise
-    begun = client.export(run, **wish)
+    begun = _asked(client, run, wish, bar)
     target.begin(_mark(url, run, wish, str(begun["id"])))
     return str(begun["id"])
+
+
+def _asked(client: Client, run: str, wish: dict[str, Any], bar: "Bar") -> dict[str, Any]:
+    """A new export; while others are being made, they are waited for."""
+    until = time.monotonic() + WAIT_S
+    while True:
+        try:
+            return client.export(run, **wish)
+        except ApiError as error:
+            if error.title != BUSY or time.monotonic() > until:
+                raise
+        bar("waiting", 0, 0)
+        time.sleep(LOOK_S)
 
 
 def _mark(url: str, run: str, wish: dict[str, Any], export: str) -> dict[str, Any]:
@@ -128,6 +146,7 @@ def _made(client: Client, run: str, export: str, bar: "Bar") -> dict[str, Any]:
 
 Bar = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 WORDS = {
+    "waiting": "waits for another export to end",
     "starting": "the coordinator starts",
     "fetching": "the coordinator reads the run",
     "writing": "the coordinator writes files",

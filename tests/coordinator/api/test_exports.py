@@ -11,6 +11,7 @@ import pytest
 from coordinator.making import WEIGHTS, Maker
 from waiting import until
 
+from diloco_cli.commands.export import BUSY
 from diloco_coordinator.exports.exporting_io import CUT_OFF
 from diloco_shared.protocol import subjects
 
@@ -41,6 +42,11 @@ async def ended(desk: Any, run: str = "demo", state: str = "complete") -> dict[s
 
     view: dict[str, Any] = await until(look)
     return view
+
+
+def told(desk: Any, kind: str) -> list[Any]:
+    """Events of the run."""
+    return [e for _, e in desk.registry.events_after(0, "demo") if e.kind == kind]
 
 
 async def test_an_export_is_made_shown_and_downloaded(
@@ -80,7 +86,7 @@ async def test_an_export_is_made_shown_and_downloaded(
             assert hashlib.sha256(got.content).hexdigest() == file["sha256"]
         rest = await desk.ask("GET", f"{place}/files/model.safetensors", Range="bytes=6990-")
         assert (rest.status_code, rest.content) == (206, WEIGHTS[6990:])
-        assert [e.kind for _, e in desk.registry.events_after(0, "demo")][-1:] == ["exported"]
+        await until(lambda: told(desk, "exported"))
 
 
 async def test_what_is_asked_for_is_what_is_made(
@@ -178,7 +184,8 @@ async def test_one_of_a_run_and_few_in_all_at_a_time(
             await submitted(world, desk, status, name=name)
         first = (await desk.ask("POST", "/v1/runs/demo/exports")).json()["id"]
         again = await desk.ask("POST", "/v1/runs/demo/exports")
-        assert (again.status_code, first in again.json()["detail"]) == (409, True)
+        assert (again.status_code, again.json()["title"]) == (409, BUSY)
+        assert first in again.json()["detail"]
         assert (await desk.ask("POST", "/v1/runs/two/exports")).status_code == 202
         third = await desk.ask("POST", "/v1/runs/three/exports")
         assert third.status_code == 409
@@ -202,8 +209,8 @@ async def test_one_that_fails_says_why_and_leaves_no_files(
         assert failed["reason"] == maker.fault and failed["files"] == []
         place = world.folder / "exports" / maker.asked[0].folder / failed["id"]
         assert os.listdir(place) == ["record.json"]
-        events = [e for _, e in desk.registry.events_after(0, "demo") if e.kind == "export-failed"]
-        assert maker.fault in events[-1].text
+        (event,) = await until(lambda: told(desk, "export-failed"))
+        assert maker.fault in event.text
 
 
 @pytest.mark.parametrize("spoiled", ["diloco.json", "model.safetensors"])

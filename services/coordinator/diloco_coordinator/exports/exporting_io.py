@@ -189,14 +189,18 @@ class Exports:
         await self._tell(ended)
 
     async def _end(self, record: ExportRecord) -> None:
-        self.records[record.id] = record
+        """What is to be seen of it is seen once its disk is in order."""
         save = self._left if record.state == "failed" else self.shelf.save
         await self._disk(lambda: save(record), f"export {record.id}")
         run = self.registry.runs.get(record.run)
         keeping = self._keeping_of(run) if run is not None else None
         most = keeping.exports if keeping is not None else None
-        for old in surplus(self.records.values(), self.kept_max, most, record.run_id):
+        there = self.records | {record.id: record}
+        gone = surplus(there.values(), self.kept_max, most, record.run_id)
+        for old in gone:
             await self._remove(old)
+        if record not in gone:
+            self.records[record.id] = record
 
     async def _tell(self, record: ExportRecord) -> None:
         if record.run not in self.registry.runs:
