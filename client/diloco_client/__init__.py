@@ -189,6 +189,50 @@ class Client:
         run: dict[str, Any] = self._call("POST", path, json=spec, params=params)
         return run
 
+    # --- exports -------------------------------------------------------------------------------
+
+    def export(
+        self,
+        run: str,
+        *,
+        version: int | None = None,
+        checkpoint: str | None = None,
+        dtype: str = "fp32",
+    ) -> dict[str, Any]:
+        """Begin to take the weights out; `show_export` tells how far it is."""
+        body = {"version": version, "checkpoint": checkpoint, "dtype": dtype}
+        begun: dict[str, Any] = self._call("POST", f"/v1/runs/{_part(run)}/exports", json=body)
+        return begun
+
+    def exports(self, run: str) -> list[dict[str, Any]]:
+        """Those of a run, oldest first."""
+        found: list[dict[str, Any]] = self._call("GET", f"/v1/runs/{_part(run)}/exports")["exports"]
+        return found
+
+    def show_export(self, run: str, export: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._call("GET", f"/v1/runs/{_part(run)}/exports/{_part(export)}")
+        return found
+
+    def delete_export(self, run: str, export: str) -> None:
+        self._call("DELETE", f"/v1/runs/{_part(run)}/exports/{_part(export)}")
+
+    def export_file(self, run: str, export: str, file: str, start: int = 0) -> Iterator[bytes]:
+        """A file from byte `start` on, in pieces; Unreachable when it is cut off."""
+        path = f"/v1/runs/{_part(run)}/exports/{_part(export)}/files/{_part(file)}"
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
+        try:
+            with self._http.stream("GET", path, headers=headers, timeout=timeout) as response:
+                if not response.is_success:
+                    response.read()
+                    raise _refusal(response)
+                if start and response.status_code != 206:
+                    raise ApiError(response.status_code, "Not a part", f"{file}: all of it came")
+                # As it comes: what was gathered first would be lost with a link that breaks.
+                yield from response.iter_bytes()
+        except httpx.HTTPError as error:
+            raise Unreachable(f"{file} from {self.url} was cut off ({error})") from None
+
     # --- members, events, chaos ----------------------------------------------------------------
 
     def members(self) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +11,8 @@ import pytest
 
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.app import create_app, fed
+from diloco_coordinator.exports.exporting_io import Exports
+from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.protocol import subjects
@@ -101,10 +104,13 @@ def closed(number: int, *verdicts: Verdict) -> TapeRound:
 class World:
     """One broker; what processes other than the coordinator write to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "world")
         self.checkpoints = "/nonexistent/checkpoints"
+        self.folder = folder
+        self.exporter: Any = None  # nothing is exported, unless a test says how
+        self.export_limits = {"kept_max": 3, "at_once": 2}
 
     async def joins(
         self, *names: str, role: str = "learner", ttl_s: float | None = None, **shown: Any
@@ -134,19 +140,26 @@ class World:
         """One life of a coordinator."""
         bus = MemoryBus(self.broker, "coordinator")
         registry = Registry(bus)
-        app = create_app(registry, TOKEN, chaos=chaos, checkpoints=self.checkpoints)
+        shelf = Shelf(self.folder / "exports")
+        exports = Exports(registry, shelf, self.exporter, **self.export_limits)
+        app = create_app(
+            registry, TOKEN, chaos=chaos, checkpoints=self.checkpoints, exports=exports
+        )
         streams: Streams = app.state.streams
-        async with fed(registry):
+        async with fed(registry, exports):
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
-                yield Desk(registry, http, streams)
+                yield Desk(registry, http, streams, exports)
         await bus.close()
 
 
 class Desk:
     """A coordinator to ask."""
 
-    def __init__(self, registry: Registry, http: httpx.AsyncClient, streams: Streams) -> None:
+    def __init__(
+        self, registry: Registry, http: httpx.AsyncClient, streams: Streams, exports: Exports
+    ) -> None:
+        self.exports = exports
         self.registry = registry
         self.streams = streams
         self.http = http
@@ -164,8 +177,8 @@ class Desk:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
 
 
 @pytest.fixture(name="status")

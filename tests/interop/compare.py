@@ -28,7 +28,9 @@ def compare(folder: Path) -> bool:
     off = float((logits - ours).abs().max() / ours.abs().max())
     same = not strange and off <= NEAR
     kind = type(model).__name__
-    print(f"{folder.name:>16}  {kind:<20} largest difference {off:.1e}  {'same' if same else 'NOT'}")
+    print(
+        f"{folder.name:>16}  {kind:<20} largest difference {off:.1e}  {'same' if same else 'NOT'}"
+    )
     for line in strange:
         print(f"{'':>18}{line}")
     return same

@@ -19,12 +19,16 @@ from diloco_coordinator.api import problems_io as problems
 from diloco_coordinator.api.auth_io import Guard, admin_token
 from diloco_coordinator.api.chaos_io import Chaos
 from diloco_coordinator.api.checkpoints_io import CheckpointRoutes
+from diloco_coordinator.api.exports_io import ExportRoutes
 from diloco_coordinator.api.gateway_io import Gateway
 from diloco_coordinator.api.members_io import Members
 from diloco_coordinator.api.metrics_io import ClusterMetrics
 from diloco_coordinator.api.plans_io import Plans
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.exports.child_io import ChildExporter, Exporter
+from diloco_coordinator.exports.exporting_io import Exports
+from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.assigning_io import keep_assigned
 from diloco_coordinator.runs.ending_io import keep_ending
 from diloco_coordinator.runs.registry_io import MIRRORED, Registry
@@ -47,6 +51,19 @@ class Settings(ProcessSettings):
     port: int = Field(8400, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
     tls_cert: Path | None = Field(None, description="PEM certificate: the API speaks https.")
     tls_key: Path | None = Field(None, description="PEM key of tls_cert.")
+    exports_kept: int = Field(
+        8,
+        ge=1,
+        le=1000,
+        description="Exports of all runs kept in the data folder; each holds a whole model. The "
+        "oldest go first, and before them those that runs made by themselves.",
+    )
+    exports_at_once: int = Field(
+        2,
+        ge=1,
+        le=16,
+        description="Exports made at a time; each reads a whole model over one link, to one disk.",
+    )
 
 
 log = structlog.get_logger()
@@ -66,6 +83,7 @@ def create_app(
     *,
     chaos: bool,
     checkpoints: str,
+    exports: Exports,
     loop_watch: LoopWatch | None = None,
 ) -> FastAPI:
     """The API over a registry; the caller keeps the registry fed.
@@ -82,6 +100,7 @@ def create_app(
     runs = Runs(registry, guard, streams, checkpoints)
     app.include_router(runs.router)
     app.include_router(CheckpointRoutes(registry, guard, runs, checkpoints).router)
+    app.include_router(ExportRoutes(registry, guard, runs, exports, checkpoints).router)
     app.include_router(Members(registry, guard, streams, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)
     app.include_router(Plans(guard).router)
@@ -110,13 +129,14 @@ def create_app(
 
 
 @asynccontextmanager
-async def fed(registry: Registry) -> AsyncIterator[None]:
-    """Keep a registry mirrored and runs assigned while the context lasts.
+async def fed(registry: Registry, exports: Exports) -> AsyncIterator[None]:
+    """Keep a registry mirrored, runs assigned and exports going while the context lasts.
 
     A task that ends by a fault ends the context with it: a blind coordinator is worse than one
     that is started again.
     """
     await registry.prepare()
+    await exports.prepare()
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(registry.watch(bucket)) for bucket in MIRRORED]
         tasks.append(group.create_task(registry.read_events()))
@@ -124,6 +144,7 @@ async def fed(registry: Registry) -> AsyncIterator[None]:
             tasks.append(group.create_task(registry.hear_beats(subject)))
         tasks.append(group.create_task(keep_assigned(registry)))
         tasks.append(group.create_task(keep_ending(registry)))
+        tasks.append(group.create_task(exports.keep()))
         try:
             yield
         finally:
@@ -143,8 +164,17 @@ class Coordinator:
         *,
         address: str = "",
         loop_watch: LoopWatch | None = None,
+        exporter: Exporter | None = None,
     ) -> None:
+        """`exporter`: who takes weights out of runs, if not a process of the product."""
         self.registry = Registry(bus)
+        self.exports = Exports(
+            self.registry,
+            Shelf(folder.path / "exports"),
+            exporter or ChildExporter.of(settings),
+            kept_max=settings.exports_kept,
+            at_once=settings.exports_at_once,
+        )
         self.membership = Membership(bus, settings.id, "coordinator", folder.lock, address=address)
         self.faults = FaultAgent(bus, settings.id, enabled=settings.chaos)
         self.api = create_app(
@@ -152,13 +182,14 @@ class Coordinator:
             token,
             chaos=settings.chaos,
             checkpoints=settings.checkpoint_root,
+            exports=self.exports,
             loop_watch=loop_watch,
         )
 
     async def run(self, serving: Coroutine[Any, Any, None]) -> None:
         """Until `serving`, which answers requests, is over."""
         try:
-            async with fed(self.registry), asyncio.TaskGroup() as tasks:
+            async with fed(self.registry, self.exports), asyncio.TaskGroup() as tasks:
                 await self.membership.register()
                 background = [
                     tasks.create_task(self.membership.keep()),

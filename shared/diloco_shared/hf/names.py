@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.hf.config import folds_scale, writes_head
+from diloco_shared.hf.config import family, folds_scale, writes_head
 from diloco_shared.spec.shapes import Shape, tensors
 
 Named = Mapping[str, NDArray[Any]]
@@ -53,7 +53,13 @@ class HfTensor:
 
 
 def hf_tensors(shape: Shape) -> Iterator[HfTensor]:
-    """Every tensor of the checkpoint of a shape that has a family (`config.family`)."""
+    """Every tensor of the checkpoint, in the order of ours.
+
+    A shape that no family computes (`config.family`) keeps its own names and values.
+    """
+    if family(shape) is None:
+        yield from (itself(spec.name, spec.shape) for spec in tensors(shape))
+        return
     factor = np.float32(math.sqrt(shape.width) if folds_scale(shape) else 1.0)
     for spec in tensors(shape):
         theirs = hf_name(shape, spec.name)
@@ -66,6 +72,11 @@ def hf_tensors(shape: Shape) -> Iterator[HfTensor]:
     if shape.tied and writes_head(shape):
         size = (shape.vocabulary, shape.width)
         yield HfTensor("lm_head.weight", size, (_EMBEDDING,), _times(_EMBEDDING, np.float32(1)))
+
+
+def itself(name: str, shape: tuple[int, ...]) -> HfTensor:
+    """A tensor that is as the run has it."""
+    return HfTensor(name, shape, (name,), _times(name, np.float32(1)))
 
 
 def hf_name(shape: Shape, name: str) -> str:

@@ -278,6 +278,19 @@ class Keeping(Spec):
         le=2**53,
         description="Upper bound in bytes for each of the run's streams; none: what the run needs.",
     )
+    export_every_rounds: int | None = Field(
+        None,
+        ge=1,
+        le=10**9,
+        description="The coordinator exports the published weights whenever so many rounds were "
+        "committed since the last time, and once more at the end; none: when asked for.",
+    )
+    exports: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        description="Exports made by themselves that are kept; each holds the whole model.",
+    )
     begin_again: Literal["automatic", "ask"] = Field(
         "automatic",
         description="When no syncer has the run's state and none can be got: begin a new epoch "

@@ -1,0 +1,168 @@
+"""Files of an export into a folder: piece by piece, on from where it was cut off, checked, renamed.
+
+DIR.partial/export.json     whose files these are
+           /model.safetensors, …
+DIR                         `DIR.partial` once every digest is right, and not a moment before
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from diloco_cli.words import CONFLICT, FAILED, INVALID, CliError, why
+from diloco_client import Client, Unreachable
+from diloco_shared.protocol.exports import ExportedFile
+
+# Which export a partial folder is of; no file of an export is called so.
+MARK = ".export.json"
+# Without one more byte, or without an answer, for so long in seconds: given up. A coordinator that
+# is restarted, or a link that is down for a moment, takes less.
+PATIENCE_S = 120.0
+RETRY_S = 1.0
+# A file is fetched anew once, when its digest is wrong: twice is no accident.
+ATTEMPTS = 2
+# Of a file that is hashed at a time.
+PART_BYTES = 8 << 20
+
+Moved = Callable[[int], None]  # told how many more bytes are here
+
+
+class Target:
+    """Where an export goes. CliError for a folder that holds something."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(os.path.abspath(folder))
+        self.partial = self.folder.with_name(f"{self.folder.name}.partial")
+        if self.folder.is_symlink() or (self.folder.exists() and not self.folder.is_dir()):
+            raise CliError(f"{folder} is there and is no folder: name another one", INVALID)
+        if self.folder.is_dir() and any(self.folder.iterdir()):
+            text = f"{folder} holds something already: name another folder, or an empty one"
+            raise CliError(text, CONFLICT)
+        if self.partial.exists() and self.begun() is None and any(self.partial.iterdir()):
+            text = f"{self.partial} holds something that is no download: move it away first"
+            raise CliError(text, CONFLICT)
+
+    def begun(self) -> dict[str, Any] | None:
+        """What an earlier attempt was to download, if it left anything."""
+        try:
+            mark: dict[str, Any] = json.loads((self.partial / MARK).read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return mark if isinstance(mark, dict) else None
+
+    def begin(self, mark: dict[str, Any]) -> None:
+        """From now on what is there is of this export. CliError where nothing can be written."""
+        with self.writing():
+            shutil.rmtree(self.partial, ignore_errors=True)
+            self.partial.mkdir(parents=True)
+            (self.partial / MARK).write_text(json.dumps(mark), encoding="utf-8")
+
+    def take_place(self, files: Sequence[ExportedFile]) -> None:
+        """Every file is here and right: the folder appears, with these and nothing else."""
+        names = {file.name for file in files}
+        with self.writing():
+            for path in self.partial.iterdir():
+                if path.name not in names:
+                    path.unlink()
+            os.rename(self.partial, self.folder)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A CliError of whatever the disk refuses."""
+        try:
+            yield
+        except OSError as error:
+            raise CliError(
+                f"{self.folder} cannot be written: {why(error)}. What is in {self.partial} is "
+                "kept, and the same command goes on from there",
+                FAILED,
+            ) from None
+
+
+def listed(export: dict[str, Any]) -> list[ExportedFile]:
+    """The files of a complete export. CliError for names that would lead out of a folder."""
+    try:
+        return [ExportedFile.model_validate(file) for file in export["files"]]
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        raise CliError(f"the coordinator tells of a strange file: {fault['msg']}", FAILED) from None
+
+
+class Download:
+    """The files of one export, into the partial folder of a target."""
+
+    def __init__(self, client: Client, run: str, export: str, target: Target, moved: Moved) -> None:
+        self.client = client
+        self.run, self.export = run, export
+        self.target = target
+        self.moved = moved
+
+    def file(self, file: ExportedFile) -> None:
+        """One file, whole and right. CliError for a digest that is wrong twice, Unreachable after
+        `PATIENCE_S` without one more byte."""
+        path = self.target.partial / file.name
+        for _ in range(ATTEMPTS):
+            self._fill(file, path)
+            with self.target.writing():
+                if _digest(path) == file.sha256:
+                    return
+                self.moved(-path.stat().st_size)
+                path.unlink()
+        raise CliError(
+            f"{file.name} came {ATTEMPTS} times with another digest than the coordinator tells: "
+            "its disk, or the link, damages data. Export again",
+            FAILED,
+        )
+
+    def _fill(self, file: ExportedFile, path: Path) -> None:
+        """The rest of a file, in as many attempts as it takes."""
+        with self.target.writing():
+            if path.exists() and path.stat().st_size > file.bytes:
+                path.unlink()
+            path.touch()
+            here = path.stat().st_size
+        self.moved(here)
+        moved_at = time.monotonic()
+        while here < file.bytes:
+            before, trouble = here, f"{file.name} ends after {here} of {file.bytes} bytes"
+            try:
+                self._append(file, path, here)
+            except Unreachable as error:
+                trouble = str(error)
+            here = path.stat().st_size
+            if here > before:
+                moved_at = time.monotonic()
+            elif time.monotonic() - moved_at > PATIENCE_S:
+                raise Unreachable(trouble)
+            if here < file.bytes:
+                time.sleep(RETRY_S)
+
+    def _append(self, file: ExportedFile, path: Path, here: int) -> None:
+        """What comes in one answer, and no more than belongs to the file."""
+        pieces = self.client.export_file(self.run, self.export, file.name, here)
+        with self.target.writing(), path.open("ab") as out:
+            for piece in pieces:
+                part = piece[: file.bytes - here]
+                out.write(part)
+                here += len(part)
+                self.moved(len(part))
+                if here >= file.bytes:
+                    break
+            out.flush()
+            os.fsync(out.fileno())
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(PART_BYTES):
+            found.update(part)
+    return found.hexdigest()

@@ -1,0 +1,197 @@
+"""The process that makes an export: started, heard, and ended with the coordinator.
+
+The coordinator holds no arrays, and what reads a whole model must not take its memory or its event
+loop. So an export is another program's work, of which this knows its arguments and its lines.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from diloco_coordinator.exports.exports import ExportRecord
+from diloco_shared.process.settings import ProcessSettings
+from diloco_shared.process.stopping import dies_with_parent
+from diloco_shared.protocol.exports import (
+    LINE_BYTES_MAX,
+    ExportDone,
+    ExportFailed,
+    ExportMoved,
+    parse_line,
+)
+
+log = structlog.get_logger()
+
+COMMAND = (sys.executable, "-m", "diloco_learner.exporting")
+# Silence in seconds after which it hangs: by itself it gives up after five minutes without a chunk.
+SILENCE_S = 900.0
+# It leaves the processor to whoever answers requests.
+NICENESS = 10
+# After its pipes are closed, or it is killed, a process is gone at once; a hung disk may hold it.
+ENDING_S = 10.0
+
+Moved = Callable[[ExportMoved], None]
+
+
+class ExportFault(Exception):
+    """It cannot be made; the text says why and what to do."""
+
+
+class Exporter(Protocol):
+    """Makes exports. Tests and simulated worlds bring their own."""
+
+    async def make(self, record: ExportRecord, to: Path, moved: Moved) -> None:
+        """Until `to` is a whole folder. Raises ExportFault; cancelled, it leaves no process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildExporter:
+    """A process for each export."""
+
+    environment: Mapping[str, str]
+    command: Sequence[str] = COMMAND
+    silence_s: float = SILENCE_S
+
+    @classmethod
+    def of(cls, settings: ProcessSettings) -> "ChildExporter":
+        """On the bus that the coordinator is on."""
+        told = {
+            "DILOCO_NATS_URL": settings.nats_url,
+            "DILOCO_NATS_TOKEN": settings.nats_token,
+            "DILOCO_CHECKPOINTS": settings.checkpoint_root,
+            "DILOCO_LOG": settings.log,
+        }
+        inherited = {k: v for k, v in os.environ.items() if k not in ("DILOCO_ID", *told)}
+        return cls(inherited | told)
+
+    async def make(self, record: ExportRecord, to: Path, moved: Moved) -> None:
+        """See `Exporter`."""
+        process = await self._started(record, to)
+        heard, hangs = _Heard(record, moved), False
+        try:
+            async with asyncio.TaskGroup() as readers:
+                readers.create_task(self._hear(process, heard))
+                readers.create_task(heard.log(process))
+            await asyncio.wait_for(process.wait(), ENDING_S)
+        except* TimeoutError:
+            hangs = True
+        finally:
+            await _ended(process)
+        if hangs:
+            text = f"the process that made it said nothing for {self.silence_s:.0f} s: try again"
+            raise ExportFault(text)
+        heard.judge(process.returncode)
+
+    async def _started(self, record: ExportRecord, to: Path) -> Process:
+        asked = record.asked
+        arguments = [record.run, "--run-id", record.run_id, "--to", str(to)]
+        arguments += ["--dtype", asked.dtype]
+        if asked.version is not None:
+            arguments += ["--version", str(asked.version)]
+        if asked.checkpoint:
+            arguments += ["--checkpoint", asked.checkpoint]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self.command,
+                *arguments,
+                env=dict(self.environment),
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=PIPE,
+                limit=LINE_BYTES_MAX,
+                preexec_fn=dies_with_parent(),
+            )
+        except OSError as error:  # no memory, or no room in the table of processes
+            raise ExportFault(f"no process can be started for it: {error}") from None
+        with suppress(OSError):  # it ended a moment ago
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
+        return process
+
+    async def _hear(self, process: Process, heard: "_Heard") -> None:
+        assert process.stdout is not None
+        while True:
+            async with asyncio.timeout(self.silence_s):
+                line = await _line(process.stdout)
+            if not line:
+                return
+            heard.take(line)
+
+
+class _Heard:
+    """What one process said."""
+
+    def __init__(self, record: ExportRecord, moved: Moved) -> None:
+        self.record = record
+        self.moved = moved
+        self.done = False
+        self.reason = ""
+        self.last = ""  # of what it wrote for its log
+
+    def take(self, line: bytes) -> None:
+        match parse_line(line):
+            case ExportMoved() as said:
+                self.moved(said)
+            case ExportDone():
+                self.done = True
+            case ExportFailed() as said:
+                self.reason = said.reason
+            case None:
+                log.warning("an export said something strange", line=_text(line))
+
+    async def log(self, process: Process) -> None:
+        """What it writes for people goes into this process's log."""
+        assert process.stderr is not None
+        while line := await _line(process.stderr):
+            self.last = _text(line) or self.last
+            log.info("export", run=self.record.run, id=self.record.id, line=_text(line))
+
+    def judge(self, code: int | None) -> None:
+        """ExportFault unless it is done."""
+        if self.done and code == 0:
+            return
+        if self.reason:
+            raise ExportFault(self.reason)
+        said = f", and said last: {self.last}" if self.last else ""
+        raise ExportFault(f"the process that made it ended ({_how(code)}){said}")
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    """One line; what is too long for one is cut. Empty at the end."""
+    try:
+        return await stream.readuntil()
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.read(max(error.consumed, 1))
+
+
+async def _ended(process: Process) -> None:
+    """Nothing is left of it, whoever ends this."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            process.kill()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), ENDING_S)
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").strip()[:300]
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "it does not end"
+    if code >= 0:
+        return f"status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

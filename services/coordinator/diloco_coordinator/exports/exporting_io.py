@@ -1,0 +1,226 @@
+"""Exports at work: begun when asked for or when due, watched, kept in bounds, found again.
+
+Half an export after a restart is one that failed: its process ended with the coordinator.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+from pydantic import ValidationError
+
+from diloco_coordinator.exports.child_io import Exporter, ExportFault
+from diloco_coordinator.exports.exports import (
+    Asked,
+    ExportRecord,
+    Pace,
+    due,
+    hindrance,
+    surplus,
+)
+from diloco_coordinator.exports.shelf_io import Shelf
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_coordinator.runs.statuses import run_id_of
+from diloco_shared import ambient
+from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.run_states import OVER
+from diloco_shared.spec.run import Keeping, RunSpec
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+# Between two looks at what is due and at what is left of deleted runs, in seconds.
+LOOK_S = 1.0
+CUT_OFF = "the coordinator was ended while it was being made: ask for it again"
+
+
+class Busy(Exception):
+    """None may begin now; the text says why."""
+
+
+class Exports:
+    """All exports of one coordinator. `prepare` once; `keep` must run for any to be made."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        shelf: Shelf,
+        exporter: Exporter,
+        *,
+        kept_max: int,
+        at_once: int,
+    ) -> None:
+        self.registry = registry
+        self.shelf = shelf
+        self.exporter = exporter
+        self.kept_max = kept_max
+        self.at_once = at_once
+        self.records: dict[str, ExportRecord] = {}  # by id, oldest first
+        self.paces: dict[str, Pace] = {}  # of those being made
+        self.making: dict[str, asyncio.Task[None]] = {}
+        self._keeping: dict[str, tuple[RunRecord, Keeping | None]] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        # One at a time changes what is there: a disk may hold up whoever does.
+        self._changing = asyncio.Lock()
+
+    async def keep(self) -> None:
+        """For ever."""
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await again_and_again(self.look, "exports", LOOK_S)
+        finally:
+            self._tasks = None
+
+    async def prepare(self) -> None:
+        """Find again what an earlier process has left; before anybody asks."""
+        for record in await asyncio.to_thread(self.shelf.records) if self.shelf.any else ():
+            if record.state == "running":
+                record = record.failed(CUT_OFF, ambient.wall())
+                await self._disk(lambda r=record: self._left(r), "an export that was cut off")  # type: ignore[misc]
+            self.records[record.id] = record
+
+    def _left(self, record: ExportRecord) -> None:
+        self.shelf.clean(record)
+        self.shelf.save(record)
+
+    async def _disk(self, what: Callable[[], T], doing: str) -> T | None:
+        """Of what can also be done later; a disk that is full stops nothing else."""
+        try:
+            return await asyncio.to_thread(what)
+        except OSError as error:
+            log.error("not written", doing=doing, error=str(error))
+            return None
+
+    # --- looking -------------------------------------------------------------------------------
+
+    def of(self, run_id: str) -> list[ExportRecord]:
+        """Of one run, oldest first."""
+        return [r for r in self.records.values() if r.run_id == run_id]
+
+    def pace(self, record: ExportRecord) -> Pace | None:
+        """How far it is, while it is being made."""
+        return self.paces.get(record.id)
+
+    async def look(self) -> None:
+        """What is due begins; what is of deleted runs goes."""
+        await self._forget_deleted()
+        runs = self.registry.runs
+        for name in [*self._keeping]:
+            if name not in runs:
+                del self._keeping[name]
+        for record in list(runs.values()):
+            if self._due(record):
+                try:
+                    await self.begin(record, Asked(), automatic=True)
+                except (Busy, OSError) as error:
+                    log.debug("no export now", run=record.name, why=str(error))
+
+    def _due(self, record: RunRecord) -> bool:
+        status, keeping = self.registry.statuses.get(record.name), self._keeping_of(record)
+        if status is None or keeping is None or keeping.export_every_rounds is None:
+            return False
+        of_run, every = self.of(run_id_of(record)), keeping.export_every_rounds
+        return due(of_run, run_id_of(record), every, status.rounds_committed, status.state in OVER)
+
+    def _keeping_of(self, record: RunRecord) -> Keeping | None:
+        """As it was read last; None for what another release wrote."""
+        known = self._keeping.get(record.name)
+        if known is None or known[0] is not record:
+            try:
+                keeping = RunSpec.model_validate(record.spec).keeping
+            except ValidationError:
+                keeping = None
+            known = self._keeping[record.name] = record, keeping
+        return known[1]
+
+    async def _forget_deleted(self) -> None:
+        """A run that is deleted takes its exports along. Only its mark says that it is."""
+        known = {run_id_of(r) for r in self.registry.runs.values()}
+        for run_id in {r.run_id for r in self.records.values()} - known:
+            if run_id and await self.registry.bus.kv_get(subjects.DELETED, run_id) is not None:
+                for record in self.of(run_id):
+                    await self.remove(record)
+
+    # --- acting --------------------------------------------------------------------------------
+
+    async def begin(self, run: RunRecord, asked: Asked, *, automatic: bool = False) -> ExportRecord:
+        """Start one. Raises Busy, and OSError when the disk takes not even its record."""
+        async with self._changing:
+            why = hindrance(self.records.values(), run_id_of(run), self.at_once)
+            if why or self._tasks is None:
+                raise Busy(why or "the coordinator is only just starting: try again")
+            spec, status = RunSpec.model_validate(run.spec), self.registry.statuses.get(run.name)
+            record = ExportRecord(
+                id=ambient.token(4),
+                run=run.name,
+                run_id=run_id_of(run),
+                folder=spec.folder,
+                asked=asked,
+                automatic=automatic,
+                rounds=status.rounds_committed if status else 0,
+                final=status is not None and status.state in OVER,
+                begun_at=ambient.wall(),
+            )
+            await asyncio.to_thread(self.shelf.begin, record)
+            self.records[record.id], self.paces[record.id] = record, Pace()
+            self.making[record.id] = self._tasks.create_task(self._make(record))
+        return record
+
+    async def _make(self, record: ExportRecord) -> None:
+        """What becomes of it; never fails itself."""
+        pace, to = self.paces[record.id], self.shelf.files(record)
+        try:
+            await self.exporter.make(record, to, lambda line: pace.moved(line, ambient.monotonic()))
+            manifest, files = await asyncio.to_thread(self.shelf.made, record)
+            ended = record.completed(manifest, files, ambient.wall())
+        except ExportFault as error:
+            ended = record.failed(str(error), ambient.wall())
+        except (OSError, ValueError) as error:
+            ended = record.failed(f"what was made is not whole: {error}", ambient.wall())
+        async with self._changing:
+            self.paces.pop(record.id, None)
+            self.making.pop(record.id, None)
+            if record.id in self.records:  # else it was removed meanwhile
+                await self._end(ended)
+        await self._tell(ended)
+
+    async def _end(self, record: ExportRecord) -> None:
+        """What is to be seen of it is seen once its disk is in order."""
+        save = self._left if record.state == "failed" else self.shelf.save
+        await self._disk(lambda: save(record), f"export {record.id}")
+        run = self.registry.runs.get(record.run)
+        keeping = self._keeping_of(run) if run is not None else None
+        most = keeping.exports if keeping is not None else None
+        there = self.records | {record.id: record}
+        gone = surplus(there.values(), self.kept_max, most, record.run_id)
+        for old in gone:
+            await self._remove(old)
+        if record not in gone:
+            self.records[record.id] = record
+
+    async def _tell(self, record: ExportRecord) -> None:
+        if record.run not in self.registry.runs:
+            return  # a deleted run has no events
+        if record.state == "complete":
+            text = f"export {record.id} of {record.run} is complete: step {record.steps}"
+        else:
+            text = f"export {record.id} of {record.run} failed: {record.reason}"
+        kind = "exported" if record.state == "complete" else "export-failed"
+        await self.registry.tell(record.run, kind, text, {"export": record.id})
+
+    async def remove(self, record: ExportRecord) -> None:
+        """It is gone; one that is being made is ended first."""
+        async with self._changing:
+            await self._remove(record)
+
+    async def _remove(self, record: ExportRecord) -> None:
+        self.records.pop(record.id, None)
+        if (task := self.making.pop(record.id, None)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+            self.paces.pop(record.id, None)
+        await self._disk(lambda: self.shelf.remove(record), f"removal of export {record.id}")

@@ -1,0 +1,163 @@
+"""What is known of an export, which may begin, and which go. Pure.
+
+running --its process has made the folder--> complete
+        --it failed, or the coordinator ended meanwhile--> failed
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from diloco_shared.protocol.exports import (
+    Dtype,
+    ExportedFile,
+    ExportManifest,
+    ExportMoved,
+)
+from diloco_shared.protocol.messages import Count, Message, Reason, Seconds, Version
+from diloco_shared.protocol.subjects import Id
+
+State = Literal["running", "complete", "failed"]
+# Exports that failed and are still listed, of all runs: for whoever asks why.
+FAILED_MAX = 20
+# The rate is that of the last so many seconds: longer than a fragment's own ups and downs.
+RATE_S = 10.0
+
+
+class Asked(Message):
+    """What is to be exported: what is published, by default the newest, or a checkpoint."""
+
+    version: Count | None = None
+    checkpoint: str = ""
+    dtype: Dtype = "fp32"
+
+
+class ExportRecord(Message):
+    """One export, as it is kept beside its files."""
+
+    id: Id
+    run: Id
+    run_id: str
+    folder: str  # of the run: no other run's, nor an earlier one's of this name
+    asked: Asked
+    automatic: bool = False  # by `keeping.export_every_rounds`
+    rounds: Count = 0  # that the run had committed when it was begun
+    final: bool = False  # the run was over when it was begun
+    state: State = "running"
+    reason: Reason = ""  # why it failed
+    begun_at: Seconds
+    ended_at: Seconds = 0.0
+    epoch: Count = 0
+    steps: Count = 0
+    versions: tuple[Version, ...] = ()
+    files: tuple[ExportedFile, ...] = Field(default=())  # `diloco.json` itself among them
+
+    def completed(
+        self, manifest: ExportManifest, files: Sequence[ExportedFile], at: float
+    ) -> "ExportRecord":
+        """It is there."""
+        return self.model_copy(
+            update={
+                "state": "complete",
+                "ended_at": at,
+                "epoch": manifest.epoch,
+                "steps": manifest.steps,
+                "versions": tuple(f.version for f in manifest.fragments),
+                "files": tuple(files),
+            }
+        )
+
+    def failed(self, reason: str, at: float) -> "ExportRecord":
+        """It will never be."""
+        return self.model_copy(update={"state": "failed", "reason": reason[:500], "ended_at": at})
+
+
+class Pace:
+    """How far an export is, and how fast it gets there."""
+
+    def __init__(self) -> None:
+        self.stage = "starting"
+        self.done = self.total = 0
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def moved(self, line: ExportMoved, now: float) -> None:
+        """`now`: seconds, monotonic."""
+        self.stage, self.done, self.total = line.stage, line.done, line.total
+        self._seen.append((now, line.done))
+        # The oldest that is kept is as old as RATE_S, if anything is.
+        while len(self._seen) > 2 and now - self._seen[1][0] >= RATE_S:
+            self._seen.popleft()
+
+    def view(self) -> dict[str, Any]:
+        """For people; null for what nobody can tell yet."""
+        rate = self._rate()
+        left = (self.total - self.done) / rate if rate else None
+        return {
+            "stage": self.stage,
+            "bytes_done": self.done,
+            "bytes_total": self.total,
+            "bytes_per_s": rate,
+            "seconds_left": left,
+        }
+
+    def _rate(self) -> float | None:
+        if len(self._seen) < 2:
+            return None
+        (began, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended - began) if ended > began and last > first else None
+
+
+# --------------------------------------------------------------------------------------------------
+# Which may begin, which begin by themselves, which go.
+
+
+def hindrance(records: Iterable[ExportRecord], run_id: str, at_once: int) -> str:
+    """Why no export of this run may begin now; "" if one may."""
+    running = [r for r in records if r.state == "running"]
+    same = next((r for r in running if r.run_id == run_id), None)
+    if same is not None:
+        return f"export {same.id} of {same.run!r} is being made: wait for it"
+    if len(running) >= at_once:
+        names = ", ".join(sorted(repr(r.run) for r in running))
+        return f"exports of {names} are being made, and no more than {at_once} at a time: wait"
+    return ""
+
+
+def due(
+    records: Iterable[ExportRecord], run_id: str, every: int | None, committed: int, over: bool
+) -> bool:
+    """Whether one of a run that has `committed` so many rounds begins by itself.
+
+    What was asked for by hand counts too, and what failed: a disk that is full is not asked again
+    before another `every` rounds. Once it is over, the last parameters are worth one of their own.
+    """
+    if every is None or not committed:
+        return False
+    of_run = [r for r in records if r.run_id == run_id and not r.asked.checkpoint]
+    if any(r.final for r in of_run):
+        return False
+    # After a restore there are fewer rounds than before, and later ones are no part of the run.
+    before = max((r.rounds for r in of_run if r.rounds <= committed), default=0)
+    return committed > before if over else committed - before >= every
+
+
+def surplus(
+    records: Iterable[ExportRecord], kept_max: int, automatic_max: int | None, run_id: str
+) -> list[ExportRecord]:
+    """Which go, after one of the run `run_id` ended: the oldest, never one that is being made.
+
+    Of the run's own automatic ones `automatic_max` stay (None: nobody knows how many); of all
+    together `kept_max`, and automatic ones go before those that somebody asked for.
+    """
+    ended = sorted((r for r in records if r.state != "running"), key=lambda r: r.begun_at)
+    failed = [r for r in ended if r.state == "failed"]
+    gone = failed[: max(len(failed) - FAILED_MAX, 0)]
+    kept = [r for r in ended if r.state == "complete"]
+    if automatic_max is not None:
+        own = [r for r in kept if r.automatic and r.run_id == run_id]
+        gone += own[: max(len(own) - automatic_max, 0)]
+    rest = [r for r in kept if r not in gone]
+    rest.sort(key=lambda r: (not r.automatic, r.begun_at))
+    return gone + rest[: max(len(rest) - kept_max, 0)]

@@ -1,0 +1,105 @@
+"""Exports on the coordinator's disk.
+
+    <data>/<coordinator>/exports/<run's folder>/<id>/record.json     what is known of it
+                                                    /files/          once it is complete
+
+A record is written before its process starts: what is half made after a restart is known as such.
+Not for an event loop: every method waits for the disk.
+"""
+
+import hashlib
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from diloco_coordinator.exports.exports import ExportRecord
+from diloco_shared.protocol.exports import MANIFEST, ExportedFile, ExportManifest
+
+log = structlog.get_logger()
+
+RECORD, FILES = "record.json", "files"
+# A record with all its files is some hundred kilobytes; more is none of ours.
+RECORD_BYTES_MAX = 8 << 20
+
+
+class Shelf:
+    """All exports of one coordinator."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @property
+    def any(self) -> bool:
+        """Whether anything was ever kept there."""
+        return self.root.is_dir()
+
+    def records(self) -> list[ExportRecord]:
+        """Every record that can be read, oldest first."""
+        found = []
+        for path in self.root.glob(f"*/*/{RECORD}"):
+            try:
+                if path.stat().st_size <= RECORD_BYTES_MAX:
+                    found.append(ExportRecord.model_validate_json(path.read_bytes()))
+            except (OSError, ValidationError) as error:
+                log.error("unreadable record of an export", path=str(path), error=str(error))
+        return sorted(found, key=lambda r: r.begun_at)
+
+    def place(self, record: ExportRecord) -> Path:
+        """The folder of one export. Its names are ids: none leads elsewhere."""
+        return self.root / record.folder / record.id
+
+    def files(self, record: ExportRecord) -> Path:
+        """Where its files are, or will be."""
+        return self.place(record) / FILES
+
+    def there(self, record: ExportRecord) -> bool:
+        """Whether nobody removed it."""
+        return self.place(record).is_dir()
+
+    def begin(self, record: ExportRecord) -> None:
+        """Its folder and its record. Raises OSError."""
+        self.place(record).mkdir(parents=True)
+        self.save(record)
+
+    def save(self, record: ExportRecord) -> None:
+        """Replace its record, at one stroke. Raises OSError."""
+        place = self.place(record)
+        beside = place / f".{RECORD}"
+        with beside.open("wb") as file:
+            file.write(record.model_dump_json(indent=1).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, place / RECORD)
+
+    def clean(self, record: ExportRecord) -> None:
+        """Nothing is left of its files, finished or not."""
+        for path in self.place(record).iterdir() if self.there(record) else ():
+            if path.name != RECORD:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def remove(self, record: ExportRecord) -> None:
+        """The export is gone; and its run's folder, with the last of them."""
+        with suppress(FileNotFoundError):
+            (self.place(record) / RECORD).unlink()  # the first: half an export is none
+        shutil.rmtree(self.place(record), ignore_errors=True)
+        with suppress(OSError):
+            (self.root / record.folder).rmdir()
+
+    def made(self, record: ExportRecord) -> tuple[ExportManifest, tuple[ExportedFile, ...]]:
+        """What its process has made: the manifest, and every file with its digest.
+
+        Raises OSError, and ValueError where a file is not there as the manifest says.
+        """
+        folder = self.files(record)
+        body = (folder / MANIFEST).read_bytes()
+        manifest = ExportManifest.model_validate_json(body)
+        for file in manifest.files:
+            size = (folder / file.name).stat().st_size
+            if size != file.bytes:
+                raise ValueError(f"{file.name} has {size} bytes, and was made with {file.bytes}")
+        own = ExportedFile(name=MANIFEST, bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+        return manifest, (*manifest.files, own)

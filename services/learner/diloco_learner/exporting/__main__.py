@@ -1,0 +1,124 @@
+"""`python -m diloco_learner.exporting`: one export, told line by line on standard output.
+
+The bus and its token come from the environment, as for every process (DILOCO_NATS_URL, …). Exit
+status 0 when the folder is there, 1 when it cannot be made, 2 for a wrong call.
+"""
+
+import argparse
+import asyncio
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from diloco_learner.exporting.checkpoint_io import Checkpointed
+from diloco_learner.exporting.choosing import NotPublished
+from diloco_learner.exporting.making_io import Companions, Order, Progress, Source, make
+from diloco_learner.exporting.observing_io import Published, Unreadable
+from diloco_learner.exporting.writing_io import CannotWrite
+from diloco_shared import ambient
+from diloco_shared.bus.port import Bus, BusError
+from diloco_shared.bus.stored_records import record_at
+from diloco_shared.process.logs import configure
+from diloco_shared.process.serving import connected
+from diloco_shared.process.settings import WorkerSettings
+from diloco_shared.process.stopping import until_stopped
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.exports import ExportDone, ExportFailed, ExportMoved
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import WireError
+from diloco_shared.spec.run import RunSpec
+
+# Between two lines about progress, in seconds: more often nobody looks.
+TELL_S = 0.2
+_TOKEN = re.compile(r"([a-z_]{1,40})=(\d{1,9})")
+FORESEEN = (NotPublished, Unreadable, CannotWrite, BusError, WireError, ValidationError, OSError)
+
+
+def _arguments(given: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="diloco_learner.exporting", description=__doc__)
+    parser.add_argument("run", help="name of the run")
+    parser.add_argument("--run-id", default="", help="its id, where an earlier run had the name")
+    parser.add_argument("--to", type=Path, required=True, help="folder to make, or an empty one")
+    parser.add_argument("--version", type=int, help="version of every fragment; else the newest")
+    parser.add_argument("--checkpoint", default="", help="FOLDER/NUMBER, or an address of its own")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--file", type=Path, action="append", default=[], help="to copy beside it")
+    parser.add_argument("--token", action="append", default=[], help="special token: NAME=ID")
+    found = parser.parse_args(given)
+    if found.version is not None and found.checkpoint:
+        parser.error("give --version or --checkpoint, not both")
+    wrong = next((text for text in found.token if not _TOKEN.fullmatch(text)), None)
+    if wrong is not None:
+        parser.error(f"--token {wrong}: give NAME=ID, as in eos_token_id=0")
+    return found
+
+
+class _Teller:
+    """Lines on standard output, for whoever started this process."""
+
+    def __init__(self) -> None:
+        self.told_at = float("-inf")
+
+    def moved(self, line: ExportMoved) -> None:
+        now = ambient.monotonic()
+        if now - self.told_at >= TELL_S or line.done == line.total:
+            self.told_at = now
+            say(line)
+
+
+def say(line: ExportMoved | ExportDone | ExportFailed) -> None:
+    """Now: the pipe has a buffer, and nobody reads what is in it."""
+    print(line.model_dump_json(), flush=True)
+
+
+async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec:
+    """What the run was submitted with. Raises Unreadable where there is no such run."""
+    found = await record_at(bus, subjects.RUNS, run, RunRecord)
+    spec = RunSpec.model_validate(found.record.spec) if found else None
+    if spec is None or (run_id and spec.id != run_id):
+        raise Unreadable(f"there is no run {run[:63]!r}, or another one has its name by now")
+    return spec
+
+
+async def _export(settings: WorkerSettings, wanted: argparse.Namespace) -> None:
+    tokens = {name: int(number) for name, _, number in (t.partition("=") for t in wanted.token)}
+    companions = Companions(tuple(wanted.file), tokens)
+    order = Order(wanted.to, wanted.dtype, wanted.checkpoint, lambda spec: companions)
+    progress = Progress(_Teller().moved)
+    source: Source
+    if wanted.checkpoint:
+        source = Checkpointed(wanted.checkpoint, settings.checkpoint_root, progress.fetching)
+        await make(source, order, progress)
+    else:
+        links: dict[str, Any] = {
+            "connections": settings.connections,
+            "downlink_bytes_per_s": settings.downlink_bytes_per_s,
+        }
+        async with connected(settings, f"export-{wanted.run}", **links) as bus:
+            spec = await spec_of(bus, wanted.run, wanted.run_id)
+            source = Published(bus, spec, wanted.version, progress.fetching)
+            await make(source, order, progress)
+    say(ExportDone())
+
+
+def main() -> None:
+    """Make it, and say what became of it."""
+    wanted = _arguments(sys.argv[1:])
+    try:
+        settings = WorkerSettings()
+        configure(settings.log)
+    except (ValidationError, ValueError) as error:
+        sys.exit(f"diloco_learner.exporting: {error}")
+    try:
+        asyncio.run(until_stopped(_export(settings, wanted)))
+    except FORESEEN as error:
+        say(ExportFailed(reason=str(error)[:500]))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

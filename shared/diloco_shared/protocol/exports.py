@@ -1,0 +1,101 @@
+"""What an export of a run's parameters says of itself.
+
+    <folder>/model.safetensors, …      the weights
+             config.json               where the architecture is one that others know
+             diloco.json               an `ExportManifest`: what is in the folder, digest by digest
+
+The process that makes one tells how far it is on its standard output, an `ExportLine` per line.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from diloco_shared.protocol.messages import Count, Digest, Message, Reason, Seconds, Version
+from diloco_shared.protocol.subjects import Id
+
+MANIFEST = "diloco.json"
+# What a line may have at most: a reason, in bytes of JSON, and some figures.
+LINE_BYTES_MAX = 16 << 10
+
+Dtype = Literal["fp32", "bf16"]
+DTYPE_BYTES: dict[Dtype, int] = {"fp32": 4, "bf16": 2}
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# One part of a path that means the same everywhere: no folder, nothing hidden, nothing above.
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+
+
+class ExportedFile(Message):
+    """One file of the folder; anybody can check its digest with `sha256sum`."""
+
+    name: FileName
+    bytes: Count
+    sha256: Sha256
+
+
+class ExportedFragment(Message):
+    """The publication that a fragment was taken from."""
+
+    fragment: Count
+    version: Count
+    round: Version  # -1 before the first
+    steps: Count  # of the run, when it was published
+    digest: Digest  # of the fragment's fp32 values, as its publication says
+
+
+class ExportManifest(Message):
+    """What `diloco.json` holds: where the weights come from, and every other file."""
+
+    format: Literal[1] = 1
+    run: Id
+    run_id: str
+    epoch: Count
+    fragments: tuple[ExportedFragment, ...]
+    round: Version  # the newest of them
+    steps: Count  # of the newest of them: inner steps per learner
+    tokens_merged: Count | None  # as the run's status said at that time; null: it said nothing
+    tokens_processed: Count | None
+    parameters: Count
+    dtype: Dtype
+    config_hash: Digest
+    checkpoint: str  # the run-wide checkpoint that it was made from; empty: of what is published
+    spec: dict[str, Any]  # the run's specification
+    made_at: Seconds  # wall clock, seconds since 1970
+    files: tuple[ExportedFile, ...]  # all but this one
+
+
+Stage = Literal["fetching", "writing"]
+
+
+class ExportMoved(Message):
+    """How far it is: bytes that were fetched and written, of all that will be."""
+
+    kind: Literal["moved"] = "moved"
+    stage: Stage
+    done: Count
+    total: Count
+
+
+class ExportDone(Message):
+    """The folder is there."""
+
+    kind: Literal["done"] = "done"
+
+
+class ExportFailed(Message):
+    """It will never be, and nothing is left of it."""
+
+    kind: Literal["failed"] = "failed"
+    reason: Reason
+
+
+ExportLine = Annotated[ExportMoved | ExportDone | ExportFailed, Field(discriminator="kind")]
+_LINE: TypeAdapter[ExportMoved | ExportDone | ExportFailed] = TypeAdapter(ExportLine)
+
+
+def parse_line(text: bytes) -> ExportMoved | ExportDone | ExportFailed | None:
+    """What a line says; None for one that is none of these."""
+    try:
+        return _LINE.validate_json(text)
+    except ValidationError:
+        return None

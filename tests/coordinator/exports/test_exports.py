@@ -1,0 +1,115 @@
+"""Which exports may begin, begin by themselves and go; how fast one is. Pure."""
+
+from typing import Any
+
+import pytest
+
+from diloco_coordinator.exports.exports import (
+    FAILED_MAX,
+    RATE_S,
+    Asked,
+    ExportRecord,
+    Pace,
+    due,
+    hindrance,
+    surplus,
+)
+from diloco_shared.protocol.exports import ExportMoved
+
+
+def record(name: str, **more: Any) -> ExportRecord:
+    """One of the run `r`, begun at the time that its name says."""
+    fields = {"run": "r", "run_id": "a", "folder": "r.a", "asked": Asked(), "state": "complete"}
+    return ExportRecord.model_validate({"id": name, "begun_at": float(name), **fields, **more})
+
+
+def names(records: list[ExportRecord]) -> list[str]:
+    return [r.id for r in records]
+
+
+def test_one_of_a_run_at_a_time() -> None:
+    running = record("1", state="running")
+    assert "export 1 of 'r' is being made" in hindrance([running], "a", 2)
+    assert hindrance([running], "b", 2) == ""
+    assert hindrance([record("1"), record("2", state="failed")], "a", 1) == ""
+    assert "no more than 1 at a time" in hindrance([running], "b", 1)
+
+
+@pytest.mark.parametrize(
+    ("done", "committed", "over", "says"),
+    [
+        ([], 9, False, False),
+        ([], 10, False, True),
+        ([], 3, True, True),
+        ([], 0, True, False),
+        ([{"rounds": 10}], 19, False, False),
+        ([{"rounds": 10}], 20, False, True),
+        ([{"rounds": 10}], 11, True, True),
+        ([{"rounds": 10}], 10, True, False),
+        ([{"rounds": 12, "final": True}], 12, True, False),
+        ([{"rounds": 10, "state": "failed"}], 19, False, False),
+        ([{"rounds": 10, "state": "running"}], 20, False, True),
+        ([{"rounds": 10, "run_id": "b"}], 19, False, True),
+        ([{"rounds": 10, "asked": Asked(checkpoint="r.a/000001")}], 19, False, True),
+        # The run went back from round 100: what it did since is no part of it.
+        ([{"rounds": 10}, {"rounds": 100}], 19, False, False),
+        ([{"rounds": 10}, {"rounds": 100}], 20, False, True),
+    ],
+)
+def test_which_begin_by_themselves(
+    done: list[dict[str, Any]], committed: int, over: bool, says: bool
+) -> None:
+    found = [record(str(n), **fields) for n, fields in enumerate(done)]
+    assert due(found, "a", 10, committed, over) is says
+    assert not due(found, "a", None, committed, over), "unless it is asked for"
+
+
+def test_the_oldest_go_and_those_that_nobody_asked_for_before_others() -> None:
+    found = [record("1"), record("2", automatic=True), record("3"), record("4", automatic=True)]
+    assert names(surplus(found, 4, None, "a")) == []
+    assert names(surplus(found, 2, None, "a")) == ["2", "4"]
+    assert names(surplus(found, 1, None, "a")) == ["2", "4", "1"]
+    assert names(surplus(found, 4, 1, "a")) == ["2"]
+    assert names(surplus(found, 4, 1, "b")) == [], "only of the run itself"
+    assert names(surplus([record("1", state="running"), *found], 1, None, "a"))[:2] == ["2", "4"]
+
+
+def test_few_that_failed_are_listed() -> None:
+    found = [record(str(n), state="failed") for n in range(FAILED_MAX + 2)]
+    assert names(surplus(found, 1, 1, "a")) == ["0", "1"]
+
+
+def moved(done: int, stage: str = "fetching") -> ExportMoved:
+    return ExportMoved.model_validate({"stage": stage, "done": done, "total": 1000})
+
+
+def test_the_rate_is_that_of_the_last_seconds() -> None:
+    pace = Pace()
+    assert pace.view() == {
+        "stage": "starting",
+        "bytes_done": 0,
+        "bytes_total": 0,
+        "bytes_per_s": None,
+        "seconds_left": None,
+    }
+    pace.moved(moved(0), 0.0)
+    assert pace.view()["seconds_left"] is None
+    pace.moved(moved(100), 1.0)
+    assert pace.view() | {"stage": ""} == {
+        "stage": "",
+        "bytes_done": 100,
+        "bytes_total": 1000,
+        "bytes_per_s": 100.0,
+        "seconds_left": 9.0,
+    }
+    for n in range(1, 101):
+        pace.moved(moved(100 + n, "writing"), 1.0 + n)
+    assert pace.view()["bytes_per_s"] == 1.0, "the quick beginning is forgotten"
+    assert len(pace._seen) <= RATE_S + 2
+
+
+def test_what_stands_still_has_no_end_in_sight() -> None:
+    pace = Pace()
+    for n in range(30):
+        pace.moved(moved(100), float(n))
+    assert (pace.view()["bytes_per_s"], pace.view()["seconds_left"]) == (None, None)
