@@ -68,7 +68,16 @@ def export(
         raise CliError("give --version or --checkpoint, not both", INVALID)
     target = Target(to)
     wish = {"version": version, "checkpoint": checkpoint or None, "dtype": dtype.value}
-    with connect(where) as client, _bar(quiet=as_json) as bar:
+    with connect(where) as client:
+        made = downloaded(client, run, wish, target, quiet=as_json)
+    show({**made, "folder": str(target.folder)}, as_json, lambda: _told(made, to))
+
+
+def downloaded(
+    client: Client, run: str, wish: dict[str, Any], target: Target, *, quiet: bool
+) -> dict[str, Any]:
+    """Have an export made, and fetch it into `target`; what the API says of it. Shows progress."""
+    with _bar(quiet=quiet) as bar:
         made = _made(client, run, _begun(client, run, wish, target, bar), bar)
         files = listed(made)
         total, here = sum(file.bytes for file in files), 0
@@ -83,7 +92,7 @@ def export(
         for file in files:
             download.file(file)
         target.take_place(files)
-    show({**made, "folder": str(target.folder)}, as_json, lambda: _told(made, to))
+    return made
 
 
 def _begun(client: Client, run: str, wish: dict[str, Any], target: Target, bar: "Bar") -> str:

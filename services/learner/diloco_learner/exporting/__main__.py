@@ -9,6 +9,7 @@ import asyncio
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from pydantic import ValidationError
 
 from diloco_learner.exporting.checkpoint_io import Checkpointed
 from diloco_learner.exporting.choosing import NotPublished
+from diloco_learner.exporting.companions import of_tokenizer
 from diloco_learner.exporting.making_io import Companions, Order, Progress, Source, make
 from diloco_learner.exporting.observing_io import Published, Unreadable
 from diloco_learner.exporting.writing_io import CannotWrite
+from diloco_learner.settings import Settings
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.process.logs import configure
 from diloco_shared.process.serving import connected
-from diloco_shared.process.settings import WorkerSettings
 from diloco_shared.process.stopping import until_stopped
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.exports import ExportDone, ExportFailed, ExportMoved
@@ -84,10 +86,14 @@ async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec:
     return spec
 
 
-async def _export(settings: WorkerSettings, wanted: argparse.Namespace) -> None:
+async def _export(settings: Settings, wanted: argparse.Namespace) -> None:
     tokens = {name: int(number) for name, _, number in (t.partition("=") for t in wanted.token)}
-    companions = Companions(tuple(wanted.file), tokens)
-    order = Order(wanted.to, wanted.dtype, wanted.checkpoint, lambda spec: companions)
+
+    def companions(spec: RunSpec) -> Companions:
+        found = of_tokenizer(spec, settings.data_root)
+        return replace(found, files=tuple(wanted.file), tokens={**found.tokens, **tokens})
+
+    order = Order(wanted.to, wanted.dtype, wanted.checkpoint, companions)
     progress = Progress(_Teller().moved)
     source: Source
     if wanted.checkpoint:
@@ -109,7 +115,7 @@ def main() -> None:
     """Make it, and say what became of it."""
     wanted = _arguments(sys.argv[1:])
     try:
-        settings = WorkerSettings()
+        settings = Settings()
         configure(settings.log)
     except (ValidationError, ValueError) as error:
         sys.exit(f"diloco_learner.exporting: {error}")

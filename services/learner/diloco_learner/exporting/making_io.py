@@ -33,6 +33,7 @@ from diloco_learner.exporting.writing_io import (
     check_free,
     check_room,
     copy_beside,
+    write_beside,
     write_json,
     write_weights,
 )
@@ -55,10 +56,12 @@ log = structlog.get_logger()
 class Companions:
     """What belongs beside the weights, a tokenizer's files above all.
 
-    `tokens`: ids of special tokens, by the name that they have in `config.json`.
+    `contents`: of files by name. `tokens`: ids of special tokens, by the name that they have in
+    `config.json`.
     """
 
     files: Sequence[Path] = ()
+    contents: Mapping[str, bytes] = field(default_factory=dict)
     tokens: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -198,4 +201,5 @@ def _others(
         for name, content in ((INDEX, index), (CONFIG, config))
         if content is not None
     ]
-    return [*found, *copy_beside(folder, beside.files)]
+    written = write_beside(folder, beside.contents)
+    return [*found, *written, *copy_beside(folder, beside.files)]

@@ -205,6 +205,14 @@ def write_json(folder: Path, name: str, content: Any) -> ExportedFile:
     return out.written
 
 
+def write_beside(folder: Path, contents: Mapping[str, bytes]) -> Iterator[ExportedFile]:
+    """Small files whose content is known. Raises OSError and CannotWrite."""
+    for name, content in contents.items():
+        with _Digested(folder / name) as out:
+            out.write(content)
+        yield out.written
+
+
 def copy_beside(folder: Path, sources: Sequence[Path]) -> Iterator[ExportedFile]:
     """Copies of other files, a tokenizer's above all. Raises OSError and CannotWrite."""
     sizes = sum(source.stat().st_size for source in sources)

@@ -73,7 +73,7 @@ class OnThisMachine:
         held_out_SxL1 = held_out(
             corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
         )
-        program = Program.build(spec, weights_of(spec.model, Path()))
+        program = Program.build(spec, weights_of(spec.model, self.root))
         return Built(Trainer(program), Batches(cut, sequences), held_out_SxL1)
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:

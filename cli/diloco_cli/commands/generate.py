@@ -1,0 +1,87 @@
+"""`diloco generate`: text from a model, of a folder or of a run that may still be training."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diloco_cli.cluster import Where, connect
+from diloco_cli.commands.export import downloaded
+from diloco_cli.commands.options import Json, anywhere, show
+from diloco_cli.downloading import Target
+from diloco_cli.words import INVALID, CliError
+
+app = typer.Typer()
+
+# More does not fit a screen; whoever wants more asks again with what came.
+TOKENS_MAX = 100_000
+
+
+@app.command()
+@anywhere
+def generate(
+    where: Where,
+    source: Annotated[str, typer.Argument(help="Folder of a model, or name of a run.")],
+    prompt: Annotated[
+        str, typer.Option(help="What the text begins with; empty: a new document.")
+    ] = "",
+    tokens: Annotated[int, typer.Option(min=1, max=TOKENS_MAX, help="Tokens at most.")] = 200,
+    temperature: Annotated[
+        float, typer.Option(help="How freely tokens are drawn; 0: always the likeliest.")
+    ] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Of so many likeliest tokens; 0: of all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Of the likeliest tokens that have this share of the chance.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Another one, another text.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Let a model write: one in a folder, or that of a run as it is published now."""
+    try:
+        from diloco_learner.models.decoding import Sampling
+        from diloco_learner.models.sampling import writer
+    except ImportError as error:
+        text = f"generating needs what learners need ({error}): pip install '.[learner]'"
+        raise CliError(text, INVALID) from None
+    with _folder(where, source, quiet=as_json) as folder:
+        try:
+            pieces = writer(folder, Sampling(temperature, top_k, top_p)).text(prompt, tokens, seed)
+        except ValueError as error:
+            raise CliError(str(error), INVALID) from None
+        found = ""
+        if not as_json:
+            print(prompt, end="", flush=True)
+        for piece in pieces:
+            found += piece
+            if not as_json:
+                print(piece, end="", flush=True)
+    if not as_json:
+        print()
+        return
+    show({"prompt": prompt, "text": found, "seed": seed}, as_json, lambda: [])
+
+
+@contextmanager
+def _folder(where: Where, source: str, *, quiet: bool) -> Iterator[Path]:
+    """The folder itself, or one with what the run has published, for as long as it is needed."""
+    path = Path(source)
+    if path.is_dir():
+        yield path
+        return
+    if path.name != source:
+        raise CliError(f"there is no folder {source}", INVALID)
+    with tempfile.TemporaryDirectory(prefix="diloco-generate-") as made:
+        target = Target(Path(made) / source)
+        wish = {"version": None, "checkpoint": None, "dtype": "fp32"}
+        with connect(where) as client:
+            downloaded(client, source, wish, target, quiet=quiet)
+        if not (target.folder / "config.json").exists():
+            raise CliError(
+                f"run {source!r} trains a model of its own kind: 'diloco export' writes its "
+                "weights, and its own code must sample from them",
+                INVALID,
+            )
+        yield target.folder
