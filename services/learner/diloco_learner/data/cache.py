@@ -77,8 +77,8 @@ class Cache:
         except OSError as error:
             raise ValueError(
                 f"the corpus of {source.name!r} cannot be written to {self.folder}: "
-                f"{error.strerror or error}. Make room, set DILOCO_CORPORA to another folder, or "
-                "use 'diloco data prepare' and name what it wrote"
+                f"{error.strerror or error}. Make room there, let learners use another folder "
+                "(DILOCO_CORPORA), or name as source what 'diloco data prepare' wrote elsewhere"
             ) from None
         return found
 
