@@ -12,6 +12,7 @@ from diloco_learner.training.evaluate import (
     held_out,
     make_evaluate,
 )
+from diloco_shared.corpora.sequences import Tokens
 
 TOKENS = np.arange(1001)
 
@@ -27,6 +28,19 @@ def test_sequences_are_seeded_and_distinct() -> None:
 
 def test_more_sequences_begin_with_the_fewer() -> None:
     np.testing.assert_array_equal(held_out(TOKENS, 10, 40, 3)[:20], held_out(TOKENS, 10, 20, 3))
+
+
+def test_of_very_many_windows_few_are_drawn_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diloco_learner.training.evaluate.ORDERED_MAX", 10)
+    chosen = held_out(TOKENS, 10, 60, seed=3)
+    assert len({row[0] for row in chosen}) == 60
+    np.testing.assert_array_equal(chosen[:20], held_out(TOKENS, 10, 20, seed=3))
+    assert len({row[0] for row in held_out(TOKENS, 10, 10**6, 0)}) == 100
+
+
+def test_windows_of_mapped_tokens_are_those_of_an_array() -> None:
+    parts = Tokens(np.split(TOKENS.astype(np.uint16), [3, 500]), 1001)
+    np.testing.assert_array_equal(held_out(parts, 10, 20, 3), held_out(TOKENS, 10, 20, 3))
 
 
 def test_no_more_than_there_are() -> None:

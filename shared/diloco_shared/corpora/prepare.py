@@ -54,8 +54,12 @@ WORKERS_MAX = 64
 # Told bytes of the source done, and how many there are.
 Progress = Callable[[int, int], None]
 
+# In a folder that is being written, and until it is whole: what else lies there may be removed.
+UNFINISHED = "unfinished"
 # What preparing leaves behind when it dies.
-_OWN = re.compile(r"(train|validation|test)-\d{5,}\.bin(\.part)?|index\.json\.part|tokenizer")
+_OWN = re.compile(
+    rf"(train|validation|test)-\d{{5,}}\.bin(\.part)?|index\.json\.part|{TOKENIZER}|{UNFINISHED}"
+)
 
 
 def prepare(
@@ -91,6 +95,7 @@ def prepare_locked(
     if is_prepared(source.path):
         raise ValueError(f"source {source.name!r} is a prepared corpus already")
     _cleaned(to)
+    (to / UNFINISHED).touch()
     threads = min(workers or os.cpu_count() or 1, WORKERS_MAX)
     job = _Job(source, tokenizer, to, threads, progress or (lambda done, total: None))
     parts, tally = job.passed(Splitter(fraction))
@@ -101,8 +106,16 @@ def prepare_locked(
             written(to / TOKENIZER / name, content)
     kept(to)
     written(to / INDEX, index.model_dump_json(indent=1).encode())
+    (to / UNFINISHED).unlink()
     kept(to)
     return open_corpus(to)
+
+
+def removed(folder: Path) -> None:
+    """Remove a corpus, for a caller who holds its lock; what dies half-way can be cleaned."""
+    (folder / UNFINISHED).touch()
+    (folder / INDEX).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cleaned(to: Path) -> None:
@@ -113,7 +126,8 @@ def _cleaned(to: Path) -> None:
     if is_prepared(to):
         raise ValueError(f"{to} holds a prepared corpus already: remove it, or name another folder")
     there = sorted(to.iterdir())
-    foreign = [path.name for path in there if not _OWN.fullmatch(path.name)]
+    ours = (to / UNFINISHED).is_file()
+    foreign = [path.name for path in there if not ours or not _OWN.fullmatch(path.name)]
     if foreign:
         raise ValueError(
             f"{to} is not empty and is no corpus (it has {foreign[0]!r}): name another folder"

@@ -124,7 +124,9 @@ class SentencePiece:
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """See Tokenizer."""
-        return [np.array(ids, np.uint32) for ids in self.inner.encode(list(texts), out_type=int)]
+        # One thread for each that calls it: as many workers as were asked for.
+        found = self.inner.encode(list(texts), out_type=int, num_threads=1)
+        return [np.array(ids, np.uint32) for ids in found]
 
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""

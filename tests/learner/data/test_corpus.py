@@ -12,6 +12,9 @@ from shared.corpora.texts import documents, folder_of, prepared
 from diloco_learner.data.cache import Cache
 from diloco_learner.data.corpus import check_vocabulary, digest, load
 from diloco_learner.data.shards import MixedCut, ShardReader, cut_of
+from diloco_learner.settings import Settings
+from diloco_learner.training import computing_io
+from diloco_learner.training.computing_io import OnThisMachine
 from diloco_learner.training.evaluate import held_out, held_out_each
 from diloco_shared.corpora.mix import Mixture
 from diloco_shared.corpora.prepared import Corpus, open_corpus
@@ -57,12 +60,14 @@ def test_a_cache_removes_what_was_not_used_for_longest(tmp_path: Path) -> None:
     told: list[str] = []
     cache = Cache(tmp_path / "cache", bytes_max=600_000, tell=told.append)
     big = [folder_of(tmp_path / name, 40, words=500) for name in "ab"]  # 400 kB each, as uint16
+    prepared(big[0], tmp_path / "cache" / "somebodys")  # the cache never touches it
     opened = [one(load(data(big[0]), cache=cache))]
     opened.append(one(load(data(big[1]), cache=cache)))
     folders = [c.folder for c in opened]
     assert folders[0] is not None and folders[1] is not None
     kept = documents(opened[0])
     assert not folders[0].exists() and folders[1].exists()
+    assert open_corpus(tmp_path / "cache" / "somebodys").digest == opened[0].digest
     assert any("removed the prepared corpus" in line for line in told)
     assert any("prepares the corpus of" in line for line in told)
     assert documents(opened[0]) == kept, "what is mapped stays readable"
@@ -104,6 +109,38 @@ def test_relative_paths_are_under_the_data_root(tmp_path: Path) -> None:
     assert digest(found[0]) == digest(found[1])
     with pytest.raises(ValueError, match=r"'text' is neither a folder nor a file"):
         load(data("text"), tmp_path)
+
+
+class Nothing:
+    """In the place of a model, which would take seconds to compile."""
+
+    @staticmethod
+    def build(spec: RunSpec) -> None:
+        return None
+
+    def __init__(self, program: None) -> None:
+        pass
+
+
+def test_a_learner_reads_under_its_data_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of(tmp_path / "site" / "text", 60)
+    for name in ("Program", "Trainer"):
+        monkeypatch.setattr(computing_io, name, Nothing)
+    settings = Settings(data=tmp_path / "kept", data_root=tmp_path / "site")
+    assert settings.corpus_cache == tmp_path / "kept" / "corpora"
+    learner = OnThisMachine(settings.data_root, Cache(settings.corpus_cache))
+    shape = {"context_tokens": 8, "overrides": {"vocabulary": 256}}
+    body = {"name": "x", "budget": {"steps": 1}, "data": data("text").model_dump(), "model": shape}
+    built = learner.build(RunSpec.model_validate(body))
+    assert built.held_out_SxL1.shape[1] == 9
+    built.batches.grant(3, 0, 0)
+    assert set(bytes(built.batches.take()[0].astype(np.uint8)).decode()) <= set("tex 0123456789\0")
+    assert len(list((tmp_path / "kept" / "corpora").iterdir())) == 1
+    small = body | {"model": {"overrides": {"vocabulary": 255}}}
+    with pytest.raises(ValueError, match=r"vocabulary \(255\) is too small"):
+        learner.build(RunSpec.model_validate(small))
 
 
 def test_a_corpus_that_is_not_the_runs_is_refused(tmp_path: Path) -> None:

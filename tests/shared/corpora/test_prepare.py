@@ -191,13 +191,27 @@ def test_what_dies_on_the_way_is_no_corpus_and_is_made_again(
     source, to = find(str(folder_of(tmp_path / "a", 100))), tmp_path / "c"
     with pytest.raises(Died):
         prepare(source, Slow("text 0060", die), to, 0.2)
+    (to / "tokenizer").mkdir()
     assert any(to.iterdir()) and not is_prepared(to)
     with pytest.raises(ValueError, match=r"has no index\.json, so it is no prepared corpus"):
         open_corpus(to)
     again = prepare(source, Bytes(), to, 0.2)
     monkeypatch.undo()
     assert again.digest == prepare(source, Bytes(), tmp_path / "other", 0.2).digest
-    assert not list(to.glob("*.part"))
+    assert not list(to.glob("*.part")) and not (to / module.UNFINISHED).exists()
+
+
+def test_what_dies_while_it_is_removed_can_be_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, to = find(str(folder_of(tmp_path / "a", 60))), tmp_path / "c"
+    digest = prepare(source, Bytes(), to, 0.2).digest
+    monkeypatch.setattr(module.shutil, "rmtree", lambda folder, ignore_errors: die())
+    with pytest.raises(Died):
+        module.removed(to)
+    monkeypatch.undo()
+    assert not is_prepared(to) and list(to.glob("*.bin"))
+    assert prepare(source, Bytes(), to, 0.2).digest == digest
 
 
 def _killed(folder: Path, to: Path) -> None:
@@ -228,7 +242,20 @@ def test_one_process_at_a_time_writes_a_folder(tmp_path: Path) -> None:
 def foreign(tmp: Path) -> Path:
     (tmp / "c").mkdir()
     (tmp / "c" / "thesis.tex").write_text("years of work")
-    (tmp / "c" / "train-00000.bin").write_text("x")
+    return tmp / "c"
+
+
+def a_tokenizer(tmp: Path) -> Path:
+    """A name of ours, and somebody's work."""
+    (tmp / "c" / "tokenizer").mkdir(parents=True)
+    (tmp / "c" / "tokenizer" / "tokenizer.json").write_text("hours of training")
+    return tmp / "c"
+
+
+def foreign_in_ours(tmp: Path) -> Path:
+    (tmp / "c").mkdir()
+    for name in (module.UNFINISHED, "train-00000.bin.part", "thesis.tex"):
+        (tmp / "c" / name).write_text("x")
     return tmp / "c"
 
 
@@ -246,6 +273,8 @@ def finished(tmp: Path) -> Path:
     ("make", "says"),
     [
         (foreign, r"is not empty and is no corpus \(it has 'thesis\.tex'\)"),
+        (foreign_in_ours, r"is no corpus \(it has 'thesis\.tex'\)"),
+        (a_tokenizer, r"is no corpus \(it has 'tokenizer'\)"),
         (a_file, "is a file: name a folder"),
         (finished, "holds a prepared corpus already: remove it"),
         (lambda tmp: tmp / "a" / "inside", "lies in the source"),

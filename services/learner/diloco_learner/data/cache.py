@@ -10,14 +10,14 @@ it open keeps what he has, since the system keeps a file's content for as long a
 
 import hashlib
 import os
-import shutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from diloco_shared.corpora.folders import Busy, locked
-from diloco_shared.corpora.prepare import Progress, prepare_locked
+from diloco_shared.corpora.prepare import Progress, prepare_locked, removed
 from diloco_shared.corpora.prepared import FORMAT, INDEX, Corpus, is_prepared, open_corpus
 from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.tokenizers import Tokenizer
@@ -26,6 +26,8 @@ from diloco_shared.corpora.tokenizers import Tokenizer
 BYTES_MAX = 64 << 30
 # Corpora that a process keeps open: those of one mixture.
 OPEN_MAX = 64
+# Names of folders that the cache made: no others are looked at, let alone removed.
+_KEY = re.compile(r"[0-9a-f]{32}")
 # Told while a corpus is prepared: so many lines in all.
 LINES = 10
 
@@ -77,14 +79,15 @@ class Cache:
         except OSError as error:
             raise ValueError(
                 f"the corpus of {source.name!r} cannot be written to {self.folder}: "
-                f"{error.strerror or error}. Make room, set DILOCO_CORPORA to another folder, or "
-                "use 'diloco data prepare' and name what it wrote"
+                f"{error.strerror or error}. Make room there, let learners use another folder "
+                "(DILOCO_CORPORA), or name as source what 'diloco data prepare' wrote elsewhere"
             ) from None
         return found
 
     def _bound(self, newest: Path) -> None:
         """Remove what has not been used for longest, until the rest is within the limit."""
-        found = sorted((_used(path), path) for path in self.folder.iterdir() if path.is_dir())
+        ours = [path for path in self.folder.iterdir() if _KEY.fullmatch(path.name)]
+        found = sorted((_used(path), path) for path in ours if path.is_dir())
         sizes = {path: _bytes(path) for _, path in found}
         total = sum(sizes.values())
         for _, path in found:
@@ -94,9 +97,7 @@ class Cache:
                 continue
             try:
                 with locked(path, wait=False):
-                    # The index goes first: what is left of a removal is no corpus.
-                    (path / INDEX).unlink(missing_ok=True)
-                    shutil.rmtree(path, ignore_errors=True)
+                    removed(path)
             except Busy:
                 continue
             total -= sizes[path]
