@@ -104,7 +104,7 @@ def closed(number: int, *verdicts: Verdict) -> TapeRound:
 class World:
     """One broker; what processes other than the coordinator write to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path = Path("/nonexistent")) -> None:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "world")
         self.checkpoints = "/nonexistent/checkpoints"
