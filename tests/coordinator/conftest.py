@@ -15,10 +15,13 @@ from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.bus.port import StreamSpec
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, reference
 from diloco_shared.protocol.messages import Message, Stamp, TapeRound, TapeTerm, Verdict
 from diloco_shared.protocol.records import Event, MemberRecord, RunStatus, TokenCounts
 from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
@@ -104,7 +107,7 @@ def closed(number: int, *verdicts: Verdict) -> TapeRound:
 class World:
     """One broker; what processes other than the coordinator write to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path = Path("/nonexistent")) -> None:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "world")
         self.checkpoints = "/nonexistent/checkpoints"
@@ -179,6 +182,40 @@ class Desk:
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
+
+
+@pytest.fixture
+def kept(world: Any, tmp_path: Path) -> Any:
+    """A world whose checkpoints are in a folder; writes one of a run there."""
+    world.checkpoints = str(tmp_path)
+
+    def keep(spec: dict[str, Any], number: int) -> str:
+        of = RunSpec.model_validate(spec)
+        there, ref = RunCheckpoints(str(tmp_path)), reference(of.folder, number)
+        there.seal(
+            ref,
+            CheckpointManifest(
+                run=of.name,
+                run_id=of.id,
+                number=number,
+                reason="as the user asked",
+                at=time.time(),
+                epoch=0,
+                stamp=Stamp(round=1, steps=8, fraction=0.1, fraction_per_step=0.01),
+                versions=(1, 0),
+                parameters=100,
+                spec=of.model_dump(mode="json"),
+                shards=(Object(key="shard-0.json", bytes=5, digest="0" * 32),),
+                learners={"a": Object(key="learner-a.json", bytes=5, digest="0" * 32)},
+                missing={"b": "nothing came"},
+                leases=(),
+                incarnations={"a": 4, "b": 1},
+                bytes=10,
+            ),
+        )
+        return ref
+
+    return keep
 
 
 @pytest.fixture(name="status")

@@ -1,59 +1,18 @@
 """Run-wide checkpoints over REST: asked for, listed, restored, with errors that say what to do."""
 
-import time
-from pathlib import Path
 from typing import Any
 
-import pytest
 from waiting import until
 
-from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, reference
-from diloco_shared.protocol.messages import Stamp
 from diloco_shared.protocol.records import Incarnation, RunRecord
 from diloco_shared.protocol.wire import decode, encode
-from diloco_shared.spec.run import RunSpec
 
 SPEC: dict[str, Any] = {
     "name": "demo",
     "budget": {"steps": 96},
     "algorithm": {"fragments": 2, "sync_every_steps": 8},
 }
-
-
-@pytest.fixture
-def kept(world: Any, tmp_path: Path) -> Any:
-    """A world whose checkpoints are in a folder; writes one of a run there."""
-    world.checkpoints = str(tmp_path)
-
-    def keep(spec: dict[str, Any], number: int) -> str:
-        of = RunSpec.model_validate(spec)
-        there, ref = RunCheckpoints(str(tmp_path)), reference(of.folder, number)
-        there.seal(
-            ref,
-            CheckpointManifest(
-                run=of.name,
-                run_id=of.id,
-                number=number,
-                reason="as the user asked",
-                at=time.time(),
-                epoch=0,
-                stamp=Stamp(round=1, steps=8, fraction=0.1, fraction_per_step=0.01),
-                versions=(1, 0),
-                parameters=100,
-                spec=of.model_dump(mode="json"),
-                shards=(Object(key="shard-0.json", bytes=5, digest="0" * 32),),
-                learners={"a": Object(key="learner-a.json", bytes=5, digest="0" * 32)},
-                missing={"b": "nothing came"},
-                leases=(),
-                incarnations={"a": 4, "b": 1},
-                bytes=10,
-            ),
-        )
-        return ref
-
-    return keep
 
 
 async def submitted(desk: Any) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,32 @@ async def test_what_is_asked_for_is_what_is_made(
         asked = {"version": 0, "checkpoint": "", "dtype": "bf16"}
         assert view["asked"] == asked == maker.asked[0].asked.model_dump()
         assert maker.asked[0].run_id == desk.registry.runs["demo"].spec["id"]
+
+
+async def test_a_checkpoint_is_named_by_number_or_reference(
+    world: Any, maker: Maker, kept: Any, tmp_path: Path
+) -> None:
+    maker.go.set()
+    elsewhere = {"run_checkpoint_root": str(tmp_path / "own")}
+    (tmp_path / "own").mkdir()
+    async with world.coordinator() as desk:
+        made = await desk.ask("POST", "/v1/runs", SPEC)
+        ref = kept(made.json()["spec"], 3)
+        for name in ("3", "000003", ref, f"{tmp_path}/{ref}"):
+            answer = await desk.ask("POST", "/v1/runs/demo/exports", {"checkpoint": name})
+            assert answer.status_code == 202, answer.text
+            await ended(desk)
+            await until(lambda: not running(desk))
+        assert [r.asked.checkpoint for r in maker.asked] == [ref] * 4
+        missing = await desk.ask("POST", "/v1/runs/demo/exports", {"checkpoint": "4"})
+        assert missing.status_code == 404 and f"known: {ref}" in missing.json()["detail"]
+        made = await desk.ask("POST", "/v1/runs", {**SPEC, "name": "two", "keeping": elsewhere})
+        far = kept(made.json()["spec"], 1)
+        shutil.move(tmp_path / Path(far).parts[0], tmp_path / "own" / Path(far).parts[0])
+        body = {"checkpoint": "1"}
+        assert (await desk.ask("POST", "/v1/runs/two/exports", body)).status_code == 202
+        await ended(desk, "two")
+        assert maker.asked[-1].asked.checkpoint == f"{tmp_path}/own/{far}"
 
 
 @pytest.mark.parametrize(

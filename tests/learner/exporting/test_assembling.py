@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,16 @@ def test_a_tensor_that_is_cut_by_rows_lies_in_one_piece(tmp_path: Path) -> None:
     made = drawn(tensors)
     found = put(tmp_path, layout, made, [3, 1, 0, 2]).tensors()
     np.testing.assert_array_equal(found["large"], made["large"])
+
+
+def test_more_tensors_than_files_may_be_open(tmp_path: Path) -> None:
+    tensors = tuple(TensorSpec(name=f"t{n}", shape=(2,), embedding=False) for n in range(500))
+    spool = put(tmp_path, Layout.build(tensors, 3), drawn(tensors), [0, 1, 2])
+    before = len(os.listdir("/proc/self/fd"))
+    found = spool.tensors()
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    with pytest.raises(ValueError, match="read-only"):
+        found["t7"][0] = 1.0
 
 
 def test_what_was_never_put_is_missed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from learner.exporting.publishing import Publisher, Tensors, spec
+from live.small_disk import MIB, fill, small_disk
 from safetensors.numpy import load_file
 from waiting import until
 
@@ -346,3 +347,27 @@ async def test_half_the_bytes_as_bf16(rig: Rig) -> None:
     for name, array in made.items():
         error = np.abs(found[name].astype(np.float32) - array)
         assert np.all(error <= 2.0**-8 * np.abs(array))
+
+
+def nearly_fill(disk: Path, left: int) -> None:
+    filler = fill(disk)
+    os.truncate(filler, filler.stat().st_size - left)
+
+
+@pytest.mark.live
+async def test_a_real_disk_that_is_full_is_named_and_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before anything is fetched; or, if others fill it meanwhile, when it takes no more."""
+    with small_disk(tmp_path / "disk", MIB) as disk:
+        rig = Rig(disk)
+        await rig.syncer.prepare()
+        await rig.syncer.everything(1)
+        with pytest.raises(CannotWrite, match="free, and the export takes"):
+            await rig.export()
+        monkeypatch.setattr(making_io, "check_room", lambda folder, needed: None)
+        nearly_fill(disk, 20_000)  # less than the weights take
+        before = sorted(os.listdir(disk))
+        with pytest.raises(CannotWrite, match=r"the disk of .*out is full: free space"):
+            await rig.export()
+        assert sorted(os.listdir(disk)) == before

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_learner.exporting.assembling import Place, Values, places, scattered
+from diloco_learner.exporting.assembling import FP32_BYTES, Place, Values, places, scattered
 from diloco_learner.exporting.files import WeightFile
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
@@ -127,11 +127,11 @@ class Spool:
         """Every tensor by name, mapped from the file and not to be written to."""
         absent = set(range(len(self.layout.fragments))) - self._put
         assert not absent, f"fragments {sorted(absent)} were never put"
+        # Mapped once: a process may have about a thousand files open, and a model more tensors.
+        whole = np.memmap(self.path, "<f4", "r").view(np.ndarray)
         return {
-            name: np.memmap(self.path, "<f4", "r", place.offset, place.shape or (1,)).reshape(
-                place.shape
-            )
-            for name, place in self.places.items()
+            name: whole[p.offset // FP32_BYTES :][: p.bytes // FP32_BYTES].reshape(p.shape)
+            for name, p in self.places.items()
         }
 
 

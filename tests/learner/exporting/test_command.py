@@ -1,0 +1,92 @@
+"""The exporting program as its coordinator starts it: its arguments, its lines, its exit status."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diloco_learner.exporting.__main__ import _arguments, _Teller
+from diloco_shared.protocol.exports import (
+    LINE_BYTES_MAX,
+    ExportDone,
+    ExportFailed,
+    ExportMoved,
+    parse_line,
+)
+
+# A port where nobody listens: port 1 is a service's of old, and never a message server's.
+NOBODY = "nats://127.0.0.1:1"
+
+
+def test_what_is_wanted_is_read_from_the_arguments(tmp_path: Path) -> None:
+    given = ["r", "--to", str(tmp_path), "--version", "3", "--dtype", "bf16"]
+    found = _arguments(
+        [*given, "--file", "a.json", "--file", "b.json", "--token", "eos_token_id=0"]
+    )
+    assert (found.run, found.version, found.dtype, found.to) == ("r", 3, "bf16", tmp_path)
+    assert (found.file, found.token) == ([Path("a.json"), Path("b.json")], ["eos_token_id=0"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (["--version", "3", "--checkpoint", "r/000001"], "not both"),
+        (["--token", "eos"], "give NAME=ID"),
+        (["--dtype", "fp8"], "invalid choice"),
+        (["--version", "newest"], "invalid int"),
+    ],
+)
+def test_a_wrong_call_says_what_is_wrong(
+    wrong: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        _arguments(["r", "--to", "x", *wrong])
+    assert ended.value.code == 2 and says in capsys.readouterr().err
+
+
+def test_progress_is_told_now_and_then_and_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    teller = _Teller()
+    for done in range(1001):
+        teller.moved(ExportMoved(stage="fetching", done=done, total=1000))
+    said = [parse_line(line.encode()) for line in capsys.readouterr().out.splitlines()]
+    assert 2 <= len(said) < 500
+    assert said[-1] == ExportMoved(stage="fetching", done=1000, total=1000)
+
+
+def test_lines_are_read_as_they_were_written_and_nothing_else_is() -> None:
+    failed = ExportFailed(reason="ü" * 500)
+    for line in (ExportDone(), failed, ExportMoved(stage="writing", done=1, total=2)):
+        text = line.model_dump_json().encode()
+        assert parse_line(text) == line and len(text) < LINE_BYTES_MAX
+    for text in (b"", b"null", b"{}", b'{"kind":"moved","stage":"x","done":1,"total":2}', b"\xff"):
+        assert parse_line(text) is None
+
+
+def ended(*arguments: str, **environment: str) -> ExportFailed:
+    """Why a process that cannot make an export says that it cannot."""
+    done = subprocess.run(
+        [sys.executable, "-m", "diloco_learner.exporting", *arguments],
+        env=os.environ | environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert b"Traceback" not in done.stderr, done.stderr
+    said = parse_line(done.stdout.splitlines()[-1])
+    assert isinstance(said, ExportFailed)
+    return said
+
+
+def test_no_message_server_is_told_in_a_line(tmp_path: Path) -> None:
+    said = ended("r", "--to", str(tmp_path / "out"), DILOCO_NATS_URL=NOBODY)
+    assert "127.0.0.1:1" in said.reason
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_checkpoint_that_is_not_there_needs_no_message_server(tmp_path: Path) -> None:
+    wanted = ("r", "--to", str(tmp_path / "out"), "--checkpoint", "r.ab/000001")
+    said = ended(*wanted, DILOCO_NATS_URL=NOBODY, DILOCO_CHECKPOINTS=str(tmp_path / "root"))
+    assert "there is no checkpoint r.ab/000001" in said.reason
