@@ -46,8 +46,12 @@ def submit(
 
 
 def _fill_in(spec: dict[str, Any]) -> None:
-    """What only the folder of a checkpoint tells: shape and digest of the weights to begin from."""
-    model = spec.get("model")
+    """What only folders here tell: the weights to begin from, and which corpus every site needs."""
+    model, data = spec.get("model"), spec.get("data")
+    if isinstance(data, dict):
+        for part in (data, *(p for p in data.get("mixture", ()) if isinstance(p, dict))):
+            if (digest := _corpus_digest(part)) is not None:
+                part["digest"] = digest
     if isinstance(model, dict) and model.get("weights") and not model.get("weights_digest"):
         from diloco_shared.hf.resolving import resolved
         from diloco_shared.hf.weights import WrongCheckpoint
@@ -56,6 +60,20 @@ def _fill_in(spec: dict[str, Any]) -> None:
             spec["model"] = resolved(model, Path())
         except WrongCheckpoint as error:
             raise CliError(f"model.weights: {error}", INVALID) from None
+
+
+def _corpus_digest(part: dict[str, Any]) -> str | None:
+    """Of a corpus that was prepared and lies here; none where it says one, or is made elsewhere."""
+    source = part.get("source")
+    if part.get("digest") or not isinstance(source, str) or not source:
+        return None
+    from diloco_shared.corpora.prepared import digest_of, is_prepared, open_corpus
+
+    folder = Path(source).expanduser()
+    try:
+        return digest_of(open_corpus(folder)) if is_prepared(folder) else None
+    except ValueError as error:
+        raise CliError(f"data.source: {error}", INVALID) from None
 
 
 @app.command()

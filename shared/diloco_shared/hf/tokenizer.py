@@ -49,7 +49,7 @@ def _byte_by_byte() -> dict[str, Any]:
         "trim_offsets": True,
         "use_regex": False,
     }
-    model = {
+    model: dict[str, Any] = {
         "type": "BPE",
         "dropout": None,
         "unk_token": None,
