@@ -28,6 +28,9 @@ def test_every_run_that_is_shown_would_be_taken(page: Path) -> None:
         body = tomllib.loads(block.body)
         # A part of a run is completed, and must not be wrong in what it says.
         body = {"name": "shown", "budget": {"steps": 96}} | body
+        if body.get("model", {}).get("weights"):
+            # As 'diloco submit' does, which reads it there.
+            body["model"].setdefault("weights_digest", "0" * 32)
         try:
             check(body)
         except Invalid as error:
