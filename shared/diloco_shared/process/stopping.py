@@ -46,10 +46,14 @@ def dies_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
     A `preexec_fn`, or a process pool's initializer (it can be pickled). Start such children from
     the main thread only.
     """
-    return partial(_die_with, os.getpid(), number)
+    return partial(die_with, os.getpid(), number)
 
 
-def _die_with(parent: int, number: int) -> None:
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """For a child to call by itself: its parent has threads, and so runs no code after a fork.
+
+    `parent`: its process id. It ends at once if that one is gone.
+    """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it was gone before we asked

@@ -45,7 +45,8 @@ async def test_progress_is_heard_until_it_is_done() -> None:
 
 async def test_its_arguments_say_what_is_wanted() -> None:
     check = "assert sys.argv[1:] == %r, sys.argv; done()"
-    common = ["demo", "--run-id", "ab", "--to", "/nowhere/files", "--dtype"]
+    common = ["demo", "--run-id", "ab", "--to", "/nowhere/files"]
+    common += ["--owner", str(os.getpid()), "--dtype"]
     await made(check % [*common, "fp32"])
     await made(check % [*common, "bf16", "--version", "0"], version=0, dtype="bf16")
     await made(check % [*common, "fp32", "--checkpoint", "r/1"], checkpoint="r/1")

@@ -80,6 +80,18 @@ def ended(*arguments: str, **environment: str) -> ExportFailed:
     return said
 
 
+def test_one_whose_owner_is_gone_does_nothing(tmp_path: Path) -> None:
+    wanted = ["r", "--to", str(tmp_path / "out"), "--owner", str(os.getppid())]
+    done = subprocess.run(
+        [sys.executable, "-m", "diloco_learner.exporting", *wanted],
+        env=os.environ | {"DILOCO_NATS_URL": NOBODY},
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+
+
 def test_no_message_server_is_told_in_a_line(tmp_path: Path) -> None:
     said = ended("r", "--to", str(tmp_path / "out"), DILOCO_NATS_URL=NOBODY)
     assert "127.0.0.1:1" in said.reason

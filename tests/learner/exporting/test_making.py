@@ -280,6 +280,24 @@ async def test_a_disk_that_fills_meanwhile_leaves_nothing(
     assert rig.nothing_left()
 
 
+async def test_a_folder_that_somebody_else_fills_meanwhile_is_left_to_them(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.syncer.prepare()
+    await rig.syncer.everything(1)
+    written = making_io.write_json
+
+    def write(folder: Path, name: str, content: Any) -> Any:
+        rig.to.mkdir()
+        (rig.to / "thesis.txt").write_text("mine")
+        return written(folder, name, content)
+
+    monkeypatch.setattr(making_io, "write_json", write)
+    with pytest.raises(CannotWrite, match="was filled by somebody else meanwhile"):
+        await rig.export()
+    assert os.listdir(rig.to.parent) == ["out"] and os.listdir(rig.to) == ["thesis.txt"]
+
+
 async def test_what_is_cut_off_looks_like_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ import structlog
 
 from diloco_coordinator.exports.exports import ExportRecord
 from diloco_shared.process.settings import ProcessSettings
-from diloco_shared.process.stopping import dies_with_parent
 from diloco_shared.protocol.exports import (
     LINE_BYTES_MAX,
     ExportDone,
@@ -93,7 +92,8 @@ class ChildExporter:
     async def _started(self, record: ExportRecord, to: Path) -> Process:
         asked = record.asked
         arguments = [record.run, "--run-id", record.run_id, "--to", str(to)]
-        arguments += ["--dtype", asked.dtype]
+        # So that it ends with this process, however that goes.
+        arguments += ["--owner", str(os.getpid()), "--dtype", asked.dtype]
         if asked.version is not None:
             arguments += ["--version", str(asked.version)]
         if asked.checkpoint:
@@ -107,7 +107,6 @@ class ChildExporter:
                 stdout=PIPE,
                 stderr=PIPE,
                 limit=LINE_BYTES_MAX,
-                preexec_fn=dies_with_parent(),
             )
         except OSError as error:  # no memory, or no room in the table of processes
             raise ExportFault(f"no process can be started for it: {error}") from None

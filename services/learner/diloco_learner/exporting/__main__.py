@@ -27,7 +27,7 @@ from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.process.logs import configure
 from diloco_shared.process.serving import connected
-from diloco_shared.process.stopping import until_stopped
+from diloco_shared.process.stopping import die_with, until_stopped
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.exports import ExportDone, ExportFailed, ExportMoved
 from diloco_shared.protocol.records import RunRecord
@@ -50,6 +50,7 @@ def _arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--file", type=Path, action="append", default=[], help="to copy beside it")
     parser.add_argument("--token", action="append", default=[], help="special token: NAME=ID")
+    parser.add_argument("--owner", type=int, help="process that it is for, and ends with")
     found = parser.parse_args(given)
     if found.version is not None and found.checkpoint:
         parser.error("give --version or --checkpoint, not both")
@@ -114,6 +115,8 @@ async def _export(settings: Settings, wanted: argparse.Namespace) -> None:
 def main() -> None:
     """Make it, and say what became of it."""
     wanted = _arguments(sys.argv[1:])
+    if wanted.owner is not None:
+        die_with(wanted.owner)
     try:
         settings = Settings()
         configure(settings.log)

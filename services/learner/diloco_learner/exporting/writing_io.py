@@ -50,9 +50,8 @@ class CannotWrite(Exception):
 def appearing(to: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `to` when the block ends, and is removed if it fails.
 
-    CannotWrite where `to` is anything but absent or an empty folder, or has no room.
+    CannotWrite where nothing can be written, or `to` is not absent nor an empty folder by then.
     """
-    check_free(to)
     beside = to.parent / f".{to.name}.{ambient.token(4)}.partial"
     try:
         try:
