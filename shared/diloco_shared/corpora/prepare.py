@@ -13,6 +13,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -113,7 +114,8 @@ def prepare_locked(
 
 def removed(folder: Path) -> None:
     """Remove a corpus, for a caller who holds its lock; what dies half-way can be cleaned."""
-    (folder / UNFINISHED).touch()
+    with suppress(OSError):  # of a full disk: then room is what matters
+        (folder / UNFINISHED).touch()
     (folder / INDEX).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 

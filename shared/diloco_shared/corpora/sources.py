@@ -107,6 +107,8 @@ def find(name: str, root: Path | None = None, field: str = "text") -> Source:
 
     Raises ValueError if there is nothing to read.
     """
+    if not name.strip() or "\0" in name:
+        raise ValueError("the source has no name: 'stdlib', or a folder or file of text")
     path = stdlib() if name == STDLIB else (root or Path()) / Path(name).expanduser()
     with readable(path):
         if path.is_file():

@@ -9,7 +9,7 @@ A tokenizer has a *digest*: two that have the same one make the same numbers of 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,12 +91,12 @@ class Bytes:
 class HuggingFace:
     """A `tokenizer.json` of the package `tokenizers`."""
 
-    inner: Any  # tokenizers.Tokenizer
+    inner: Any = field(repr=False)  # tokenizers.Tokenizer
     vocabulary: int
     end_of_document: int
     digest: str
     chat_template: str | None
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes] = field(repr=False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """See Tokenizer. Computes on the cores of as many threads as call it."""
@@ -115,11 +115,11 @@ class HuggingFace:
 class SentencePiece:
     """A `.model` of the package `sentencepiece`."""
 
-    inner: Any  # sentencepiece.SentencePieceProcessor
+    inner: Any = field(repr=False)  # sentencepiece.SentencePieceProcessor
     vocabulary: int
     end_of_document: int
     digest: str
-    files: Mapping[str, bytes]
+    files: Mapping[str, bytes] = field(repr=False)
     chat_template: str | None = None
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:

@@ -188,6 +188,12 @@ def test_a_line_without_an_end_is_not_read_into_memory(
         texts(tmp_path / "a.jsonl")
 
 
+@pytest.mark.parametrize("name", ["", " ", "a\0b"])
+def test_a_source_has_a_name(name: str) -> None:
+    with pytest.raises(ValueError, match="the source has no name"):
+        find(name)
+
+
 def test_too_many_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diloco_shared.corpora.sources.FILES_MAX", 2)
     for n in range(3):

@@ -73,7 +73,11 @@ class Cache:
                     os.utime(folder)  # used now
                     return opened(folder)
                 told = None if self.tell is None else _told(source.name, self.tell)
-                prepare_locked(source, tokenizer, folder, fraction, 0, told)
+                try:
+                    prepare_locked(source, tokenizer, folder, fraction, 0, told)
+                except BaseException:
+                    removed(folder)  # a full disk would stay full
+                    raise
                 found = opened(folder)
             self._bound(folder)
         except OSError as error:
