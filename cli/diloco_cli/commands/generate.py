@@ -41,8 +41,7 @@ def generate(
 ) -> None:
     """Let a model write: one in a folder, or that of a run as it is published now."""
     try:
-        from diloco_learner.models.decoding import Sampling
-        from diloco_learner.models.sampling import writer
+        from diloco_learner.models.decoding import Sampling, writer
     except ImportError as error:
         text = f"generating needs what learners need ({error}): pip install '.[learner]'"
         raise CliError(text, INVALID) from None

@@ -16,9 +16,8 @@ from diloco_shared.checking import Invalid, load
 from diloco_shared.hf.config import family
 from diloco_shared.hf.resolving import resolved
 from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
-from diloco_shared.spec.flops import per_token
 from diloco_shared.spec.run import RunSpec
-from diloco_shared.spec.shapes import SHAPES, Shape, WrongModel, cut, tensors
+from diloco_shared.spec.shapes import SHAPES, Shape, WrongModel, cut, flops_per_token, tensors
 
 app = typer.Typer()
 model = typer.Typer(no_args_is_help=True, help="What a model is made of, before anything trains.")
@@ -108,7 +107,7 @@ def described(spec: RunSpec, shape: Shape, fragments: int) -> dict[str, Any]:
         "parameters": parameters,
         "embedding_parameters": sum(values[t.name] for t in every if t.embedding),
         "context_tokens": spec.model.context_tokens,
-        "flops_per_token": per_token(shape, spec.model.context_tokens),
+        "flops_per_token": flops_per_token(shape, spec.model.context_tokens),
         "device_bytes": need.view(),
         "batch_sequences": spec.inner.batch_sequences,
         "optimizer": spec.inner.optimizer,

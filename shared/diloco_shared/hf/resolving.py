@@ -1,12 +1,16 @@
-"""A run's [model] table that names a checkpoint, with what only its folder tells filled in."""
+"""A run that begins from a checkpoint: what only its folder tells, and whether it is the right one.
+
+Whoever submits reads shape and digest from the folder. Every learner compares its own with them.
+"""
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from diloco_shared.hf.weights import digest_of, open_weights
-from diloco_shared.spec.shapes import SHAPES, Shape
+from diloco_shared.hf.weights import HfWeights, WrongCheckpoint, digest_of, open_weights
+from diloco_shared.spec.run import Model
+from diloco_shared.spec.shapes import SHAPES, Shape, shape_of
 
 
 def resolved(model: Mapping[str, Any], root: Path) -> dict[str, Any]:
@@ -41,3 +45,31 @@ def nearest(shape: Shape) -> tuple[str, dict[str, Any]]:
 
     preset = min(SHAPES, key=lambda name: len(differing(name)))
     return preset, differing(preset)
+
+
+def weights_of(model: Model, root: Path) -> HfWeights | None:
+    """The weights that `model` names, which must be those that the run means; none: a seed.
+
+    A relative path begins at `root`. Raises WrongCheckpoint. Reads all of it once, for its digest.
+    """
+    if not model.weights:
+        return None
+    weights = open_weights(root / model.weights)
+    wanted = shape_of(model)
+    there = asdict(replace(weights.shape, remat=wanted.remat))
+    differing = [
+        f"{name} is {there[name]} there, and {value} in the run"
+        for name, value in asdict(wanted).items()
+        if there[name] != value
+    ]
+    if differing:
+        raise WrongCheckpoint(
+            f"{weights.folder} holds a model of another shape: {'; '.join(differing[:5])}"
+        )
+    found = digest_of(weights)
+    if model.weights_digest not in ("", found):
+        raise WrongCheckpoint(
+            f"{weights.folder} holds other weights than the run begins from: their digest is "
+            f"{found}, and model.weights_digest is {model.weights_digest}"
+        )
+    return weights

@@ -18,7 +18,7 @@ OWN = {"factory": "my_models:make"}
 @pytest.mark.parametrize(
     ("changes", "path", "says"),
     [
-        ({"model": {"preset": "gpt4"}}, "model.preset", "nano, micro, small, gemma-12b"),
+        ({"model": {"preset": "gpt4"}}, "model.preset", "nano, micro, small, 35m"),
         ({"model": {"preset": "nona"}}, "model.preset", "'nona' is unknown"),
         ({"model": {"overrides": {"widht": 8}}}, "model.overrides.widht", "did you mean 'width'"),
         ({"model": {"factory": "my_models"}}, "model.factory", "module:factory"),

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from diloco_learner.models.decoding import Sampling
-from diloco_learner.models.sampling import Writer, writer
+from diloco_learner.models.decoding import Sampling, Writer, writer
 from diloco_shared.corpora.tokenizers import Bytes
 from diloco_shared.hf.tokenizer import files_of
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from diloco_learner.models.starting import weights_of
 from diloco_learner.training.trainer import Program, Trainer
-from diloco_shared.hf.resolving import resolved
+from diloco_shared.hf.resolving import resolved, weights_of
 from diloco_shared.hf.weights import WrongCheckpoint
 from diloco_shared.spec.run import Model, RunSpec, config_hash
 

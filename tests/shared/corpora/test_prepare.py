@@ -2,16 +2,14 @@
 
 import json
 import multiprocessing
-import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from shared.corpora.texts import documents, folder_of, prepared
+from shared.corpora.texts import Slow, documents, folder_of, killed, prepared
 
 from diloco_shared.corpora import prepare as module
 from diloco_shared.corpora.folders import Busy, locked
@@ -26,27 +24,6 @@ from diloco_shared.corpora.prepared import (
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.tokenizers import Bytes
 from diloco_shared.corpora.training import train_tokenizer
-
-
-class Slow:
-    """Bytes that can be made to stop."""
-
-    vocabulary, end_of_document, chat_template = 256, 0, None
-    digest = Bytes().digest
-    files: dict[str, bytes] = {}  # noqa: RUF012
-
-    def __init__(self, dies_at: str = "", act: Callable[[], None] | None = None) -> None:
-        self.dies_at = dies_at
-        self.act = act
-
-    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
-        if self.dies_at and any(self.dies_at in text for text in texts):
-            assert self.act is not None
-            self.act()
-        return Bytes().encode_batch(texts)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return Bytes().decode(ids)
 
 
 def test_every_document_is_in_one_split(tmp_path: Path) -> None:
@@ -214,16 +191,10 @@ def test_what_dies_while_it_is_removed_can_be_made_again(
     assert prepare(source, Bytes(), to, 0.2).digest == digest
 
 
-def _killed(folder: Path, to: Path) -> None:
-    module.CHUNK_BYTES, module.SHARD_BYTES = 100, 1000
-    me = os.getpid()
-    prepare(find(str(folder)), Slow("text 0060", lambda: os.kill(me, signal.SIGKILL)), to, 0.2)
-
-
 @pytest.mark.whole
 def test_a_killed_process_leaves_no_lock_and_no_corpus(tmp_path: Path) -> None:
     folder, to = folder_of(tmp_path / "a", 100), tmp_path / "c"
-    process = multiprocessing.get_context("spawn").Process(target=_killed, args=(folder, to))
+    process = multiprocessing.get_context("spawn").Process(target=killed, args=(folder, to))
     process.start()
     process.join(timeout=120)
     assert process.exitcode == -signal.SIGKILL

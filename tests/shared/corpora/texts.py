@@ -1,9 +1,14 @@
 """Text for tests of corpora."""
 
+import os
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from diloco_shared.corpora import prepare as module
 from diloco_shared.corpora.prepare import prepare
 from diloco_shared.corpora.prepared import Corpus
 from diloco_shared.corpora.sources import find
@@ -31,3 +36,31 @@ def documents(corpus: Corpus) -> list[list[str]]:
         bytes(np.asarray(tokens[:], np.uint8)).decode().split("\0")[:-1]
         for tokens in (corpus.train, corpus.validation, corpus.test)
     ]
+
+
+class Slow:
+    """Bytes that can be made to stop."""
+
+    vocabulary, end_of_document, chat_template = 256, 0, None
+    digest = Bytes().digest
+    files: dict[str, bytes] = {}  # noqa: RUF012
+
+    def __init__(self, dies_at: str = "", act: Callable[[], None] | None = None) -> None:
+        self.dies_at = dies_at
+        self.act = act
+
+    def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
+        if self.dies_at and any(self.dies_at in text for text in texts):
+            assert self.act is not None
+            self.act()
+        return Bytes().encode_batch(texts)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return Bytes().decode(ids)
+
+
+def killed(folder: Path, to: Path) -> None:
+    """Prepare, in a process of its own, and die in the middle."""
+    module.CHUNK_BYTES, module.SHARD_BYTES = 100, 1000
+    me = os.getpid()
+    prepare(find(str(folder)), Slow("text 0060", lambda: os.kill(me, signal.SIGKILL)), to, 0.2)

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from diloco_shared.spec.flops import per_token
-from diloco_shared.spec.shapes import SHAPES, Shape
+from diloco_shared.spec.shapes import SHAPES, Shape, flops_per_token
 
 TINY = Shape(vocabulary=10, width=4, layers=2, heads=2, kv_heads=1, head_width=2, hidden=6)
 # Query, key, value and output matrices, gate, up and down; two layers; and the head.
@@ -15,20 +14,20 @@ WEIGHTS = 2 * (4 * 4 + 4 * 2 + 4 * 2 + 4 * 4 + 3 * 4 * 6) + 4 * 10
 def test_weights_and_what_tokens_see_are_counted() -> None:
     # Of three tokens the first sees one, the second two, the third three: two on average.
     seen = 2
-    assert per_token(TINY, 3) == 3 * (2 * WEIGHTS + 2 * 2 * 2 * (2 * 2) * seen)
+    assert flops_per_token(TINY, 3) == 3 * (2 * WEIGHTS + 2 * 2 * 2 * (2 * 2) * seen)
 
 
 def test_a_window_is_seen_and_no_more() -> None:
     # Windows of two tokens: one, two, two, two; in the second of two layers all: 2.5 on average.
     local, whole = 7 / 4, 10 / 4
     shape = replace(TINY, window=2, global_every=2)
-    assert per_token(shape, 4) == pytest.approx(3 * (2 * WEIGHTS + 4 * 4 * (local + whole)))
+    assert flops_per_token(shape, 4) == pytest.approx(3 * (2 * WEIGHTS + 4 * 4 * (local + whole)))
 
 
 def test_biases_norms_and_looking_up_cost_nothing() -> None:
     more = replace(TINY, qkv_bias=True, qk_norm=True, post_norms=True, tied=True)
-    assert per_token(more, 3) == per_token(TINY, 3)
+    assert flops_per_token(more, 3) == flops_per_token(TINY, 3)
 
 
 def test_a_billion_parameters_need_six_operations_each() -> None:
-    assert per_token(SHAPES["1b"], 1) == pytest.approx(6 * 1.236e9, rel=0.01)
+    assert flops_per_token(SHAPES["1b"], 1) == pytest.approx(6 * 1.236e9, rel=0.01)

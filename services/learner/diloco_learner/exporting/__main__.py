@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 from pydantic import ValidationError
 
 from diloco_learner.exporting.checkpoint_io import Checkpointed
 from diloco_learner.exporting.choosing import NotPublished
-from diloco_learner.exporting.companions import of_tokenizer
 from diloco_learner.exporting.making_io import Companions, Order, Progress, Source, make
 from diloco_learner.exporting.observing_io import Published, Unreadable
 from diloco_learner.exporting.writing_io import CannotWrite
@@ -25,6 +25,7 @@ from diloco_learner.settings import Settings
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.stored_records import record_at
+from diloco_shared.hf.tokenizer import files_of, special_tokens, tokenizer_of
 from diloco_shared.process.logs import configure
 from diloco_shared.process.serving import connected
 from diloco_shared.process.stopping import die_with, until_stopped
@@ -33,6 +34,8 @@ from diloco_shared.protocol.exports import ExportDone, ExportFailed, ExportMoved
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError
 from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
 
 # Between two lines about progress, in seconds: more often nobody looks.
 TELL_S = 0.2
@@ -85,6 +88,20 @@ async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec:
     if spec is None or (run_id and spec.id != run_id):
         raise Unreadable(f"there is no run {run[:63]!r}, or another one has its name by now")
     return spec
+
+
+def of_tokenizer(spec: RunSpec, root: Path) -> Companions:
+    """The files of the run's tokenizer; relative paths are under `root`.
+
+    Nothing, and a line in the log, where its files are not on this machine: the weights are worth
+    having without them.
+    """
+    try:
+        tokenizer = tokenizer_of(spec.data, root)
+    except ValueError as error:
+        log.warning("without tokenizer", reason=str(error))
+        return Companions()
+    return Companions(contents=files_of(tokenizer), tokens=special_tokens(tokenizer))
 
 
 async def _export(settings: Settings, wanted: argparse.Namespace) -> None:

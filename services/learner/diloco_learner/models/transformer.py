@@ -16,9 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diloco_learner.models.attention import attend
+from diloco_learner.models.attention import attend, turn, turns
 from diloco_learner.models.cross_entropy import summed
-from diloco_learner.models.rope import turn, turns
 from diloco_shared.spec.shapes import SHAPES as SHAPES
 from diloco_shared.spec.shapes import Shape as Shape
 from diloco_shared.spec.shapes import layer_tensors

@@ -18,12 +18,12 @@ from diloco_learner.data.cache import Cache
 from diloco_learner.data.corpus import HERE, check_vocabulary, load
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
-from diloco_learner.models.starting import weights_of
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Rest, Slowed, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared import ambient
+from diloco_shared.hf.resolving import weights_of
 from diloco_shared.spec.run import RunSpec
 
 

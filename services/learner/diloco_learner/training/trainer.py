@@ -64,7 +64,7 @@ class Program:
     def build(cls, spec: RunSpec, weights: HfWeights | None = None) -> "Program":
         """Compile nothing yet; ValueError for a model that cannot be cut into the fragments.
 
-        `weights`: of the model's own shape (`models.starting`).
+        `weights`: of the model's own shape (`hf.resolving`).
         """
         model = build(spec.model)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
