@@ -5,8 +5,9 @@ waited for. In which layer a piece lies, and where its rows begin, are arguments
 cut alike share their programs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -16,9 +17,9 @@ from jax import lax
 from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Parts, encode
-from diloco_learner.models import from_named, places, to_named
+from diloco_learner.models import Place, from_named, places, to_named
 from diloco_learner.training.programs import Ahead
-from diloco_shared.numerics.arrays import Layout, pseudogradient
+from diloco_shared.numerics.arrays import Layout, Piece, pseudogradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +38,81 @@ class Bit:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Pieces that follow each other, as large as each other: whole tensors of stacked leaves.
+
+    `parts`: how many there are of the leaf at each slot. Which layers these are, and in which order
+    they follow, are arguments: one program for them all, where a piece each would be dear to
+    compile.
+    """
+
+    parts: tuple[tuple[int, int], ...]
+    piece: int  # values of each
+
+    @property
+    def size(self) -> int:
+        """Values of all."""
+        return self.piece * sum(count for _, count in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
 class FragmentView:
     """All that a program must know of a fragment before it runs."""
 
     leaves: tuple[tuple[tuple[int, ...], str], ...]  # shape and type by slot
-    bits: tuple[Bit, ...]
+    bits: tuple[Bit | Run, ...]
 
     @property
     def size(self) -> int:
         """Values."""
         return sum(bit.size for bit in self.bits)
+
+
+# Where the pieces of a view are. Of a Bit: [layer, row]. Of a Run: layers by slot, the place in
+# that order of each that follows, and the other way round; shape (3, K).
+Where = tuple[NDArray[np.int32], ...]
+
+
+def viewed(
+    pieces: Sequence[Piece], where: Mapping[str, Place], leaves: Mapping[str, Any]
+) -> tuple[tuple[str, ...], FragmentView, Where]:
+    """(the leaves' names by slot, what is static, where the pieces are) of one fragment."""
+    names = tuple(dict.fromkeys(where[piece.name].leaf for piece in pieces))
+    slots = {name: n for n, name in enumerate(names)}
+    bits: list[Bit | Run] = []
+    found: list[NDArray[np.int32]] = []
+
+    def joins(piece: Piece) -> int:
+        """Who shares this number with its neighbour is in one run with it."""
+        return piece.size if piece.whole and where[piece.name].layer is not None else -1
+
+    for kind, group in groupby(pieces, joins):
+        some = list(group)
+        if kind > 0 and len(some) > 1:
+            run, at = _run(some, where, slots)
+            bits.append(run)
+            found.append(at)
+            continue
+        for p in some:
+            place = where[p.name]
+            stacked = place.layer is not None
+            slot, rows = slots[place.leaf], p.stop - p.start
+            bits.append(Bit(slot, rows, p.whole, stacked, p.piece_shape, p.size))
+            found.append(np.array([place.layer or 0, p.start], np.int32))
+    shapes = tuple((tuple(leaves[n].shape), str(leaves[n].dtype)) for n in names)
+    return names, FragmentView(shapes, tuple(bits)), tuple(found)
+
+
+def _run(
+    pieces: Sequence[Piece], where: Mapping[str, Place], slots: Mapping[str, int]
+) -> tuple[Run, NDArray[np.int32]]:
+    of = np.array([slots[where[p.name].leaf] for p in pieces])
+    order = np.argsort(of, kind="stable")  # by slot, else as they follow
+    layers = np.array([where[pieces[n].name].layer for n in order])
+    counted, counts = np.unique(of, return_counts=True)
+    parts = tuple((int(slot), int(count)) for slot, count in zip(counted, counts, strict=True))
+    at = np.stack([layers, np.argsort(order), order]).astype(np.int32)
+    return Run(parts, pieces[0].size), at
 
 
 class FragmentOps:
@@ -56,29 +122,10 @@ class FragmentOps:
         self.codec = codec
         named = to_named(shapes)
         where = places(named, stacked)
-        # Names of the leaves by slot, what is static, and where the pieces begin: by fragment.
-        self.names: list[tuple[str, ...]] = []
-        self.cuts: list[FragmentView] = []
-        self.starts: list[NDArray[np.int32]] = []  # a layer and a row of each piece
-        for pieces in layout.fragments:
-            at = [where[piece.name] for piece in pieces]
-            names = tuple(dict.fromkeys(place.leaf for place in at))
-            self.names.append(names)
-            begins = [(a.layer or 0, p.start) for a, p in zip(at, pieces, strict=True)]
-            self.starts.append(np.array(begins, np.int32))
-            bits = (
-                Bit(
-                    names.index(a.leaf),
-                    p.stop - p.start,
-                    p.whole,
-                    a.layer is not None,
-                    p.piece_shape,
-                    p.size,
-                )
-                for a, p in zip(at, pieces, strict=True)
-            )
-            leaves = tuple((tuple(named[n].shape), str(named[n].dtype)) for n in names)
-            self.cuts.append(FragmentView(leaves, tuple(bits)))
+        views = [viewed(pieces, where, named) for pieces in layout.fragments]
+        self.names = [names for names, _, _ in views]
+        self.cuts = [cut for _, cut, _ in views]
+        self.starts = [starts for _, _, starts in views]
         self._read = Ahead(_read, lambda cut, *_: cut, static=True)
         self._adopt = Ahead(_adopt, lambda cut, *_: cut, static=True, donate=(1,))
         self._encode = Ahead(_encode, lambda how, *args: (how, args[-1] is None), static=True)
@@ -119,53 +166,76 @@ class FragmentOps:
         return tuple(named[name] for name in self.names[p])
 
 
-def _part(bit: Bit, leaves: Any, start_2: jax.Array) -> jax.Array:
+def _part(bit: Bit | Run, leaves: Any, at: jax.Array) -> jax.Array:
+    if isinstance(bit, Run):
+        layers_K, place_K = at[0], at[1]
+        rows, first = [], 0
+        for slot, count in bit.parts:
+            leaf = leaves[slot].reshape(-1, bit.piece)
+            rows.append(jnp.take(leaf, layers_K[first : first + count], axis=0, mode="clip"))
+            first += count
+        return jnp.take(jnp.concatenate(rows), place_K, axis=0, mode="clip")
     leaf: jax.Array = leaves[bit.slot]
     if bit.stacked:
-        return lax.dynamic_slice(leaf, _corner(leaf, start_2), (1, *bit.shape)).reshape(bit.shape)
-    return leaf if bit.whole else lax.dynamic_slice_in_dim(leaf, start_2[1], bit.rows)
+        return lax.dynamic_slice(leaf, _corner(leaf, at), (1, *bit.shape)).reshape(bit.shape)
+    return leaf if bit.whole else lax.dynamic_slice_in_dim(leaf, at[1], bit.rows)
 
 
-def _with_part(bit: Bit, leaf: jax.Array, part: jax.Array, start_2: jax.Array) -> jax.Array:
+def _replace(bit: Bit | Run, leaves: list[Any], part: jax.Array, at: jax.Array) -> None:
+    """Put a part, as `_part` gives it, where it was."""
+    if isinstance(bit, Run):
+        layers_K, rows, first = at[0], jnp.take(part, at[2], axis=0, mode="clip"), 0
+        for slot, count in bit.parts:
+            shape = leaves[slot].shape
+            leaf = leaves[slot].reshape(-1, bit.piece)
+            which = layers_K[first : first + count]
+            new = leaf.at[which].set(rows[first : first + count], mode="clip", unique_indices=True)
+            leaves[slot] = new.reshape(shape)
+            first += count
+        return
+    leaf = leaves[bit.slot]
     if bit.stacked:
-        return lax.dynamic_update_slice(leaf, part[None], _corner(leaf, start_2))
-    return part if bit.whole else lax.dynamic_update_slice_in_dim(leaf, part, start_2[1], 0)
+        leaves[bit.slot] = lax.dynamic_update_slice(leaf, part[None], _corner(leaf, at))
+    else:
+        leaves[bit.slot] = (
+            part if bit.whole else lax.dynamic_update_slice_in_dim(leaf, part, at[1], 0)
+        )
 
 
-def _corner(leaf: jax.Array, start_2: jax.Array) -> tuple[jax.Array, ...]:
+def _corner(leaf: jax.Array, at: jax.Array) -> tuple[jax.Array, ...]:
     """Where a piece begins in a leaf that holds all layers."""
-    zero = jnp.zeros((), start_2.dtype)
-    return (start_2[0], start_2[1], *[zero] * (leaf.ndim - 2))
+    zero = jnp.zeros((), at.dtype)
+    return (at[0], at[1], *[zero] * (leaf.ndim - 2))
 
 
-def _read(cut: FragmentView, leaves: Any, starts_Nx2: jax.Array) -> jax.Array:
-    parts = [_part(bit, leaves, starts_Nx2[n]) for n, bit in enumerate(cut.bits)]
+def _read(cut: FragmentView, leaves: Any, where: Any) -> jax.Array:
+    parts = [_part(bit, leaves, at) for bit, at in zip(cut.bits, where, strict=True)]
     return jnp.concatenate([part.reshape(-1).astype(jnp.float32) for part in parts])
 
 
 def _adopt(
-    cut: FragmentView, leaves: Any, starts_Nx2: jax.Array, anchor_F: jax.Array, alpha: jax.Array
+    cut: FragmentView, leaves: Any, where: Any, anchor_F: jax.Array, alpha: jax.Array
 ) -> tuple[jax.Array, ...]:
     leaves, offset = list(leaves), 0
-    for n, bit in enumerate(cut.bits):
-        new = anchor_F[offset : offset + bit.size].reshape(bit.shape)
+    for bit, at in zip(cut.bits, where, strict=True):
+        part = _part(bit, leaves, at)
+        new = anchor_F[offset : offset + bit.size].reshape(part.shape)
         offset += bit.size
-        part = _part(bit, leaves, starts_Nx2[n])
         # Not a product by 0: what overflowed must be gone.
         mixed = jnp.where(alpha == 0, new, alpha * part + (1 - alpha) * new).astype(part.dtype)
-        leaves[bit.slot] = _with_part(bit, leaves[bit.slot], mixed, starts_Nx2[n])
+        _replace(bit, leaves, mixed, at)
     return tuple(leaves)
 
 
 def _encode(
     how: tuple[FragmentView, str],
     leaves: Any,
-    starts_Nx2: jax.Array,
+    where: Any,
     anchor_F: jax.Array,
     residual_F: Any,
 ) -> tuple[Parts, jax.Array | None]:
     cut, codec = how
-    delta_F: jax.Array = pseudogradient(anchor_F, _read(cut, leaves, starts_Nx2))
+    delta_F: jax.Array = pseudogradient(anchor_F, _read(cut, leaves, where))
     if residual_F is None:
         return encode(codec, delta_F)[0], None
     return encode(codec, delta_F + residual_F)
