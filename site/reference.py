@@ -3,6 +3,7 @@
 import inspect
 import typing
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,6 +14,9 @@ from pydantic_core import PydanticUndefined
 from diloco_cli.commands import app as command
 from diloco_coordinator.app import Settings as CoordinatorSettings
 from diloco_coordinator.app import create_app
+from diloco_coordinator.exports.child_io import ChildExporter
+from diloco_coordinator.exports.exporting_io import Exports
+from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_learner.settings import Settings as LearnerSettings
 from diloco_shared.protocol import messages, records
@@ -174,7 +178,8 @@ def processes() -> str:
 def rest() -> str:
     """Every route of the coordinator, from its OpenAPI description."""
     registry = Registry(MemoryBus(MemoryBroker(), "reference"))
-    described = create_app(registry, "token", chaos=True, checkpoints="").openapi()
+    exports = Exports(registry, Shelf(Path()), ChildExporter({}), kept_max=1, at_once=1)
+    described = create_app(registry, "token", chaos=True, checkpoints="", exports=exports).openapi()
     parts = [
         "# REST interface",
         MADE

@@ -1,5 +1,6 @@
 """Pages of the documentation: every file that they show is sound, and README stays short."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -64,3 +65,14 @@ def test_every_page_that_is_linked_is_there() -> None:
         if not (page.parent / target).exists()
     ]
     assert not faults, "\n".join(faults)
+
+
+def test_every_page_of_the_reference_can_be_made() -> None:
+    """`make docs` does it; who changes what they describe should see it before."""
+    found = importlib.util.spec_from_file_location("reference", ROOT / "site" / "reference.py")
+    assert found is not None and found.loader is not None
+    reference = importlib.util.module_from_spec(found)
+    found.loader.exec_module(reference)
+    made = reference.pages()
+    assert "reference/rest.md" in made and "/v1/runs" in made["reference/rest.md"]
+    assert all(len(text.splitlines()) > 10 for text in made.values())
