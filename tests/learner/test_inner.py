@@ -96,6 +96,28 @@ def test_muon_orthogonalises_matrices_and_leaves_embeddings_to_nadam() -> None:
         np.testing.assert_allclose(update[name], expected, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_stacked_layers_are_stepped_as_layers_of_their_own_would_be(name: str) -> None:
+    """Norms of all layers together are no matrix, and matrices are orthogonalised one by one."""
+    rng = np.random.default_rng(0)
+
+    def drawn() -> dict[str, Any]:
+        shapes = {"matrix": (3, 8, 4), "norm": (3, 4)}
+        return {k: rng.standard_normal(size).astype(np.float32) for k, size in shapes.items()}
+
+    def updated(theta: Any, gradient: Any, stacked: str | None) -> Any:
+        inner = Inner(optimizer=name, weight_decay=0.3, clip_norm=1e9)
+        transform = optimizer(inner, lambda _: False, stacked)
+        return transform.update(gradient, transform.init(theta), theta)[0]
+
+    theta, gradient = drawn(), drawn()
+    together = updated({"layers": theta}, {"layers": gradient}, "layers")["layers"]
+    for n in range(3):
+        alone = updated(*({k: v[n] for k, v in part.items()} for part in (theta, gradient)), None)
+        for kind, values in alone.items():
+            np.testing.assert_allclose(together[kind][n], values, rtol=2e-5, atol=1e-6)
+
+
 def learned(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
     """Its gradient depends on both; a token of 9 makes the loss, one of 8 only a gradient, bad."""
     tokens, total = tokens_BxL1.astype(jnp.float32), params["bias"].sum()

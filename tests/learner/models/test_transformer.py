@@ -58,6 +58,32 @@ def test_a_later_token_changes_no_earlier_logits(params: Any, place: int) -> Non
     np.testing.assert_allclose(other, same, atol=1e-5)
 
 
+@pytest.mark.whole
+def test_what_is_not_to_be_predicted_is_read_and_left_out(params: Any) -> None:
+    """Loss and gradients are those of the other targets alone."""
+    batch = tokens(2, 11)
+    masked = batch.copy()
+    masked[0, 1:6] = ~masked[0, 1:6]
+    masked[1, 9] = ~masked[1, 9]
+
+    def by_hand(params: Any) -> jax.Array:
+        logits = transformer.forward(TINY, jnp.float32, params, batch[:, :-1])
+        nats = -jnp.take_along_axis(jax.nn.log_softmax(logits), batch[:, 1:, None], -1)[..., 0]
+        return jnp.sum(jnp.where(masked[:, 1:] >= 0, nats, 0)) / 14
+
+    loss, gradient = gradients(TINY, params, masked)
+    wanted, wanted_gradient = jax.jit(jax.value_and_grad(by_hand))(params)
+    np.testing.assert_allclose(float(loss), float(wanted), rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(wanted_gradient), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_of_nothing_to_predict_moves_nothing(params: Any) -> None:
+    loss, gradient = gradients(TINY, params, ~tokens(2, 11))
+    assert float(loss) == 0
+    assert all(not np.asarray(leaf).any() for leaf in jax.tree.leaves(gradient))
+
+
 def test_places_matter(params: Any) -> None:
     """Rotary embedding: the last token sees the same tokens in another order."""
     batch = tokens(2, 10)
