@@ -1,0 +1,109 @@
+"""What a check of a run finds, and in which order checks come. Needs nothing but this file.
+
+A check is skipped where what it needs is wrong: one mistake is told once, and nothing large is
+begun that cannot succeed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+# A message of somebody else's library may hold a whole program; nobody reads more than this.
+TEXT_MAX = 2000
+
+# Each check, and those whose results it needs. They come in this order.
+_BEFORE_COMPILING = (
+    "devices",
+    "model",
+    "device memory",
+    "weights",
+    "tokenizer",
+    "corpus",
+    "vocabulary",
+    "sequences",
+    "host memory",
+    "disk",
+)
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "devices": (),
+    "model": ("devices",),
+    "device memory": ("model",),
+    "weights": (),
+    "tokenizer": (),
+    "corpus": ("tokenizer",),
+    "vocabulary": ("corpus",),
+    "sequences": ("corpus",),
+    "host memory": ("model",),
+    "disk": ("model",),
+    "compile": _BEFORE_COMPILING,
+    "step": ("compile",),
+}
+CHECKS = tuple(NEEDS)
+# In the place of all of them, where nothing can be checked for want of it.
+SOFTWARE = "software"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Of one check. `ok`: it was made, and nothing is wrong. `figures`: by name, units in it."""
+
+    name: str
+    ok: bool
+    text: str
+    remedy: str = ""
+    skipped: bool = False
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        """In one word."""
+        return "ok" if self.ok else "skipped" if self.skipped else "WRONG"
+
+    def view(self) -> dict[str, Any]:
+        """JSON-ready; `read` is its inverse."""
+        return {
+            "name": self.name,
+            "ok": self.ok,
+            "text": self.text,
+            "remedy": self.remedy,
+            "skipped": self.skipped,
+            "figures": dict(self.figures),
+        }
+
+
+def read(view: Mapping[str, Any]) -> Finding:
+    """What `Finding.view` made. Raises KeyError, TypeError for anything else."""
+    text, remedy = str(view["text"])[:TEXT_MAX], str(view["remedy"])[:TEXT_MAX]
+    ok, skipped, figures = bool(view["ok"]), bool(view["skipped"]), dict(view["figures"])
+    return Finding(str(view["name"]), ok, text, remedy, skipped, figures)
+
+
+class Causes:
+    """Which checks went wrong so far, and which later ones that concerns."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, ...]] = {}
+
+    def take(self, finding: Finding) -> None:
+        """A check was made."""
+        if not finding.ok:
+            self._of[finding.name] = (finding.name,)
+
+    def skip(self, name: str) -> Finding | None:
+        """The finding in the place of this check, if something that it needs is wrong."""
+        found = (cause for need in NEEDS[name] for cause in self._of.get(need, ()))
+        causes = tuple(dict.fromkeys(found))
+        if not causes:
+            return None
+        self._of[name] = causes
+        return skipped(name, causes)
+
+
+def wrong(name: str, text: str, remedy: str) -> Finding:
+    """A check that found something wrong."""
+    return Finding(name, False, text[:TEXT_MAX], remedy[:TEXT_MAX])
+
+
+def skipped(name: str, bad: Sequence[str]) -> Finding:
+    """A check that could not be made, since those before it are `bad`."""
+    return Finding(name, False, f"needs what is not sound: {', '.join(bad)}", skipped=True)
