@@ -19,7 +19,7 @@ from diloco_learner.models import to_named
 from diloco_learner.models.starting import weights_of
 from diloco_learner.preflight.findings import CHECKS, Causes, Finding, wrong
 from diloco_learner.preflight.machine import Machine, machine_of
-from diloco_learner.preflight.raised import told
+from diloco_learner.preflight.raised import origin, told
 from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.trainer import Program, Trainer
@@ -28,6 +28,7 @@ from diloco_shared.budget.memory import device, disks, learner
 from diloco_shared.budget.terms import shown
 from diloco_shared.corpora.mix import Mixture
 from diloco_shared.corpora.prepared import Corpus, is_prepared
+from diloco_shared.corpora.sequences import WrongToken
 from diloco_shared.corpora.sources import STDLIB
 from diloco_shared.corpora.splits import SPLITS
 from diloco_shared.corpora.tokenizers import BYTES
@@ -40,8 +41,7 @@ Found = tuple[str, dict[str, float]]
 
 REMEDIES = {
     "devices": "look at the driver and at JAX_PLATFORMS; JAX must find a device in this Python",
-    "model": "mend the model, or the settings in [model] and algorithm.fragments. What it imports "
-    "must be installed, or lie where learners are started or on their PYTHONPATH",
+    "model": "mend the model, or change [model] or algorithm.fragments",
     "weights": "let model.weights name the folder of the checkpoint that the run begins from; a "
     "relative path begins in the data root",
     "tokenizer": "let data.tokenizer name a sound tokenizer on this machine; a relative path "
@@ -55,6 +55,10 @@ REMEDIES = {
     "compile": "mend what the model computes: it could be traced, and not be compiled here",
     "step": "look at the model's loss and what it begins with: no step of such a run would count",
 }
+# Of a model whose module, or one that it imports, is not found.
+NOT_FOUND = (
+    "install it, or let it lie where learners are started or in a folder of their PYTHONPATH"
+)
 
 
 class Wrong(Exception):
@@ -97,7 +101,8 @@ def _made(name: str, look: Callable[[], Found]) -> Finding:
     except Wrong as error:
         return wrong(name, error.text, error.remedy)
     except (Exception, SystemExit) as error:  # a user's model or data may raise anything
-        return wrong(name, told(error), REMEDIES.get(name, ""))
+        missing = name == "model" and isinstance(origin(error), ImportError)
+        return wrong(name, told(error), NOT_FOUND if missing else REMEDIES.get(name, ""))
     return Finding(name, True, text, figures=figures)
 
 
@@ -209,6 +214,8 @@ class _Checks:
         for split in ("validation", "test"):
             try:
                 held_out(self.corpora.split(split), context, spec.evaluation.sequences, spec.seed)
+            except WrongToken as error:
+                raise Wrong(f"{split}: {error}", "copy or prepare the corpus again") from None
             except ValueError as error:
                 raise ValueError(f"{split}: {error}") from None
         text = f"{many:,} of {context} tokens to train on, in {self.cut.shards} shards"

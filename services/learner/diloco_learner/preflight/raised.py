@@ -23,11 +23,11 @@ def told(error: BaseException) -> str:
     ours = bool(frames) and frames[-1].filename.startswith(_OURS)
     foreseen = ours and isinstance(error, ValueError | OSError)
     text = said if foreseen else f"{type(error).__name__}: {said}"
-    place = _place(_origin(error), foreseen=foreseen)
+    place = _place(origin(error), foreseen=foreseen)
     return f"{text} (raised at {place})" if place else text
 
 
-def _origin(error: BaseException) -> BaseException:
+def origin(error: BaseException) -> BaseException:
     """The first of a chain: an error that was put into other words has the line of its cause."""
     for _ in range(CAUSES_MAX):
         if error.__cause__ is None:

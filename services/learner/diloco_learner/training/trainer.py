@@ -94,10 +94,12 @@ class Program:
 
         def loss_of(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
             loss = self.model.loss(params, tokens_BxL1)
-            if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
+            shape, kind = getattr(loss, "shape", None), getattr(loss, "dtype", None)
+            if shape != () or kind is None or not jnp.issubdtype(kind, jnp.floating):
+                what = type(loss).__name__ if shape is None else f"{kind} of shape {shape}"
                 raise ValueError(
-                    "the model's loss() must return one number, the mean over all tokens; it "
-                    f"returns {loss}"
+                    "the model's loss() must return one number, the mean over all tokens, in "
+                    f"floating point; it returns {what}"
                 )
             return loss
 
