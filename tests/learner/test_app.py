@@ -547,7 +547,7 @@ async def test_a_model_that_is_mended_is_read_anew_and_one_mistake_is_told_once(
         tries = len(tried)
         await until(lambda: len(tried) >= tries + 3)
         assert len(await syncer.events("unfit")) == 1
-        file.write_text("raise RuntimeError('half written')\n")
+        file.write_text("raise SystemExit('half written')\n")
         await until(lambda: "half written" in app.membership.record.reason)
         tries = len(tried)
         await until(lambda: len(tried) >= tries + 2)

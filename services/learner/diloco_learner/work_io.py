@@ -142,7 +142,8 @@ class Work:
         log.info("works", run=self.spec.name, incarnation=incarnation)
         try:
             await asyncio.to_thread(self._build)
-        except Exception as error:  # a model or data of the user's own may raise anything
+        # A model or data of the user's own may raise anything, or want to end the process.
+        except (Exception, SystemExit) as error:
             raise Unfit(told(error)[:400]) from error
         self.fit()
         await self._streams()

@@ -8,6 +8,7 @@ error. Exit status 0 when every check is ok, 1 when one is not, 2 when nothing c
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,8 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, default=Path(), help="where relative paths begin")
     parser.add_argument("--cache", type=Path, help="where text is prepared")
     given = parser.parse_args()
+    # Whoever started this hears the same key, and says what there is to say.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     say = _mouth()
     try:
         findings = _checked(given.data_root, given.cache, sys.stdin.read(), say)

@@ -69,7 +69,7 @@ class OnThisMachine:
         """Seconds: it compiles. Minutes if a large text is prepared first."""
         try:
             return self._built(spec)
-        except Exception:
+        except (Exception, SystemExit):
             forget(spec.model)
             raise
 
