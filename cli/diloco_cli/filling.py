@@ -1,9 +1,19 @@
-"""What only folders on this machine tell of a run: filled in before it is checked or submitted."""
+"""A run's file as it is read, and what only folders on this machine tell of it."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
+from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.spec.faults import SpecFault
+
+
+def read_run(file: Path) -> dict[str, Any]:
+    """The tables of a run.toml, of which nothing is checked yet. Raises CliError."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
 
 
 def fill_in(spec: dict[str, Any], root: Path) -> list[SpecFault]:

@@ -1,7 +1,6 @@
 """`diloco check`: whether a run can work on this machine, before it is submitted."""
 
 import json
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,16 +10,19 @@ import typer
 from diloco_cli.checking import Checker
 from diloco_cli.cluster import HERE
 from diloco_cli.commands.options import Json
-from diloco_cli.filling import fill_in
-from diloco_cli.words import FAILED, INVALID, CliError, counted, why
-from diloco_learner.preflight.findings import CHECKS, Finding, skipped, wrong
+from diloco_cli.filling import fill_in, read_run
+from diloco_cli.words import FAILED, INVALID, CliError, counted
+from diloco_learner.preflight.findings import Finding, skipped
 from diloco_shared.checking import Invalid
 from diloco_shared.checking import check as checked
-from diloco_shared.spec.faults import SpecFault
 from diloco_shared.spec.run import RunSpec
 
 app = typer.Typer()
 
+# Checks of what a checkpoint says of a model; without it nobody knows.
+OF_SHAPE = ("model", "device memory", "vocabulary", "host memory", "disk")
+# In the place of the digest of weights that cannot be read.
+UNKNOWN = "0" * 32
 # Columns of a line: the verdict, and the name of the check.
 VERDICT, NAME = 9, 15
 
@@ -42,8 +44,8 @@ def check(
 ) -> None:
     """Try a run on this machine: model, weights, corpus, room, and one step. Needs no cluster."""
     cache = corpora or (HERE / "corpora" if HERE.is_dir() else None)
-    made = _findings(_body(file), Checker(data_root, cache), file)
-    findings = [f for f in _shown(made, quiet=as_json)]
+    made = _findings(read_run(file), Checker(data_root, cache), file)
+    findings = list(_shown(made, quiet=as_json))
     bad = [f for f in findings if not f.ok and not f.skipped]
     if as_json:
         print(json.dumps({"ok": not bad, "checks": [f.view() for f in findings]}))
@@ -55,43 +57,28 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def _body(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
-
-
 def _findings(body: dict[str, Any], checker: Checker, file: Path) -> Iterator[Finding]:
     """Of the file's run. Raises CliError for faults that need no machine to be seen."""
-    unsound = [f for f in fill_in(body, checker.root) if f.path == "model.weights"]
-    spec = _spec(body, file, aside={"model.weights_digest"} if unsound else set())
-    if spec is not None:
-        yield from checker.findings(spec)
-        return
-    # The model's shape comes from its weights: without them nothing of it can be tried.
-    for name in CHECKS:
-        if name == "weights":
-            yield wrong(name, unsound[0].message, REMEDY)
-        else:
-            yield skipped(name, ("weights",))
+    unsound = any(fault.path == "model.weights" for fault in fill_in(body, checker.root))
+    if unsound:
+        given = {k: v for k, v in body["model"].items() if k not in ("preset", "overrides")}
+        body["model"] = {**given, "weights_digest": UNKNOWN}
+    for finding in checker.findings(_spec(body, file)):
+        yield skipped(finding.name, ["weights"]) if _unknown(finding, unsound) else finding
 
 
-REMEDY = (
-    "let model.weights name the folder of a checkpoint; a relative path begins in the data root"
-)
+def _unknown(finding: Finding, unsound: bool) -> bool:
+    """Whether it is of another model than the one that the run's weights would have made it."""
+    return unsound and finding.name in OF_SHAPE
 
 
-def _spec(body: dict[str, Any], file: Path, aside: set[str]) -> RunSpec | None:
-    """None if nothing is wrong with the file but what is told otherwise."""
+def _spec(body: dict[str, Any], file: Path) -> RunSpec:
     try:
         return checked(body)
     except Invalid as error:
-        faults: Iterable[SpecFault] = [f for f in error.faults if f.path not in aside]
-    if not (lines := [f"  {fault.path}: {fault.message}" for fault in faults]):
-        return None
-    text = "\n".join([f"{file} has {counted(len(lines), 'fault')}", *lines])
-    raise CliError(text, INVALID)
+        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
+        text = "\n".join([f"{file} has {counted(len(lines), 'fault')}", *lines])
+        raise CliError(text, INVALID) from None
 
 
 def _shown(findings: Iterable[Finding], *, quiet: bool) -> Iterator[Finding]:

@@ -1,6 +1,5 @@
 """Commands about runs."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +7,7 @@ import typer
 
 from diloco_cli.cluster import Where, connect, newest_rounds, only_run
 from diloco_cli.commands.options import Json, Run, anywhere, show
-from diloco_cli.filling import fill_in
+from diloco_cli.filling import fill_in, read_run
 from diloco_cli.view import run_lines, state_line
 from diloco_cli.words import INVALID, CliError, became, why
 from diloco_client import ApiError
@@ -29,10 +28,7 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a run."""
-    try:
-        spec = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
+    spec = read_run(file)
     if faults := fill_in(spec, Path()):
         raise CliError("; ".join(f"{f.path}: {f.message}" for f in faults), INVALID)
     with connect(where) as client:

@@ -16,7 +16,7 @@ from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.exchange.reporter_io import Reporter
 from diloco_learner.exchange.uplink_io import Uplink
-from diloco_learner.preflight.raised import told
+from diloco_learner.preflight.findings import told
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.incarnation_io import take_incarnation
 from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArrivals

@@ -17,9 +17,16 @@ from diloco_learner.data.corpus import check_vocabulary, digest, load
 from diloco_learner.data.shards import Cut, cut_of
 from diloco_learner.models import to_named
 from diloco_learner.models.starting import weights_of
-from diloco_learner.preflight.findings import CHECKS, Causes, Finding, wrong
-from diloco_learner.preflight.machine import Machine, machine_of
-from diloco_learner.preflight.raised import origin, told
+from diloco_learner.preflight.findings import (
+    CHECKS,
+    Causes,
+    Finding,
+    Wrong,
+    origin,
+    told,
+    wrong,
+)
+from diloco_learner.preflight.machine import Machine, machine_of, room
 from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.trainer import Program, Trainer
@@ -59,14 +66,6 @@ REMEDIES = {
 NOT_FOUND = (
     "install it, or let it lie where learners are started or in a folder of their PYTHONPATH"
 )
-
-
-class Wrong(Exception):
-    """Of a check that knows what to do by itself."""
-
-    def __init__(self, text: str, remedy: str) -> None:
-        super().__init__(text)
-        self.text, self.remedy = text, remedy
 
 
 def check(
@@ -155,17 +154,12 @@ class _Checks:
 
     def device_memory(self) -> Found:
         """Against what the budget says."""
-        need = device(self.job)
-        figures: dict[str, float] = {"needed_bytes": need.bytes}
-        if self.machine.device_bytes is None:
+        need, free = device(self.job), self.machine.device_bytes
+        if free is None:
             where = "which is this machine's own" if self._on_host else "which it does not tell"
-            return f"{shown(need.bytes)} of the device's memory, {where}", figures
-        self._room("the device", need, self.machine.device_bytes)
-        free = self.machine.device_bytes
-        return f"{shown(need.bytes)} of {shown(free)} that are free", {
-            **figures,
-            "free_bytes": free,
-        }
+            text = f"{shown(need.bytes)} of the device's memory, {where}"
+            return text, {"needed_bytes": need.bytes}
+        return room("the device", need, free)
 
     @property
     def _on_host(self) -> bool:
@@ -240,34 +234,15 @@ class _Checks:
         if self._on_host:
             on_device = device(self.job)
             need = Need(need.what, need.terms + on_device.terms, on_device.lower)
-        self._room("this machine's memory", need, self.machine.host_bytes)
-        figures: dict[str, float] = {
-            "needed_bytes": need.bytes,
-            "free_bytes": self.machine.host_bytes,
-        }
-        return f"{shown(need.bytes)} of {shown(self.machine.host_bytes)} that are free", figures
+        return room("this machine's memory", need, self.machine.host_bytes)
 
     def disk(self) -> Found:
         """For the learner's checkpoints."""
         need, free = disks(self.job, streams(self.job))["learner"], self.machine.disk_bytes
         if free is None:
-            return f"{shown(need.bytes)}; how much is free the file system does not tell", {}
-        self._room(f"the disk of {self.cache.folder}", need, free)
-        figures: dict[str, float] = {"needed_bytes": need.bytes, "free_bytes": free}
-        return f"{shown(need.bytes)} of {shown(free)} that are free", figures
-
-    @staticmethod
-    def _room(where: str, need: Need, free: int) -> None:
-        """Raises Wrong where less is free than is needed."""
-        if need.bytes <= free:
-            return
-        largest = max(need.terms, key=lambda term: term.bytes)
-        raise Wrong(
-            f"a learner needs {shown(need.bytes)} of {where}, and {shown(free)} are free; most of "
-            f"it is for {largest.name} ({shown(largest.bytes)}: {largest.how})",
-            f"make room, take a larger machine, or change {need.lower}; 'diloco budget' says what "
-            "each part takes",
-        )
+            text = f"{shown(need.bytes)}; how much is free the file system does not tell"
+            return text, {"needed_bytes": need.bytes}
+        return room(f"the disk of {self.cache.folder}", need, free)
 
     # --- one step ------------------------------------------------------------------------------
 
