@@ -186,9 +186,8 @@ class _Checks:
     def corpus(self) -> Found:
         """It can be opened, or prepared, and is the one that the run means."""
         self.corpora = load(self.spec.data, self.root, self.cache)
-        named = self.corpora.corpora if isinstance(self.corpora, Mixture) else (self.corpora,)
-        tokens = sum(len(c.split(name)) for c in named for name in SPLITS)
-        names = ", ".join(c.name for c in named)
+        tokens = sum(len(c.split(name)) for c in self._parts for name in SPLITS)
+        names = ", ".join(part.source for part in self.spec.data.sources)
         text = f"{names}: {tokens:,} tokens, digest {digest(self.corpora)}"
         return text, {"tokens": tokens}
 
