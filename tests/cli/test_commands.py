@@ -307,6 +307,17 @@ def test_a_member_is_drained_and_back(server: Server, diloco: Diloco) -> None:
     assert "a: alive, has no run" in diloco("drain", "a", "--undo")[1]
 
 
+def test_a_learner_that_cannot_work_is_not_said_to(server: Server, diloco: Diloco) -> None:
+    common = {"role": "learner", "alive": True, "assigned": "demo", "pid": 7, "host": "h"}
+    unfit = {"id": "a", **common, "state": "unfit", "reason": "there is no /text", "learner": None}
+    members = [unfit, {"id": "b", **common, "state": "working", "reason": ""}]
+    server.answers["GET /v1/members"] = (200, {"members": members})
+    assert diloco("members")[1].splitlines() == [
+        "a: alive, cannot work for demo (learner, process 7 on h): there is no /text",
+        "b: alive, works for demo (learner, process 7 on h)",
+    ]
+
+
 def test_syncers_show_what_they_do_for_their_run(server: Server, diloco: Diloco) -> None:
     common = {"role": "syncer", "alive": True, "assigned": "demo", "pid": 7, "host": "h"}
     standby = {"state": "standby", "reason": "", "lag_records": 3}

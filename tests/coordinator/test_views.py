@@ -5,13 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from diloco_coordinator.api.views import (
+    MEND,
     fault_views,
-    hindered,
+    full,
     jsonable,
     over_view,
     recovery_views,
     run_view,
     syncer_views,
+    unfit,
 )
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.statuses import UNLED_S
@@ -70,26 +72,63 @@ def test_syncers_show_what_they_do_and_how_far_behind_they_are() -> None:
     assert syncer_views(notes[:1])[0]["lag_records"] is None
 
 
-def test_members_that_cannot_work_or_have_full_disks_are_named() -> None:
-    def note(name: str, role: str, *, gone: bool = False, **more: Any) -> MemberNote:
-        process: dict[str, Any] = {"boot": "b", "host": "h", "pid": 1, "lock": name}
-        told = {"id": name, "role": role, "started_at": 1.0, **process, **more}
-        record = MemberRecord.model_validate(told)
-        return MemberNote(record=record, gone_since=1.0 if gone else None)
+def member(name: str, role: str = "learner", *, gone: bool = False, **more: Any) -> MemberNote:
+    process: dict[str, Any] = {"boot": "b", "host": "h", "pid": 1, "lock": name}
+    told = {"id": name, "role": role, "started_at": 1.0, **process, **more}
+    record = MemberRecord.model_validate(told)
+    return MemberNote(record=record, gone_since=1.0 if gone else None)
 
+
+def test_members_whose_disks_are_full_are_named() -> None:
     notes = [
-        note("s", "syncer", state="leading", full="/d takes nothing more"),
-        note("a", "learner", state="unfit", reason="no model"),
-        note("b", "learner", state="working"),
-        note("c", "learner", gone=True, full="/c takes nothing more"),
+        member("s", "syncer", state="leading", full="/d takes nothing more"),
+        member("b", state="working"),
+        member("c", gone=True, full="/c takes nothing more"),
     ]
-    assert (
-        hindered(notes) == "a cannot work: no model; the disk of s is full: /d takes nothing more"
-    )
-    many = [note(f"x{n}", "learner", full="none left") for n in range(5)]
-    assert hindered(many).endswith("the disk of x2 is full: none left; and 2 more")
-    view = run_view(RECORD, None, "queued", [], beside=hindered(notes))
-    assert view["reason"] == f"queued; {hindered(notes)}"
+    assert full(notes) == "the disk of s is full: /d takes nothing more"
+    many = [member(f"x{n}", full="none left") for n in range(5)]
+    assert full(many).endswith("the disk of x2 is full: none left; and 2 more")
+    view = run_view(RECORD, None, "queued", [], beside=full(notes))
+    assert view["reason"] == f"queued; {full(notes)}"
+
+
+def test_learners_that_cannot_work_are_named_with_why_and_what_to_do() -> None:
+    no_model = "model.factory 'm:f' cannot be loaded"
+    notes = [
+        member("b", state="unfit", reason=no_model),
+        member("a", state="unfit", reason="there is no /text"),
+        member("c", state="working"),
+        member("d", gone=True, state="unfit", reason="of a process that is gone"),
+        member("s", "syncer", state="unfit", reason="of no learner"),
+    ]
+    assert unfit(notes) == f"a cannot work: there is no /text; b cannot work: {no_model} ({MEND})"
+    assert "diloco check" in MEND
+    alike = [member(f"x{n}", state="unfit", reason=no_model) for n in range(5)]
+    assert unfit(alike) == f"x0, x1, x2 and 2 more cannot work: {no_model} ({MEND})"
+    different = [member(f"x{n}", state="unfit", reason=f"reason {n}") for n in range(5)]
+    assert unfit(different).count("cannot work") == 3 and "; and 2 more (" in unfit(different)
+    assert unfit([member("a"), member("b", state="working")]) == ""
+
+
+def test_a_run_that_waits_for_learners_says_first_which_of_them_cannot_work(
+    status: Callable[..., Any],
+) -> None:
+    cannot = unfit([member("a", state="unfit", reason="there is no /text")])
+    waits = status(run="r", state="waiting", reason="1 of 2 learners have joined")
+    view = run_view(RECORD, waits, None, ["a", "b"], cannot=cannot)
+    assert (view["state"], view["reason"]) == ("waiting", f"{cannot}; 1 of 2 learners have joined")
+    view = run_view(RECORD, None, "queued: 1 of 2 learners free", ["a"], cannot=cannot)
+    assert view["reason"] == f"{cannot}; queued: 1 of 2 learners free"
+
+
+def test_a_run_goes_on_without_those_that_cannot_work_and_says_so(
+    status: Callable[..., Any],
+) -> None:
+    cannot = unfit([member("c", state="unfit", reason="there is no /text")])
+    view = run_view(RECORD, status(run="r"), None, ["a", "b", "c"], cannot=cannot)
+    assert (view["state"], view["reason"]) == ("running", f"2 of 2 ready; {cannot}")
+    over = run_view(RECORD, status(run="r", state="finished"), None, ["c"], cannot=cannot)
+    assert "cannot work" not in over["reason"]
 
 
 def test_faults_are_told_from_plan_to_healing() -> None:

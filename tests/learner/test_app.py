@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from waiting import until
 
-from diloco_learner.app import TAKEN, Learner
+from diloco_learner.app import (
+    TAKEN,
+    UNFIT_RETRY_S,
+    UNFIT_RETRY_S_MAX,
+    Learner,
+    gist,
+    pause_after,
+)
 from diloco_learner.recovery.moments import pack, views
 from diloco_learner.settings import Settings
 from diloco_learner.training.trainer import Program
@@ -39,7 +46,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Program, "build", compiled)
 
 
-def compiled(spec: RunSpec, weights: None = None) -> Program:
+def compiled(spec: RunSpec, weights: object = None) -> Program:
     key = spec.model_dump_json()
     if key not in COMPILED:
         COMPILED[key] = BUILD(spec)
@@ -484,7 +491,7 @@ async def test_what_a_learner_is_unfit_for_is_told_and_tried_again(
     """A corpus that is not there yet: no crash, a reason, and work once it is."""
     monkeypatch.setattr("diloco_learner.app.UNFIT_RETRY_S", 0.05)
     # The model is not what this is about: it need not be compiled.
-    monkeypatch.setattr(Program, "build", lambda spec, weights: compiled(before))
+    monkeypatch.setattr(Program, "build", lambda spec, weights=None: compiled(before))
     before, missing = syncer.spec, tmp_path / "later"
     data = syncer.spec.data.model_copy(update={"source": str(missing)})
     corpus, syncer.spec = (
@@ -500,3 +507,64 @@ async def test_what_a_learner_is_unfit_for_is_told_and_tried_again(
         assert "a cannot work for r: " in told.text and str(missing) in told.text
         missing.symlink_to(corpus)
         await until(lambda: bool(syncer.joins))
+
+
+# A model of the user's own with a mistake in line 6, and without it.
+BROKEN = """\
+import jax.numpy as jnp
+class Bigram:
+    def init(self, key):
+        return {"embed": jnp.zeros((256, 256))}
+    def loss(self, params, tokens_BxL1):
+        return jnp.log(parms["embed"][tokens_BxL1]).mean()
+def factory(config):
+    return Bigram()
+"""
+MENDED = BROKEN.replace("jnp.log(parms", "jnp.sum(params")
+
+
+async def test_a_model_that_is_mended_is_read_anew_and_one_mistake_is_told_once(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss fails when it is traced: no process dies of it, and what imported it looks again."""
+    monkeypatch.setattr("diloco_learner.app.UNFIT_RETRY_S", 0.02)
+    monkeypatch.setattr(Program, "build", BUILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "mended_model.py"
+    file.write_text(BROKEN)
+    model = syncer.spec.model.model_copy(update={"factory": "mended_model:factory"})
+    syncer.spec = syncer.spec.model_copy(update={"model": model})
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    tried = []
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, task):
+        build = app.computing.build
+        app.computing.build = lambda spec: tried.append(1) or build(spec)  # type: ignore
+        await until(lambda: app.membership.record.state == "unfit")
+        reason = app.membership.record.reason
+        assert reason.startswith("NameError: name 'parms'")
+        assert f"(raised at {file}:6)" in reason
+        tries = len(tried)
+        await until(lambda: len(tried) >= tries + 3)
+        assert len(await syncer.events("unfit")) == 1
+        file.write_text("raise SystemExit('half written')\n")
+        await until(lambda: "half written" in app.membership.record.reason)
+        tries = len(tried)
+        await until(lambda: len(tried) >= tries + 2)
+        first, second = await syncer.events("unfit")
+        assert "parms" in first.text and "half written" in second.text
+        file.write_text(MENDED)
+        await until(lambda: bool(syncer.joins))
+        assert app.membership.record.state == "working" and not task.done()
+
+
+@pytest.mark.parametrize(
+    ("took_s", "pause_s"), [(0.1, UNFIT_RETRY_S), (17.0, 17.0), (300.0, UNFIT_RETRY_S_MAX)]
+)
+def test_a_slow_attempt_is_followed_by_as_long_a_pause(took_s: float, pause_s: float) -> None:
+    assert pause_after(took_s) == pause_s
+
+
+def test_reasons_that_differ_in_numbers_alone_are_one() -> None:
+    assert gist("out of memory: 81 bytes at 0x7f3a") == gist("out of memory: 9 bytes at 0x1")
+    assert gist("there is no /text") != gist("there is no /other")

@@ -4,6 +4,7 @@ import typer
 
 from diloco_cli.commands import (
     budget,
+    check,
     checkpoints,
     control,
     data,
@@ -28,6 +29,7 @@ for group in (
     runs.app,
     data.app,
     model.app,
+    check.app,
     checkpoints.app,
     export.app,
     generate.app,

@@ -36,7 +36,8 @@ def _member_line(m: dict[str, Any]) -> str:
     if m.get("draining"):
         line += ", draining"
     if m["assigned"]:
-        line += f", works for {m['assigned']}"
+        can = "cannot work for" if m["alive"] and m.get("state") == "unfit" else "works for"
+        line += f", {can} {m['assigned']}"
     elif m["role"] in ("learner", "syncer"):
         line += ", has no run"
     learner = m.get("learner")

@@ -1,6 +1,5 @@
 """Commands about runs."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from diloco_cli.cluster import Where, connect, newest_rounds, only_run
 from diloco_cli.commands.options import Json, Run, anywhere, show
+from diloco_cli.filling import fill_in, read_run
 from diloco_cli.view import run_lines, state_line
 from diloco_cli.words import INVALID, CliError, became, why
 from diloco_client import ApiError
@@ -28,11 +28,9 @@ def submit(
     as_json: Json = False,
 ) -> None:
     """Submit a run."""
-    try:
-        spec = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
-    _fill_in(spec)
+    spec = read_run(file)
+    if faults := fill_in(spec, Path()):
+        raise CliError("; ".join(f"{f.path}: {f.message}" for f in faults), INVALID)
     with connect(where) as client:
         try:
             run = (
@@ -43,37 +41,6 @@ def submit(
                 raise
             run = client.run(str(spec["name"]))
     show(run, as_json, lambda: [state_line(run), f"look on: diloco watch {run['name']}"])
-
-
-def _fill_in(spec: dict[str, Any]) -> None:
-    """What only folders here tell: the weights to begin from, and which corpus every site needs."""
-    model, data = spec.get("model"), spec.get("data")
-    if isinstance(data, dict):
-        for part in (data, *(p for p in data.get("mixture", ()) if isinstance(p, dict))):
-            if (digest := _corpus_digest(part)) is not None:
-                part["digest"] = digest
-    if isinstance(model, dict) and model.get("weights") and not model.get("weights_digest"):
-        from diloco_shared.hf.resolving import resolved
-        from diloco_shared.hf.weights import WrongCheckpoint
-
-        try:
-            spec["model"] = resolved(model, Path())
-        except WrongCheckpoint as error:
-            raise CliError(f"model.weights: {error}", INVALID) from None
-
-
-def _corpus_digest(part: dict[str, Any]) -> str | None:
-    """Of a corpus that was prepared and lies here; none where it says one, or is made elsewhere."""
-    source = part.get("source")
-    if part.get("digest") or not isinstance(source, str) or not source:
-        return None
-    from diloco_shared.corpora.prepared import digest_of, is_prepared, open_corpus
-
-    folder = Path(source).expanduser()
-    try:
-        return digest_of(open_corpus(folder)) if is_prepared(folder) else None
-    except ValueError as error:
-        raise CliError(f"data.source: {error}", INVALID) from None
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """The learner process: registers, waits for a run, works for it, waits for the next."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
 from diloco_learner.training.computing_io import Computing, OnThisMachine
 from diloco_learner.work_io import CHECKPOINTS, WITHDRAW_S, Unfit, Work
+from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.status_key import shown
 from diloco_shared.bus.stored_records import event_now, tell
@@ -27,9 +29,11 @@ from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
 
-# Between two attempts at a run that this process is unfit for, in seconds: a missing folder may be
-# mounted meanwhile, and nobody needs to read more often that it is not.
-UNFIT_RETRY_S = 30.0
+# Between two attempts at a run that this process is unfit for, in seconds: whoever mends a file
+# looks on until it is noticed. An attempt that takes long, as reading all of a checkpoint does, is
+# followed by as long a pause, since others want this machine's disk too; but by no longer one than
+# the second figure.
+UNFIT_RETRY_S, UNFIT_RETRY_S_MAX = 5.0, 30.0
 # Between two looks at whether a run is over that this process is no longer assigned to, in seconds.
 DISMISS_S = 1.0
 
@@ -58,6 +62,7 @@ class Learner(Worker[Settings]):
         )
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last
+        self.unfit_for = ""  # why it could not work for its run, as an event told last
 
     def abilities(self) -> Abilities:
         return Abilities(slow=self._slow, nan=self._nan)
@@ -172,7 +177,7 @@ class Learner(Worker[Settings]):
             while leave is None or await self._begins_again(leave, run):
                 leave = await self._attempt(spec)
         finally:
-            self.work = None
+            self.work, self.unfit_for = None, ""
             self.faults.run = ""
             self.membership.update(run="", state="idle", reason="")
         log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
@@ -211,25 +216,42 @@ class Learner(Worker[Settings]):
         )
         self.work = Work(context, self.faults, self.computing)
         self.work.fit = lambda: self.membership.update(state="working", reason="")
+        began = ambient.monotonic()
         try:
             leave = await self.work.run()
             # Whoever refused it may let it in later: another configuration, or a free place.
             if leave.outcome == "refused" and not await self._is_over(spec):
                 raise Unfit(leave.reason)
+            self.unfit_for = ""
             return leave
         except Unfit as unfit:
             self.work = None
-            # Its member record says so for as long as it is true; the event comes once a try.
+            # Its member record says so for as long as it is true; the event comes when it changes.
             self.membership.update(state="unfit", reason=str(unfit)[:500])
-            await self._tell_unfit(spec.name, str(unfit))
-            await asyncio.sleep(UNFIT_RETRY_S)
+            if (why := gist(str(unfit))) != self.unfit_for:
+                self.unfit_for = why
+                await self._tell_unfit(spec.name, str(unfit))
+            await asyncio.sleep(pause_after(ambient.monotonic() - began))
             return None
 
     async def _tell_unfit(self, run: str, why: str) -> None:
         me = self.settings.id
-        text = f"{me} cannot work for {run}: {why}; it tries again every {UNFIT_RETRY_S:.0f} s"
+        text = (
+            f"{me} cannot work for {run}: {why}; it tries again by itself and says no more of it "
+            "until something changes"
+        )
         log.error("unfit", run=run, reason=why)
         await tell(self.control, event_now(run, "unfit", me, text, {"learner": me}))
+
+
+def pause_after(took_s: float) -> float:
+    """Seconds to wait after an attempt of `took_s` that found this process unfit."""
+    return min(max(took_s, UNFIT_RETRY_S), UNFIT_RETRY_S_MAX)
+
+
+def gist(why: str) -> str:
+    """A reason without its numbers: of memory and of addresses they differ at every attempt."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", why)
 
 
 async def serve(settings: Settings) -> None:

@@ -16,6 +16,7 @@ from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.exchange.reporter_io import Reporter
 from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.preflight.findings import told
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.incarnation_io import take_incarnation
 from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArrivals
@@ -141,8 +142,9 @@ class Work:
         log.info("works", run=self.spec.name, incarnation=incarnation)
         try:
             await asyncio.to_thread(self._build)
-        except Exception as error:  # a model or data of the user's own may raise anything
-            raise Unfit(f"{type(error).__name__}: {error}"[:400]) from error
+        # A model or data of the user's own may raise anything, or want to end the process.
+        except (Exception, SystemExit) as error:
+            raise Unfit(told(error)[:400]) from error
         self.fit()
         await self._streams()
         self._connect()

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from waiting import until
 
+from diloco_coordinator.api.views import MEND
 from diloco_coordinator.runs import registry_io as registry
 from diloco_coordinator.runs import statuses as standings
 from diloco_shared.bus.status_key import Standing
@@ -151,23 +152,40 @@ async def test_who_never_leaves_a_deleted_run_is_not_waited_for_for_ever(
         assert (await desk.ask("DELETE", "/v1/runs/demo")).status_code == 204
 
 
-async def test_whatever_keeps_a_run_waiting_is_its_reason(world: Any, status: Any) -> None:
+async def test_whatever_keeps_a_run_waiting_is_its_reason_until_it_is_mended(
+    world: Any, status: Any
+) -> None:
     async with world.coordinator() as desk:
         run_id = await begun(desk, world)
         reason = "ValueError: no such preset"
         await world.joins("learner-1", run="demo", state="unfit", reason=reason)
-        waits = status(state="waiting", reason="0 of 1 learners have joined", run_id=run_id)
-        await world.says(waits)
+        joined = "0 of 1 learners have joined"
+        await world.says(status(state="waiting", reason=joined, run_id=run_id))
         view = await until(lambda: _state(desk, "waiting"))
-        view = await until(lambda: _unfit(desk))
-        assert view["reason"] == f"0 of 1 learners have joined; learner-1 cannot work: {reason}"
+        view = await until(lambda: _reason(desk, "cannot work"))
+        assert view["reason"] == f"learner-1 cannot work: {reason} ({MEND}); {joined}"
         member = await desk.get("/v1/members/learner-1")
         assert (member["state"], member["reason"]) == ("unfit", reason)
+        await world.joins("learner-1", run="demo", state="working", reason="")
+        view = await until(lambda: _reason(desk, joined, without="cannot work"))
+        assert view["reason"] == joined
 
 
-async def _unfit(desk: Any) -> Any:
+async def test_a_run_works_with_those_of_its_learners_that_can(world: Any, status: Any) -> None:
+    async with world.coordinator() as desk:
+        run_id = await begun(desk, world)
+        await world.joins("learner-1", run="demo", state="working")
+        await world.joins("learner-2", run="demo", state="unfit", reason="there is no /text")
+        await world.says(status(run_id=run_id))
+        view = await until(lambda: _reason(desk, "cannot work"))
+        assert view["state"] == "running"
+        told = f"2 of 2 ready; learner-2 cannot work: there is no /text ({MEND})"
+        assert view["reason"] == told
+
+
+async def _reason(desk: Any, words: str, without: str = "nothing of this") -> Any:
     view = await desk.get("/v1/runs/demo")
-    return view if "cannot work" in view["reason"] else None
+    return view if words in view["reason"] and without not in view["reason"] else None
 
 
 async def test_a_quorum_that_nobody_can_reach_names_its_consequence(

@@ -15,7 +15,10 @@ import pytest
 
 import diloco_coordinator
 from diloco_coordinator.api.plans_io import _planned
+from diloco_coordinator.api.views import unfit
+from diloco_coordinator.runs.membership import MemberNote
 from diloco_planner.plan_request import PlanRequest
+from diloco_shared.protocol.records import MemberRecord
 
 # Elsewhere it has no wheels.
 quickjs = pytest.importorskip("quickjs")
@@ -180,6 +183,34 @@ def test_a_run_that_has_not_begun_and_a_cluster_without_one_are_shown(
     assert page.ask('seen("overview")') is None
     assert page.ask('seen("empty")').startswith("There is no run yet")
     page.second()
+
+
+def test_a_run_that_waits_says_which_learner_cannot_work_and_why(
+    answers: dict[str, Any], run: str
+) -> None:
+    """As the coordinator tells it, and at the member itself; mended, nothing of it is left."""
+    before = Page(answers)
+    why = "there is no /text"
+    record = {"id": "learner-2", "role": "learner", "boot": "b", "host": "h", "pid": 1, "lock": "l"}
+    told = MemberRecord.model_validate(
+        {**record, "started_at": 1.0, "state": "unfit", "reason": why}
+    )
+    cannot = unfit([MemberNote(record=told)])
+    unmended = deepcopy(answers)
+    for view in (unmended["GET /v1/runs"]["runs"][0], unmended[f"GET /v1/runs/{run}"]):
+        waits = {"state": "waiting", "reason": f"{cannot}; 1 of 2 learners have joined"}
+        view |= {**waits, "waiting": None}
+    member = next(m for m in unmended["GET /v1/members"]["members"] if m["id"] == "learner-2")
+    member |= {"state": "unfit", "reason": why, "alive": True}
+    page = Page(unmended)
+    assert page.ask('seen("state")') == "waiting"
+    shown = page.ask('seen("reason")')
+    assert shown.startswith(f"learner-2 cannot work: {why}") and "diloco check" in shown
+    (row,) = [row for row in page.ask('rows("learners")') if row[0] == "learner-2"]
+    assert row[1] == f"unfit{why}"
+    page.answers = answers
+    page.second()
+    assert page.ask('seen("reason")') == before.ask('seen("reason")')
 
 
 def test_who_is_gone_is_told_and_can_be_forgotten(page: Page, answers: dict[str, Any]) -> None:

@@ -16,13 +16,14 @@ from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.api.views import (
     PHASES,
-    hindered,
+    full,
     over_view,
     quorum_consequence,
     recovery_views,
     round_views,
     run_view,
     syncer_views,
+    unfit,
 )
 from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.registry_io import REPEATS, Registry
@@ -151,9 +152,10 @@ class Runs:
         members = sorted(m for m, run in r.assigned.items() if run == record.name)
         status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
         notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
-        beside = hindered(notes) if r.bus.connected else CUT_OFF
-        wordless_s = r.wordless_s(record.name)
-        view = run_view(record, status, waiting, members, syncer_views(notes), beside, wordless_s)
+        # Cut off from the bus it knows how members were, not how they are.
+        beside, cannot = (full(notes), unfit(notes)) if r.bus.connected else (CUT_OFF, "")
+        syncers, wordless_s = syncer_views(notes), r.wordless_s(record.name)
+        view = run_view(record, status, waiting, members, syncers, beside, cannot, wordless_s)
         view["budget"] = used(record, status, [n.record for n in notes])
         view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
         return view

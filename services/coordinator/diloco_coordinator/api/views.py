@@ -7,11 +7,22 @@ from typing import Any
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.statuses import leaderless
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
-from diloco_shared.protocol.records import Event, RunPhase, RunRecord, RunStatus, recovery_view
+from diloco_shared.protocol.records import (
+    Event,
+    MemberRecord,
+    RunPhase,
+    RunRecord,
+    RunStatus,
+    recovery_view,
+)
 from diloco_shared.protocol.run_states import OVER
 
 # Of members that cannot work, or whose disks are full: they mostly say the same.
 HINDERED_SHOWN = 3
+# What becomes of a learner that is unfit is in its owner's hands.
+MEND = "mend it there, it is noticed by itself; 'diloco check' on that machine says more"
+# States in which a run waits for learners.
+AWAITING = ("queued", "waiting")
 # Why a run is not there for others; both are momentary unless a process died over it.
 PHASES: dict[RunPhase, str] = {
     "submitting": "it is being submitted; if that was cut off, submit it again or delete it",
@@ -39,19 +50,22 @@ def run_view(
     members: list[str],
     syncers: list[dict[str, Any]] | None = None,
     beside: str = "",
+    cannot: str = "",
     wordless_s: float = 0.0,
 ) -> dict[str, Any]:
     """A run: what was asked for, where it stands, who works for it, who leads and stands by.
 
-    `reason` is the syncer's while one leads the run (`standing`), and who of its members is
-    `hindered`, and why (`beside`); what the scheduler misses is in `waiting`. `wordless_s`: seconds
-    for which no leader has said anything.
+    `reason` is the syncer's while one leads the run (`standing`). With it comes which learners are
+    `unfit` (`cannot`): first of all where the run waits for learners, since that is why; and what
+    else is amiss (`beside`). What the scheduler misses is in `waiting`. `wordless_s`: seconds for
+    which no leader has said anything.
     """
     state, reason = standing(record, status, members, syncers or [], wordless_s)
     if state == "queued":
         reason = waiting or reason
-    if beside and state not in OVER:
-        reason = f"{reason}; {beside}"
+    if state not in OVER:
+        told = (cannot, reason) if state in AWAITING else (reason, cannot)
+        reason = "; ".join(text for text in (*told, beside) if text)
     reason = PHASES.get(record.phase, reason)
     shown: dict[str, Any] = {
         "name": record.name,
@@ -87,16 +101,29 @@ def standing(
     return status.state, status.reason
 
 
-def hindered(notes: Iterable[MemberNote]) -> str:
-    """Which living members of a run cannot work, or find their own disks full, and why."""
-    living = sorted((n.record for n in notes if n.alive), key=lambda r: r.id)
-    cannot = [r for r in living if r.role == "learner" and r.state == "unfit"]
-    full = [r for r in living if r.full]
-    told = (
-        _first([f"{r.id} cannot work: {r.reason}" for r in cannot]),
-        _first([f"the disk of {r.id} is full: {r.full}" for r in full]),
-    )
-    return "; ".join(text for text in told if text)
+def unfit(notes: Iterable[MemberNote]) -> str:
+    """Which living learners of a run cannot work for it, why, and what to do; "" if all can."""
+    by_reason: dict[str, list[str]] = {}
+    for record in _living(notes):
+        if record.role == "learner" and record.state == "unfit":
+            by_reason.setdefault(record.reason, []).append(record.id)
+    told = [f"{_named(ids)} cannot work: {reason}" for reason, ids in by_reason.items()]
+    return f"{_first(told)} ({MEND})" if told else ""
+
+
+def full(notes: Iterable[MemberNote]) -> str:
+    """Which living members of a run find their own disks full, and why; "" if none does."""
+    return _first([f"the disk of {r.id} is full: {r.full}" for r in _living(notes) if r.full])
+
+
+def _living(notes: Iterable[MemberNote]) -> list[MemberRecord]:
+    return sorted((n.record for n in notes if n.alive), key=lambda r: r.id)
+
+
+def _named(ids: list[str]) -> str:
+    """Some of them; of one mistake in a run's file all learners say the same."""
+    more = len(ids) - HINDERED_SHOWN
+    return ", ".join(ids[:HINDERED_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _first(told: list[str]) -> str:

@@ -116,7 +116,7 @@ function fillActions(node, member, may, ask) {
 function stateOf(member) {
   if (!member.alive) return "gone";
   if (member.role !== "learner") return member.state && member.state !== "idle" ? member.state : "alive";
-  return member.learner?.state ?? "idle";
+  return member.state === "unfit" ? "unfit" : member.learner?.state ?? "idle";
 }
 
 /* Of a syncer: records that it has yet to execute; none of interest while it leads. */

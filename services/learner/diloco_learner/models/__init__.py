@@ -1,6 +1,7 @@
 """Models: anything with `init` and `loss` over a pytree of parameters."""
 
 import importlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ def _own(path: str, config: Model) -> ModelDef:
     module_name, _, factory_name = path.partition(":")
     if not module_name or not factory_name:
         raise ValueError(f"model.factory {path!r} must read module:factory")
+    importlib.invalidate_caches()  # a file may be there by now that was not a moment ago
     try:
         factory = getattr(importlib.import_module(module_name), factory_name)
     except (ImportError, AttributeError) as error:
@@ -61,6 +63,21 @@ def _own(path: str, config: Model) -> ModelDef:
             raise ValueError(f"model.factory {path!r} gave an object without {needed}()")
     is_embedding = getattr(own, "is_embedding", lambda name: "embed" in name.lower())
     return ModelDef(own.init, own.loss, is_embedding, getattr(own, "stacked", None))
+
+
+def forget(config: Model) -> None:
+    """Read a model of one's own anew next time: it was wrong, and its file may be mended.
+
+    Its module, or all modules of its package; what else it imports stays as it is.
+    """
+    if config.factory is None:
+        return
+    top = config.factory.partition(":")[0].partition(".")[0]
+    if top.startswith("diloco_"):
+        return  # of this project's own, which this very process runs on
+    for name in [*sys.modules]:
+        if name == top or name.startswith(f"{top}."):
+            del sys.modules[name]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from diloco_learner.data.cache import Cache
 from diloco_learner.data.corpus import HERE, check_vocabulary, load
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
+from diloco_learner.models import forget
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Rest, Slowed, TrainLoop
@@ -66,6 +67,13 @@ class OnThisMachine:
 
     def build(self, spec: RunSpec) -> Built:
         """Seconds: it compiles. Minutes if a large text is prepared first."""
+        try:
+            return self._built(spec)
+        except (Exception, SystemExit):
+            forget(spec.model)
+            raise
+
+    def _built(self, spec: RunSpec) -> Built:
         corpus = load(spec.data, self.root, self.cache)
         check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
@@ -74,6 +82,9 @@ class OnThisMachine:
             corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
         )
         program = Program.build(spec, weights_of(spec.model, self.root))
+        # Else it would be found while compiling, in the middle of the work: the process would end,
+        # begin again and end again.
+        program.check_loss()
         return Built(Trainer(program), Batches(cut, sequences), held_out_SxL1)
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:

@@ -86,6 +86,27 @@ class Program:
             weights,
         )
 
+    def check_loss(self) -> None:
+        """Trace the loss and its gradient from shapes alone: nothing is compiled or computed.
+
+        Raises ValueError unless it is one number, and whatever a model of one's own raises.
+        """
+
+        def loss_of(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
+            loss = self.model.loss(params, tokens_BxL1)
+            shape, kind = getattr(loss, "shape", None), getattr(loss, "dtype", None)
+            if shape != () or kind is None or not jnp.issubdtype(kind, jnp.floating):
+                what = type(loss).__name__ if shape is None else f"{kind} of shape {shape}"
+                raise ValueError(
+                    "the model's loss() must return one number, the mean over all tokens, in "
+                    f"floating point; it returns {what}"
+                )
+            return loss
+
+        tokens = (self.spec.inner.batch_sequences, self.spec.model.context_tokens + 1)
+        shape = jax.ShapeDtypeStruct(tokens, np.int32)
+        jax.eval_shape(jax.value_and_grad(loss_of), self.shapes, shape)
+
     def initial(self) -> Any:
         """Those to begin from, or fresh ones from the run's seed: equal on every learner."""
         if self.weights is not None:

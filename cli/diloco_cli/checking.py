@@ -1,0 +1,133 @@
+"""The process that checks a run (`diloco_learner.preflight`): started, heard, and ended with us.
+
+A process of its own, so that this command needs no JAX, and so that a model that takes all memory
+or never comes back costs one check and not the command.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding, read, wrong
+from diloco_shared.process.stopping import dies_with_parent
+from diloco_shared.spec.run import RunSpec
+
+COMMAND = (sys.executable, "-m", "diloco_learner.preflight")
+# One check, in seconds. Compiling takes minutes; so does a text that is prepared in passing. One
+# that would take longer is prepared once, by 'diloco data prepare'.
+CHECK_S_MAX = 3600.0
+# A line holds one finding, whose texts are bounded: six times as much, escaped for JSON.
+LINE_CHARS_MAX = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Checker:
+    """`root`: where relative paths begin. `cache`: where text is prepared, if not as usual."""
+
+    root: Path
+    cache: Path | None = None
+    command: Sequence[str] = COMMAND
+    check_s_max: float = CHECK_S_MAX
+
+    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+        """As they are made. A check that ends the process, or takes for ever, is one of them."""
+        arguments = ["--data-root", str(self.root)]
+        arguments += [] if self.cache is None else ["--cache", str(self.cache)]
+        process = subprocess.Popen(
+            [*self.command, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=dies_with_parent(),
+        )
+        heard = _Heard(process, self.check_s_max)
+        try:
+            yield from heard.findings(spec)
+        finally:
+            heard.end()
+
+
+class _Heard:
+    """What the process says, one line after another."""
+
+    def __init__(self, process: "subprocess.Popen[str]", check_s_max: float) -> None:
+        self.process, self.check_s_max = process, check_s_max
+        self.under_way, self.late = "", False
+        self.watch: threading.Timer | None = None
+
+    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+        last = ""
+        for line in self._lines(spec):
+            if "begins" in line:
+                self.under_way = str(line["begins"])
+                continue
+            finding = read(line)
+            self.under_way, last = "", finding.name
+            yield finding
+        self.process.wait()
+        if last not in (CHECKS[-1], SOFTWARE):
+            yield self._ended()
+
+    def _lines(self, spec: RunSpec) -> Iterator[dict[str, Any]]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._wait_on()
+        try:
+            self.process.stdin.write(spec.model_dump_json())
+            self.process.stdin.close()
+        except BrokenPipeError:
+            return  # it ended before it read; what it says last is told below
+        while text := self.process.stdout.readline(LINE_CHARS_MAX):
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(line, dict):
+                self._wait_on()
+                yield line
+
+    def _wait_on(self) -> None:
+        if self.watch is not None:
+            self.watch.cancel()
+        self.watch = threading.Timer(self.check_s_max, self._give_up)
+        self.watch.daemon = True
+        self.watch.start()
+
+    def _give_up(self) -> None:
+        self.late = True
+        self.process.kill()
+
+    def end(self) -> None:
+        """Nothing is left of it."""
+        if self.watch is not None:
+            self.watch.cancel()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _ended(self) -> Finding:
+        name = self.under_way or SOFTWARE
+        if self.late:
+            text = f"was not done after {self.check_s_max / 60:.0f} minutes"
+            remedy = "prepare a large text first ('diloco data prepare'); look for what waits"
+            return wrong(name, text, remedy)
+        how = _how(self.process.returncode)
+        remedy = "look at what it said above; the system's log names a process that took too much"
+        text = f"ended the process that made it ({how})"
+        return wrong(name, text, remedy)
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"status {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+    return "killed: memory may have run out" if name == "SIGKILL" else name

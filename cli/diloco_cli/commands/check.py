@@ -1,0 +1,97 @@
+"""`diloco check`: whether a run can work on this machine, before it is submitted."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from diloco_cli.checking import Checker
+from diloco_cli.cluster import HERE
+from diloco_cli.commands.options import Json
+from diloco_cli.filling import fill_in, read_run
+from diloco_cli.words import FAILED, INVALID, CliError, counted
+from diloco_learner.preflight.findings import Finding, skipped
+from diloco_shared.checking import Invalid
+from diloco_shared.checking import check as checked
+from diloco_shared.spec.run import RunSpec
+
+app = typer.Typer()
+
+# Checks of what a checkpoint says of a model; without it nobody knows.
+OF_SHAPE = ("model", "device memory", "vocabulary", "host memory", "disk")
+# In the place of the digest of weights that cannot be read.
+UNKNOWN = "0" * 32
+# Columns of a line: the verdict, and the name of the check.
+VERDICT, NAME = 9, 15
+
+
+@app.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="run.toml")],
+    data_root: Annotated[
+        Path,
+        typer.Option(
+            envvar="DILOCO_DATA_ROOT", help="Where relative paths begin, as for a learner."
+        ),
+    ] = Path(),
+    corpora: Annotated[
+        Path | None,
+        typer.Option(envvar="DILOCO_CORPORA", help="Where text is prepared, as for a learner."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Try a run on this machine: model, weights, corpus, room, and one step. Needs no cluster."""
+    cache = corpora or (HERE / "corpora" if HERE.is_dir() else None)
+    made = _findings(read_run(file), Checker(data_root, cache), file)
+    findings = list(_shown(made, quiet=as_json))
+    bad = [f for f in findings if not f.ok and not f.skipped]
+    if as_json:
+        print(json.dumps({"ok": not bad, "checks": [f.view() for f in findings]}))
+    elif not bad:
+        print("the run can work on this machine")
+    else:
+        print(f"{counted(len(bad), 'check')} found something wrong: mend it, and check again")
+    if bad:
+        raise typer.Exit(FAILED)
+
+
+def _findings(body: dict[str, Any], checker: Checker, file: Path) -> Iterator[Finding]:
+    """Of the file's run. Raises CliError for faults that need no machine to be seen."""
+    unsound = any(fault.path == "model.weights" for fault in fill_in(body, checker.root))
+    if unsound:
+        given = {k: v for k, v in body["model"].items() if k not in ("preset", "overrides")}
+        body["model"] = {**given, "weights_digest": UNKNOWN}
+    for finding in checker.findings(_spec(body, file)):
+        yield skipped(finding.name, ["weights"]) if _unknown(finding, unsound) else finding
+
+
+def _unknown(finding: Finding, unsound: bool) -> bool:
+    """Whether it is of another model than the one that the run's weights would have made it."""
+    return unsound and finding.name in OF_SHAPE
+
+
+def _spec(body: dict[str, Any], file: Path) -> RunSpec:
+    try:
+        return checked(body)
+    except Invalid as error:
+        lines = [f"  {fault.path}: {fault.message}" for fault in error.faults]
+        text = "\n".join([f"{file} has {counted(len(lines), 'fault')}", *lines])
+        raise CliError(text, INVALID) from None
+
+
+def _shown(findings: Iterable[Finding], *, quiet: bool) -> Iterator[Finding]:
+    """Each is printed as it comes: some take a while."""
+    for finding in findings:
+        if not quiet:
+            print(*lines_of(finding), sep="\n", flush=True)
+        yield finding
+
+
+def lines_of(finding: Finding) -> list[str]:
+    """One check: what was found, and what to do where it is wrong."""
+    lines = [f"{finding.verdict:<{VERDICT}}{finding.name:<{NAME}}{finding.text}"]
+    if finding.remedy:
+        lines.append(f"{'':<{VERDICT}}{'to do':<{NAME}}{finding.remedy}")
+    return lines

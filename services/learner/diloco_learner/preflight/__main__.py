@@ -1,0 +1,77 @@
+"""`python -m diloco_learner.preflight`: checks one run, in a process of its own.
+
+The run comes as JSON on standard input. On standard output comes a line of JSON before each check,
+{"begins": NAME}, and one after it: what `Finding.view` makes. What a model prints goes to standard
+error. Exit status 0 when every check is ok, 1 when one is not, 2 when nothing could be checked.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from diloco_learner.preflight.findings import SOFTWARE, Finding, wrong
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def main() -> None:
+    """Check it, and say what was found."""
+    parser = argparse.ArgumentParser(prog="diloco_learner.preflight", description=__doc__)
+    parser.add_argument("--data-root", type=Path, default=Path(), help="where relative paths begin")
+    parser.add_argument("--cache", type=Path, help="where text is prepared")
+    given = parser.parse_args()
+    # Whoever started this hears the same key, and says what there is to say.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    say = _mouth()
+    try:
+        findings = _checked(given.data_root, given.cache, sys.stdin.read(), say)
+    except ImportError as error:
+        remedy = "install what learners need: pip install 'decoupled-diloco[learner]'"
+        findings = [wrong(SOFTWARE, str(error), remedy)]
+        say(findings[0].view())
+    sys.stderr.flush()
+    # Threads of a model or of a compiler, and what they do at exit, concern nobody any more.
+    os._exit(0 if all(f.ok for f in findings) else 1)
+
+
+def _mouth() -> Say:
+    """Standard output for this alone: a model of the user's own may print what it likes."""
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def say(line: dict[str, Any]) -> None:
+        print(json.dumps(line), file=out, flush=True)
+
+    return say
+
+
+def _checked(root: Path, cache: Path | None, run: str, say: Say) -> list[Finding]:
+    """What each check found, said as it is found. Raises ImportError where software is missing."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    from diloco_learner.data.cache import Cache, users_cache
+    from diloco_learner.preflight.checks import check
+    from diloco_shared import ambient
+    from diloco_shared.spec.run import RunSpec
+
+    spec = RunSpec.model_validate_json(run)
+    made = check(
+        spec,
+        root,
+        Cache(cache or users_cache(), tell=lambda text: print(text, file=sys.stderr)),
+        now=ambient.monotonic,
+        begins=lambda name: say({"begins": name}),
+    )
+    findings = []
+    for finding in made:
+        findings.append(finding)
+        say(finding.view())
+    return findings
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""The checks themselves: a run is begun on this machine as a learner would, one thing at a time.
+
+    findings = check(spec, root, cache, now=time.monotonic)
+
+Synchronous. Nothing falls over: whatever a model or a file raises becomes a finding.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from diloco_learner.data.cache import Cache
+from diloco_learner.data.corpus import check_vocabulary, digest, load
+from diloco_learner.data.shards import Cut, cut_of
+from diloco_learner.models import to_named
+from diloco_learner.models.starting import weights_of
+from diloco_learner.preflight.findings import (
+    CHECKS,
+    Causes,
+    Finding,
+    Wrong,
+    origin,
+    told,
+    wrong,
+)
+from diloco_learner.preflight.machine import Machine, machine_of, room
+from diloco_learner.training.data_parallel import LearnerStream
+from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.budget import Job, Need, known, streams
+from diloco_shared.budget.memory import device, disks, learner
+from diloco_shared.budget.terms import shown
+from diloco_shared.corpora.mix import Mixture
+from diloco_shared.corpora.prepared import Corpus, is_prepared
+from diloco_shared.corpora.sequences import WrongToken
+from diloco_shared.corpora.sources import STDLIB
+from diloco_shared.corpora.splits import SPLITS
+from diloco_shared.corpora.tokenizers import BYTES
+from diloco_shared.corpora.tokenizers import load as load_tokenizer
+from diloco_shared.hf.weights import HfWeights
+from diloco_shared.spec.run import RunSpec
+
+# What a check gives: what it found in words, and figures of it.
+Found = tuple[str, dict[str, float]]
+
+REMEDIES = {
+    "devices": "look at the driver and at JAX_PLATFORMS; JAX must find a device in this Python",
+    "model": "mend the model, or change [model] or algorithm.fragments",
+    "weights": "let model.weights name the folder of the checkpoint that the run begins from; a "
+    "relative path begins in the data root",
+    "tokenizer": "let data.tokenizer name a sound tokenizer on this machine; a relative path "
+    "begins in the data root",
+    "corpus": "let data.source name a text or a prepared corpus on this machine; a relative path "
+    "begins in the data root",
+    "vocabulary": "let [model] overrides have a vocabulary for all tokens, or take the corpus that "
+    "was made for this model",
+    "sequences": "take more text, shorter sequences (model.context_tokens) or fewer shards "
+    "(data.virtual_shards), or hold out more of it (data.validation_fraction)",
+    "compile": "mend what the model computes: it could be traced, and not be compiled here",
+    "step": "look at the model's loss and what it begins with: no step of such a run would count",
+}
+# Of a model whose module, or one that it imports, is not found.
+NOT_FOUND = (
+    "install it, or let it lie where learners are started or in a folder of their PYTHONPATH"
+)
+
+
+def check(
+    spec: RunSpec,
+    root: Path,
+    cache: Cache,
+    *,
+    now: Callable[[], float],
+    begins: Callable[[str], None] = lambda name: None,
+) -> Iterator[Finding]:
+    """Every check in turn; one that needs what is wrong is skipped.
+
+    Relative paths begin at `root`; text is prepared into `cache`, on whose disk the learner's own
+    files are counted too. `now`: seconds, monotonic. `begins` hears the name of each check before
+    it is made, so that one that ends this process is known.
+    """
+    made = _Checks(spec, root, cache, now)
+    causes = Causes()
+    for name in CHECKS:
+        if (left_out := causes.skip(name)) is not None:
+            yield left_out
+            continue
+        begins(name)
+        finding = _made(name, getattr(made, name.replace(" ", "_")))
+        causes.take(finding)
+        yield finding
+
+
+def _made(name: str, look: Callable[[], Found]) -> Finding:
+    try:
+        text, figures = look()
+    except Wrong as error:
+        return wrong(name, error.text, error.remedy)
+    except (Exception, SystemExit) as error:  # a user's model or data may raise anything
+        missing = name == "model" and isinstance(origin(error), ImportError)
+        return wrong(name, told(error), NOT_FOUND if missing else REMEDIES.get(name, ""))
+    return Finding(name, True, text, figures=figures)
+
+
+class _Checks:
+    """Each method is one check. What a later one needs, an earlier one has left here."""
+
+    machine: Machine
+    program: Program
+    job: Job
+    starting: HfWeights | None
+    corpora: Corpus | Mixture
+    cut: Cut
+    trainer: Trainer
+
+    def __init__(self, spec: RunSpec, root: Path, cache: Cache, now: Callable[[], float]) -> None:
+        self.spec, self.root, self.cache, self.now = spec, root, cache, now
+        self.sequences_B = spec.inner.batch_sequences * spec.inner.accumulation
+
+    # --- the machine and the model -------------------------------------------------------------
+
+    def devices(self) -> Found:
+        """What a learner would compute on."""
+        self.machine = m = machine_of(self.cache.folder)
+        text = f"{m.devices} x {m.device}" if m.device != m.platform else f"{m.devices} x cpu"
+        if m.devices > 1:
+            text += ": a learner computes on the first one"
+        return text, {"devices": m.devices}
+
+    def model(self) -> Found:
+        """It can be imported, cut into fragments, and its loss traced; nothing is compiled."""
+        self.program = program = Program.build(self.spec)
+        for name, leaf in to_named(program.shapes).items():
+            if leaf.dtype != np.float32:
+                raise Wrong(
+                    f"init() makes {name} of type {leaf.dtype}, and parameters must be float32",
+                    "let init() make float32; loss() may compute in another type",
+                )
+        program.check_loss()
+        n = sum(program.layout.sizes)
+        job = known(self.spec, parameters=n)
+        assert job is not None
+        self.job, said = job, self.spec.model.parameters
+        text = (
+            f"{n:,} parameters in {len(program.layout.tensors)} tensors, cut into "
+            f"{len(program.layout.sizes)} fragments"
+        )
+        if said is not None and said != n:
+            text += f"; model.parameters says {said:,}: correct it, room is made by it"
+        return text, {"parameters": n}
+
+    def device_memory(self) -> Found:
+        """Against what the budget says."""
+        need, free = device(self.job), self.machine.device_bytes
+        if free is None:
+            where = "which is this machine's own" if self._on_host else "which it does not tell"
+            text = f"{shown(need.bytes)} of the device's memory, {where}"
+            return text, {"needed_bytes": need.bytes}
+        return room("the device", need, free)
+
+    @property
+    def _on_host(self) -> bool:
+        return self.machine.platform == "cpu"
+
+    # --- what the run begins from, and what it reads -------------------------------------------
+
+    def weights(self) -> Found:
+        """They have the run's shape and digest."""
+        self.starting = weights_of(self.spec.model, self.root)
+        if self.starting is None:
+            return f"fresh ones, from seed {self.spec.seed}", {}
+        return f"{self.starting.folder}, digest {self.spec.model.weights_digest}", {}
+
+    def tokenizer(self) -> Found:
+        """Of text that is yet to be prepared; a prepared corpus has its own."""
+        data = self.spec.data
+        there = data.tokenizer != BYTES and self._path(data.tokenizer).exists()
+        if not there and all(self._is_prepared(part.source) for part in data.sources):
+            return "a prepared corpus has its own", {}
+        found = load_tokenizer(data.tokenizer, self.root)
+        return f"{data.tokenizer}, {found.vocabulary} tokens, digest {found.digest}", {}
+
+    def corpus(self) -> Found:
+        """It can be opened, or prepared, and is the one that the run means."""
+        self.corpora = load(self.spec.data, self.root, self.cache)
+        tokens = sum(len(c.split(name)) for c in self._parts for name in SPLITS)
+        names = ", ".join(part.source for part in self.spec.data.sources)
+        text = f"{names}: {tokens:,} tokens, digest {digest(self.corpora)}"
+        return text, {"tokens": tokens}
+
+    def vocabulary(self) -> Found:
+        """The model has a row for every token."""
+        check_vocabulary(self.spec, self.corpora)
+        many = max(c.vocabulary for c in self._parts)
+        if self.spec.model.factory is not None:
+            return f"{many} tokens; of a model of your own nobody knows how many it takes", {}
+        return f"{many} tokens, and the model has a row for each", {}
+
+    def sequences(self) -> Found:
+        """Of every split at least one, and of training one for each shard."""
+        spec, context = self.spec, self.spec.model.context_tokens
+        self.cut = cut_of(self.corpora.train, spec.data.virtual_shards, context, spec.seed)
+        many = self.cut.sequences_per_shard * self.cut.shards
+        for split in ("validation", "test"):
+            try:
+                held_out(self.corpora.split(split), context, spec.evaluation.sequences, spec.seed)
+            except WrongToken as error:
+                raise Wrong(f"{split}: {error}", "copy or prepare the corpus again") from None
+            except ValueError as error:
+                raise ValueError(f"{split}: {error}") from None
+        text = f"{many:,} of {context} tokens to train on, in {self.cut.shards} shards"
+        return text, {"sequences": many}
+
+    @property
+    def _parts(self) -> tuple[Corpus, ...]:
+        found = self.corpora
+        return found.corpora if isinstance(found, Mixture) else (found,)
+
+    def _path(self, named: str) -> Path:
+        return self.root / Path(named).expanduser()
+
+    def _is_prepared(self, source: str) -> bool:
+        return source != STDLIB and is_prepared(self._path(source))
+
+    # --- room ----------------------------------------------------------------------------------
+
+    def host_memory(self) -> Found:
+        """Against what the budget says; without an accelerator the device's is part of it."""
+        need = learner(self.job)
+        if self._on_host:
+            on_device = device(self.job)
+            need = Need(need.what, need.terms + on_device.terms, on_device.lower)
+        return room("this machine's memory", need, self.machine.host_bytes)
+
+    def disk(self) -> Found:
+        """For the learner's checkpoints."""
+        need, free = disks(self.job, streams(self.job))["learner"], self.machine.disk_bytes
+        if free is None:
+            text = f"{shown(need.bytes)}; how much is free the file system does not tell"
+            return text, {"needed_bytes": need.bytes}
+        return room(f"the disk of {self.cache.folder}", need, free)
+
+    # --- one step ------------------------------------------------------------------------------
+
+    def compile(self) -> Found:
+        """The initial parameters, and every program that training needs."""
+        self.program = Program.build(self.spec, self.starting)
+        self.trainer = Trainer(self.program)
+        jax.block_until_ready(self.trainer.params)
+        began = self.now()
+        self.trainer.warm_up(self.sequences_B)
+        took_s = self.now() - began
+        return f"took {took_s:.3g} s", {"seconds": took_s}
+
+    def step(self) -> Found:
+        """One, on real text, as a run would take it."""
+        tokens_BxL1: Any = LearnerStream(self.cut, 0, 1).take(self.sequences_B)
+        began = self.now()
+        loss = float(self.trainer.step(tokens_BxL1, self.spec.inner_rate))
+        jax.block_until_ready(self.trainer.params)
+        took_s = self.now() - began
+        if not np.isfinite(loss):
+            raise Wrong("the loss or its gradient is not a finite number", REMEDIES["step"])
+        per_s = self.spec.tokens_per_step / max(took_s, 1e-9)
+        text = f"loss {loss:.4g} after {took_s:.3g} s: {per_s:,.0f} tokens a second{self._type}"
+        figures = {"loss": loss, "seconds": took_s, "tokens_per_s": per_s}
+        return text, figures
+
+    @property
+    def _type(self) -> str:
+        """What a built-in model multiplies in; one's own decides by itself."""
+        if self.spec.model.factory is not None:
+            return ""
+        return ", in fp32" if self._on_host else ", in bf16"
