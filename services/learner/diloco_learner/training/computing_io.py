@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.cache import Cache
-from diloco_learner.data.corpus import HERE, check_vocabulary, load
+from diloco_learner.data.corpus import HERE, check_signs, check_vocabulary, load
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
 from diloco_learner.models.starting import weights_of
@@ -74,6 +74,7 @@ class OnThisMachine:
             corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
         )
         program = Program.build(spec, weights_of(spec.model, self.root))
+        check_signs(spec, program.model, corpus)
         return Built(Trainer(program), Batches(cut, sequences), held_out_SxL1)
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
