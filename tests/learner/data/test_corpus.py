@@ -114,11 +114,13 @@ def test_relative_paths_are_under_the_data_root(tmp_path: Path) -> None:
 class Nothing:
     """In the place of a model, which would take seconds to compile."""
 
-    @staticmethod
-    def build(spec: RunSpec) -> None:
-        return None
+    model = None
 
-    def __init__(self, program: None) -> None:
+    @classmethod
+    def build(cls, spec: RunSpec, weights: None) -> "type[Nothing]":
+        return cls
+
+    def __init__(self, program: "type[Nothing]") -> None:
         pass
 
 
