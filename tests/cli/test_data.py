@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shared.corpora.conversations import LINES, lines_of, said, sums
 from shared.corpora.texts import folder_of
 
 from diloco_cli.__main__ import main
@@ -66,6 +67,37 @@ def test_what_is_shown_can_be_read_by_a_program(diloco: Diloco, tmp_path: Path) 
     assert "left out    1 files that are not text" in diloco("show", to)[1]
 
 
+def test_from_conversations_to_a_corpus(diloco: Diloco, tmp_path: Path) -> None:
+    source = lines_of(tmp_path / "c.jsonl", [{"talk": m} for m in sums(60)])
+    (tmp_path / "t.jinja").write_text(LINES)
+    options = ("--chat", "--field", "talk", "--chat-template", tmp_path / "t.jinja")
+    status, out, _ = diloco("prepare", source, "--to", tmp_path / "corpus", *options)
+    corpus = open_corpus(tmp_path / "corpus")
+    assert status == 0 and corpus.digest in out and corpus.index is not None
+    predicted = corpus.index.splits["train"].predicted
+    assert 0 < predicted < len(corpus.train)
+    assert "to predict" in out.splitlines()[0] and out.splitlines()[1].endswith(f"{predicted:,}")
+    status, out, _ = diloco("show", tmp_path / "corpus", "--verify")
+    assert status == 0 and "between « and » is not to be predicted:" in out
+    assert "«<|im_start|>user\nWhat is " in out and "assistant\n»It is " in out
+    found = json.loads(diloco("show", tmp_path / "corpus", "--json")[1])
+    assert found["masked"] and found["splits"]["train"]["predicted"] == predicted
+    plain = json.loads(
+        diloco("prepare", folder_of(tmp_path / "x", 60), "--to", tmp_path / "y", "--json")[1]
+    )
+    assert "masked" not in plain and "predicted" not in plain["splits"]["train"]
+
+
+def test_files_that_hold_no_conversations_are_counted(diloco: Diloco, tmp_path: Path) -> None:
+    folder = tmp_path / "talk"
+    folder.mkdir()
+    pairs = [{"prompt": str(n), "completion": str(n + 1)} for n in range(60)]
+    lines_of(folder / "c.jsonl", pairs)
+    (folder / "README.md").write_text("what this is")
+    status, out, _ = diloco("prepare", folder, "--to", tmp_path / "corpus", "--chat")
+    assert status == 0 and "left out    1 files that hold no conversations" in out
+
+
 def test_tokens_of_somebody_else_are_shown(diloco: Diloco, tmp_path: Path) -> None:
     (tmp_path / "t.bin").write_bytes(bytes(4000))
     (tmp_path / "t.json").write_text('{"dtype": "uint16", "vocabulary": 9}')
@@ -96,6 +128,15 @@ def bad_lines(folder: Path) -> Path:
     return folder / "bad.jsonl"
 
 
+def bad_talk(folder: Path) -> Path:
+    return lines_of(folder / "talk.jsonl", [{"messages": said("a", *b)} for b in (("b",), ())])
+
+
+def bad_template(folder: Path) -> tuple[str, Path]:
+    (folder / "t.jinja").write_text("{{ bos_token }}\n{% if %}")
+    return "--chat-template", folder / "t.jinja"
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -114,6 +155,19 @@ def bad_lines(folder: Path) -> Path:
             "a vocabulary of 5 is not from 258",
         ),
         (lambda t: ("show", t), "it is no prepared corpus"),
+        (lambda t: ("prepare", bad_lines(t), "--to", t / "c", "--chat"), "bad.jsonl:1: expected"),
+        (
+            lambda t: ("prepare", bad_talk(t), "--to", t / "c", "--chat"),
+            'talk.jsonl:2: "messages" has no message of the role "assistant"',
+        ),
+        (
+            lambda t: ("prepare", "stdlib", "--to", t / "c", "--chat-template", t / "x"),
+            "--chat-template is for conversations: give --chat as well",
+        ),
+        (
+            lambda t: ("prepare", "stdlib", "--to", t / "c", "--chat", *bad_template(t)),
+            "t.jinja is no template of Jinja: line 2: ",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(

@@ -1,5 +1,6 @@
 """Evaluation: the same held-out sequences every time, and the mean over all of them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from diloco_learner.training.evaluate import (
     at_once,
     held_out,
     make_evaluate,
+    targets,
 )
+from diloco_shared.corpora.mix import Mixed
 from diloco_shared.corpora.sequences import Tokens
 
 TOKENS = np.arange(1001)
@@ -73,3 +76,33 @@ def test_long_sequences_are_evaluated_few_at_a_time(
     context: int, trained: int, wanted: int
 ) -> None:
     assert at_once(context, trained) == wanted
+
+
+def masked_mean(params: float, batch: jax.Array) -> jax.Array:
+    """A loss like the transformer's: over the targets, of which a token below 0 is none."""
+    counts = batch[:, 1:] >= 0
+    total = jnp.sum(jnp.where(counts, batch[:, 1:].astype(jnp.float32), 0.0))
+    return params * total / jnp.maximum(jnp.sum(counts), 1)
+
+
+def test_the_loss_is_the_mean_over_all_targets_however_they_lie_in_batches() -> None:
+    """A sequence with few of them weighs little."""
+    model = ModelDef(lambda key: (), masked_mean, lambda name: False, masked_tokens=True)
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 100, (2 * SEQUENCES_MAX + 3, 9)).astype(np.int32)
+    share = np.linspace(0, 1, len(rows))[:, None]  # the first have none, the last all
+    rows = np.where(rng.random(rows.shape) < share, rows, ~rows)
+    rows[:SEQUENCES_MAX] = np.where(rows[:SEQUENCES_MAX] < 0, rows[:SEQUENCES_MAX], ~5)
+    wanted = rows[:, 1:][rows[:, 1:] >= 0]
+    assert targets(rows) == len(wanted) > 0
+    assert make_evaluate(model)(2.0, rows) == pytest.approx(2 * wanted.mean(), rel=1e-5)
+    assert make_evaluate(model)(2.0, rows[:SEQUENCES_MAX]) == 0.0, "and no number without any"
+
+
+def test_held_out_sequences_without_a_target_are_refused() -> None:
+    """The first token of a sequence is no target."""
+    read = Tokens([np.full(101, ~1, np.int32)], 9, masked=True)
+    with pytest.raises(ValueError, match="none of the 5 held-out sequences has a token to be pred"):
+        held_out(read, 10, 5, 0)
+    plain = Tokens([np.ones(101, np.uint16)], 9)
+    assert targets(held_out(Mixed((read, plain), (1, 1), ("a", "b")), 10, 4, 0)) == 20

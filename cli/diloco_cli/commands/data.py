@@ -1,4 +1,4 @@
-"""`diloco data`: from text to what learners train on. Needs no cluster."""
+"""`diloco data`: from text and conversations to what learners train on. Needs no cluster."""
 
 import sys
 import time
@@ -21,11 +21,13 @@ from rich.progress import (
 from diloco_cli.commands.options import Json, show
 from diloco_cli.words import FAILED, CliError, why
 from diloco_shared.budget.terms import shown
+from diloco_shared.corpora.chat import MESSAGES, Chat, marked
 from diloco_shared.corpora.prepare import prepare
 from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared, open_corpus, verify
 from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.splits import SPLITS
+from diloco_shared.corpora.templates import template_of
 from diloco_shared.corpora.tokenizers import load
 from diloco_shared.corpora.training import train_tokenizer
 from diloco_shared.spec.run import Data
@@ -75,13 +77,29 @@ def prepare_corpus(
         float, typer.Option(help="Share of documents held out for validation; as much for test.")
     ] = FRACTION,
     workers: Annotated[int, typer.Option(min=0, help="Threads; 0: one a core.")] = 0,
-    field: Field = "text",
+    field: Annotated[
+        str, typer.Option(help="Field or column that is read; 'text', or 'messages' with --chat.")
+    ] = "",
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Records are conversations: learn what the assistant says."),
+    ] = False,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="Jinja file that writes conversations; else the tokenizer's own."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Turn text into tokens that learners train on."""
+    """Turn text, or conversations, into tokens that learners train on."""
     with _faults(), _progress("prepares") as told:
-        found = find(source, field=field)
-        corpus = prepare(found, load(tokenizer), to, validation_fraction, workers, told)
+        if chat_template is not None and not chat:
+            raise ValueError("--chat-template is for conversations: give --chat as well")
+        encoder = load(tokenizer)
+        how = None
+        if chat:
+            how = Chat(template_of(encoder, tokenizer, chat_template), field or MESSAGES)
+        found = find(source, field=field or "text", chat=how)
+        corpus = prepare(found, encoder, to, validation_fraction, workers, told)
     show(_described(corpus), as_json, lambda: _table(corpus))
 
 
@@ -100,7 +118,10 @@ def show_corpus(
         faults = verify(corpus) if check else []
         described, lines = _described(corpus), _table(corpus)
         described["sample"] = sample = _sample(corpus)
-    lines += ["", "The first validation tokens, as text:", sample] if sample else []
+    heading = "The first validation tokens, as text"
+    if corpus.masked:
+        heading += "; what stands between « and » is not to be predicted"
+    lines += ["", f"{heading}:", sample] if sample else []
     lines += [f"not sound: {fault}" for fault in faults]
     lines += ["every token is as it was written"] if check and not faults else []
     show(described | {"faults": faults}, as_json, lambda: lines)
@@ -110,7 +131,7 @@ def show_corpus(
 
 def _described(corpus: Corpus) -> dict[str, Any]:
     index = corpus.index
-    return {
+    found: dict[str, Any] = {
         "name": corpus.name,
         "digest": digest_of(corpus),
         "vocabulary": corpus.vocabulary,
@@ -126,29 +147,41 @@ def _described(corpus: Corpus) -> dict[str, Any]:
             for name in SPLITS
         },
     }
+    if index is not None and index.masked:
+        found["masked"] = True
+        for name, split in found["splits"].items():
+            split["predicted"] = index.splits[name].predicted
+    return found
 
 
 def _table(corpus: Corpus) -> list[str]:
     found, index = _described(corpus), corpus.index
     lines = [f"{'split':<12}{'documents':>12}{'tokens':>18}{'files':>8}"]
+    lines[0] += f"{'to predict':>18}" if corpus.masked else ""
     for name, split in found["splits"].items():
         documents = "-" if split["documents"] is None else f"{split['documents']:,}"
-        lines.append(f"{name:<12}{documents:>12}{split['tokens']:>18,}{split['files']:>8}")
+        line = f"{name:<12}{documents:>12}{split['tokens']:>18,}{split['files']:>8}"
+        lines.append(line + (f"{split['predicted']:>18,}" if corpus.masked else ""))
     lines += ["", f"digest      {found['digest']}"]
     lines.append(f"vocabulary  {found['vocabulary']:,} tokens")
     if index is not None:
         lines.append(f"tokenizer   {index.tokenizer.kind}, digest {index.tokenizer.digest}")
         lines.append(f"source      {index.source}")
     if found["skipped_files"]:
-        lines.append(f"left out    {found['skipped_files']} files that are not text")
+        lines.append(f"left out    {found['skipped_files']} files that {_not_read(corpus)}")
     return lines
+
+
+def _not_read(corpus: Corpus) -> str:
+    return "hold no conversations" if corpus.masked else "are not text"
 
 
 def _sample(corpus: Corpus) -> str:
     tokenizer = corpus.tokenizer
     if tokenizer is None:
         return ""
-    return tokenizer.decode(corpus.validation[:SAMPLE_TOKENS].tolist())
+    tokens = corpus.validation[:SAMPLE_TOKENS].tolist()
+    return marked(tokens, tokenizer) if corpus.masked else tokenizer.decode(tokens)
 
 
 @contextmanager

@@ -27,10 +27,26 @@ BLOCK = 1 << 20
 LINE_MAX = 64 << 20
 
 
+# From where to where, in characters, in ascending order.
+Spans = tuple[tuple[int, int], ...]
+
+
 class Document(NamedTuple):
-    """A text, and how many bytes of the source were read since the document before it."""
+    """A text, and how many bytes of the source were read since the document before it.
+
+    `spans`: of a conversation, what is to be predicted.
+    """
 
     text: str
+    read: int
+    spans: Spans = ()
+
+
+class Record(NamedTuple):
+    """An object of JSON lines or a row of a table; `where` it stands, and bytes read for it."""
+
+    value: Any
+    where: str
     read: int
 
 
@@ -176,21 +192,35 @@ def _later(raw: bytes, path: Path, offset: int) -> str:
 
 def lines_of(path: Path, field: str) -> Iterator[Document]:
     """Documents of JSON lines: the text in `field` of each. ValueError names file and line."""
+    wanted = f'expected an object with a string field "{field}"'
+    for record in json_records(path, wanted):
+        read = record.read
+        for passage in pieces(_text_in(record.value, field, f"{record.where}: {wanted}")):
+            yield Document(passage, read)
+            read = 0
+
+
+def json_records(path: Path, wanted: str) -> Iterator[Record]:
+    """Whatever stands on each line of JSON that is not empty.
+
+    Raises ValueError that names file and line, and says what was `wanted`.
+    """
     with _opened(path) as (file, position):
         number = 0
         while line := file.readline(LINE_MAX):
             number += 1
+            where = f"{path}:{number}"
             if len(line) >= LINE_MAX:
                 raise ValueError(
-                    f"{path}:{number}: the line is longer than {LINE_MAX} bytes: is it JSON lines?"
+                    f"{where}: the line is longer than {LINE_MAX} bytes: is it JSON lines?"
                 )
             if not line.strip():
                 continue
-            text = _text_in(line, field, f"{path}:{number}")
-            read = position()
-            for passage in pieces(text):
-                yield Document(passage, read)
-                read = 0
+            try:
+                value: Any = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{where}: {wanted}, and this is no JSON: {error}") from None
+            yield Record(value, where, position())
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -202,12 +232,7 @@ def pieces(text: str) -> Iterator[str]:
         yield from cut(text)
 
 
-def _text_in(line: bytes, field: str, where: str) -> str:
-    wanted = f'{where}: expected an object with a string field "{field}"'
-    try:
-        record: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{wanted}, and this is no JSON: {error}") from None
+def _text_in(record: Any, field: str, wanted: str) -> str:
     if not isinstance(record, dict):
         raise ValueError(f"{wanted}, not {type(record).__name__}")
     if field not in record:

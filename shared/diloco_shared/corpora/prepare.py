@@ -16,16 +16,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_shared.corpora.documents import Tally
+from diloco_shared.corpora.chat import signed
+from diloco_shared.corpora.documents import Spans, Tally
 from diloco_shared.corpora.folders import kept, locked, written
 from diloco_shared.corpora.prepared import (
     FORMAT,
     INDEX,
+    MASKED_FORMAT,
     SHARDS_MAX,
     TOKENIZER,
     Corpus,
@@ -39,7 +41,7 @@ from diloco_shared.corpora.prepared import (
 )
 from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.splits import SPLITS, Split, Splitter
-from diloco_shared.corpora.tokenizers import Tokenizer
+from diloco_shared.corpora.tokenizers import TEMPLATE, Tokenizer
 
 # Bytes of a shard at most: small enough to be copied again after a fault, and a corpus of a
 # terabyte is still but four thousand files.
@@ -74,7 +76,8 @@ def prepare(
     """Write the corpus of `source` to the folder `to`, and open it.
 
     `fraction` of the documents are held out for validation, and as many for test. `workers`:
-    threads that encode, 0 for one a core. Raises ValueError for bad input, for a folder that holds
+    threads that encode, 0 for one a core. Of conversations (`source.chat`) the corpus is masked: it
+    says which tokens are to be predicted. Raises ValueError for bad input, for a folder that holds
     something else and if another process writes it; OSError if it cannot be written.
     """
     with locked(to, wait=False):
@@ -101,12 +104,15 @@ def prepare_locked(
     job = _Job(source, tokenizer, to, threads, progress or (lambda done, total: None))
     parts, tally = job.passed(Splitter(fraction))
     index = _index(job, parts, fraction, tally)
-    if tokenizer.files:
+    if files := dict(tokenizer.files):
+        if source.chat is not None:  # whoever writes with the model is to write as this corpus does
+            files[TEMPLATE] = source.chat.template.text.encode()
         (to / TOKENIZER).mkdir()
-        for name, content in tokenizer.files.items():
+        for name, content in files.items():
             written(to / TOKENIZER / name, content)
     kept(to)
-    written(to / INDEX, index.model_dump_json(indent=1).encode())
+    # Fields that only masked corpora have are left out of the others.
+    written(to / INDEX, index.model_dump_json(indent=1, exclude_defaults=True).encode())
     (to / UNFINISHED).unlink()
     kept(to)
     return open_corpus(to)
@@ -143,11 +149,13 @@ def _cleaned(to: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Documents on their way: their texts, the split of each, and bytes of the source read."""
+    """Documents on their way: their texts, the split of each, bytes of the source read, and of
+    conversations what is to be predicted."""
 
     texts: list[str] = field(default_factory=list)
     splits: list[Split] = field(default_factory=list)
     read: list[int] = field(default_factory=list)
+    spans: list[Spans] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +169,13 @@ class _Job:
     progress: Progress
 
     @property
-    def dtype(self) -> str:
+    def masked(self) -> bool:
+        return self.source.chat is not None
+
+    @property
+    def dtype(self) -> Literal["uint16", "uint32", "int32"]:
+        if self.masked:
+            return "int32"
         return "uint16" if self.tokenizer.vocabulary <= 1 << 16 else "uint32"
 
     def passed(self, splitter: Splitter) -> tuple[dict[Split, Part], Tally]:
@@ -195,11 +209,12 @@ class _Job:
 
     def _chunks(self, splitter: Splitter, tally: Tally) -> Iterator[_Chunk]:
         chunk, size = _Chunk(), 0
-        for text, read in self.source.documents(tally):
-            content = text.encode()
-            chunk.texts.append(text)
+        for document in self.source.documents(tally):
+            content = document.text.encode()
+            chunk.texts.append(document.text)
             chunk.splits.append(splitter.split(content))
-            chunk.read.append(read)
+            chunk.read.append(document.read)
+            chunk.spans.append(document.spans)
             size += len(content)
             if size >= CHUNK_BYTES:
                 yield chunk
@@ -207,15 +222,20 @@ class _Job:
         if chunk.texts:
             yield chunk
 
-    def _encoded(
-        self, chunks: Iterator[_Chunk]
-    ) -> Iterator[tuple[_Chunk, list[NDArray[np.uint32]]]]:
+    def _tokens(self, chunk: _Chunk) -> list[NDArray[Any]]:
+        """Of each document, signed in a masked corpus; without the end of document."""
+        if not self.masked:
+            return list(self.tokenizer.encode_batch(chunk.texts))
+        texts = zip(chunk.texts, chunk.spans, strict=True)
+        return [signed(self.tokenizer, text, spans) for text, spans in texts]
+
+    def _encoded(self, chunks: Iterator[_Chunk]) -> Iterator[tuple[_Chunk, list[NDArray[Any]]]]:
         """In the order of the source, some chunks ahead of who asks."""
-        waiting: deque[tuple[_Chunk, Future[list[NDArray[np.uint32]]]]] = deque()
+        waiting: deque[tuple[_Chunk, Future[list[NDArray[Any]]]]] = deque()
         with ThreadPoolExecutor(self.workers, "encode") as pool:
             try:
                 for chunk in chunks:
-                    waiting.append((chunk, pool.submit(self.tokenizer.encode_batch, chunk.texts)))
+                    waiting.append((chunk, pool.submit(self._tokens, chunk)))
                     if len(waiting) > AHEAD * self.workers:
                         first, encoded = waiting.popleft()
                         yield first, encoded.result()
@@ -227,11 +247,14 @@ class _Job:
                     encoded.cancel()
 
     def _write(
-        self, writers: dict[Split, "_Writer"], chunk: _Chunk, ids: list[NDArray[np.uint32]]
+        self, writers: dict[Split, "_Writer"], chunk: _Chunk, ids: list[NDArray[Any]]
     ) -> None:
-        end = np.array([self.tokenizer.end_of_document], self.dtype)
+        last = self.tokenizer.end_of_document
+        end = np.array([~last if self.masked else last], self.dtype)
         for tokens, split in zip(ids, chunk.splits, strict=True):
-            writers[split].write(tokens.astype(self.dtype), end)
+            # Of many templates it is what ends the last answer: then it stands there already.
+            ended = self.masked and len(tokens) and tokens[-1] in (last, ~last)
+            writers[split].write(tokens.astype(self.dtype), *([] if ended else [end]))
 
 
 class _Writer:
@@ -242,12 +265,13 @@ class _Writer:
         self.split = split
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.digest = hashlib.blake2b(digest_size=16)
+        self.masked = self.dtype.kind == "i"
         self.shards: list[Shard] = []
         self._file: IO[bytes] | None = None
         self._begin()
 
     def _begin(self) -> None:
-        self._tokens = self._documents = 0
+        self._tokens = self._documents = self._predicted = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
     @property
@@ -270,6 +294,8 @@ class _Writer:
         self.digest.update(raw)
         self._tokens += len(raw) // self.dtype.itemsize
         self._documents += 1
+        if self.masked:
+            self._predicted += sum(int(np.count_nonzero(piece >= 0)) for piece in pieces)
 
     def _close(self) -> None:
         """The shard gets its name, now that it is whole and on disk."""
@@ -286,6 +312,7 @@ class _Writer:
             tokens=self._tokens,
             documents=self._documents,
             digest=self._digest.hexdigest(),
+            predicted=self._predicted,
         )
         self.shards.append(shard)
         self._begin()
@@ -298,6 +325,7 @@ class _Writer:
             tokens=sum(shard.tokens for shard in self.shards),
             documents=sum(shard.documents for shard in self.shards),
             digest=self.digest.hexdigest(),
+            predicted=sum(shard.predicted for shard in self.shards),
             shards=self.shards,
         )
 
@@ -316,6 +344,8 @@ class _Writer:
 
 
 def _nothing(source: Source, tally: Tally) -> str:
+    if source.chat is not None:
+        return f"source {source.name!r} has no conversations: they are in .jsonl or .parquet files"
     if tally.binary:
         return (
             f"source {source.name!r} has no text: {tally.binary} files were left out since they "
@@ -327,13 +357,16 @@ def _nothing(source: Source, tally: Tally) -> str:
 def _index(job: _Job, parts: dict[Split, Part], fraction: float, tally: Tally) -> Index:
     tokenizer = job.tokenizer
     kind = Described(kind="files" if tokenizer.files else "bytes", digest=tokenizer.digest)
+    format_ = MASKED_FORMAT if job.masked else FORMAT
+    digests = {name: part.digest for name, part in parts.items()}
     return Index(
-        format=FORMAT,
-        digest=combined(tokenizer.digest, {name: part.digest for name, part in parts.items()}),
+        format=format_,
+        digest=combined(tokenizer.digest, digests, format_),
         tokenizer=kind,
         vocabulary=tokenizer.vocabulary,
         end_of_document=tokenizer.end_of_document,
-        dtype="uint16" if job.dtype == "uint16" else "uint32",
+        dtype=job.dtype,
+        masked=job.masked,
         source=f"{job.source.name} ({len(job.source.files)} files, {job.source.bytes} bytes)",
         fraction=fraction,
         skipped_files=tally.binary,

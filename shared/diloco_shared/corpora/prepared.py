@@ -1,12 +1,16 @@
 """A prepared corpus on disk, and how it is opened.
 
     DIR/index.json              what there is, and the corpus' digest; written last
-    DIR/train-00000.bin, …      tokens and nothing else, little-endian uint16 or uint32
+    DIR/train-00000.bin, …      tokens and nothing else, little-endian uint16, uint32 or int32
     DIR/validation-00000.bin, …
     DIR/test-00000.bin, …
     DIR/tokenizer/              the files of the tokenizer, unless it is `bytes`
 
 Behind every document stands the token that ends it. A folder without an index is no corpus.
+
+A *masked* corpus, of conversations, is of int32: a number below 0 is the complement (~token) of a
+token that is read and not to be predicted. It has a format of its own, which releases that know no
+signs refuse by its number.
 """
 
 import hashlib
@@ -26,7 +30,7 @@ from diloco_shared.corpora.tokenizers import load as load_tokenizer
 
 INDEX, TOKENIZER = "index.json", "tokenizer"
 # The number of this format. A change that an older reader would misread gets the next one.
-FORMAT = 1
+FORMAT, MASKED_FORMAT = 1, 2
 # Of an index, with some hundred bytes for each of FILES_MAX shards.
 INDEX_BYTES_MAX = 32 << 20
 # Shards of a split: at 256 MiB each, sixteen times what the largest public corpora have.
@@ -45,12 +49,14 @@ class Entry(BaseModel):
 
 
 class Shard(Entry):
-    """One file of tokens. `documents`: how many end in it."""
+    """One file of tokens. `documents`: how many end in it. `predicted`: of a masked corpus, how
+    many tokens are to be predicted."""
 
     file: str = Field(pattern=r"^(train|validation|test)-\d{5,}\.bin$")
     tokens: Count
     documents: Count
     digest: Digest
+    predicted: Count = 0
 
 
 class Part(Entry):
@@ -59,6 +65,7 @@ class Part(Entry):
     tokens: Count
     documents: Count
     digest: Digest
+    predicted: Count = 0
     shards: Annotated[list[Shard], Field(max_length=SHARDS_MAX)]
 
 
@@ -77,7 +84,8 @@ class Index(Entry):
     tokenizer: Described
     vocabulary: int = Field(ge=2, le=VOCABULARY_MAX)
     end_of_document: int = Field(ge=0, lt=VOCABULARY_MAX)
-    dtype: Literal["uint16", "uint32"]
+    dtype: Literal["uint16", "uint32", "int32"]
+    masked: bool = False
     source: str
     fraction: float = Field(gt=0, lt=0.5)
     skipped_files: Count
@@ -107,6 +115,11 @@ class Corpus:
         return found
 
     @property
+    def masked(self) -> bool:
+        """Whether some tokens are only read: the sign says which."""
+        return self.index is not None and self.index.masked
+
+    @property
     def tokenizer(self) -> Tokenizer | None:
         """What made the tokens, if it is known; reads its files."""
         if self.folder is None or self.index is None:
@@ -129,7 +142,7 @@ def open_corpus(folder: Path) -> Corpus:
     splits = {}
     for name, part in index.splits.items():
         parts = [mapped(folder / s.file, index.dtype, s.tokens) for s in part.shards]
-        splits[name] = Tokens(parts, index.vocabulary, f"{folder} ({name})")
+        splits[name] = Tokens(parts, index.vocabulary, f"{folder} ({name})", masked=index.masked)
     return Corpus(
         splits["train"],
         splits["validation"],
@@ -159,10 +172,10 @@ def read_index(folder: Path) -> Index:
     except ValueError as error:
         raise ValueError(f"{path} is no index of a corpus: {error}") from None
     given = body.get("format") if isinstance(body, dict) else None
-    if given != FORMAT:
+    if given not in (FORMAT, MASKED_FORMAT):
         raise ValueError(
-            f"{path} is of format {given!r}, and this release reads format {FORMAT}: prepare the "
-            "corpus again, or use the release that made it"
+            f"{path} is of format {given!r}, and this release reads formats {FORMAT} and "
+            f"{MASKED_FORMAT}: prepare the corpus again, or use the release that made it"
         )
     try:
         index = Index.model_validate(body)
@@ -180,28 +193,37 @@ def _check(index: Index, path: Path) -> None:
     if missing:
         raise ValueError(f"{path} is damaged: it has no split {', '.join(missing)}")
     for name, part in index.splits.items():
-        for what in ("tokens", "documents"):
+        for what in ("tokens", "documents", "predicted"):
             total = sum(getattr(shard, what) for shard in part.shards)
             if total != getattr(part, what):
                 raise ValueError(
                     f"{path} is damaged: splits.{name} has {getattr(part, what)} {what}, its "
                     f"shards {total}"
                 )
+    signed = (index.masked, index.dtype == "int32", index.format == MASKED_FORMAT)
+    if len(set(signed)) > 1:
+        raise ValueError(
+            f"{path} is damaged: a masked corpus, and no other, is of int32 and of format "
+            f"{MASKED_FORMAT}; this is of {index.dtype}, of format {index.format}, and masked is "
+            f"{str(index.masked).lower()}"
+        )
     if index.vocabulary > (most := np.iinfo(index.dtype).max + 1):
         raise ValueError(
             f"{path} is damaged: a vocabulary of {index.vocabulary} does not fit {index.dtype} "
             f"({most} values)"
         )
-    digest = combined(index.tokenizer.digest, {n: p.digest for n, p in index.splits.items()})
+    splits = {name: part.digest for name, part in index.splits.items()}
+    digest = combined(index.tokenizer.digest, splits, index.format)
     if digest != index.digest:
         raise ValueError(
             f"{path} is damaged: its digest is {index.digest}, and its splits make {digest}"
         )
 
 
-def combined(tokenizer: str, splits: Mapping[Split, str]) -> str:
-    """The corpus' digest, 32 hex digits, of those of its tokenizer and its splits."""
-    text = json.dumps([FORMAT, tokenizer, *(splits[name] for name in SPLITS)])
+def combined(tokenizer: str, splits: Mapping[Split, str], format_: int = FORMAT) -> str:
+    """The corpus' digest, 32 hex digits, of those of its tokenizer and its splits, which are of the
+    numbers with their signs."""
+    text = json.dumps([format_, tokenizer, *(splits[name] for name in SPLITS)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

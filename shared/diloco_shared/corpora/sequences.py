@@ -2,6 +2,9 @@
 
 Nothing is read until somebody looks at it, and then only that part. Numpy arrays do as well
 wherever tokens are wanted: see `windows`.
+
+In a *masked* sequence a number below 0 is the bitwise complement of a token (~token) that is read
+and not to be predicted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,12 +46,18 @@ class Tokens:
     """One sequence of parts that follow each other; like a numpy array of one dimension."""
 
     def __init__(
-        self, parts: Sequence[NDArray[Any]], vocabulary: int, name: str = "tokens"
+        self,
+        parts: Sequence[NDArray[Any]],
+        vocabulary: int,
+        name: str = "tokens",
+        *,
+        masked: bool = False,
     ) -> None:
-        """`name` is for messages; every number must be below `vocabulary`."""
+        """`name` is for messages; every token must be below `vocabulary`."""
         self.parts = tuple(parts)
         self.vocabulary = vocabulary
         self.name = name
+        self.masked = masked
         self._ends = np.cumsum([len(part) for part in self.parts], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -90,7 +99,8 @@ class Tokens:
     def windows(self, starts_S: NDArray[np.int64], length: int) -> NDArray[np.int32]:
         """The stretches of `length` tokens that begin at these places, shape (S, length).
 
-        Raises WrongToken if one of them has a number that is no token.
+        Of a masked sequence with the signs. Raises WrongToken if one of them has a number that is
+        no token.
         """
         starts_S = np.asarray(starts_S, np.int64)
         if len(starts_S) and not 0 <= starts_S.min() <= starts_S.max() <= len(self) - length:
@@ -113,7 +123,8 @@ class Tokens:
 
     def _check(self, found: NDArray[np.int32]) -> None:
         # A number above int32 is negative here.
-        if found.size and not 0 <= found.min() <= found.max() < self.vocabulary:
+        least = -self.vocabulary if self.masked else 0
+        if found.size and not least <= found.min() <= found.max() < self.vocabulary:
             wrong = int(found.max() if found.max() >= self.vocabulary else found.min())
             raise WrongToken(
                 f"{self.name} has the number {wrong}, which is no token: there are "

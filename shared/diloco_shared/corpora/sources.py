@@ -6,6 +6,8 @@ A source is one of these:
 - a file: text of any kind, `.jsonl`, `.parquet`, or text and JSON lines with `.gz` behind;
 - a data set that Hugging Face `datasets` saved on disk;
 - a folder of any such files. What is not text is left out and counted; so are hidden files.
+
+Of conversations (`chat`) the records are read, each as one document; plain text holds none.
 """
 
 import hashlib
@@ -16,8 +18,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from diloco_shared.corpora.documents import Document, NotText, Tally, lines_of, readable, text_of
-from diloco_shared.corpora.tables import arrow_of, is_saved, parquet_of, saved_files
+from diloco_shared.corpora.chat import Chat
+from diloco_shared.corpora.documents import (
+    Document,
+    NotText,
+    Record,
+    Tally,
+    json_records,
+    lines_of,
+    readable,
+    text_of,
+)
+from diloco_shared.corpora.tables import (
+    arrow_of,
+    arrow_records,
+    is_saved,
+    parquet_of,
+    parquet_records,
+    saved_files,
+)
 
 STDLIB = "stdlib"
 # Not the library itself: installed packages, and tests, which some distributions leave out.
@@ -50,6 +69,7 @@ class Source:
     files: tuple[SourceFile, ...]
     single: bool  # a file, rather than a folder
     field: str
+    chat: Chat | None = None  # how records become conversations, where they are ones
 
     @property
     def bytes(self) -> int:
@@ -61,6 +81,8 @@ class Source:
         """32 hex digits that change when a file does, as far as sizes and times tell."""
         digest = hashlib.blake2b(digest_size=16)
         digest.update(repr((READING, str(self.path), self.single, self.field)).encode())
+        if self.chat is not None:
+            digest.update(repr((self.chat.field, self.chat.template.text)).encode())
         for file in self.files:
             digest.update(repr((file.name, file.size, file.mtime_ns)).encode())
         return digest.hexdigest()
@@ -75,15 +97,16 @@ class Source:
                     for document in _read(file, self):
                         left -= document.read
                         if document.text:
-                            yield Document(document.text, document.read + unread)
+                            yield document._replace(read=document.read + unread)
                             unread = 0
                         else:
                             tally.empty += 1
                             unread += document.read
             except NotText as error:
                 if self.single:
+                    kinds = ".jsonl, .parquet" if self.chat else "text, .jsonl, .parquet"
                     raise ValueError(
-                        f"{error}: a source is text, .jsonl, .parquet, or a folder of those"
+                        f"{error}: a source is {kinds}, or a folder of those"
                     ) from None
                 tally.binary += 1
                 tally.first_binary = tally.first_binary or file.name
@@ -91,6 +114,25 @@ class Source:
 
 
 def _read(file: SourceFile, source: Source) -> Iterator[Document]:
+    if source.chat is not None:
+        yield from map(source.chat.document, _records(file, source.chat))
+        return
+    yield from _documents(file, source)
+
+
+def _records(file: SourceFile, chat: Chat) -> Iterator[Record]:
+    match file.kind:
+        case "text":
+            raise NotText(f"{file.path} is no file of conversations")
+        case "lines":
+            return json_records(file.path, "expected a conversation")
+        case "parquet":
+            return parquet_records(file.path, chat.columns)
+        case "arrow":
+            return arrow_records(file.path, chat.columns)
+
+
+def _documents(file: SourceFile, source: Source) -> Iterator[Document]:
     match file.kind:
         case "text":
             return text_of(file.path, single=source.single)
@@ -102,17 +144,20 @@ def _read(file: SourceFile, source: Source) -> Iterator[Document]:
             return arrow_of(file.path, source.field)
 
 
-def find(name: str, root: Path | None = None, field: str = "text") -> Source:
+def find(
+    name: str, root: Path | None = None, field: str = "text", chat: Chat | None = None
+) -> Source:
     """The files of source `name`; a relative path is looked for in `root`.
 
-    Raises ValueError if there is nothing to read.
+    `field` of a record holds its text, unless `chat` makes a conversation of it. Raises ValueError
+    if there is nothing to read.
     """
     if not name.strip() or "\0" in name:
         raise ValueError("the source has no name: 'stdlib', or a folder or file of text")
     path = stdlib() if name == STDLIB else (root or Path()) / Path(name).expanduser()
     with readable(path):
         if path.is_file():
-            return Source(name, path.resolve(), (_file(path, path.name),), True, field)
+            return Source(name, path.resolve(), (_file(path, path.name),), True, field, chat)
         if not path.is_dir():
             raise ValueError(
                 f"source {name!r} is neither a folder nor a file on this machine (looked for "
@@ -126,7 +171,7 @@ def find(name: str, root: Path | None = None, field: str = "text") -> Source:
             files = tuple(_walked(path, library=name == STDLIB))
     if not files:
         raise ValueError(f"source {name!r} has no files ({path.absolute()} is empty)")
-    return Source(name, path.resolve(), files, False, field)
+    return Source(name, path.resolve(), files, False, field, chat)
 
 
 def stdlib() -> Path:

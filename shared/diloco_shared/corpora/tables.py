@@ -1,4 +1,4 @@
-"""Documents of tables: parquet files, and data sets that Hugging Face `datasets` saved on disk.
+"""Documents and records of tables: parquet files, and saved data sets of Hugging Face `datasets`.
 
 Both are read by pyarrow, some hundred rows at a time.
 """
@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from diloco_shared.corpora.documents import Document, pieces, readable
+from diloco_shared.corpora.documents import Document, Record, pieces, readable
 
 # Rows that are Python strings at the same time.
 ROWS = 256
+# Sets of columns, of which the first that a table has is read.
+Columns = tuple[tuple[str, ...], ...]
 # `state.json` of a saved data set names its files; a larger one is something else.
 STATE_BYTES_MAX = 16 << 20
 
 
-def _arrow(what: str) -> Any:
+def _package(what: str) -> Any:
     try:
         import pyarrow
     except ImportError:
@@ -28,7 +30,39 @@ def _arrow(what: str) -> Any:
 
 def parquet_of(path: Path, field: str) -> Iterator[Document]:
     """The texts in column `field`, one row group after another."""
-    pa = _arrow("parquet files")
+    for column, read in _parquet(path, ((field,),), text=True):
+        yield from _texts(column[0], read)
+
+
+def arrow_of(path: Path, field: str) -> Iterator[Document]:
+    """The texts in column `field` of an Arrow stream, through a memory map."""
+    for column, read in _arrow_stream(path, ((field,),), text=True):
+        yield from _texts(column[0], read)
+
+
+def parquet_records(path: Path, columns: Columns) -> Iterator[Record]:
+    """The rows, as objects of these columns. ValueError names the file, or the row."""
+    yield from _records(path, _parquet(path, columns, text=False))
+
+
+def arrow_records(path: Path, columns: Columns) -> Iterator[Record]:
+    """As `parquet_records`, of an Arrow stream."""
+    yield from _records(path, _arrow_stream(path, columns, text=False))
+
+
+def _records(path: Path, parts: Iterator[tuple[list[Any], int]]) -> Iterator[Record]:
+    number = 0
+    for columns, read in parts:
+        names = [name for name, _ in columns]
+        for values in zip(*(column.to_pylist() for _, column in columns), strict=True):
+            number += 1
+            yield Record(dict(zip(names, values, strict=True)), f"{path}, row {number}", read)
+            read = 0
+
+
+def _parquet(path: Path, columns: Columns, *, text: bool) -> Iterator[tuple[list[Any], int]]:
+    """Some rows at a time: (name, values) of each column, and bytes read for them."""
+    pa = _package("parquet files")
     from pyarrow import parquet
 
     size = path.stat().st_size
@@ -39,50 +73,54 @@ def parquet_of(path: Path, field: str) -> Iterator[Document]:
         except pa.ArrowInvalid as error:
             raise ValueError(f"{path} is no whole parquet file: {_first_line(error)}") from None
         with file:
-            _check_column(pa, file.schema_arrow, field, path)
+            names = _found(pa, file.schema_arrow, columns, path, text=text)
             rows, seen, told = max(file.metadata.num_rows, 1), 0, 0
             try:
-                for batch in file.iter_batches(batch_size=ROWS, columns=[field]):
+                for batch in file.iter_batches(batch_size=ROWS, columns=list(names)):
                     seen += batch.num_rows
                     reached = size * seen // rows
-                    yield from _texts(batch.column(0), reached - told)
+                    yield [(name, batch.column(name)) for name in names], reached - told
                     told = reached
             except pa.ArrowException as error:
                 raise ValueError(f"{path} cannot be read: {_first_line(error)}") from None
 
 
-def arrow_of(path: Path, field: str) -> Iterator[Document]:
-    """The texts in column `field` of an Arrow stream, through a memory map."""
-    pa = _arrow("data sets saved on disk")
+def _arrow_stream(path: Path, columns: Columns, *, text: bool) -> Iterator[tuple[list[Any], int]]:
+    """As `_parquet`."""
+    pa = _package("data sets saved on disk")
     with readable(path), pa.memory_map(str(path)) as mapped:
         told = 0
         try:
             with pa.ipc.open_stream(mapped) as stream:
-                _check_column(pa, stream.schema, field, path)
+                names = _found(pa, stream.schema, columns, path, text=text)
                 for batch in stream:
-                    column = batch.column(batch.schema.get_field_index(field))
-                    for start in range(0, len(column), ROWS):
-                        reached = mapped.tell()
-                        yield from _texts(column.slice(start, ROWS), reached - told)
+                    for start in range(0, batch.num_rows, ROWS):
+                        part, reached = batch.slice(start, ROWS), mapped.tell()
+                        yield [(name, part.column(name)) for name in names], reached - told
                         told = reached
         except pa.ArrowException as error:
             raise ValueError(f"{path} is no whole Arrow stream: {_first_line(error)}") from None
 
 
-def _texts(column: Any, read: int) -> Iterator[Document]:
-    for text in column.to_pylist():
+def _texts(column: tuple[str, Any], read: int) -> Iterator[Document]:
+    for text in column[1].to_pylist():
         for passage in pieces(text or ""):  # a missing value is an empty document
             yield Document(passage, read)
             read = 0
 
 
-def _check_column(pa: Any, schema: Any, field: str, path: Path) -> None:
-    if field not in schema.names:
+def _found(pa: Any, schema: Any, columns: Columns, path: Path, *, text: bool) -> tuple[str, ...]:
+    """The first set of columns that the table has; a column of `text` holds nothing else."""
+    found = next((names for names in columns if set(names) <= set(schema.names)), None)
+    if found is None:
+        wanted = ", or ".join(" and ".join(map(repr, names)) for names in columns)
         has = ", ".join(map(repr, schema.names[:8])) or "none"
-        raise ValueError(f"{path} has no column {field!r}: it has {has}")
-    kind = schema.field(field).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise ValueError(f"{path}: column {field!r} holds {kind}, not text")
+        raise ValueError(f"{path} has no column {wanted}: it has {has}")
+    for name in found if text else ():
+        kind = schema.field(name).type
+        if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+            raise ValueError(f"{path}: column {name!r} holds {kind}, not text")
+    return found
 
 
 def _first_line(error: Exception) -> str:

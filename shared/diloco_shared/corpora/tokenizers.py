@@ -8,8 +8,10 @@ A tokenizer has a *digest*: two that have the same one make the same numbers of 
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,12 +51,24 @@ class Tokenizer(Protocol):
         """How a conversation is written as one text (a Jinja template), where it says so."""
 
     @property
+    def special(self) -> Mapping[str, str]:
+        """Texts of special tokens by the names that chat templates know, such as `eos_token`. In a
+        text that is encoded by `encode_pieces` they become those tokens."""
+
+    @property
     def files(self) -> Mapping[str, bytes]:
         """Name and content of each file that it was read from, for a copy; none for `bytes`."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """The numbers of each text, without the end of document. May be called by several
         threads at once."""
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """The numbers of one text that is given in pieces, of each piece.
+
+        They are those of the whole text, unless a token would have characters of two pieces: there
+        the text is cut, and both sides are encoded as if they stood alone.
+        """
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these numbers; what is no whole character is shown as such."""
@@ -74,6 +88,11 @@ class Bytes:
         return _digest(BYTES.encode(), self.end_of_document, self.vocabulary)
 
     @property
+    def special(self) -> Mapping[str, str]:
+        """See Tokenizer."""
+        return {"eos_token": chr(self.end_of_document)}
+
+    @property
     def files(self) -> Mapping[str, bytes]:
         """None."""
         return {}
@@ -81,6 +100,10 @@ class Bytes:
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
         """See Tokenizer."""
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint32) for text in texts]
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """See Tokenizer."""
+        return self.encode_batch(pieces)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""
@@ -96,6 +119,7 @@ class HuggingFace:
     end_of_document: int
     digest: str
     chat_template: str | None
+    special: Mapping[str, str]
     files: Mapping[str, bytes] = field(repr=False)
 
     def encode_batch(self, texts: Sequence[str]) -> list[NDArray[np.uint32]]:
@@ -104,6 +128,43 @@ class HuggingFace:
         # number of workers was asked for, and is not quicker for that.
         encode = self.inner.encode_batch_fast
         return [np.array(encode([t], add_special_tokens=False)[0].ids, np.uint32) for t in texts]
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """See Tokenizer."""
+        found, crossed = self._divided(pieces)
+        if not len(crossed):
+            return found
+        # Cut there, once: what is then still of two pieces is encoded piece by piece.
+        cuts, parts = [0, *(crossed + 1), len(pieces)], []
+        for a, b in pairwise(cuts):
+            divided, still = self._divided(pieces[a:b])
+            parts += self.encode_batch(pieces[a:b]) if len(still) else divided
+        return parts
+
+    def _divided(self, pieces: Sequence[str]) -> tuple[list[NDArray[np.uint32]], NDArray[np.int64]]:
+        """The tokens of the whole text by the piece in which each ends, and the pieces behind whose
+        end a token goes on that began in it."""
+        (whole,) = self.inner.encode_batch(["".join(pieces)], add_special_tokens=False)
+        ids = np.array(whole.ids, np.uint32)
+        ends_K = np.cumsum([len(piece) for piece in pieces])
+        # A token stands for all that the ones before it do not: where it says that it begins, white
+        # space in front may be left out.
+        last_T = np.maximum.accumulate(np.array([end for _, end in whole.offsets], np.int64))
+        first_T = np.concatenate([[0], last_T[:-1]]).astype(np.int64)[: len(last_T)]
+        owner_T = np.searchsorted(ends_K, last_T, side="left")
+        begun_T = np.minimum(np.searchsorted(ends_K, first_T, side="right"), owner_T)
+        crossed: set[int] = set()
+        for token in np.flatnonzero(begun_T < owner_T):
+            over = range(int(begun_T[token]), int(owner_T[token]))
+            rest = pieces[over[0] + 1] if len(over) == 1 else ""
+            behind = rest[: int(last_T[token] - ends_K[over[0]])]
+            if behind.isspace() and int(ids[token]) in self.inner.get_added_tokens_decoder():
+                owner_T[token] = over[0]  # some special tokens take the white space behind them
+            else:
+                crossed.update(over)
+        starts = np.searchsorted(owner_T, np.arange(len(pieces) + 1))
+        found = [ids[a:b] for a, b in pairwise(starts)]
+        return found, np.array(sorted(crossed), np.int64)
 
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""
@@ -119,6 +180,7 @@ class SentencePiece:
     vocabulary: int
     end_of_document: int
     digest: str
+    special: Mapping[str, str]
     files: Mapping[str, bytes] = field(repr=False)
     chat_template: str | None = None
 
@@ -127,6 +189,43 @@ class SentencePiece:
         # One thread for each that calls it: as many workers as were asked for.
         found = self.inner.encode(list(texts), out_type=int, num_threads=1)
         return [np.array(ids, np.uint32) for ids in found]
+
+    def encode_pieces(self, pieces: Sequence[str]) -> list[NDArray[np.uint32]]:
+        """See Tokenizer. The package itself takes no special token for one in a text."""
+        names = "|".join(map(re.escape, self.special.values()))
+        found: list[list[int]] = [[] for _ in pieces]
+        run: list[tuple[int, str]] = []  # since the last special token: pieces, and their texts
+
+        def close() -> None:
+            for (number, _), ids in zip(run, self._divided([t for _, t in run]), strict=True):
+                found[number] += ids
+            run.clear()
+
+        for number, piece in enumerate(pieces):
+            # Every second part is a special token.
+            for place, part in enumerate(re.split(f"({names})", piece)):
+                if place % 2:
+                    close()
+                    found[number].append(int(self.inner.piece_to_id(part)))
+                elif part:
+                    run.append((number, part))
+        close()
+        return [np.array(ids, np.uint32) for ids in found]
+
+    def _divided(self, texts: Sequence[str]) -> list[list[int]]:
+        """The tokens of the joined texts, of each; where a token is of two, each text's own."""
+        if not texts:
+            return []
+        ids = self.inner.encode("".join(texts), out_type=int)
+        cuts, before = [0], ""
+        for text in texts[:-1]:
+            before += text
+            begin = self.inner.encode(before, out_type=int)
+            if ids[: len(begin)] != begin or len(begin) < cuts[-1]:
+                return [list(map(int, found)) for found in self.encode_batch(texts)]
+            cuts.append(len(begin))
+        cuts.append(len(ids))
+        return [ids[a:b] for a, b in pairwise(cuts)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """See Tokenizer."""
@@ -193,7 +292,8 @@ def _hugging_face(path: Path, beside: Path | None) -> HuggingFace:
             files[name] = _content(beside / name)
     template = _template(settings[CONFIG], files.get(TEMPLATE))
     digest = _digest(raw, end, vocabulary)
-    return HuggingFace(inner, vocabulary, end, digest, template, files)
+    special = _special(inner, settings, end)
+    return HuggingFace(inner, vocabulary, end, digest, template, special, files)
 
 
 def _settings(beside: Path | None, name: str) -> dict[str, Any]:
@@ -231,6 +331,17 @@ def _end(inner: Any, settings: Mapping[str, dict[str, Any]], path: Path) -> int:
     )
 
 
+def _special(inner: Any, settings: Mapping[str, dict[str, Any]], end: int) -> dict[str, str]:
+    """Every `…_token` that the files name; the end of a document in any case."""
+    found = {"eos_token": str(inner.id_to_token(end))}
+    for of_file in reversed(list(settings.values())):
+        for name, token in of_file.items():
+            token = token.get("content") if isinstance(token, dict) else token
+            if name.endswith("_token") and isinstance(token, str):
+                found[name] = token
+    return found
+
+
 def _template(config: Mapping[str, Any], separate: bytes | None) -> str | None:
     if separate is not None:
         return separate.decode("utf-8", "replace")
@@ -261,7 +372,10 @@ def _sentence_piece(path: Path) -> SentencePiece:
             f"{path} has no token that ends a document: train it with an eos_id of 0 or more"
         )
     digest = _digest(raw, end, vocabulary)
-    return SentencePiece(inner, vocabulary, end, digest, {path.name: raw})
+    special = {"eos_token": str(inner.id_to_piece(end))}
+    if (begin := int(inner.bos_id())) >= 0:
+        special["bos_token"] = str(inner.id_to_piece(begin))
+    return SentencePiece(inner, vocabulary, end, digest, special, {path.name: raw})
 
 
 def _content(path: Path) -> bytes:

@@ -95,15 +95,15 @@ def _batches(source: Source, seen: _Seen, progress: Progress | None) -> Iterator
     total, done, batch = source.bytes, 0, list[str]()
     share = min(TEXT_MAX / max(total, 1), 1.0)
     given = 0
-    for text, read in source.documents(Tally()):
-        done += read
-        content = text.encode()
+    for document in source.documents(Tally()):
+        done += document.read
+        content = document.text.encode()
         if share < 1 and not _drawn(content, share):
             continue
         given += len(content)
         if given > TEXT_MAX:  # of compressed files there is more text than bytes
             break
-        batch.append(text)
+        batch.append(document.text)
         seen.documents += 1
         if len(batch) >= BATCH:
             yield batch

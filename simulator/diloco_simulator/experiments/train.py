@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
-from diloco_learner.data.corpus import check_vocabulary, load
+from diloco_learner.data.corpus import check_signs, check_vocabulary, load
 from diloco_learner.data.shards import ShardCut, cut_of
 from diloco_learner.events import Evaluate, Leave
 from diloco_learner.training.computing_io import Built
@@ -278,6 +278,7 @@ class Fleet(IdleFleet):
         self.program = Program.build(spec)
         corpus = load(spec.data)
         check_vocabulary(spec, corpus)
+        check_signs(spec, self.program.model, corpus)
         self.cut = cut_of(
             corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed
         )

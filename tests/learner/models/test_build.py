@@ -75,6 +75,17 @@ def test_ones_own_model_may_name_its_embeddings(own: ModuleType) -> None:
     assert model.is_embedding("slope") and not model.is_embedding("Embedder")
 
 
+def test_ones_own_model_says_whether_it_reads_signs(own: ModuleType) -> None:
+    for told, wanted in ((True, True), (False, False), ("yes", False)):
+        own.signs = lambda config, told=told: SimpleNamespace(  # type: ignore[attr-defined]
+            **vars(line(config)), masked_tokens=told
+        )
+        assert build(Model(factory="own_models:signs")).masked_tokens is wanted
+    own.line = line  # type: ignore[attr-defined]
+    assert not build(Model(factory="own_models:line")).masked_tokens
+    assert build(Model(overrides=SMALL)).masked_tokens
+
+
 @pytest.mark.parametrize(
     ("factory", "words"),
     [

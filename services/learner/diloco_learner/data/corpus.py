@@ -7,6 +7,7 @@ prepared once into a cache and opened from there. Nothing is read into memory.
 from pathlib import Path
 
 from diloco_learner.data.cache import Cache, opened, users_cache
+from diloco_learner.models import ModelDef
 from diloco_shared.corpora.mix import Mixture, whole_weights
 from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared
 from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
@@ -50,6 +51,21 @@ def check_vocabulary(spec: RunSpec, corpus: Corpus | Mixture) -> None:
             f"model.overrides.vocabulary ({has}) is too small for this corpus, which has "
             f"{corpus.vocabulary} different tokens: set it to {corpus.vocabulary} or more"
         )
+
+
+def check_signs(spec: RunSpec, model: ModelDef, corpus: Corpus | Mixture) -> None:
+    """ValueError if the corpus says which tokens are to be predicted, and the model cannot read
+    that: it would take a token below 0 for another one."""
+    corpora = corpus.corpora if isinstance(corpus, Mixture) else (corpus,)
+    masked = next((one for one in corpora if one.masked), None)
+    if masked is None or model.masked_tokens:
+        return
+    raise ValueError(
+        f"the corpus {masked.name} says which tokens are to be predicted, and the model of "
+        f"model.factory ({spec.model.factory}) does not say that it reads that: let its loss take "
+        "a token below 0 for ~token and leave it out of the mean, and set masked_tokens = True on "
+        "the object that the factory makes"
+    )
 
 
 def _part(part: Part, data: Data, root: Path, cache: Cache) -> Corpus:

@@ -24,13 +24,15 @@ class ModelDef:
     `init(key) -> params`, a pytree of fp32 arrays. `loss(params, tokens_BxL1) -> scalar`, mean
     nats per token of predicting tokens 1..L from tokens 0..L-1. `is_embedding(name)` says which
     tensors are merged by the mean (paper section 3.5). `stacked`: the part of the tree, if any,
-    whose leaves hold the tensors of all layers along their first axis.
+    whose leaves hold the tensors of all layers along their first axis. `masked_tokens`: the loss
+    takes a token below 0 for its complement (~token), and leaves it out of the mean.
     """
 
     init: Callable[[jax.Array], Any]
     loss: Callable[[Any, jax.Array], jax.Array]
     is_embedding: Callable[[str], bool]
     stacked: str | None = None
+    masked_tokens: bool = False
 
 
 def build(config: Model) -> ModelDef:
@@ -45,6 +47,7 @@ def build(config: Model) -> ModelDef:
         partial(transformer.loss, shape, dtype),
         lambda name: name.startswith("embedding/"),
         stacked="layers",
+        masked_tokens=True,
     )
 
 
@@ -62,7 +65,13 @@ def _own(path: str, config: Model) -> ModelDef:
         if not callable(getattr(own, needed, None)):
             raise ValueError(f"model.factory {path!r} gave an object without {needed}()")
     is_embedding = getattr(own, "is_embedding", lambda name: "embed" in name.lower())
-    return ModelDef(own.init, own.loss, is_embedding, getattr(own, "stacked", None))
+    return ModelDef(
+        own.init,
+        own.loss,
+        is_embedding,
+        getattr(own, "stacked", None),
+        getattr(own, "masked_tokens", False) is True,
+    )
 
 
 def forget(config: Model) -> None:

@@ -16,7 +16,7 @@ from diloco_learner.data.cache import Cache
 from diloco_learner.data.corpus import check_vocabulary, digest, load
 from diloco_learner.data.shards import Cut, cut_of
 from diloco_learner.models import to_named
-from diloco_learner.models.starting import weights_of
+from diloco_shared.hf.resolving import weights_of
 from diloco_learner.preflight.findings import (
     CHECKS,
     Causes,

@@ -26,11 +26,30 @@ def held_out(
 ) -> NDArray[np.int32]:
     """`sequences` seeded windows of context + 1 tokens, shape (S, L + 1), the same every time.
 
-    Of a mixture each corpus gives its share; `held_out_each` keeps them apart.
+    Of a mixture each corpus gives its share; `held_out_each` keeps them apart. Raises ValueError
+    where there is no such window, or where none has a token to be predicted.
     """
     if isinstance(tokens, Mixed):
         each = held_out_each(tokens, context, sequences, seed)
-        return np.concatenate([found for found in each if len(found)])
+        found_SxL1 = np.concatenate([found for found in each if len(found)])
+    else:
+        found_SxL1 = _windows(tokens, context, sequences, seed)
+    if not targets(found_SxL1):
+        raise ValueError(
+            f"none of the {len(found_SxL1)} held-out sequences has a token to be predicted: set "
+            "evaluation.sequences higher, or prepare the corpus with more validation"
+        )
+    return found_SxL1
+
+
+def targets(sequences_SxL1: NDArray[np.int32]) -> int:
+    """How many tokens of these sequences are to be predicted: the first of each never is."""
+    return int(np.count_nonzero(sequences_SxL1[:, 1:] >= 0))
+
+
+def _windows(
+    tokens: NDArray[Any] | Tokens, context: int, sequences: int, seed: int
+) -> NDArray[np.int32]:
     there = (len(tokens) - 1) // context
     if there < 1:
         raise ValueError(f"the held-out split has {len(tokens)} tokens, a sequence {context + 1}")
@@ -46,7 +65,7 @@ def held_out_each(
     counts = mixed.interleave.counts(sequences)
     for part, name, count in zip(mixed.parts, mixed.names, counts, strict=True):
         try:
-            found.append(held_out(part, context, count, seed))
+            found.append(_windows(part, context, count, seed))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return tuple(found)
@@ -69,17 +88,20 @@ def at_once(context: int, trained: int) -> int:
 
 
 def make_evaluate(model: ModelDef, trained: int = 1) -> Callable[[Any, NDArray[np.int32]], float]:
-    """A function of (params, sequences_SxL1) that returns mean nats per token.
+    """A function of (params, sequences_SxL1) that returns mean nats per token to be predicted, of
+    all of them together; 0 if there is none.
 
     `trained`: sequences that a training step holds the activations of.
     """
     loss = jax.jit(model.loss, compiler_options=compiler_options())
 
     def evaluate(params: Any, sequences_SxL1: NDArray[np.int32]) -> float:
-        total, batch = 0.0, at_once(sequences_SxL1.shape[1] - 1, trained)
+        total, count, batch = 0.0, 0, at_once(sequences_SxL1.shape[1] - 1, trained)
         for start in range(0, len(sequences_SxL1), batch):
             part = sequences_SxL1[start : start + batch]
-            total += float(loss(params, part)) * len(part)
-        return total / len(sequences_SxL1)
+            if its := targets(part):  # its loss is the mean over so many
+                total += float(loss(params, part)) * its
+                count += its
+        return total / max(count, 1)
 
     return evaluate

@@ -86,8 +86,10 @@ def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead
     """The inner step: (params, opt_state, tokens_BxL1, rate) -> (params, opt_state, loss).
 
     Parameters and optimizer state are donated: use what it returns. Tokens have shape
-    (accumulation * B, L + 1); gradients are averaged over the parts. The loss is NaN exactly where
-    the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a number.
+    (accumulation * B, L + 1); gradients are averaged over the parts, each counting as many times as
+    it has tokens to be predicted. Without any of those loss and gradients are 0. The loss is NaN
+    exactly where the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a
+    number.
     """
     transform = optimizer(inner, model.is_embedding, model.stacked)
 
@@ -100,13 +102,23 @@ def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead
             return jax.value_and_grad(loss_of)(params, tokens_BxL1)
         parts = tokens_BxL1.reshape(inner.accumulation, -1, tokens_BxL1.shape[-1])
 
-        def add(total: Any, part: jax.Array) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, jax.value_and_grad(loss_of)(params, part)), None
+        def add(total: Any, part: Any) -> tuple[Any, None]:
+            tokens, weight = part
+            found = jax.value_and_grad(loss_of)(params, tokens)
+            return jax.tree.map(lambda t, x: t + weight * x, total, found), None
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        total, _ = jax.lax.scan(add, zero, parts)
+        total, _ = jax.lax.scan(add, zero, (parts, weights(parts)))
         loss, grads = jax.tree.map(lambda x: x / inner.accumulation, total)
         return loss, grads
+
+    def weights(parts_AxBxL1: jax.Array) -> jax.Array:
+        """What makes a mean over all targets of the parts' means: exactly 1 where no part has more
+        of them than another. A model that knows no signs has as many in all parts."""
+        if not model.masked_tokens:
+            return jnp.ones(inner.accumulation)
+        counts_A = jnp.sum(parts_AxBxL1[..., 1:] >= 0, axis=(1, 2))
+        return counts_A * inner.accumulation / jnp.maximum(jnp.sum(counts_A), 1)
 
     def step(
         params: Any, opt_state: Any, tokens_BxL1: jax.Array, rate: float
