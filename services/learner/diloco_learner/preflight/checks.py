@@ -13,10 +13,9 @@ import jax
 import numpy as np
 
 from diloco_learner.data.cache import Cache
-from diloco_learner.data.corpus import check_vocabulary, digest, load
+from diloco_learner.data.corpus import check_signs, check_vocabulary, digest, load
 from diloco_learner.data.shards import Cut, cut_of
 from diloco_learner.models import to_named
-from diloco_shared.hf.resolving import weights_of
 from diloco_learner.preflight.findings import (
     CHECKS,
     Causes,
@@ -40,6 +39,7 @@ from diloco_shared.corpora.sources import STDLIB
 from diloco_shared.corpora.splits import SPLITS
 from diloco_shared.corpora.tokenizers import BYTES
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
+from diloco_shared.hf.resolving import weights_of
 from diloco_shared.hf.weights import HfWeights
 from diloco_shared.spec.run import RunSpec
 
@@ -248,6 +248,7 @@ class _Checks:
     def compile(self) -> Found:
         """The initial parameters, and every program that training needs."""
         self.program = Program.build(self.spec, self.starting)
+        check_signs(self.spec, self.program.model, self.corpora)
         self.trainer = Trainer(self.program)
         jax.block_until_ready(self.trainer.params)
         began = self.now()

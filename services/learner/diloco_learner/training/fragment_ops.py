@@ -171,8 +171,8 @@ def _part(bit: Bit | Run, leaves: Any, at: jax.Array) -> jax.Array:
         layers_K, place_K = at[0], at[1]
         rows, first = [], 0
         for slot, count in bit.parts:
-            leaf = leaves[slot].reshape(-1, bit.piece)
-            rows.append(jnp.take(leaf, layers_K[first : first + count], axis=0, mode="clip"))
+            flat = leaves[slot].reshape(-1, bit.piece)
+            rows.append(jnp.take(flat, layers_K[first : first + count], axis=0, mode="clip"))
             first += count
         return jnp.take(jnp.concatenate(rows), place_K, axis=0, mode="clip")
     leaf: jax.Array = leaves[bit.slot]
@@ -187,9 +187,9 @@ def _replace(bit: Bit | Run, leaves: list[Any], part: jax.Array, at: jax.Array) 
         layers_K, rows, first = at[0], jnp.take(part, at[2], axis=0, mode="clip"), 0
         for slot, count in bit.parts:
             shape = leaves[slot].shape
-            leaf = leaves[slot].reshape(-1, bit.piece)
-            which = layers_K[first : first + count]
-            new = leaf.at[which].set(rows[first : first + count], mode="clip", unique_indices=True)
+            which, some = layers_K[first : first + count], rows[first : first + count]
+            flat = leaves[slot].reshape(-1, bit.piece)
+            new = flat.at[which].set(some, mode="clip", unique_indices=True)
             leaves[slot] = new.reshape(shape)
             first += count
         return
