@@ -1,10 +1,78 @@
-"""A run as the TOML file that one would write: every setting, or those that a plan chose."""
+"""A run as a TOML file: read, with what only folders here tell of it; and written, every setting
+or those that a plan chose."""
 
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from diloco_cli.words import INVALID, CliError, why
+from diloco_shared.spec.faults import SpecFault
 from diloco_shared.spec.run import RunSpec
+
+
+def read_run(file: Path) -> dict[str, Any]:
+    """The tables of a run.toml, of which nothing is checked yet. Raises CliError."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
+
+
+def fill_in(spec: dict[str, Any], root: Path) -> list[SpecFault]:
+    """The weights to begin from, and which corpus every site needs; changes `spec`.
+
+    Relative paths begin at `root`. What is not here is left as it is: it may be where learners are.
+    Returns what is here and not sound.
+    """
+    return [*_fill_corpora(spec, root), *_fill_weights(spec, root)]
+
+
+def _fill_corpora(spec: dict[str, Any], root: Path) -> list[SpecFault]:
+    data, faults = spec.get("data"), []
+    if not isinstance(data, dict):
+        return []
+    mixture = data.get("mixture", ())
+    parts = [data, *(mixture if isinstance(mixture, list) else ())]
+    for part in (p for p in parts if isinstance(p, dict)):
+        try:
+            digest = _corpus_digest(part, root)
+        except ValueError as error:
+            faults.append(SpecFault("data.source", str(error)))
+            continue
+        if digest is not None:
+            part["digest"] = digest
+    return faults
+
+
+def _corpus_digest(part: dict[str, Any], root: Path) -> str | None:
+    """Of a corpus that was prepared and lies here; none where it says one, or is made elsewhere."""
+    source = part.get("source")
+    if part.get("digest") or not isinstance(source, str) or not source or "\0" in source:
+        return None
+    from diloco_shared.corpora.prepared import digest_of, is_prepared, open_corpus
+
+    folder = root / Path(source).expanduser()
+    return digest_of(open_corpus(folder)) if is_prepared(folder) else None
+
+
+def _fill_weights(spec: dict[str, Any], root: Path) -> list[SpecFault]:
+    model = spec.get("model")
+    if not isinstance(model, dict) or not model.get("weights") or model.get("weights_digest"):
+        return []
+    from diloco_shared.hf.resolving import resolved
+    from diloco_shared.hf.weights import WrongCheckpoint
+
+    try:
+        spec["model"] = resolved(model, root)
+    except WrongCheckpoint as error:
+        return [SpecFault("model.weights", str(error))]
+    return []
+
+
+# --------------------------------------------------------------------------------------------------
+# Written.
 
 
 def whole(spec: RunSpec) -> str:

@@ -12,7 +12,7 @@ from shared.corpora.texts import folder_of, prepared
 from diloco_cli.__main__ import main
 from diloco_cli.checking import Checker
 from diloco_cli.commands.check import lines_of
-from diloco_cli.filling import fill_in
+from diloco_cli.run_file import fill_in
 from diloco_cli.words import FAILED, INVALID
 from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding
 from diloco_shared.hf.weights import digest_of, open_weights

@@ -187,6 +187,8 @@ def test_a_model_of_ones_own_that_knows_no_signs_is_refused(
     learner = OnThisMachine(cache=Cache(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"own_models:Plain.* set masked_tokens = True on"):
         learner.build(spec(polite, factory="own_models:Plain"))
+    # What was refused is read anew the next time, as a mended file would be.
+    monkeypatch.setitem(sys.modules, "own_models", own)
     built = learner.build(spec(polite, factory="own_models:Signs"))
     assert (built.held_out_SxL1 < 0).any()
 

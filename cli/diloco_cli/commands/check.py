@@ -10,7 +10,7 @@ import typer
 from diloco_cli.checking import Checker
 from diloco_cli.cluster import HERE
 from diloco_cli.commands.options import Json
-from diloco_cli.filling import fill_in, read_run
+from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.words import FAILED, INVALID, CliError, counted
 from diloco_learner.preflight.findings import Finding, skipped
 from diloco_shared.checking import Invalid

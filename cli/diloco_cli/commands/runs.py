@@ -7,7 +7,7 @@ import typer
 
 from diloco_cli.cluster import Where, connect, newest_rounds, only_run
 from diloco_cli.commands.options import Json, Run, anywhere, show
-from diloco_cli.filling import fill_in, read_run
+from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line
 from diloco_cli.words import INVALID, CliError, became, why
 from diloco_client import ApiError
