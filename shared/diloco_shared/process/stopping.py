@@ -40,13 +40,14 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def dies_with_parent(number: int = signal.SIGKILL) -> Callable[[], None]:
+def dies_with_parent(number: int = signal.SIGKILL, parent: int | None = None) -> Callable[[], None]:
     """For a child to call first: it gets signal `number` when the thread that started it ends.
 
-    A `preexec_fn`, or a process pool's initializer (it can be pickled). Start such children from
-    the main thread only.
+    A `preexec_fn`, or a process pool's initializer (it can be pickled). Or the child, told the
+    process id of its `parent`, makes and calls it itself. Start such children from the main thread
+    only.
     """
-    return partial(_die_with, os.getpid(), number)
+    return partial(_die_with, os.getpid() if parent is None else parent, number)
 
 
 def _die_with(parent: int, number: int) -> None:
