@@ -5,6 +5,7 @@ or never comes back costs one check and not the command.
 """
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding, read, wrong
-from diloco_shared.process.stopping import dies_with_parent
 from diloco_shared.spec.run import RunSpec
 
 COMMAND = (sys.executable, "-m", "diloco_learner.preflight")
@@ -37,14 +37,13 @@ class Checker:
 
     def findings(self, spec: RunSpec) -> Iterator[Finding]:
         """As they are made. A check that ends the process, or takes for ever, is one of them."""
-        arguments = ["--data-root", str(self.root)]
+        arguments = ["--data-root", str(self.root), "--parent", str(os.getpid())]
         arguments += [] if self.cache is None else ["--cache", str(self.cache)]
         process = subprocess.Popen(
             [*self.command, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=dies_with_parent(),
         )
         heard = _Heard(process, self.check_s_max)
         try:

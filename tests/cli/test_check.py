@@ -1,13 +1,17 @@
 """`diloco check`: one line a check, what to do, and a status that a script can go by."""
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from shared.corpora.texts import folder_of, prepared
+from waiting import wait_until
 
 from diloco_cli.__main__ import main
 from diloco_cli.checking import Checker
@@ -176,6 +180,26 @@ def test_a_check_that_ends_its_process_is_named(tmp_path: Path) -> None:
 def test_a_check_that_never_comes_back_is_given_up() -> None:
     (finding,) = of_process(BEGINS + "sys.stdin.read(); import time; time.sleep(600)", 1.0)
     assert finding.name == "step" and "was not done after" in finding.text
+
+
+def test_a_check_ends_with_whoever_asked_for_it() -> None:
+    """It would go on compiling, and nobody would hear what comes of it."""
+    asks = (
+        "import os, subprocess, sys\n"
+        "told = '--parent', str(os.getpid())\n"
+        "command = [sys.executable, '-m', 'diloco_learner.preflight', *told]\n"
+        "child = subprocess.Popen(command, stdin=subprocess.PIPE)\n"
+        "print(child.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", asks], **pipes) as parent:  # type: ignore
+        child = psutil.Process(int(parent.stdout.readline()))
+        # Another process holds its standard input, so that only its parent's end ends it.
+        held = os.open(f"/proc/{child.pid}/fd/0", os.O_WRONLY)
+        parent.kill()
+    wait_until(lambda: not child.is_running() or child.status() == "zombie", "its end")
+    os.close(held)
 
 
 def test_lines_that_are_no_findings_are_passed_over() -> None:

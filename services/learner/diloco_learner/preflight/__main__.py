@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_learner.preflight.findings import SOFTWARE, Finding, wrong
+from diloco_shared.process.stopping import die_with
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -24,7 +25,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="diloco_learner.preflight", description=__doc__)
     parser.add_argument("--data-root", type=Path, default=Path(), help="where relative paths begin")
     parser.add_argument("--cache", type=Path, help="where text is prepared")
+    parser.add_argument("--parent", type=int, help="process with which this one is to end")
     given = parser.parse_args()
+    if given.parent is not None:
+        die_with(given.parent)
     # Whoever started this hears the same key, and says what there is to say.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     say = _mouth()
