@@ -174,7 +174,7 @@ async def test_the_keeper_starts_anew_what_answers_nothing(tmp_path: Path) -> No
         await until(lambda: bool(keeper.children()) and listens(port))
         (first,) = keeper.children()
         first.suspend()
-        await until(lambda: keeper.children() and keeper.children()[0] != first)
+        await until(lambda: any(child != first for child in keeper.children()))
         await until(lambda: listens(port) and answers("127.0.0.1", port, timeout_s=1.0))
         (second,) = keeper.children()
         keeper.terminate()
@@ -184,6 +184,7 @@ async def test_the_keeper_starts_anew_what_answers_nothing(tmp_path: Path) -> No
         for process in (*(keeper.children() if keeper.is_running() else ()), keeper):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
+        await asyncio.to_thread(keeper.wait, 30)
 
 
 def free_port() -> int:
