@@ -74,6 +74,7 @@ def test_a_run_goes_on_from_its_checkpoint_after_everybody_died(tmp_path: Path) 
             stack.client.restore("r", 9)
 
 
+@pytest.mark.long
 def test_two_runs_do_not_mix_and_a_deleted_one_leaves_nothing_behind(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--learners", "2", "--syncers", "2") as stack:
         alone = {"learners_min": 1, "learners_max": 1, "syncers": 1}

@@ -96,6 +96,7 @@ def test_a_run_gives_its_weights_while_it_trains_and_afterwards(tmp_path: Path) 
         assert "version 0 of run 'r' is not kept" in failed["reason"]
 
 
+@pytest.mark.long
 def test_a_run_exports_by_itself_and_a_restart_keeps_what_is_whole(tmp_path: Path) -> None:
     keeping = SELDOM | {"export_every_rounds": 6, "exports": 2}
     with up(tmp_path / "data", "--learners", "2") as stack:

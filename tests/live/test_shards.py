@@ -37,6 +37,7 @@ def check_shard(rounds: list[dict[str, Any]], shard: int) -> None:
     assert len(merged) == len(set(merged))
 
 
+@pytest.mark.long
 def test_one_shards_leader_dies_and_the_run_goes_on_whole(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--learners", "2", "--syncers", "4") as stack:
         stack.client.create_run(spec(algorithm=ALGORITHM, budget={"steps": 960}))
