@@ -67,7 +67,8 @@ def generate(
 def _folder(where: Where, source: str, *, quiet: bool) -> Iterator[Path]:
     """The folder itself, or one with what the run has published, for as long as it is needed."""
     path = Path(source)
-    if path.is_dir():
+    # A run may have the name of a folder with its data.
+    if (path / "config.json").is_file() or (path.is_dir() and path.name != source):
         yield path
         return
     if path.name != source:

@@ -1,0 +1,51 @@
+"""`diloco generate`: which model is meant, and what cannot write."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.__main__ import main
+from diloco_cli.words import INVALID, NO_CLUSTER
+from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.hf.tokenizer import files_of
+
+GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["diloco", "generate", *words])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (("nowhere/model",), INVALID, "there is no folder nowhere/model"),
+        # Of a run: where there is no cluster, nobody can be asked.
+        (("corpus",), NO_CLUSTER, "no cluster"),
+        (("./corpus",), INVALID, "config.json: No such file"),
+        (("model", "--top-p", "0"), INVALID, "top_p (0) must be above 0"),
+        (("model",), INVALID, "the tokenizer has 256 tokens, and the model 48"),
+    ],
+)
+def test_a_folder_with_a_model_is_one_and_any_other_name_is_a_runs(
+    words: tuple[str, ...],
+    status: int,
+    says: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DILOCO_URL", raising=False)
+    (tmp_path / "corpus").mkdir()
+    shutil.copytree(GOLDEN / "llama", tmp_path / "model")
+    for name, content in files_of(Bytes()).items():
+        (tmp_path / "model" / name).write_bytes(content)
+    assert run(monkeypatch, *words) == status
+    err = capsys.readouterr().err
+    assert says in err and err.count("\n") == 1
