@@ -6,7 +6,6 @@ or never comes back costs one check and not the command.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding, read, wrong
+from diloco_shared.process.stopping import how_ended
 from diloco_shared.spec.run import RunSpec
 
 COMMAND = (sys.executable, "-m", "diloco_learner.preflight")
@@ -116,17 +116,9 @@ class _Heard:
             text = f"was not done after {self.check_s_max / 60:.0f} minutes"
             remedy = "prepare a large text first ('diloco data prepare'); look for what waits"
             return wrong(name, text, remedy)
-        how = _how(self.process.returncode)
+        how = how_ended(self.process.returncode)
+        if how == "SIGKILL":
+            how = "killed: memory may have run out"
         remedy = "look at what it said above; the system's log names a process that took too much"
         text = f"ended the process that made it ({how})"
         return wrong(name, text, remedy)
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"status {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
-    return "killed: memory may have run out" if name == "SIGKILL" else name

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from diloco_shared.process.stopping import dies_with_parent
+from diloco_shared.process.stopping import dies_with_parent, how_ended
 
 # --------------------------------------------------------------------------------------------------
 # Logs of children, bounded while they are written: the child appends, we cut.
@@ -110,7 +110,7 @@ class Child:
         """Start, wait, start again, until stopped."""
         while not self._stopping.is_set():
             try:
-                how = _how(await self._once())
+                how = how_ended(await self._once())
             except OSError as error:  # no memory or no disk for another process
                 how = str(error)
             if self._stopping.is_set():
@@ -178,12 +178,3 @@ class Child:
         if self.process is not None and self.process.returncode is None:
             with suppress(ProcessLookupError):  # it ended a moment ago
                 os.killpg(self.process.pid, number)
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"status {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"

@@ -58,3 +58,15 @@ def die_with(parent: int, number: int = signal.SIGKILL) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:  # it was gone before we asked
             os._exit(1)
+
+
+def how_ended(code: int | None) -> str:
+    """A return code of `subprocess` in words: its status, or the signal that ended it."""
+    if code is None:
+        return "it does not end"
+    if code >= 0:
+        return f"status {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

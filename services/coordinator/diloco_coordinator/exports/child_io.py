@@ -6,7 +6,6 @@ loop. So an export is another program's work, of which this knows its arguments 
 
 import asyncio
 import os
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ import structlog
 
 from diloco_coordinator.exports.exports import ExportRecord
 from diloco_shared.process.settings import ProcessSettings
+from diloco_shared.process.stopping import how_ended
 from diloco_shared.protocol.exports import (
     LINE_BYTES_MAX,
     ExportDone,
@@ -159,7 +159,7 @@ class _Heard:
         if self.reason:
             raise ExportFault(self.reason)
         said = f", and said last: {self.last}" if self.last else ""
-        raise ExportFault(f"the process that made it ended ({_how(code)}){said}")
+        raise ExportFault(f"the process that made it ended ({how_ended(code)}){said}")
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:
@@ -183,14 +183,3 @@ async def _ended(process: Process) -> None:
 
 def _text(line: bytes) -> str:
     return line.decode(errors="replace").strip()[:300]
-
-
-def _how(code: int | None) -> str:
-    if code is None:
-        return "it does not end"
-    if code >= 0:
-        return f"status {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
