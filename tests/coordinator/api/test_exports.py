@@ -1,5 +1,6 @@
 """Exports by REST: begun, watched, downloaded, removed, kept in bounds, found after a restart."""
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ from waiting import until
 
 from diloco_cli.commands.export import BUSY
 from diloco_coordinator.exports.exporting_io import CUT_OFF
+from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_shared.protocol import subjects
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
@@ -338,6 +340,45 @@ async def test_a_run_exports_by_itself_as_often_as_it_says(
             (31, True, False),
             (33, True, True),
         ]
+
+
+def full(*_: Any) -> None:
+    """A disk that takes not even a record."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+async def test_a_full_disk_is_told_to_whoever_asks(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status)
+        monkeypatch.setattr(os, "replace", full)
+        answer = await desk.ask("POST", "/v1/runs/demo/exports")
+        assert answer.status_code == 503
+        assert "disk is full" in answer.json()["detail"]
+        assert os.listdir(world.folder / "exports") == []
+
+
+async def test_a_full_disk_is_told_once_where_nobody_asked(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_coordinator.exports.exporting_io.LOOK_S", 0.01)
+    maker.go.set()
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status, keeping={"export_every_rounds": 10})
+        begin, tried = Shelf.begin, []
+
+        def begins_not(shelf: Shelf, record: Any) -> None:
+            tried.append(record)
+            full()
+
+        monkeypatch.setattr(Shelf, "begin", begins_not)
+        await world.says(status("demo", rounds_committed=10))
+        await until(lambda: len(tried) > 3)
+        (event,) = told(desk, "export-failed")
+        assert "disk is full" in event.text
+        monkeypatch.setattr(Shelf, "begin", begin)
+        await ended(desk)
 
 
 async def test_a_deleted_run_takes_its_exports_along(

@@ -18,6 +18,7 @@ from diloco_coordinator.exports.exports import (
     due,
     hindrance,
     surplus,
+    unwritten,
 )
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.registry_io import Registry
@@ -63,6 +64,7 @@ class Exports:
         self.paces: dict[str, Pace] = {}  # of those being made
         self.making: dict[str, asyncio.Task[None]] = {}
         self._keeping: dict[str, tuple[RunRecord, Keeping | None]] = {}
+        self._hindered: dict[str, str] = {}  # run -> what was told of why none can begin
         self._tasks: asyncio.TaskGroup | None = None
         # One at a time changes what is there: a disk may hold up whoever does.
         self._changing = asyncio.Lock()
@@ -109,15 +111,27 @@ class Exports:
         """What is due begins; what is of deleted runs goes."""
         await self._forget_deleted()
         runs = self.registry.runs
-        for name in [*self._keeping]:
-            if name not in runs:
-                del self._keeping[name]
+        for name in self._keeping.keys() - runs.keys():
+            del self._keeping[name]
+        for name in self._hindered.keys() - runs.keys():
+            del self._hindered[name]
         for record in list(runs.values()):
             if self._due(record):
-                try:
-                    await self.begin(record, Asked(), automatic=True)
-                except (Busy, OSError) as error:
-                    log.debug("no export now", run=record.name, why=str(error))
+                await self._begin_due(record)
+
+    async def _begin_due(self, run: RunRecord) -> None:
+        """Nobody waits for its answer: what stands in its way is told to the run, once."""
+        try:
+            await self.begin(run, Asked(), automatic=True)
+        except Busy as error:
+            log.debug("no export now", run=run.name, why=str(error))
+        except OSError as error:
+            text = f"no export of {run.name} can begin: {unwritten(error)}"
+            if self._hindered.get(run.name) != text:
+                await self.registry.tell(run.name, "export-failed", text[:500], {})
+            self._hindered[run.name] = text
+        else:
+            self._hindered.pop(run.name, None)
 
     def _due(self, record: RunRecord) -> bool:
         status, keeping = self.registry.statuses.get(record.name), self._keeping_of(record)

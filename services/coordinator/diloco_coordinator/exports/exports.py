@@ -4,6 +4,7 @@ running --its process has made the folder--> complete
         --it failed, or the coordinator ended meanwhile--> failed
 """
 
+import errno
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
@@ -24,6 +25,17 @@ State = Literal["running", "complete", "failed"]
 FAILED_MAX = 20
 # The rate is that of the last so many seconds: longer than a fragment's own ups and downs.
 RATE_S = 10.0
+
+
+def unwritten(error: OSError) -> str:
+    """Why not even an export's record can be written, and what to do."""
+    where = error.filename or "the coordinator's data folder"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the coordinator's disk is full at {where}: free disk space there"
+    return (
+        f"the coordinator cannot use {where} ({error.strerror or error}): see that its disk, and "
+        "the place of the run's checkpoints, can be reached and written"
+    )
 
 
 class Asked(Message):

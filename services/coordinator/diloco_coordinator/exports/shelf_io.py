@@ -61,9 +61,13 @@ class Shelf:
         return self.place(record).is_dir()
 
     def begin(self, record: ExportRecord) -> None:
-        """Its folder and its record. Raises OSError."""
+        """Its folder and its record, or nothing of both. Raises OSError."""
         self.place(record).mkdir(parents=True)
-        self.save(record)
+        try:
+            self.save(record)
+        except OSError:
+            self.remove(record)
+            raise
 
     def save(self, record: ExportRecord) -> None:
         """Replace its record, at one stroke. Raises OSError."""
