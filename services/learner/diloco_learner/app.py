@@ -22,6 +22,7 @@ from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.process import serving
 from diloco_shared.process.chaos import Abilities
 from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.process.health import speed_metrics
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
 from diloco_shared.protocol.run_states import over
@@ -104,6 +105,8 @@ class Learner(Worker[Settings]):
         yield CounterMetricFamily(
             "diloco_wait_seconds", "Time not spent on computation", value=progress.wait_s
         )
+        if (speed := work.speed()) is not None:
+            yield from speed_metrics(speed)
 
     async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
         working: asyncio.Task[None] | None = None
