@@ -131,12 +131,8 @@ def test_peaks_are_dense_ones_in_operations_per_second() -> None:
     assert all(5e13 < peak < 1e16 for peak in PEAKS.values())
     assert PEAKS["NVIDIA H100 80GB HBM3"] == PEAKS["NVIDIA H200"] < PEAKS["NVIDIA B200"]
     assert PEAKS["NVIDIA H100 PCIe"] < PEAKS["NVIDIA H100 80GB HBM3"]
-    for one, other in (
-        ("TPU v5 lite", "TPU v5e"),
-        ("TPU v5", "TPU v5p"),
-        ("TPU v6 lite", "TPU v6e"),
-    ):
-        assert PEAKS[one] == PEAKS[other]
+    for one, other in (("v5 lite", "v5e"), ("v5", "v5p"), ("v6 lite", "v6e")):
+        assert PEAKS[f"TPU {one}"] == PEAKS[f"TPU {other}"]
 
 
 # --- what is told ------------------------------------------------------------------------------
