@@ -208,16 +208,17 @@ def share(ratio: float | None) -> str:
     return "-" if ratio is None else f"{100 * ratio:.1f} %"
 
 
-def speed_line(speed: dict[str, Any]) -> str:
-    """How fast one learner trains, in words."""
-    tokens = speed["tokens_per_s"]
-    mfu, peak, limit = _mfu(speed), shown(speed["memory_peak_bytes"]), speed["memory_limit_bytes"]
+def speed_lines(speed: dict[str, Any]) -> list[str]:
+    """How fast one learner trains, and in how much memory."""
+    tokens, limit = speed["tokens_per_s"], speed["memory_limit_bytes"]
+    rate = "-" if tokens is None else f"{tokens:,.0f}"
     of = f" of {shown(limit)}" if limit else ""
-    return (
-        f"{'-' if tokens is None else f'{tokens:,.0f}'} tokens/s, MFU {mfu}, data wait "
-        f"{share(speed['data_wait_ratio'])}, {speed['memory_of']} memory "
-        f"{shown(speed['memory_bytes'])}{of} (peak {peak}), {_devices(speed)}"
-    )
+    return [
+        f"{_devices(speed)}: {rate} tokens/s, MFU {_mfu(speed)}, data wait "
+        f"{share(speed['data_wait_ratio'])}",
+        f"{speed['memory_of']} memory {shown(speed['memory_bytes'])}{of}, at most "
+        f"{shown(speed['memory_peak_bytes'])} so far",
+    ]
 
 
 def speeds_line(speeds: Mapping[str, dict[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from diloco_cli import live
 from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
-from diloco_cli.view import event_lines, learners_table, lines, screen, speeds_line
+from diloco_cli.view import event_lines, learners_table, lines, screen, speed_lines, speeds_line
 from diloco_client import Unreachable
 
 Row = dict[str, Any]
@@ -115,6 +115,17 @@ def test_a_wide_terminal_shows_how_well_devices_are_used_and_no_made_up_number(r
     assert rows[120]["b"].split()[-4:] == ["-", "-", "512", "MB"]
     assert rows[200]["a"].endswith("8 x NVIDIA H100 80GB HBM3")
     assert rows[200]["c"].split()[-4:] == ["-", "-", "-", "-"], "it said nothing"
+
+
+def test_two_lines_tell_how_fast_one_learner_trains() -> None:
+    assert speed_lines(HOPPER | {"memory_limit_bytes": 640_000_000_000}) == [
+        "8 x NVIDIA H100 80GB HBM3: 123,456 tokens/s, MFU 41.2 %, data wait 1.2 %",
+        "device memory 61.2 GB of 640 GB, at most 72.5 GB so far",
+    ]
+    assert speed_lines(UNKNOWN) == [
+        "1 x cpu: - tokens/s, MFU -, data wait -",
+        "process memory 512 MB, at most 72.5 GB so far",
+    ]
 
 
 def test_a_line_tells_what_all_learners_do_and_who_is_worst(run: Row) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from diloco_cli.cluster import Where, connect, token_of
 from diloco_cli.commands.options import Json, anywhere, show
-from diloco_cli.view import speed_line
+from diloco_cli.view import speed_lines
 from diloco_cli.words import counted
 
 app = typer.Typer()
@@ -35,7 +35,7 @@ def members(where: Where, as_json: Json = False) -> None:
 def _member_lines(m: dict[str, Any]) -> list[str]:
     """What it is and does; of a learner that trains, how fast."""
     speed = m.get("speed")
-    return [_member_line(m), *([f"  {speed_line(speed)}"] if speed else [])]
+    return [_member_line(m), *(f"  {line}" for line in (speed_lines(speed) if speed else ()))]
 
 
 def _member_line(m: dict[str, Any]) -> str:
