@@ -12,7 +12,7 @@ from diloco_learner.training.speed import (
     Island,
     Speed,
     Window,
-    told,
+    report,
     utilisation,
 )
 from diloco_shared.spec.run import Model
@@ -43,7 +43,8 @@ def test_before_two_steps_no_speed_is_made_up() -> None:
     assert speed.data_wait_s == 0.5, "yet what it waited for is known"
     speed.stepped(1002.0, 100, 0.5)
     assert speed.window == Window(1, 2.0, 100, 0.5)
-    assert (speed.window.tokens_per_s, speed.window.data_wait_ratio) == (50.0, 0.25)
+    assert speed.window.tokens_per_s == 50.0
+    assert speed.window.data_wait_ratio == 0.25
 
 
 def test_of_quick_steps_the_newest_ten_seconds_count() -> None:
@@ -80,6 +81,21 @@ def test_what_comes_between_steps_takes_no_part_with_the_step_that_follows() -> 
     assert speed.window == before
     speed.stepped(at + 302.0, 100, 0.0)
     assert speed.window.tokens_per_s == 50 and speed.window.steps == before.steps + 1
+
+
+def test_while_a_fault_stops_the_process_no_step_is_timed() -> None:
+    """The boundary may come at any moment about the stop: neither side of it counts."""
+    speed = Speed()
+    at = stepping(speed, 0.0, 2.0, 4)
+    before = speed.window
+    speed.untimed = True
+    speed.stepped(at + 2.0, 100, 0.0)  # the stop is under way
+    speed.stepped(at + 62.0, 100, 0.0)
+    speed.untimed = False
+    speed.stepped(at + 63.0, 100, 0.0)  # begun while it was stopped
+    assert speed.window == before
+    speed.stepped(at + 65.0, 100, 0.0)
+    assert speed.window.steps == before.steps + 1 and speed.window.tokens_per_s == 50
 
 
 # --- utilisation -------------------------------------------------------------------------------
@@ -145,6 +161,8 @@ class Chip:
         self.device_kind, self.platform, self.stats = kind, platform, stats
 
     def memory_stats(self) -> dict[str, int] | None:
+        if self.platform == "mute":
+            raise RuntimeError("UNIMPLEMENTED")
         return self.stats
 
 
@@ -162,9 +180,15 @@ def test_memory_is_that_of_all_devices_where_they_tell_it() -> None:
     [
         [Chip("cpu", "cpu", {"bytes_in_use": 10})],
         [Chip("odd", "odd", None)],
+        [Chip("mute", "mute", None)],
         [Chip("odd", "odd", {"bytes_in_use": 10}), Chip("odd", "odd", None)],
     ],
-    ids=["a CPU", "one that tells nothing", "one of two that tells nothing"],
+    ids=[
+        "a CPU",
+        "one that tells nothing",
+        "one that cannot be asked",
+        "one of two that tells nothing",
+    ],
 )
 def test_else_it_is_that_of_the_process(chips: list[Chip]) -> None:
     found = island_of(chips)
@@ -175,12 +199,12 @@ def test_else_it_is_that_of_the_process(chips: list[Chip]) -> None:
 
 def test_what_is_told_has_every_figure_and_nothing_that_nobody_knows() -> None:
     speed = Speed()
-    before = told(speed, island("cpu"), Arithmetic(600.0, True), "r", "a", 2)
+    before = report(speed, island("cpu"), Arithmetic(600.0, True), "r", "a", 2)
     assert (before.run, before.learner, before.incarnation, before.device) == ("r", "a", 2, "cpu")
     assert before.tokens_per_s is before.data_wait_ratio is before.mfu is before.peak_flops is None
     assert before.flops_per_token == 600 and before.flops_estimated
     stepping(speed, 0.0, 1.0, 3)
-    after = told(speed, island(), Arithmetic(989.4e10, False), "r", "a", 2)
+    after = report(speed, island(), Arithmetic(989.4e10, False), "r", "a", 2)
     assert (after.steps, after.seconds, after.tokens_per_s) == (2, 2.0, 100.0)
     assert after.mfu == pytest.approx(1.0) and not after.flops_estimated
     assert (after.data_wait_ratio, after.data_wait_s) == (0.25, 0.75)

@@ -66,7 +66,7 @@ class Learner(Worker[Settings]):
         self.unfit_for = ""  # why it could not work for its run, as an event told last
 
     def abilities(self) -> Abilities:
-        return Abilities(slow=self._slow, nan=self._nan)
+        return Abilities(slow=self._slow, nan=self._nan, hung=self._hung)
 
     def _slow(self, factor: float) -> None:
         if self.work is not None:
@@ -75,6 +75,11 @@ class Learner(Worker[Settings]):
     def _nan(self) -> None:
         if self.work is not None:
             self.work.injected.poison = True
+
+    def _hung(self, now: bool) -> None:
+        """Time in which a fault stopped this process is no time of a step."""
+        if self.work is not None and self.work.train_loop is not None:
+            self.work.train_loop.speed.untimed = now
 
     def room(self) -> DiskRoom | None:
         return None if self.work is None else self.work.room

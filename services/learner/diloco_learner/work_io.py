@@ -23,8 +23,7 @@ from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArriv
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.computing_io import Computing, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
-from diloco_learner.training.speed import Arithmetic
-from diloco_learner.training.speed import told as told_speed
+from diloco_learner.training.speed import Arithmetic, report
 from diloco_learner.training.train import Injected, TrainLoop
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Traffic
@@ -144,7 +143,7 @@ class Work:
         if loop is None or island is None:
             return None
         me, incarnation = self.context.me, self.context.incarnation
-        return told_speed(loop.speed, island, self.arithmetic, self.spec.name, me, incarnation)
+        return report(loop.speed, island, self.arithmetic, self.spec.name, me, incarnation)
 
     # --- the whole of it -----------------------------------------------------------------------
 

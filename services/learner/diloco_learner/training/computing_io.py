@@ -140,7 +140,7 @@ def island_of(devices: Sequence[Any]) -> Island:
     """
     kinds = sorted({str(device.device_kind) for device in devices})
     named = (str(devices[0].platform), " + ".join(kinds), len(devices))
-    stats = [None if d.platform == "cpu" else d.memory_stats() for d in devices]
+    stats = [None if d.platform == "cpu" else _memory_stats(d) for d in devices]
     told = [s for s in stats if s and "bytes_in_use" in s]
     if len(told) < len(devices):
         used = int(psutil.Process().memory_info().rss)
@@ -150,6 +150,15 @@ def island_of(devices: Sequence[Any]) -> Island:
     limited = all("bytes_limit" in s for s in told)
     limit = sum(int(s["bytes_limit"]) for s in told) if limited else None
     return Island(*named, False, used, max(used, peak), limit)
+
+
+def _memory_stats(device: Any) -> dict[str, int] | None:
+    """None where its driver cannot tell: no learner ends over a figure."""
+    try:
+        stats: dict[str, int] | None = device.memory_stats()
+        return stats
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return None
 
 
 def _resident_peak() -> int:

@@ -53,6 +53,7 @@ class Speed:
 
     def __init__(self) -> None:
         self.window = Window()
+        self.untimed = False  # set by any thread: while a fault stops the process
         self.data_wait_s = 0.0  # in all, of steps that are not timed too
         self._sums = Window()  # over all timed steps
         self._before: deque[Window] = deque([self._sums])  # sums before each step of the window
@@ -61,8 +62,8 @@ class Speed:
     def stepped(self, at: float, tokens: int, data_wait_s: float) -> None:
         """A step boundary. `at`: seconds by a clock that stands still while a fault delays."""
         self.data_wait_s += data_wait_s
-        since, self._since = self._since, at
-        if since is None:
+        since, self._since = self._since, None if self.untimed else at
+        if since is None or self.untimed:
             return
         s = self._sums
         took_s = max(at - since, 0.0)
@@ -186,7 +187,7 @@ def utilisation(
     return tokens_per_s * arithmetic.flops_per_token / peak_flops
 
 
-def told(
+def report(
     speed: Speed, island: Island, arithmetic: Arithmetic, run: str, learner: str, incarnation: int
 ) -> LearnerSpeed:
     """All that a learner says of its speed, as of now."""
