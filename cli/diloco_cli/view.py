@@ -1,10 +1,11 @@
 """What is shown of a run: who does what, how the rounds go, what has been achieved."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -66,6 +67,8 @@ def run_lines(
             f"validation loss {newest:.4f} after {evaluations[-1]['steps']} steps "
             f"(began at {first:.4f})"
         )
+    if run.get("speeds"):
+        lines.append(speeds_line(run["speeds"]))
     lines.append(_bytes_line(status))
     if useful_time is not None:
         lines.append(f"goodput {100 * useful_time:.1f} % of the learners' time")
@@ -128,27 +131,113 @@ def _range(versions: Sequence[int]) -> str:
     return "none" if high < 0 else str(low) if low == high else f"{low} to {high}"
 
 
-def learners_table(status: dict[str, Any]) -> Table:
-    """One line per learner, of at most 76 columns."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("learner", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in ("life", "step", "loss", "tokens/s", "waited s", "merged in"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, learner in sorted(status["learners"].items()):
-        state = str(learner.get("state", "?"))
-        loss, merged = learner.get("loss"), learner.get("merged_round", -1)
-        table.add_row(
-            name,
-            Text(state, style=_STATE_STYLE.get(state, "")),
-            str(learner.get("incarnation", "")),
-            str(learner.get("step", "")),
-            "" if loss is None else f"{loss:.3f}",
-            f"{learner.get('tokens_per_s', 0.0):.0f}" if learner.get("alive") else "",
-            f"{learner.get('wait_s', 0.0):.3f}",
-            "" if merged < 0 else f"round {merged}",
-        )
-    return table
+# Columns of a terminal from which on there is room for how well a learner's devices are used, and
+# for what they are.
+_WIDE, _WIDEST = 110, 150
+
+
+@dataclass(frozen=True, slots=True)
+class LearnersTable:
+    """One line per learner: of at most 76 columns, or of more where the terminal has more."""
+
+    learners: Mapping[str, dict[str, Any]]
+    speeds: Mapping[str, dict[str, Any]]  # of those whose speed is known
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self.of(options.max_width)
+
+    def of(self, width: int) -> Table:
+        """As it is in so many columns."""
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in ("learner", "state"):
+            table.add_column(name, no_wrap=True)
+        names = ["life", "step", "loss", "tokens/s", "waited s", "merged in"]
+        names += ["MFU", "data wait", "memory"] if width >= _WIDE else []
+        for name in names:
+            table.add_column(name, justify="right", no_wrap=True)
+        if width >= _WIDEST:
+            table.add_column("devices", no_wrap=True)
+        for name, learner in sorted(self.learners.items()):
+            speed = self.speeds.get(name, {})
+            cells = [*_work(learner, speed), *_use(speed), _devices(speed)]
+            table.add_row(name, *cells[: len(table.columns) - 1])
+        return table
+
+
+def learners_table(run: dict[str, Any]) -> LearnersTable:
+    """Of a run that has a status."""
+    return LearnersTable(run["status"]["learners"], run.get("speeds") or {})
+
+
+def _work(learner: dict[str, Any], speed: dict[str, Any]) -> list[str | Text]:
+    state = str(learner.get("state", "?"))
+    loss, merged = learner.get("loss"), learner.get("merged_round", -1)
+    # Its own word is of its newest steps; without one there is what its syncer counts.
+    tokens = speed.get("tokens_per_s") or learner.get("tokens_per_s") or 0.0
+    return [
+        Text(state, style=_STATE_STYLE.get(state, "")),
+        str(learner.get("incarnation", "")),
+        str(learner.get("step", "")),
+        "" if loss is None else f"{loss:.3f}",
+        f"{tokens:.0f}" if learner.get("alive") else "",
+        f"{learner.get('wait_s', 0.0):.3f}",
+        "" if merged < 0 else f"round {merged}",
+    ]
+
+
+def _use(speed: dict[str, Any]) -> list[str]:
+    """How well its devices are used; "-" for what nobody knows."""
+    return [
+        _mfu(speed),
+        share(speed.get("data_wait_ratio")),
+        shown(speed["memory_bytes"]) if speed else "-",
+    ]
+
+
+def _mfu(speed: dict[str, Any]) -> str:
+    about = "~" if speed.get("flops_estimated") and speed.get("mfu") is not None else ""
+    return about + share(speed.get("mfu"))
+
+
+def _devices(speed: dict[str, Any]) -> str:
+    return f"{speed['devices']} x {speed['device']}" if speed else "-"
+
+
+def share(ratio: float | None) -> str:
+    """A share in percent; "-" if it is not known."""
+    return "-" if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def speed_lines(speed: dict[str, Any]) -> list[str]:
+    """How fast one learner trains, and in how much memory."""
+    tokens, limit = speed["tokens_per_s"], speed["memory_limit_bytes"]
+    rate = "-" if tokens is None else f"{tokens:,.0f}"
+    of = f" of {shown(limit)}" if limit else ""
+    return [
+        f"{_devices(speed)}: {rate} tokens/s, MFU {_mfu(speed)}, data wait "
+        f"{share(speed['data_wait_ratio'])}",
+        f"{speed['memory_of']} memory {shown(speed['memory_bytes'])}{of}, at most "
+        f"{shown(speed['memory_peak_bytes'])} so far",
+    ]
+
+
+def speeds_line(speeds: Mapping[str, dict[str, Any]]) -> str:
+    """How fast all learners of a run train together; the worst use of devices with its learner."""
+    rates = [s["tokens_per_s"] for s in speeds.values() if s["tokens_per_s"] is not None]
+    known = {n: s["mfu"] for n, s in speeds.items() if s["mfu"] is not None}
+    waits = {n: s["data_wait_ratio"] or 0.0 for n, s in speeds.items()}
+    held = {n: s["memory_bytes"] for n, s in speeds.items()}
+    slow, waits_most, holds_most = (
+        min(known, key=known.__getitem__, default=""),
+        max(waits, key=waits.__getitem__),
+        max(held, key=held.__getitem__),
+    )
+    return (
+        f"speed: {sum(rates):,.0f} tokens/s of {counted(len(speeds), 'learner')}; lowest MFU "
+        + (f"{_mfu(speeds[slow])} ({slow})" if slow else "-")
+        + f"; most data wait {share(waits[waits_most])} ({waits_most}); most memory "
+        f"{shown(held[holds_most])} ({holds_most})"
+    )
 
 
 def event_lines(events: Sequence[dict[str, Any]]) -> list[str]:
@@ -181,7 +270,7 @@ def screen(seen: Seen | None, messages: Sequence[str] = ()) -> RenderableType:
     if seen is not None and seen.run:
         parts += [Text(line) for line in lines(seen)]
         if seen.status:
-            parts += [Text(""), learners_table(seen.status)]
+            parts += [Text(""), learners_table(seen.run)]
             parts += [Text(""), *(Text(line) for line in event_lines(seen.events))]
     if messages:
         parts += [Text(""), *(Text(m, style="dim") for m in list(messages)[-_MESSAGES_SHOWN:])]

@@ -9,7 +9,7 @@ from rich.console import Console
 from diloco_cli import live
 from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
-from diloco_cli.view import event_lines, learners_table, lines, screen
+from diloco_cli.view import event_lines, learners_table, lines, screen, speed_lines, speeds_line
 from diloco_client import Unreachable
 
 Row = dict[str, Any]
@@ -70,10 +70,73 @@ def test_every_figure_is_readable_in_80_columns(
     learners["a"] |= {"step": 123456, "loss": 11.25, "tokens_per_s": 1234567.0, "wait_s": 12.5}
     learners["a"] |= {"merged_round": 12345, "incarnation": 12, "state": "recovering"}
     events[-1]["text"] = "x" * 300
-    table = printed(learners_table(run["status"]), width=80)
+    table = printed(learners_table(run), width=80)
     for figure in ("recovering", "123456", "11.250", "1234567", "12.500", "round 12345"):
         assert figure in table
     assert "…" not in table
+
+
+HOPPER: Row = {
+    "platform": "gpu",
+    "device": "NVIDIA H100 80GB HBM3",
+    "devices": 8,
+    "tokens_per_s": 123_456.0,
+    "data_wait_ratio": 0.0123,
+    "mfu": 0.4125,
+    "flops_estimated": False,
+    "memory_of": "device",
+    "memory_bytes": 61_200_000_000,
+    "memory_peak_bytes": 72_500_000_000,
+    "memory_limit_bytes": 80_000_000_000,
+}
+UNKNOWN: Row = HOPPER | {
+    "device": "cpu",
+    "devices": 1,
+    "tokens_per_s": None,
+    "data_wait_ratio": None,
+    "mfu": None,
+    "memory_of": "process",
+    "memory_bytes": 512_000_000,
+    "memory_limit_bytes": None,
+}
+
+
+def test_a_wide_terminal_shows_how_well_devices_are_used_and_no_made_up_number(run: Row) -> None:
+    run["speeds"] = {"a": HOPPER, "b": UNKNOWN}
+    rows = {}
+    for width in (80, 120, 200):
+        text = printed(learners_table(run), width=width)
+        assert "…" not in text and max(map(len, text.splitlines())) <= width
+        rows[width] = {line.split()[0]: line for line in text.splitlines()}
+    assert "MFU" not in rows[80]["learner"]
+    # Its own word is of its newest steps; the syncer's is a mean.
+    assert "123456" in rows[80]["a"] and "1000" in rows[80]["b"]
+    assert rows[120]["a"].split()[-6:] == ["41.2", "%", "1.2", "%", "61.2", "GB"]
+    assert rows[120]["b"].split()[-4:] == ["-", "-", "512", "MB"]
+    assert rows[200]["a"].endswith("8 x NVIDIA H100 80GB HBM3")
+    assert rows[200]["c"].split()[-4:] == ["-", "-", "-", "-"], "it said nothing"
+
+
+def test_two_lines_tell_how_fast_one_learner_trains() -> None:
+    assert speed_lines(HOPPER | {"memory_limit_bytes": 640_000_000_000}) == [
+        "8 x NVIDIA H100 80GB HBM3: 123,456 tokens/s, MFU 41.2 %, data wait 1.2 %",
+        "device memory 61.2 GB of 640 GB, at most 72.5 GB so far",
+    ]
+    assert speed_lines(UNKNOWN) == [
+        "1 x cpu: - tokens/s, MFU -, data wait -",
+        "process memory 512 MB, at most 72.5 GB so far",
+    ]
+
+
+def test_a_line_tells_what_all_learners_do_and_who_is_worst(run: Row) -> None:
+    about = HOPPER | {"mfu": 0.25, "flops_estimated": True, "data_wait_ratio": 0.2}
+    assert speeds_line({"a": HOPPER, "b": about}) == (
+        "speed: 246,912 tokens/s of 2 learners; lowest MFU ~25.0 % (b); most data wait 20.0 % (b); "
+        "most memory 61.2 GB (a)"
+    )
+    assert "lowest MFU -; most data wait 0.0 %" in speeds_line({"b": UNKNOWN})
+    run["speeds"] = {"a": HOPPER}
+    assert any(line.startswith("speed: 123,456") for line in lines(seen_of(run, [], [])))
 
 
 def test_without_a_terminal_messages_come_once_and_lines_at_every_change(

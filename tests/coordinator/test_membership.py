@@ -1,7 +1,14 @@
 """Who is a member and who was one, by notes that outlive a coordinator."""
 
-from diloco_coordinator.runs.membership import FORGET_S, MEMBERS_MAX, MemberNote, Roll
-from diloco_shared.protocol.records import MemberRecord
+from diloco_coordinator.runs.membership import (
+    FORGET_S,
+    MEMBERS_MAX,
+    SPEED_S_MAX,
+    MemberNote,
+    Roll,
+    Speeds,
+)
+from diloco_shared.protocol.records import LearnerSpeed, MemberRecord
 
 
 def record(name: str = "a", boot: str = "1", *, draining: bool = False) -> MemberRecord:
@@ -102,3 +109,40 @@ def test_how_long_a_member_is_there_counts_from_its_return() -> None:
     assert roll.notes["a"].since_s(75.0) == 5.0
     roll.seen(record(), 80.0)
     assert roll.notes["a"].since_s(81.0) == 1.0, "it stood still, and goes on"
+
+
+def speed(learner: str, run: str = "demo") -> LearnerSpeed:
+    return LearnerSpeed(
+        run=run,
+        learner=learner,
+        incarnation=0,
+        platform="cpu",
+        device="cpu",
+        devices=1,
+        steps=1,
+        seconds=1.0,
+        memory_of="process",
+        memory_bytes=1,
+        memory_peak_bytes=1,
+    )
+
+
+def test_a_speed_is_shown_while_it_is_fresh_and_of_the_run_in_question() -> None:
+    speeds = Speeds()
+    speeds.hear(speed("a"), 100.0)
+    assert speeds.of("a", "demo", 100.0 + SPEED_S_MAX) == speed("a")
+    assert speeds.of("a", "demo", 100.1 + SPEED_S_MAX) is None
+    assert speeds.of("a", "another", 100.0) is None
+    assert speeds.of("b", "demo", 100.0) is None
+
+
+def test_no_more_speeds_are_kept_than_there_may_be_members() -> None:
+    """I12: the newest word of each; room is made by those that said nothing for a while."""
+    speeds = Speeds()
+    for n in range(MEMBERS_MAX):
+        speeds.hear(speed(f"l-{n}"), 100.0)
+    speeds.hear(speed("late"), 101.0)
+    assert speeds.of("late", "demo", 101.0) is None
+    speeds.hear(speed("l-0"), 109.0)
+    speeds.hear(speed("late"), 100.5 + SPEED_S_MAX)
+    assert speeds.heard.keys() == {"l-0", "late"}

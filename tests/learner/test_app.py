@@ -1,6 +1,7 @@
 """A whole learner process but for the process: on the in-memory bus, against a scripted syncer."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from diloco_shared.protocol.messages import Stamp
 from diloco_shared.protocol.records import (
     Event,
     Incarnation,
+    LearnerSpeed,
     MemberRecord,
     RunStatus,
     ShardLease,
@@ -455,6 +457,34 @@ async def test_a_poisoned_step_is_skipped_counted_and_told(
         assert app.health().detail["steps_skipped"] == 1
         shown = {m.name: m for m in app.collect()}
         assert shown["diloco_steps_skipped"].samples[0].value == 1
+
+
+async def test_it_tells_how_fast_it_trains_from_its_first_step_on(
+    broker: MemoryBroker, syncer: Any, tmp_path: Path
+) -> None:
+    """To the coordinator (tests/coordinator/api/test_members.py), to a probe, and as metrics."""
+    await syncer.prepare()
+    await syncer.assign("a", "r")
+    heard: list[LearnerSpeed] = []
+    broker.subscribe("ctl.r.speed.a", lambda d: heard.append(decode(d.payload, LearnerSpeed)))
+    async with syncer.serving(), learner(broker, tmp_path, "a") as (app, _):
+        await syncer.bootstrap("a")
+        await until(lambda: any(s.tokens_per_s for s in heard), "its speed")
+        assert (heard[0].run, heard[0].learner, heard[0].incarnation) == ("r", "a", 0)
+        speed = heard[-1]
+        assert (speed.platform, speed.device, speed.devices) == ("cpu", "cpu", 1)
+        assert speed.mfu is None and speed.peak_flops is None, "a CPU is not in the table"
+        assert speed.flops_per_token and not speed.flops_estimated
+        assert speed.steps > 0 and speed.data_wait_ratio is not None
+        assert 0 <= speed.data_wait_ratio <= 1
+        assert speed.memory_of == "process" and speed.memory_bytes > 10_000_000
+
+        own = {m.name: m for m in app.collect()}
+        assert own["diloco_learner_tokens_per_second"].samples[0].value > 0
+        assert own["diloco_learner_data_wait_ratio"].samples[0].labels["learner"] == "a"
+        assert own["diloco_learner_mfu"].samples == [], "nobody knows it"
+        detail = json.loads(json.dumps(app.health().detail))
+        assert detail["speed"]["tokens_per_s"] > 0 and detail["speed"]["mfu"] is None
 
 
 def sick(leaf: Any) -> Any:

@@ -157,6 +157,42 @@ def test_a_slow_fault_costs_time_that_is_neither_step_nor_waiting(rig: Rig) -> N
     assert box.newest_progress().step_s == pytest.approx(1.5)
 
 
+@pytest.mark.parametrize("trouble", ["none", "pause", "slow", "evaluation"])
+def test_speed_is_that_of_the_steps_whatever_lies_between_them(rig: Rig, trouble: str) -> None:
+    """A step takes a second, a quarter of it for its batch of 16 tokens."""
+    loop, box, clock = rig()
+    step, take, evaluate = loop.trainer.step, loop.batches.take, loop.trainer.evaluate
+
+    def computing(batch: Any, rate: float, **more: Any) -> Any:
+        clock.now += 0.75
+        return step(batch, rate, **more)
+
+    def reading() -> Any:
+        clock.now += 0.25
+        return take()
+
+    def long(sequences_SxL1: Any) -> float:
+        clock.now += 100.0
+        return evaluate(sequences_SxL1)
+
+    loop.trainer.step = computing  # type: ignore[method-assign]
+    loop.batches.take = reading  # type: ignore[method-assign]
+    loop.trainer.evaluate = long  # type: ignore[method-assign]
+    box.at = {30: [beat("stopped")]}
+    if trouble == "pause":
+        box.at |= {10: [beat("paused")], 15: [beat("running")]}
+    elif trouble == "slow":
+        loop.injected.slow_factor = 5.0
+    elif trouble == "evaluation":
+        box.at |= {10: [beat(evaluator="a")]}
+    run(loop)
+    assert loop.exchange.counters.step >= 20
+    assert (clock.now > 100.0 + 30.0 + 90.0) == (trouble in ("slow", "evaluation"))
+    assert loop.speed.window.tokens_per_s == pytest.approx(16.0)
+    assert loop.speed.window.data_wait_ratio == pytest.approx(0.25)
+    assert loop.speed.data_wait_s == pytest.approx(0.25 * loop.exchange.counters.step)
+
+
 def test_moments_that_are_no_numbers_are_refused(rig: Rig) -> None:
     """I11: a donor that has diverged, another model, rubbish."""
     well, _, _ = rig()

@@ -8,6 +8,7 @@ import typer
 
 from diloco_cli.cluster import Where, connect, token_of
 from diloco_cli.commands.options import Json, anywhere, show
+from diloco_cli.view import speed_lines
 from diloco_cli.words import counted
 
 app = typer.Typer()
@@ -28,7 +29,13 @@ def members(where: Where, as_json: Json = False) -> None:
     """Every process of the cluster."""
     with connect(where) as client:
         found = client.members()
-    show(found, as_json, lambda: [_member_line(m) for m in found])
+    show(found, as_json, lambda: [line for m in found for line in _member_lines(m)])
+
+
+def _member_lines(m: dict[str, Any]) -> list[str]:
+    """What it is and does; of a learner that trains, how fast."""
+    speed = m.get("speed")
+    return [_member_line(m), *(f"  {line}" for line in (speed_lines(speed) if speed else ()))]
 
 
 def _member_line(m: dict[str, Any]) -> str:

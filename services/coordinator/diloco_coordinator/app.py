@@ -142,6 +142,7 @@ async def fed(registry: Registry, exports: Exports) -> AsyncIterator[None]:
         tasks.append(group.create_task(registry.read_events()))
         for subject in (subjects.beat("*"), subjects.lapsed_beat("*")):
             tasks.append(group.create_task(registry.hear_beats(subject)))
+        tasks.append(group.create_task(registry.hear_speeds()))
         tasks.append(group.create_task(keep_assigned(registry)))
         tasks.append(group.create_task(keep_ending(registry)))
         tasks.append(group.create_task(exports.keep()))

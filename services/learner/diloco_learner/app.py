@@ -22,6 +22,7 @@ from diloco_shared.bus.stored_records import event_now, tell
 from diloco_shared.process import serving
 from diloco_shared.process.chaos import Abilities
 from diloco_shared.process.disk_room import DiskRoom
+from diloco_shared.process.health import speed_metrics
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
 from diloco_shared.protocol.run_states import over
@@ -65,7 +66,7 @@ class Learner(Worker[Settings]):
         self.unfit_for = ""  # why it could not work for its run, as an event told last
 
     def abilities(self) -> Abilities:
-        return Abilities(slow=self._slow, nan=self._nan)
+        return Abilities(slow=self._slow, nan=self._nan, hung=self._hung)
 
     def _slow(self, factor: float) -> None:
         if self.work is not None:
@@ -74,6 +75,11 @@ class Learner(Worker[Settings]):
     def _nan(self) -> None:
         if self.work is not None:
             self.work.injected.poison = True
+
+    def _hung(self, now: bool) -> None:
+        """Time in which a fault stopped this process is no time of a step."""
+        if self.work is not None and self.work.train_loop is not None:
+            self.work.train_loop.speed.untimed = now
 
     def room(self) -> DiskRoom | None:
         return None if self.work is None else self.work.room
@@ -104,6 +110,8 @@ class Learner(Worker[Settings]):
         yield CounterMetricFamily(
             "diloco_wait_seconds", "Time not spent on computation", value=progress.wait_s
         )
+        if (speed := work.speed()) is not None:
+            yield from speed_metrics(speed)
 
     async def serve_runs(self, tasks: asyncio.TaskGroup) -> None:
         working: asyncio.Task[None] | None = None

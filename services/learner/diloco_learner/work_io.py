@@ -23,6 +23,7 @@ from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArriv
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.computing_io import Computing, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.speed import Arithmetic, report
 from diloco_learner.training.train import Injected, TrainLoop
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Traffic
@@ -31,6 +32,7 @@ from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Beat, Progress, SocketBytes
+from diloco_shared.protocol.records import LearnerSpeed
 from diloco_shared.protocol.run_states import OVER
 
 log = structlog.get_logger()
@@ -130,7 +132,18 @@ class Work:
                 "mailbox_dropped": self.mailbox.dropped,
                 "publications_refused": dict(self.book.refused),
             }
+        if (speed := self.speed()) is not None:
+            shown["speed"] = speed.model_dump(exclude={"run", "learner", "incarnation"})
         return shown
+
+    def speed(self) -> LearnerSpeed | None:
+        """How fast it trains, and on what; None before it begins, or where no device computes."""
+        loop = self.train_loop
+        island = None if loop is None else self.computing.island()
+        if loop is None or island is None:
+            return None
+        me, incarnation = self.context.me, self.context.incarnation
+        return report(loop.speed, island, self.arithmetic, self.spec.name, me, incarnation)
 
     # --- the whole of it -----------------------------------------------------------------------
 
@@ -172,6 +185,7 @@ class Work:
             serving += [
                 self._start(self.reporter.newest(self.computing.handed)),
                 self._start(self._hand()),
+                self._start(self.reporter.speeds(self.speed)),
             ]
             leave = await self._train_or_tell()
         else:
@@ -222,6 +236,8 @@ class Work:
         folder = self.context.folder / CHECKPOINTS / self.spec.folder
         self.checkpoints = LocalCheckpoints(folder, self.spec.keeping.checkpoints)
         self.checkpoints.room.needed = self.trainer.inner_state_bytes
+        parameters = sum(self.trainer.program.layout.sizes)
+        self.arithmetic = Arithmetic.of(self.spec.model, parameters)
 
     def _connect(self) -> None:
         context = self.context

@@ -52,6 +52,7 @@ class Abilities:
     nan: Callable[[], None] | None = None  # poison the gradients of one step
     kill: Callable[[], None] | None = None  # instead of killing this very process
     hang: Callable[[float], None] | None = None
+    hung: Callable[[bool], None] | None = None  # told before a hang (True) and after it
 
 
 class FaultAgent:
@@ -139,7 +140,12 @@ class FaultAgent:
             case "kill":
                 (self.abilities.kill or _kill_self)()
             case "hang":
-                await self._hang(fault.duration_s)
+                hung = self.abilities.hung or (lambda _: None)
+                hung(True)
+                try:
+                    await self._hang(fault.duration_s)
+                finally:
+                    hung(False)
                 await self._tell("fault-healed", fault)
             case "slow":
                 assert self.abilities.slow is not None

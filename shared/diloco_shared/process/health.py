@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_shared.bus.port import Traffic
-from diloco_shared.protocol.records import MemberRecord
+from diloco_shared.protocol.records import LearnerSpeed, MemberRecord
 
 # A request line with its headers is far smaller; a client that sends more is not ours.
 REQUEST_BYTES_MAX = 8192
@@ -120,6 +120,27 @@ def disk_metric(*members: MemberRecord) -> Metric:
     for member in members:
         full.add_metric([member.run, member.id], float(bool(member.full)))
     return full
+
+
+# Of each: name, meaning, and field of a LearnerSpeed.
+_SPEEDS = (
+    ("tokens_per_second", "Tokens trained on, over the newest steps", "tokens_per_s"),
+    ("mfu", "Model FLOP utilisation of its devices, over the newest steps", "mfu"),
+    ("memory_bytes", "Memory of its devices; on a CPU of its process", "memory_bytes"),
+    ("memory_peak_bytes", "The most that it was", "memory_peak_bytes"),
+    ("data_wait_ratio", "Share of its time that went into the next batch", "data_wait_ratio"),
+    ("data_wait_seconds", "Time that went into the next batch, of this life", "data_wait_s"),
+)
+
+
+def speed_metrics(*speeds: LearnerSpeed) -> Iterator[Metric]:
+    """How fast learners train: a figure that nobody can know has no sample."""
+    for name, text, field in _SPEEDS:
+        gauge = GaugeMetricFamily(f"diloco_learner_{name}", text, labels=["run", "learner"])
+        for speed in speeds:
+            if (value := getattr(speed, field)) is not None:
+                gauge.add_metric([speed.run, speed.learner], value)
+        yield gauge
 
 
 # --------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.subjects import Id
 
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # 0 or more, of the unit it names
+
 
 class MemberRecord(Message):
     """A living process, under a key that expires unless refreshed."""
@@ -42,6 +44,35 @@ class MemberRecord(Message):
     tape_seq: Count = 0  # newest tape record that a syncer has executed
     shard: Count = 0  # that a syncer works for
     memory_bytes: Count = 0  # anonymous resident memory; 0: not told
+
+
+class LearnerSpeed(Message):
+    """How fast a learner trains, and on what, every other second: for people alone.
+
+    Lost is lost, and no decision rests on it. What nobody can know is None: no number is made up.
+    """
+
+    run: Id
+    learner: Id
+    incarnation: Count
+    platform: Annotated[str, Field(max_length=40)]  # as jax names it: cpu, gpu, tpu
+    device: Annotated[str, Field(max_length=200)]  # jax's device_kind
+    devices: Count  # of this process
+    # Of the newest steps that were timed. Pauses, evaluations and what faults cost are no part.
+    steps: Count
+    seconds: Seconds
+    tokens_per_s: Figure | None = None  # None: no step is timed yet
+    data_wait_ratio: Figure | None = None  # share of `seconds` that went into the next batch
+    data_wait_s: Seconds = 0.0  # of this life
+    # Model FLOP utilisation: what the model's arithmetic takes of the devices' peak.
+    mfu: Figure | None = None
+    flops_per_token: Figure | None = None
+    flops_estimated: bool = False  # 6 N: of a model whose shape is not known
+    peak_flops: Figure | None = None  # per second, dense bf16, all devices; None: not in the table
+    memory_of: Literal["device", "process"]  # of all devices together, or what is resident
+    memory_bytes: Count
+    memory_peak_bytes: Count
+    memory_limit_bytes: Count | None = None  # that devices let a process have
 
 
 class Assignment(Message):

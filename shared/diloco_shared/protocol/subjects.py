@@ -64,6 +64,11 @@ def progress(run: str, learner: str) -> str:
     return f"ctl.{run}.progress.{learner}"
 
 
+def speed(run: str, learner: str) -> str:
+    """How fast a learner trains: for people, nobody acts on it."""
+    return f"ctl.{run}.speed.{learner}"
+
+
 def pull(run: str) -> str:
     return f"ctl.{run}.pull"
 

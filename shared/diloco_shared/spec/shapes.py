@@ -337,6 +337,14 @@ def flops_per_token(shape: Shape, context: int) -> float:
     return FORWARD_AND_BACKWARD * (2.0 * weights + attention)
 
 
+def estimated_flops_per_token(parameters: int) -> float:
+    """The same of a model of which only the number of parameters is known: 6 N.
+
+    Attention is left out, and an embedding that only looks up is counted as a product.
+    """
+    return FORWARD_AND_BACKWARD * 2.0 * parameters
+
+
 def _seen(context: int, window: int) -> float:
     """Tokens that a token attends to on average, its own included."""
     if not window or window >= context:

@@ -154,6 +154,9 @@ class Paced:
         self.turned.append(event)
         await event.wait()
 
+    def island(self) -> None:
+        """No device computes: there is no speed to tell of."""
+
     def _turn(self) -> None:
         turned, self.turned = self.turned, []
         for event in turned:

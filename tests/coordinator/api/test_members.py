@@ -5,12 +5,15 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from waiting import until
 
+from diloco_coordinator.runs.membership import SPEED_S_MAX
+from diloco_shared import ambient
 from diloco_shared.bus.port import KeyEntry
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Assignment
-from diloco_shared.protocol.wire import decode
+from diloco_shared.protocol.records import Assignment, LearnerSpeed
+from diloco_shared.protocol.wire import decode, encode
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
 
@@ -38,6 +41,65 @@ async def test_a_member_shows_its_process_and_what_its_syncer_sees(
         assert (shown["assigned"], shown["alive"], shown["draining"]) == ("demo", True, False)
         assert shown["learner"]["step"] == 8
         assert "lock" not in shown and "boot" not in shown
+
+
+def speed(learner: str = "a", run: str = "demo", mfu: float | None = 0.4125) -> LearnerSpeed:
+    return LearnerSpeed(
+        run=run,
+        learner=learner,
+        incarnation=0,
+        platform="gpu",
+        device="NVIDIA H100 80GB HBM3",
+        devices=8,
+        steps=20,
+        seconds=10.0,
+        tokens_per_s=1000.0,
+        data_wait_ratio=0.01,
+        mfu=mfu,
+        memory_of="device",
+        memory_bytes=5,
+        memory_peak_bytes=7,
+    )
+
+
+async def test_a_learner_that_trains_shows_how_fast(
+    world: Any, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", SPEC)
+        await world.joins("syncer-1", role="syncer")
+        await world.joins("a", "b", run="demo")
+        await world.says(status())
+        await until(lambda: {"a", "b"} <= desk.registry.assigned.keys())
+        assert (await desk.get("/v1/members/a"))["speed"] is None
+        assert (await desk.get("/v1/runs/demo"))["speeds"] == {}
+
+        for told in (speed(), speed("b", mfu=None), speed("ghost")):
+            await world.bus.publish(subjects.speed(told.run, told.learner), encode(told))
+        await world.bus.publish(subjects.speed("demo", "a"), b"rubbish")
+        await until(lambda: desk.registry.speed_of("b"))
+        shown = (await desk.get("/v1/members/a"))["speed"]
+        assert (shown["tokens_per_s"], shown["mfu"], shown["devices"]) == (1000.0, 0.4125, 8)
+        assert "run" not in shown and "learner" not in shown, "the member says it"
+        assert (await desk.get("/v1/members/b"))["speed"]["mfu"] is None
+        assert (await desk.get("/v1/members/syncer-1"))["speed"] is None
+        assert (await desk.get("/v1/runs/demo"))["speeds"].keys() == {"a", "b"}
+        metrics = (await desk.ask("GET", "/metrics")).text
+        assert 'diloco_learner_mfu{learner="a",run="demo"} 0.4125' in metrics
+        assert 'diloco_learner_tokens_per_second{learner="b",run="demo"} 1000.0' in metrics
+        assert 'diloco_learner_mfu{learner="b"' not in metrics, "nobody knows it"
+        assert "ghost" not in metrics, "no member has this id"
+
+        # What was said for another run, or long ago, is no figure of now.
+        await world.joins("b", run="another")
+        await until(lambda: desk.registry.speed_of("b") is None)
+        later = ambient.monotonic() + SPEED_S_MAX + 1
+        monkeypatch.setattr(ambient, "monotonic", lambda: later)
+        assert desk.registry.speed_of("a") is None
+        monkeypatch.undo()
+        await world.dies("a")
+        await until(lambda: not desk.registry.roll.notes["a"].alive)
+        assert (await desk.get("/v1/members/a"))["speed"] is None
 
 
 async def test_syncers_show_who_leads_and_how_far_behind_a_standby_is(world: Any) -> None:

@@ -213,6 +213,26 @@ def test_a_run_that_waits_says_which_learner_cannot_work_and_why(
     assert page.ask('seen("reason")') == before.ask('seen("reason")')
 
 
+def test_a_learner_shows_how_fast_it_trains_and_no_made_up_number(
+    page: Page, answers: dict[str, Any]
+) -> None:
+    table = (WEB / "index.html").read_text("utf-8").split('id="learners"')[1].split("</thead>")[0]
+    assert {len(row) for row in page.ask('rows("learners")')} == {table.count("<th ")}
+    first, second, third = (m for m in answers["GET /v1/members"]["members"] if m["speed"])
+    first["speed"] |= {"tokens_per_s": 123456.7, "mfu": 0.412, "data_wait_ratio": 0.0123}
+    first["speed"] |= {"memory_bytes": 61_200_000_000, "devices": 8, "device": "NVIDIA H100"}
+    second["speed"] |= {"mfu": 0.25, "flops_estimated": True, "tokens_per_s": None}
+    third["speed"] = None
+    page.answers = answers
+    page.second()
+    rows = {row[0]: row for row in page.ask('rows("learners")')}
+    assert rows[first["id"]][4:8] == ["123457", "41.2 %", "1.2 %", "61.2 GB8 × NVIDIA H100"]
+    assert rows[second["id"]][5] == "~25.0 %"
+    counted = str(round(second["learner"]["tokens_per_s"]))
+    assert rows[second["id"]][4] == counted, "as its syncer counts"
+    assert rows[third["id"]][5:8] == ["–", "–", "–"]
+
+
 def test_who_is_gone_is_told_and_can_be_forgotten(page: Page, answers: dict[str, Any]) -> None:
     gone = next(m for m in answers["GET /v1/members"]["members"] if m["id"] == "learner-2")
     gone |= {"alive": False, "gone_since": 0.0}

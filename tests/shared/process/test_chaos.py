@@ -38,6 +38,7 @@ class Victim:
             nan=lambda: self.note("nan"),
             kill=lambda: self.note("kill"),
             hang=lambda seconds: self.note(f"hang {seconds:g}"),
+            hung=lambda now: self.note("stops" if now else "runs again"),
         )
 
 
@@ -104,6 +105,14 @@ async def test_a_fault_that_makes_no_sense_is_refused_with_its_reason(
         assert not reply.accepted
         assert why in reply.reason
         assert victim.done == []
+
+
+async def test_a_process_knows_of_its_hang_before_and_after_it() -> None:
+    victim = Victim()
+    async with serving(new_agent(victim)) as bus:
+        assert (await ask(bus, kind="hang", duration_s=0.01)).accepted
+        await until(lambda: len(victim.done) == 3)
+        assert victim.done == ["stops", "hang 0.01", "runs again"]
 
 
 async def test_what_a_process_cannot_do_it_refuses() -> None:

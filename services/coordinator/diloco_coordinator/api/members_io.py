@@ -74,10 +74,15 @@ class Members:
         if run and note.record.role == "syncer":
             mine = (n for m, n in registry.roll.notes.items() if registry.assigned.get(m) == run)
             lag = next(s["lag_records"] for s in syncer_views(mine) if s["id"] == member)
-        return member_view(note, run, registry.statuses.get(run), lag)
+        speed = registry.speed_of(member)
+        return member_view(note, run, registry.statuses.get(run), lag, speed)
 
     async def index(self) -> dict[str, Any]:
-        """Every process that is or was a member, and is not forgotten."""
+        """Every process that is or was a member, and is not forgotten.
+
+        `speed` of a learner that trains: tokens per second, utilisation of its devices, memory and
+        wait for data, as it said within the last ten seconds; null where it is not known.
+        """
         return {"members": [self._view(m) for m in sorted(self.registry.roll.notes)]}
 
     async def show(self, member: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from diloco_coordinator.api.views import standing, syncer_views
 from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
-from diloco_shared.process.health import disk_metric
+from diloco_shared.process.health import disk_metric, speed_metrics
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.run_states import over
@@ -60,6 +60,8 @@ class ClusterMetrics:
         yield from self._budgets()
         yield from self._statuses()
         yield self._val_loss()
+        told = (self.registry.speed_of(learner) for learner in self.registry.roll.living)
+        yield from speed_metrics(*(speed for speed in told if speed is not None))
         requests = CounterMetricFamily(
             "diloco_http_requests", "Requests answered", labels=["method", "status"]
         )

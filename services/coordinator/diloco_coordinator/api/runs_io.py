@@ -22,6 +22,7 @@ from diloco_coordinator.api.views import (
     recovery_views,
     round_views,
     run_view,
+    speed_views,
     syncer_views,
     unfit,
 )
@@ -156,6 +157,7 @@ class Runs:
         beside, cannot = (full(notes), unfit(notes)) if r.bus.connected else (CUT_OFF, "")
         syncers, wordless_s = syncer_views(notes), r.wordless_s(record.name)
         view = run_view(record, status, waiting, members, syncers, beside, cannot, wordless_s)
+        view["speeds"] = speed_views(r.speed_of(m) for m in members)
         view["budget"] = used(record, status, [n.record for n in notes])
         view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
         return view

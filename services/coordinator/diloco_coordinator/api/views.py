@@ -9,6 +9,7 @@ from diloco_coordinator.runs.statuses import leaderless
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import (
     Event,
+    LearnerSpeed,
     MemberRecord,
     RunPhase,
     RunRecord,
@@ -172,11 +173,16 @@ def syncer_views(notes: Iterable[MemberNote]) -> list[dict[str, Any]]:
 
 
 def member_view(
-    note: MemberNote, run: str, status: RunStatus | None, lag_records: int | None = None
+    note: MemberNote,
+    run: str,
+    status: RunStatus | None,
+    lag_records: int | None = None,
+    speed: LearnerSpeed | None = None,
 ) -> dict[str, Any]:
     """A member: the process, its assignment, and what its run's syncer sees of it.
 
-    `lag_records`: of a syncer, how many tape records it is behind the one that leads.
+    `lag_records`: of a syncer, how many tape records it is behind the one that leads; `speed`: what
+    a learner says of it.
     """
     record = note.record
     shown = record.model_dump(mode="json", exclude={"lock", "boot"})
@@ -186,8 +192,18 @@ def member_view(
     shown["draining"] = note.draining
     shown["lag_records"] = lag_records
     shown["learner"] = status.learners.get(record.id) if status is not None else None
+    shown["speed"] = None if speed is None else _speed_view(speed)
     result: dict[str, Any] = jsonable(shown)
     return result
+
+
+def speed_views(speeds: Iterable[LearnerSpeed | None]) -> dict[str, dict[str, Any]]:
+    """How fast learners train, by learner; of those that said it lately."""
+    return {speed.learner: _speed_view(speed) for speed in speeds if speed is not None}
+
+
+def _speed_view(speed: LearnerSpeed) -> dict[str, Any]:
+    return speed.model_dump(mode="json", exclude={"run", "learner", "incarnation"})
 
 
 def round_views(records: Iterable[tuple[int, TapeRecord]]) -> list[dict[str, Any]]:

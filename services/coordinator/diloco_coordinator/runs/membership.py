@@ -11,7 +11,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
-from diloco_shared.protocol.records import MemberRecord
+from diloco_shared.protocol.records import LearnerSpeed, MemberRecord
 
 # A member that is gone this many seconds leaves the list by itself, unless a run needs it back: a
 # host that is rebooted, or a container that is moved to another one, has returned by then.
@@ -113,3 +113,32 @@ class Roll:
     @property
     def living(self) -> dict[str, MemberRecord]:
         return {m: n.record for m, n in self.notes.items() if n.alive}
+
+
+# --------------------------------------------------------------------------------------------------
+# How fast learners train, as they say themselves.
+
+# A figure this old, in seconds, is not shown: a learner tells it every two.
+SPEED_S_MAX = 10.0
+
+
+@dataclass(slots=True)
+class Speeds:
+    """The newest word of each learner, and when it was heard."""
+
+    heard: dict[str, tuple[float, LearnerSpeed]] = field(default_factory=dict)
+
+    def hear(self, speed: LearnerSpeed, now: float) -> None:
+        """Of MEMBERS_MAX learners at most: beyond them only those that are known are heard."""
+        if speed.learner not in self.heard and len(self.heard) >= MEMBERS_MAX:
+            self.heard = {m: h for m, h in self.heard.items() if now - h[0] <= SPEED_S_MAX}
+            if len(self.heard) >= MEMBERS_MAX:
+                return
+        self.heard[speed.learner] = (now, speed)
+
+    def of(self, learner: str, run: str, now: float) -> LearnerSpeed | None:
+        """What a learner says of its work for a run; None if it said nothing for a while."""
+        at, speed = self.heard.get(learner, (0.0, None))
+        if speed is None or speed.run != run or now - at > SPEED_S_MAX:
+            return None
+        return speed

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from diloco_coordinator.access import TokenRecord
 from diloco_coordinator.runs.history import Histories
-from diloco_coordinator.runs.membership import MemberNote, Roll
+from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict, KeyEntry, StreamSpec
@@ -30,6 +30,7 @@ from diloco_shared.protocol.records import (
     Assignment,
     Deleted,
     Event,
+    LearnerSpeed,
     MemberRecord,
     RunRecord,
     RunStatus,
@@ -67,6 +68,7 @@ class Registry:
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
         self.roll = Roll()
+        self.speeds = Speeds()
         self.runs: dict[str, RunRecord] = {}
         self.standings = Standings()
         self.statuses = self.standings.statuses
@@ -186,6 +188,28 @@ class Registry:
                         await self._notify()
 
         await again_and_again(hear, "hearing of beats", RETRY_S)
+
+    async def hear_speeds(self) -> None:
+        """What learners say of their speed, for ever."""
+
+        async def hear() -> None:
+            async with self.bus.subscribe(subjects.speed("*", "*")) as deliveries:
+                async for delivery in deliveries:
+                    try:
+                        speed = decode(delivery.payload, LearnerSpeed)
+                    except WireError as error:
+                        log.debug("unreadable speed", subject=delivery.subject, error=str(error))
+                        continue
+                    self.speeds.hear(speed, ambient.monotonic())
+
+        await again_and_again(hear, "hearing of speeds", RETRY_S)
+
+    def speed_of(self, learner: str) -> LearnerSpeed | None:
+        """Of a learner that lives, for the run that it works for; None if that is not known."""
+        note = self.roll.notes.get(learner)
+        if note is None or not note.alive:
+            return None
+        return self.speeds.of(learner, note.record.run, ambient.monotonic())
 
     async def _notify(self) -> None:
         async with self.changed:

@@ -139,17 +139,24 @@ export function showLearners(members, may, ask) {
   const make_ = () => {
     const name = make("td", { "data-label": "Learner" });
     const state = cell("State", make("span"), make("small", { className: "soft" }));
-    return make("tr", {}, name, state, cell("Step"), cell("Loss"), cell("Tokens/s"), cell("Merged last in"), cell("Works for"), make("td"));
+    return make("tr", {}, name, state, cell("Step"), cell("Loss"), cell("Tokens/s"), cell("MFU"), cell("Data wait"),
+      cell("Memory", make("span"), make("small", { className: "soft" })), cell("Merged last in"), cell("Works for"), make("td"));
   };
   const fill = (row, m) => {
-    const [name, state, step, train, speed, merged, works, buttons] = row.children;
-    const l = m.learner ?? {};
+    const [name, state, step, train, speed, mfu, wait, memory, merged, works, buttons] = row.children;
+    const l = m.learner ?? {}, told = m.speed ?? {};
     say(name, m.id);
     mark(state.firstElementChild, stateOf(m));
     say(state.lastElementChild, noteOf(m));
     say(step, count(l.step));
     say(train, loss(l.loss));
-    say(speed, count(m.alive ? l.tokens_per_s : NaN));
+    // Its own word is of its newest steps; without one there is what its syncer counts.
+    say(speed, count(m.alive ? told.tokens_per_s ?? l.tokens_per_s : NaN));
+    const about = told.flops_estimated && Number.isFinite(told.mfu) ? "~" : "";
+    say(mfu, about + percent(told.mfu));
+    say(wait, percent(told.data_wait_ratio));
+    say(memory.firstElementChild, bytes(told.memory_bytes));
+    say(memory.lastElementChild, told.device ? `${told.devices} × ${told.device}` : "");
     say(merged, l.merged_round >= 0 ? `round ${l.merged_round}` : "–");
     say(works, m.assigned || "–");
     fillActions(buttons, m, may, ask);

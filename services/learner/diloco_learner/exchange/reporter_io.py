@@ -16,12 +16,15 @@ from diloco_shared.bus.port import BusError
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Progress, SocketBytes
+from diloco_shared.protocol.records import LearnerSpeed
 from diloco_shared.protocol.wire import WireError, encode
 
 log = structlog.get_logger()
 
 # Progress messages a second at most: a nano step takes 10 ms, and newer ones replace older.
 PROGRESS_S = 0.02
+# Between two words of how fast it trains, in seconds: people look about as often.
+SPEED_S = 2.0
 # Heartbeats may repeat a report for this many seconds (a long evaluation, a new compilation);
 # then the train thread hangs, and only a new process can help.
 STUCK_S = 900.0
@@ -96,6 +99,16 @@ class Reporter:
             elif repeats:
                 await self._send(self.last)
             sent = self.last
+
+    async def speeds(self, look: Callable[[], LearnerSpeed | None]) -> None:
+        """Tell people how fast it trains, for ever; nothing where `look` knows nothing."""
+        while (speed := look()) is not None:
+            subject = subjects.speed(speed.run, speed.learner)
+            try:
+                await self.bus.publish(subject, encode(speed))
+            except (BusError, WireError) as error:
+                log.debug("speed not sent", error=str(error))
+            await asyncio.sleep(SPEED_S)
 
     async def _send(self, progress: Progress) -> None:
         try:

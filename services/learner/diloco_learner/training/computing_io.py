@@ -2,15 +2,19 @@
 
 import asyncio
 import os
+import resource
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import jax
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
@@ -21,6 +25,7 @@ from diloco_learner.events import Leave
 from diloco_learner.models import forget
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.speed import Island
 from diloco_learner.training.train import Rest, Slowed, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared import ambient
@@ -49,6 +54,9 @@ class Computing(Protocol):
     def build(self, spec: RunSpec) -> Built:
         """Model, trainer and data of a run; called in a thread. Whatever a user's own model or
         data raises."""
+
+    def island(self) -> Island | None:
+        """What steps are taken on, and its memory now; None where nothing computes."""
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Spend the loop's turns; why it ended, or what it raised."""
@@ -88,6 +96,10 @@ class OnThisMachine:
         program.check_loss()
         return Built(Trainer(program), Batches(cut, sequences), held_out_SxL1)
 
+    def island(self) -> Island:
+        """Some system calls: not for the thread that trains."""
+        return island_of(jax.local_devices())
+
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""
         asyncio_loop = asyncio.get_running_loop()
@@ -115,6 +127,44 @@ def run(loop: TrainLoop, mailbox: Mailbox, sleep: Callable[[float], None] = time
                 sleep(pause.seconds)
     assert loop.left is not None
     return loop.left
+
+
+# --------------------------------------------------------------------------------------------------
+# What this process computes on.
+
+
+def island_of(devices: Sequence[Any]) -> Island:
+    """These devices of jax, at least one, and what their memory holds now.
+
+    A CPU has no memory of its own, and some devices tell nothing: then it is the process's.
+    """
+    kinds = sorted({str(device.device_kind) for device in devices})
+    named = (str(devices[0].platform), " + ".join(kinds), len(devices))
+    stats = [None if d.platform == "cpu" else _memory_stats(d) for d in devices]
+    told = [s for s in stats if s and "bytes_in_use" in s]
+    if len(told) < len(devices):
+        used = int(psutil.Process().memory_info().rss)
+        return Island(*named, True, used, max(used, _resident_peak()))
+    used = sum(int(s["bytes_in_use"]) for s in told)
+    peak = sum(int(s.get("peak_bytes_in_use", s["bytes_in_use"])) for s in told)
+    limited = all("bytes_limit" in s for s in told)
+    limit = sum(int(s["bytes_limit"]) for s in told) if limited else None
+    return Island(*named, False, used, max(used, peak), limit)
+
+
+def _memory_stats(device: Any) -> dict[str, int] | None:
+    """None where its driver cannot tell: no learner ends over a figure."""
+    try:
+        stats: dict[str, int] | None = device.memory_stats()
+        return stats
+    except (RuntimeError, AttributeError):  # of jax, or of a plug-in without it
+        return None
+
+
+def _resident_peak() -> int:
+    """Bytes of this process that were resident at most; macOS counts in bytes, others in KiB."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 # --------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from diloco_learner.events import (
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.recovery.moments import Handed
 from diloco_learner.training.inner import Skips
+from diloco_learner.training.speed import Speed
 from diloco_learner.training.trainer import Trainer
 from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.protocol.messages import Cursor
@@ -153,6 +154,7 @@ class TrainLoop:
         self.skips = Skips(trainer.program.spec.algorithm.sync_every_steps)
         self.handed: Handed | None = None  # the inner state that is on its way out
         self.paused_s = 0.0  # in which no step was allowed
+        self.speed = Speed()
         self.left: Leave | None = None
         # Why to leave, set by any thread: at the next step boundary, or once all work is merged.
         self.stopping = self.draining = ""
@@ -179,6 +181,7 @@ class TrainLoop:
     def _hold(self) -> Iterator[Pause]:
         """Not stepping: paused, finishing, or without a complete set of anchors."""
         since = self.now()
+        self.speed.interrupted()
         yield Rest(REST_S)
         self.paused_s += self.now() - since
         self._handle(TimePassed())
@@ -211,6 +214,7 @@ class TrainLoop:
         """theta <- AdamW(theta, grad); counters; effects of the boundary that follows."""
         began = self.now()
         tokens_BxL1 = self.batches.take()
+        data_wait_s = self.now() - began
         rate = inner_rate(self.spec.inner, self.spec.inner_rate, *self.exchange.position())
         poisoned, self.injected.poison = self.injected.poison, False
         handle = self.trainer.step(tokens_BxL1, rate, poisoned=poisoned)
@@ -218,11 +222,14 @@ class TrainLoop:
         loss, skipped = self._previous_loss(handle)
         if self.injected.slow_factor > 1:
             yield from self._slow_down(handle, began)
+        ended = self.now()
+        tokens = tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1)
+        self.speed.stepped(ended - self.injected.seconds, tokens, data_wait_s)
         self._handle(
             Stepped(
-                tokens=tokens_BxL1.shape[0] * (tokens_BxL1.shape[1] - 1),
+                tokens=tokens,
                 loss=loss,
-                step_s=self.now() - began,
+                step_s=ended - began,
                 wait_s=self.waiting.seconds,
                 cursor=self.batches.cursor,
                 skipped=skipped,
@@ -271,6 +278,7 @@ class TrainLoop:
             case GiveState() | Checkpoint() | KeepPart():
                 self._hand_out(effect)
             case Evaluate():
+                self.speed.interrupted()
                 self._send(ToSend(effect, loss=self.trainer.evaluate(self.held_out_SxL1)))
             case SendProgress():
                 with self.waiting:
