@@ -12,12 +12,13 @@ from diloco_cli.commands.export import downloaded
 from diloco_cli.downloading import Target
 from diloco_cli.words import FAILED, INVALID, CliError
 from diloco_client import Client
+from diloco_shared.protocol.subjects import ID_PATTERN
 from diloco_shared.spec.run import OF_RUN
 
 # Below the data root, so that learners of this machine find it by a relative path.
 FOLDER = "from-runs"
 # A name of a run, and perhaps the version of every fragment.
-_NAMED = re.compile(r"(?P<run>[a-z0-9][a-z0-9-]*)(?:@(?P<version>\d{1,9}))?")
+_NAMED = re.compile(rf"(?P<run>{ID_PATTERN[1:-1]})(?:@(?P<version>\d{{1,9}}))?")
 # Folders of one run below `FOLDER`: each holds a whole model, and nobody keeps so many by intent.
 FOLDERS_MAX = 1000
 
@@ -32,10 +33,11 @@ def names_a_run(spec: dict[str, Any]) -> bool:
 def put_weights(client: Client, spec: dict[str, Any], root: Path, *, quiet: bool) -> None:
     """Replace run:NAME in `model.weights` by a folder below `root` with what NAME has published.
 
-    Its digest is filled in by whoever reads the folder. Shows progress. Raises CliError, and what
-    the client raises.
+    A digest beside it says what they must be; else whoever reads the folder fills it in. Shows
+    progress. Raises CliError, and what the client raises.
     """
-    named = str(spec["model"]["weights"]).removeprefix(OF_RUN)
+    model = spec["model"]
+    named, wanted = str(model["weights"]).removeprefix(OF_RUN), model.pop("weights_digest", "")
     found = _NAMED.fullmatch(named)
     if found is None:
         text = f"model.weights {OF_RUN}{named[:80]}: give run:NAME or run:NAME@VERSION"
@@ -50,7 +52,24 @@ def put_weights(client: Client, spec: dict[str, Any], root: Path, *, quiet: bool
             f"(diloco checkpoint create {run}; model.weights = 'checkpoint:FOLDER/NUMBER')",
             INVALID,
         )
-    spec["model"]["weights"] = str(folder)
+    _check(root / folder, wanted)
+    model["weights"] = str(folder)
+
+
+def _check(folder: Path, wanted: str) -> None:
+    """CliError for other weights than the file says."""
+    from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
+
+    try:
+        found = digest_of(open_weights(folder)) if wanted else ""
+    except WrongCheckpoint as error:
+        raise CliError(str(error), FAILED) from None
+    if found != wanted:
+        raise CliError(
+            f"the run publishes other weights than the file says: their digest is {found}, and "
+            f"model.weights_digest is {wanted}. Name the version that was meant (run:NAME@VERSION)",
+            INVALID,
+        )
 
 
 def _next(root: Path, run: str) -> Path:

@@ -454,6 +454,10 @@ def test_a_run_that_cannot_be_begun_from_says_what_to_do(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    pinned = FROM_RUN.replace("[budget]", f'weights_digest = "{"0" * 32}"\n[budget]')
+    assert submit(monkeypatch, tmp_path, pinned) == INVALID
+    assert "publishes other weights than the file says" in capsys.readouterr().err
+    submitting.looks = 2
     del submitting.files["config.json"]
     assert submit(monkeypatch, tmp_path, FROM_RUN) == INVALID
     assert "begin from a checkpoint of it instead" in capsys.readouterr().err
