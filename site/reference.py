@@ -16,6 +16,7 @@ from diloco_coordinator.app import Settings as CoordinatorSettings
 from diloco_coordinator.app import create_app
 from diloco_coordinator.exports.child_io import ChildExporter
 from diloco_coordinator.exports.exporting_io import Exports
+from diloco_coordinator.exports.sampling_io import ChildSampler
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_learner.settings import Settings as LearnerSettings
@@ -179,7 +180,14 @@ def rest() -> str:
     """Every route of the coordinator, from its OpenAPI description."""
     registry = Registry(MemoryBus(MemoryBroker(), "reference"))
     exports = Exports(registry, Shelf(Path()), ChildExporter({}), kept_max=1, at_once=1)
-    described = create_app(registry, "token", chaos=True, checkpoints="", exports=exports).openapi()
+    described = create_app(
+        registry,
+        "token",
+        chaos=True,
+        checkpoints="",
+        exports=exports,
+        sampler=ChildSampler({}),
+    ).openapi()
     parts = [
         "# REST interface",
         MADE

@@ -32,6 +32,8 @@ def test_every_run_that_is_shown_would_be_taken(page: Path) -> None:
         if body.get("model", {}).get("weights"):
             # As 'diloco submit' does, which reads it there.
             body["model"].setdefault("weights_digest", "0" * 32)
+            if body["model"]["weights"].startswith("run:"):
+                body["model"]["weights"] = "from-runs/first-1"
         try:
             check(body)
         except Invalid as error:

@@ -28,16 +28,19 @@ LINE_CHARS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Checker:
-    """`root`: where relative paths begin. `cache`: where text is prepared, if not as usual."""
+    """`root`: where relative paths begin. `cache`: where text is prepared, if not as usual.
+    `checkpoints`: where run-wide checkpoints are."""
 
     root: Path
     cache: Path | None = None
+    checkpoints: str = ""
     command: Sequence[str] = COMMAND
     check_s_max: float = CHECK_S_MAX
 
     def findings(self, spec: RunSpec) -> Iterator[Finding]:
         """As they are made. A check that ends the process, or takes for ever, is one of them."""
         arguments = ["--data-root", str(self.root), "--parent", str(os.getpid())]
+        arguments += ["--checkpoints", self.checkpoints] if self.checkpoints else []
         arguments += [] if self.cache is None else ["--cache", str(self.cache)]
         process = subprocess.Popen(
             [*self.command, *arguments],

@@ -9,7 +9,7 @@ import tomli_w
 
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.spec.faults import SpecFault
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import OF_CHECKPOINT, OF_RUN, RunSpec
 
 
 def read_run(file: Path) -> dict[str, Any]:
@@ -20,13 +20,14 @@ def read_run(file: Path) -> dict[str, Any]:
         raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
 
 
-def fill_in(spec: dict[str, Any], root: Path) -> list[SpecFault]:
+def fill_in(spec: dict[str, Any], root: Path, checkpoints: str = "") -> list[SpecFault]:
     """The weights to begin from, and which corpus every site needs; changes `spec`.
 
     Relative paths begin at `root`. What is not here is left as it is: it may be where learners are.
-    Returns what is here and not sound.
+    `checkpoints`: where run-wide checkpoints are; none: a run that begins from one is left to the
+    coordinator. Returns what is here and not sound.
     """
-    return [*_fill_corpora(spec, root), *_fill_weights(spec, root)]
+    return [*_fill_corpora(spec, root), *_fill_weights(spec, root, checkpoints)]
 
 
 def _fill_corpora(spec: dict[str, Any], root: Path) -> list[SpecFault]:
@@ -57,16 +58,22 @@ def _corpus_digest(part: dict[str, Any], root: Path) -> str | None:
     return digest_of(open_corpus(folder)) if is_prepared(folder) else None
 
 
-def _fill_weights(spec: dict[str, Any], root: Path) -> list[SpecFault]:
+def _fill_weights(spec: dict[str, Any], root: Path, checkpoints: str) -> list[SpecFault]:
     model = spec.get("model")
     if not isinstance(model, dict) or not model.get("weights") or model.get("weights_digest"):
         return []
+    from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
+    from diloco_shared.checkpoints.vault_io import VaultError
     from diloco_shared.hf.resolving import resolved
     from diloco_shared.hf.weights import WrongCheckpoint
 
+    named = str(model["weights"])
     try:
-        spec["model"] = resolved(model, root)
-    except WrongCheckpoint as error:
+        if not named.startswith((OF_CHECKPOINT, OF_RUN)):
+            spec["model"] = resolved(model, root)
+        elif named.startswith(OF_CHECKPOINT) and checkpoints:
+            spec["model"] = begun_from(model, checkpoints)
+    except (WrongCheckpoint, CheckpointError, VaultError) as error:
         return [SpecFault("model.weights", str(error))]
     return []
 

@@ -34,6 +34,9 @@ class Unreachable(Exception):
 
 # Streams say something at least every 15 seconds; twice that is silence.
 SILENCE_S = 35.0
+# Before the first word of a sample, in seconds: a model is read and compiled, and the coordinator
+# ends what takes more than three minutes.
+SAMPLE_S = 200.0
 
 
 class Client:
@@ -314,10 +317,28 @@ class Client:
         """The run whenever it changes; ends when it is over."""
         return self._stream(f"/v1/runs/{_part(name)}/stream", {})
 
-    def _stream(self, path: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        timeout = httpx.Timeout(self._http.timeout.connect, read=SILENCE_S)
+    def sample(self, run: str, **wish: Any) -> Iterator[dict[str, Any]]:
+        """What the run's exported model writes: {"begun"}, {"text"} …, {"done"} or {"failed"}.
+
+        `wish`: prompt, tokens, temperature, seed, chat, export; see `POST /v1/runs/RUN/samples`.
+        """
+        path = f"/v1/runs/{_part(run)}/samples"
+        return self._stream(path, {}, "POST", silence_s=SAMPLE_S, json=wish)
+
+    def _stream(
+        self,
+        path: str,
+        params: dict[str, Any],
+        method: str = "GET",
+        *,
+        silence_s: float = SILENCE_S,
+        **sent: Any,
+    ) -> Iterator[dict[str, Any]]:
+        timeout = httpx.Timeout(self._http.timeout.connect, read=silence_s)
         try:
-            with self._http.stream("GET", path, params=params, timeout=timeout) as response:
+            with self._http.stream(
+                method, path, params=params, timeout=timeout, **sent
+            ) as response:
                 if not response.is_success:
                     response.read()
                     raise _refusal(response)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from learner.exporting.publishing import kept
+from learner.exporting.publishing import spec as published
 from shared.corpora.texts import folder_of, prepared
 from waiting import wait_until
 
@@ -246,3 +248,16 @@ def test_what_is_here_and_not_sound_is_told(tmp_path: Path) -> None:
     assert "is no index" in faults[0].message and "no such folder" in faults[1].message
     assert fill_in({"model": 3, "data": [1]}, tmp_path) == []
     assert fill_in({"model": {}, "data": {"source": "a\0b", "mixture": 4}}, tmp_path) == []
+
+
+def test_a_run_wide_checkpoint_is_filled_in_where_it_can_be_read(tmp_path: Path) -> None:
+    """Elsewhere it is left to the coordinator, as the weights of a run are to its export."""
+    for weights in ("checkpoint:r.abc123/000001", "run:other"):
+        body = {"model": {"weights": weights}}
+        assert fill_in(body, tmp_path) == [] and body == {"model": {"weights": weights}}
+    (fault,) = fill_in({"model": {"weights": "checkpoint:r.a/000001"}}, tmp_path, str(tmp_path))
+    assert fault.path == "model.weights" and "there is no checkpoint" in fault.message
+    kept(tmp_path, published())
+    body = {"model": {"weights": "checkpoint:r.abc123/000001"}}
+    assert fill_in(body, tmp_path, str(tmp_path)) == []
+    assert body["model"]["preset"] == "nano" and len(body["model"]["weights_digest"]) == 32

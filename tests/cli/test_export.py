@@ -18,6 +18,7 @@ from diloco_cli.__main__ import main
 from diloco_cli.commands import export as command
 from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, UNKNOWN
 from diloco_client import Client
+from diloco_shared.hf.weights import digest_of, open_weights
 
 FILES = {
     "model.safetensors": bytes(range(256)) * 8000,
@@ -387,3 +388,85 @@ def test_a_terminal_has_a_bar_that_fits(width: int) -> None:
     lines = shown.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert all(len(line) <= width for line in lines)
     assert "23.0/47.1 GB" in "".join(lines)
+
+
+# --- a run that begins from another one ----------------------------------------------------------
+
+MODEL = Path(__file__).parents[1] / "interop" / "golden" / "llama"
+FROM_RUN = """
+name = "more"
+[model]
+weights = "run:demo@3"
+context_tokens = 8
+[budget]
+steps = 4
+"""
+
+
+@pytest.fixture
+def submitting(server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Server:
+    """Where a model is exported, and runs are taken."""
+    files = {path.name: path.read_bytes() for path in MODEL.iterdir()}
+    monkeypatch.setitem(globals(), "FILES", files)
+    server.files = dict(files)
+    exports, server.submitted = server.handle, []  # type: ignore[attr-defined]
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/v1/runs":
+            return exports(request)
+        server.submitted.append(json.loads(request.content))  # type: ignore[attr-defined]
+        return httpx.Response(201, json={"name": "more", "state": "queued", "reason": ""})
+
+    monkeypatch.setattr(server, "handle", handle)
+    monkeypatch.setenv("DILOCO_DATA_ROOT", str(tmp_path / "data"))
+    return server
+
+
+def submit(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, *more: str) -> int:
+    (folder / "run.toml").write_text(text)
+    monkeypatch.setattr("sys.argv", ["diloco", "submit", str(folder / "run.toml"), "--json", *more])
+    try:
+        main()
+    except SystemExit as exit_:
+        return int(exit_.code or 0)
+    return 0
+
+
+def test_the_weights_of_a_run_are_put_below_the_data_root(
+    submitting: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert submit(monkeypatch, tmp_path, FROM_RUN) == 0
+    assert submitting.asked == [{"version": 3, "checkpoint": None, "dtype": "fp32"}]
+    (sent,) = submitting.submitted
+    assert sent["model"]["weights"] == "from-runs/demo-1"
+    folder = tmp_path / "data" / "from-runs" / "demo-1"
+    assert sent["model"]["weights_digest"] == digest_of(open_weights(folder))
+    submitting.looks = 2
+    whole = FROM_RUN.replace('weights = "run:demo@3"\n', "")
+    assert submit(monkeypatch, tmp_path, whole, "--from-run", "demo") == 0
+    assert submitting.asked[-1]["version"] is None
+    assert submitting.submitted[-1]["model"]["weights"] == "from-runs/demo-2"
+
+
+def test_a_run_that_cannot_be_begun_from_says_what_to_do(
+    submitting: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pinned = FROM_RUN.replace("[budget]", f'weights_digest = "{"0" * 32}"\n[budget]')
+    assert submit(monkeypatch, tmp_path, pinned) == INVALID
+    assert "publishes other weights than the file says" in capsys.readouterr().err
+    submitting.looks = 2
+    del submitting.files["config.json"]
+    assert submit(monkeypatch, tmp_path, FROM_RUN) == INVALID
+    assert "begin from a checkpoint of it instead" in capsys.readouterr().err
+    assert submit(monkeypatch, tmp_path, FROM_RUN.replace("demo@3", "demo@new")) == INVALID
+    assert "give run:NAME or run:NAME@VERSION" in capsys.readouterr().err
+    assert submit(monkeypatch, tmp_path, FROM_RUN, "--from-run", "demo") == INVALID
+    assert "leave that or --from-run out" in capsys.readouterr().err
+    problem = {"title": "Nothing to export yet", "detail": "'demo' has published no parameters yet"}
+    submitting.refuses = 409, problem
+    assert submit(monkeypatch, tmp_path, FROM_RUN) == CONFLICT
+    assert "has published no parameters yet" in capsys.readouterr().err
+    assert not submitting.submitted

@@ -1,5 +1,6 @@
-"""`diloco generate`: which model is meant, and what cannot write."""
+"""`diloco generate`: which model is meant, and what cannot write; the answer to a message."""
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
         (("corpus",), NO_CLUSTER, "no cluster"),
         (("./corpus",), INVALID, "config.json: No such file"),
         (("model", "--top-p", "0"), INVALID, "top_p (0) must be above 0"),
+        (("model", "--chat"), INVALID, "give one with --prompt"),
+        (("model", "--chat-template", "t"), INVALID, "is for --chat"),
         (("model",), INVALID, "the tokenizer has 256 tokens, and the model 48"),
     ],
 )
@@ -49,3 +52,31 @@ def test_a_folder_with_a_model_is_one_and_any_other_name_is_a_runs(
     assert run(monkeypatch, *words) == status
     err = capsys.readouterr().err
     assert says in err and err.count("\n") == 1
+
+
+@pytest.mark.whole
+def test_a_message_is_answered_after_what_the_template_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(GOLDEN / "llama", tmp_path / "model")
+    for name, content in files_of(Bytes()).items():
+        (tmp_path / "model" / name).write_bytes(content)
+    file = tmp_path / "model" / "tokenizer.json"
+    raw = json.loads(file.read_text())
+    letters = sorted(raw["model"]["vocab"].items(), key=lambda item: item[1])[:47]
+    file.write_text(json.dumps(raw | {"model": raw["model"] | {"vocab": dict(letters)}}))
+    (tmp_path / "t").write_text("{% for m in messages %}({{ m.content }}){% endfor %}")
+
+    def told(*words: str) -> str:
+        assert run(monkeypatch, "model", "--temperature", "0", "--tokens", "9", *words) == 0
+        return capsys.readouterr().out
+
+    said = told("--prompt", "!!", "--chat", "--chat-template", "t").rstrip("\n")
+    # What stands before the words of an answer is read, too.
+    assert said and told("--prompt", "(!!)(").rstrip("\n") == f"(!!)({said}"
+    assert said not in told("--prompt", "!!"), "else the template would not be seen"
+    (tmp_path / "t").write_text("{{ raise_exception('only about trains') }}")
+    words = ("model", "--prompt", "!", "--chat", "--chat-template", "t")
+    assert run(monkeypatch, *words) == INVALID
+    assert "only about trains" in capsys.readouterr().err

@@ -126,6 +126,19 @@ def test_streams_yield_what_they_are_sent_and_skip_the_rest() -> None:
             list(c.stream_status("gone"))
 
 
+def test_a_sample_is_asked_for_and_comes_in_pieces() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        assert (request.method, request.url.path) == ("POST", "/v1/runs/demo/samples")
+        if json.loads(request.content) == {"prompt": "a", "tokens": 3}:
+            return httpx.Response(200, text='data: {"text": "b"}\n\ndata: {"done": true}\n\n')
+        return httpx.Response(429, json={"title": "Another", "detail": "wait for it"})
+
+    with client(handle) as c:
+        assert list(c.sample("demo", prompt="a", tokens=3)) == [{"text": "b"}, {"done": True}]
+        with pytest.raises(ApiError, match="wait for it"):
+            list(c.sample("demo"))
+
+
 def test_members_and_tokens_speak_to_their_addresses() -> None:
     asked: list[str] = []
     answers = {

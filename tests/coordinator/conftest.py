@@ -12,6 +12,7 @@ import pytest
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.app import create_app, fed
 from diloco_coordinator.exports.exporting_io import Exports
+from diloco_coordinator.exports.sampling_io import ChildSampler
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared.bus.port import StreamSpec
@@ -113,6 +114,7 @@ class World:
         self.checkpoints = "/nonexistent/checkpoints"
         self.folder = folder
         self.exporter: Any = None  # nothing is exported, unless a test says how
+        self.sampler: Any = ChildSampler({})
         self.export_limits = {"kept_max": 3, "at_once": 2}
 
     async def joins(
@@ -146,7 +148,12 @@ class World:
         shelf = Shelf(self.folder / "exports")
         exports = Exports(registry, shelf, self.exporter, **self.export_limits)
         app = create_app(
-            registry, TOKEN, chaos=chaos, checkpoints=self.checkpoints, exports=exports
+            registry,
+            TOKEN,
+            chaos=chaos,
+            checkpoints=self.checkpoints,
+            exports=exports,
+            sampler=self.sampler,
         )
         streams: Streams = app.state.streams
         async with fed(registry, exports):

@@ -18,8 +18,11 @@ from diloco_shared.protocol.exports import (
 WEIGHTS = b"weights" * 1000
 
 
-def fill(to: Path, record: ExportRecord) -> None:
-    """A whole folder of an export."""
+CONFIG = b"{}"
+
+
+def fill(to: Path, record: ExportRecord, *, known: bool = True) -> None:
+    """A whole folder of an export. `known`: whether others know the model's architecture."""
     to.mkdir(parents=True)
     (to / "model.safetensors").write_bytes(WEIGHTS)
     digest = hashlib.sha256(WEIGHTS).hexdigest()
@@ -39,9 +42,18 @@ def fill(to: Path, record: ExportRecord) -> None:
         checkpoint=record.asked.checkpoint,
         spec={},
         made_at=time.time(),
-        files=(ExportedFile(name="model.safetensors", bytes=len(WEIGHTS), sha256=digest),),
+        files=(
+            ExportedFile(name="model.safetensors", bytes=len(WEIGHTS), sha256=digest),
+            *((_config(to),) if known else ()),
+        ),
     )
     (to / "diloco.json").write_text(manifest.model_dump_json(), encoding="utf-8")
+
+
+def _config(to: Path) -> ExportedFile:
+    (to / "config.json").write_bytes(CONFIG)
+    digest = hashlib.sha256(CONFIG).hexdigest()
+    return ExportedFile(name="config.json", bytes=len(CONFIG), sha256=digest)
 
 
 class Maker:
@@ -50,6 +62,7 @@ class Maker:
     def __init__(self) -> None:
         self.go = asyncio.Event()
         self.fault = ""
+        self.known = True
         self.asked: list[ExportRecord] = []
         self.ended: list[str] = []
         self.spoil: Callable[[Path], object] = lambda to: None
@@ -66,7 +79,7 @@ class Maker:
             if self.fault:
                 raise ExportFault(self.fault)
             await asyncio.to_thread(partial.rmdir)
-            await asyncio.to_thread(fill, to, record)
+            await asyncio.to_thread(lambda: fill(to, record, known=self.known))
             self.spoil(to)
         finally:
             self.ended.append(record.id)

@@ -40,11 +40,17 @@ def check(
         Path | None,
         typer.Option(envvar="DILOCO_CORPORA", help="Where text is prepared, as for a learner."),
     ] = None,
+    checkpoints: Annotated[
+        str,
+        typer.Option(
+            envvar="DILOCO_CHECKPOINTS", help="Where run-wide checkpoints are, as for a learner."
+        ),
+    ] = str(HERE / "checkpoints"),
     as_json: Json = False,
 ) -> None:
     """Try a run on this machine: model, weights, corpus, room, and one step. Needs no cluster."""
     cache = corpora or (HERE / "corpora" if HERE.is_dir() else None)
-    made = _findings(read_run(file), Checker(data_root, cache), file)
+    made = _findings(read_run(file), Checker(data_root, cache, checkpoints), file)
     findings = list(_shown(made, quiet=as_json))
     bad = [f for f in findings if not f.ok and not f.skipped]
     if as_json:
@@ -59,7 +65,8 @@ def check(
 
 def _findings(body: dict[str, Any], checker: Checker, file: Path) -> Iterator[Finding]:
     """Of the file's run. Raises CliError for faults that need no machine to be seen."""
-    unsound = any(fault.path == "model.weights" for fault in fill_in(body, checker.root))
+    faults = fill_in(body, checker.root, checker.checkpoints)
+    unsound = any(fault.path == "model.weights" for fault in faults)
     if unsound:
         given = {k: v for k, v in body["model"].items() if k not in ("preset", "overrides")}
         body["model"] = {**given, "weights_digest": UNKNOWN}

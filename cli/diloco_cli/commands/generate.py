@@ -13,6 +13,7 @@ from diloco_cli.commands.export import downloaded
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import Target
 from diloco_cli.words import INVALID, CliError
+from diloco_shared.corpora.templates import template_of
 
 app = typer.Typer()
 
@@ -37,9 +38,19 @@ def generate(
         float, typer.Option(help="Of the likeliest tokens that have this share of the chance.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Another one, another text.")] = 0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a user's message, and answered.")
+    ] = False,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="With --chat: a template to use instead of the model's.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Let a model write: one in a folder, or that of a run as it is published now."""
+    if chat and not prompt:
+        raise CliError("--chat answers a message: give one with --prompt", INVALID)
+    if chat_template is not None and not chat:
+        raise CliError("--chat-template is for --chat: give both, or neither", INVALID)
     try:
         from diloco_learner.models.decoding import Sampling, writer
     except ImportError as error:
@@ -47,11 +58,16 @@ def generate(
         raise CliError(text, INVALID) from None
     with _folder(where, source, quiet=as_json) as folder:
         try:
-            pieces = writer(folder, Sampling(temperature, top_k, top_p)).text(prompt, tokens, seed)
+            model = writer(folder, Sampling(temperature, top_k, top_p))
+            if chat:
+                template = template_of(model.tokenizer, "beside the weights", chat_template)
+                pieces = model.answer(prompt, tokens, seed, template)
+            else:
+                pieces = model.text(prompt, tokens, seed)
         except ValueError as error:
             raise CliError(str(error), INVALID) from None
         found = ""
-        if not as_json:
+        if not as_json and not chat:
             print(prompt, end="", flush=True)
         for piece in pieces:
             found += piece

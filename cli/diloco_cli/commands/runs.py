@@ -7,10 +7,12 @@ import typer
 
 from diloco_cli.cluster import Where, connect, newest_rounds, only_run
 from diloco_cli.commands.options import Json, Run, anywhere, show
+from diloco_cli.from_run import names_a_run, put_weights
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line
 from diloco_cli.words import INVALID, CliError, became, why
-from diloco_client import ApiError
+from diloco_client import ApiError, Client
+from diloco_shared.spec.run import OF_RUN
 
 app = typer.Typer()
 
@@ -24,14 +26,31 @@ def submit(
         str,
         typer.Option("--from", help="A checkpoint to begin with: FOLDER/NUMBER, or its address."),
     ] = "",
+    from_run: Annotated[
+        str,
+        typer.Option(help="A run whose weights this one begins from: NAME, or NAME@VERSION."),
+    ] = "",
+    data_root: Annotated[
+        Path,
+        typer.Option(
+            envvar="DILOCO_DATA_ROOT", help="Where relative paths begin, as for a learner."
+        ),
+    ] = Path(),
     if_absent: Annotated[bool, typer.Option(help="No error if the run exists already.")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a run."""
     spec = read_run(file)
-    if faults := fill_in(spec, Path()):
-        raise CliError("; ".join(f"{f.path}: {f.message}" for f in faults), INVALID)
+    if from_run:
+        _begin_from(spec, from_run)
+    _fill(spec, data_root)
     with connect(where) as client:
+        if names_a_run(spec):
+            if if_absent and (there := _there(client, spec)) is not None:
+                show(there, as_json, lambda: [state_line(there)])
+                return
+            put_weights(client, spec, data_root, quiet=as_json)
+            _fill(spec, data_root)
         try:
             run = (
                 client.create_run_from(checkpoint, spec) if checkpoint else client.create_run(spec)
@@ -41,6 +60,32 @@ def submit(
                 raise
             run = client.run(str(spec["name"]))
     show(run, as_json, lambda: [state_line(run), f"look on: diloco watch {run['name']}"])
+
+
+def _fill(spec: dict[str, Any], root: Path) -> None:
+    if faults := fill_in(spec, root):
+        raise CliError("; ".join(f"{f.path}: {f.message}" for f in faults), INVALID)
+
+
+def _there(client: Client, spec: dict[str, Any]) -> dict[str, Any] | None:
+    """The run of this name, if there is one."""
+    try:
+        return client.run(str(spec.get("name", "")))
+    except ApiError as error:
+        if error.status == 404:
+            return None
+        raise
+
+
+def _begin_from(spec: dict[str, Any], run: str) -> None:
+    """As if the file read model.weights = "run:NAME"."""
+    model = spec.setdefault("model", {})
+    if not isinstance(model, dict):
+        raise CliError("[model] must be a table", INVALID)
+    if model.get("weights"):
+        text = f"the file names model.weights ({model['weights']}): leave that or --from-run out"
+        raise CliError(text, INVALID)
+    model["weights"] = f"{OF_RUN}{run}"
 
 
 @app.command()

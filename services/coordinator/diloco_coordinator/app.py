@@ -25,9 +25,11 @@ from diloco_coordinator.api.members_io import Members
 from diloco_coordinator.api.metrics_io import ClusterMetrics
 from diloco_coordinator.api.plans_io import Plans
 from diloco_coordinator.api.runs_io import Runs
+from diloco_coordinator.api.samples_io import SampleRoutes
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.exports.child_io import ChildExporter, Exporter
 from diloco_coordinator.exports.exporting_io import Exports
+from diloco_coordinator.exports.sampling_io import ChildSampler, Sampler, Samples
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.assigning_io import keep_assigned
 from diloco_coordinator.runs.ending_io import keep_ending
@@ -84,6 +86,7 @@ def create_app(
     chaos: bool,
     checkpoints: str,
     exports: Exports,
+    sampler: Sampler,
     loop_watch: LoopWatch | None = None,
 ) -> FastAPI:
     """The API over a registry; the caller keeps the registry fed.
@@ -101,6 +104,8 @@ def create_app(
     app.include_router(runs.router)
     app.include_router(CheckpointRoutes(registry, guard, runs, checkpoints).router)
     app.include_router(ExportRoutes(registry, guard, runs, exports, checkpoints).router)
+    samples = SampleRoutes(guard, runs, exports, streams, Samples(sampler))
+    app.include_router(samples.router)
     app.include_router(Members(registry, guard, streams, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)
     app.include_router(Plans(guard).router)
@@ -184,6 +189,7 @@ class Coordinator:
             chaos=settings.chaos,
             checkpoints=settings.checkpoint_root,
             exports=self.exports,
+            sampler=ChildSampler.of(settings),
             loop_watch=loop_watch,
         )
 

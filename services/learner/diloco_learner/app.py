@@ -60,6 +60,7 @@ class Learner(Worker[Settings]):
         self.computing = computing or OnThisMachine(
             settings.data_root,
             Cache(settings.corpus_cache, settings.corpora_bytes_max, log.info),
+            settings.checkpoint_root,
         )
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last

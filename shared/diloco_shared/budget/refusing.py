@@ -12,7 +12,7 @@ from diloco_shared.budget.streams import streams
 from diloco_shared.budget.terms import shown
 from diloco_shared.protocol.messages import COUNT_MAX
 from diloco_shared.spec.faults import SpecFault, did_you_mean
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import OF_RUN, Model, RunSpec
 from diloco_shared.spec.shapes import TOKENS, WrongModel
 
 # An encoded fragment counts its values in 32 bits.
@@ -39,18 +39,15 @@ def _model(spec: RunSpec) -> Iterator[SpecFault]:
                 f"{model.factory[:60]!r} must read module:factory, such as 'my_models.small:make'"
             )
             yield SpecFault("model.factory", text)
-        if model.weights:
-            text = "is for presets: a model of your own reads its weights in init()"
+        if model.weights and not model.checkpoint:
+            text = (
+                "names a folder, which is for presets: a model of your own reads its weights in "
+                "init(), or begins from a run-wide checkpoint (checkpoint:FOLDER/NUMBER)"
+            )
             yield SpecFault("model.weights", text)
+        yield from _beginning(model)
         return
-    if model.weights and not model.weights_digest:
-        text = (
-            "is missing: 'diloco model describe FOLDER' prints the digest of the weights in a "
-            "folder, and 'diloco submit' fills it in where model.weights is on its machine"
-        )
-        yield SpecFault("model.weights_digest", text)
-    elif model.weights_digest and not model.weights:
-        yield SpecFault("model.weights", "is missing, and model.weights_digest is not")
+    yield from _beginning(model)
     try:
         shape = assumed(spec).shape
     except WrongModel as error:
@@ -66,6 +63,27 @@ def _model(spec: RunSpec) -> Iterator[SpecFault]:
     if model.parameters not in (None, (n := assumed(spec).parameters)):
         text = f"({model.parameters}) is for a factory: preset {model.preset!r} has {n}"
         yield SpecFault("model.parameters", text)
+
+
+def _beginning(model: Model) -> Iterator[SpecFault]:
+    """Whether it is said for good what the run begins from."""
+    if model.weights.startswith(OF_RUN):
+        text = (
+            "names a run, of which 'diloco submit' makes a folder: submit the file so, or export "
+            "the run (diloco export NAME --to FOLDER) and name the folder"
+        )
+        yield SpecFault("model.weights", text)
+    elif model.weights and not model.weights_digest:
+        text = (
+            "is missing: the coordinator fills it in when the run is submitted, if it reaches the "
+            "checkpoint"
+            if model.checkpoint
+            else "is missing: 'diloco model describe FOLDER' prints the digest of the weights in a "
+            "folder, and 'diloco submit' fills it in where model.weights is on its machine"
+        )
+        yield SpecFault("model.weights_digest", text)
+    elif model.weights_digest and not model.weights:
+        yield SpecFault("model.weights", "is missing, and model.weights_digest is not")
 
 
 def _data(spec: RunSpec) -> Iterator[SpecFault]:

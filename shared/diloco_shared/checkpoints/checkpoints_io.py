@@ -6,8 +6,8 @@ written over. Parts and arrays carry their digest in the key; `<name>.json` is a
 Not for an event loop: every method waits for the vault.
 """
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import xxhash
 from pydantic import ValidationError
@@ -22,6 +22,7 @@ from diloco_shared.protocol.checkpoints import (
     parse_reference,
     reference,
 )
+from diloco_shared.spec.run import OF_CHECKPOINT
 
 Part = TypeVar("Part", ShardPart, LearnerPart)
 
@@ -134,6 +135,30 @@ class RunCheckpoints:
                 "damaged, restore another checkpoint"
             )
         return body
+
+
+def begun_from(model: Mapping[str, Any], root: str) -> dict[str, Any]:
+    """A run's table [model] with what its checkpoint says of the model, and its digest.
+
+    `model.weights` reads "checkpoint:" and a reference; one without an address is under `root`.
+    Overrides in the table stay, beside the checkpoint's. Any other table is left as it is, and so
+    is one with a digest. Reads the manifest, which names all that it means by digest. Raises
+    CheckpointError, VaultError.
+    """
+    named = model.get("weights")
+    if not isinstance(named, str) or not named.startswith(OF_CHECKPOINT):
+        return dict(model)
+    if model.get("weights_digest"):
+        return dict(model)
+    there, ref = RunCheckpoints.at(named.removeprefix(OF_CHECKPOINT), root)
+    manifest, digest = there.manifest(ref)
+    source = manifest.spec.get("model", {})
+    found = {**model, "weights_digest": digest}
+    found |= {name: source[name] for name in ("preset", "factory") if source.get(name)}
+    found["overrides"] = {**(source.get("overrides") or {}), **(model.get("overrides") or {})}
+    if found.get("factory"):
+        found["parameters"] = model.get("parameters") or manifest.parameters
+    return found
 
 
 def digest_bytes(data: bytes) -> str:

@@ -88,11 +88,21 @@ class Chat:
             shape = shape or self._shape(messages[:place], message, before)
             begin = _beginning(whole, before, place) + len(shape.header)
             end = self._end(whole, messages[: place + 1], last=place + 1 == len(messages))
-            if shape.closes:
+            if shape.closing:
                 end = begin + len(whole[begin:end].rstrip())
             if begin < end:
                 spans.append((begin, end))
         return whole, tuple(spans)
+
+    def asked(self, messages: Sequence[Message]) -> tuple[str, str]:
+        """The text that an answer to these messages follows, and what ends an answer, "" if nothing
+        does: what a model reads and stops at that was trained on conversations of this template.
+
+        Raises TemplateFault.
+        """
+        before = self.template.rendered(messages, prompt=True)
+        shape = self._shape(messages, {"role": ASSISTANT, "content": ""}, before)
+        return before + shape.header, shape.closing
 
     def _end(self, whole: str, messages: Sequence[Message], *, last: bool) -> int:
         if last:
@@ -118,16 +128,16 @@ class Chat:
             if opening.startswith(prompted):
                 # A space before the words belongs to the first of them, for most tokenizers.
                 header = opening[len(prompted) :].rstrip(" ")
-        return _Shape(header if header.strip() else "", bool(closing.strip()))
+        return _Shape(header if header.strip() else "", closing.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Of answers: the text in front that is not theirs, and whether more than white space ends
-    them. Then white space behind that end is what stands between two turns."""
+    """Of answers: the text in front that is not theirs, and what ends them if it is more than white
+    space. Then white space behind that end is what stands between two turns."""
 
     header: str
-    closes: bool
+    closing: str
 
 
 def _checked(value: Any, where: str) -> list[Message]:

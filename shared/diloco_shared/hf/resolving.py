@@ -39,12 +39,22 @@ def nearest(shape: Shape) -> tuple[str, dict[str, Any]]:
     What is recomputed in the backward pass is the preset's own: it is no part of a checkpoint.
     """
 
-    def differing(preset: str) -> dict[str, Any]:
+    def other(preset: str) -> dict[str, Any]:
         there = asdict(SHAPES[preset])
         return {n: v for n, v in asdict(shape).items() if n != "remat" and v != there[n]}
 
-    preset = min(SHAPES, key=lambda name: len(differing(name)))
-    return preset, differing(preset)
+    preset = min(SHAPES, key=lambda name: len(other(name)))
+    return preset, other(preset)
+
+
+def differing(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """In words, the first fields of two shapes that are not the same; "" for none."""
+    found = [
+        f"{name} is {there[name]} there, and {value} in the run"
+        for name, value in wanted.items()
+        if there[name] != value
+    ]
+    return "; ".join(found[:5])
 
 
 def weights_of(model: Model, root: Path) -> HfWeights | None:
@@ -57,15 +67,8 @@ def weights_of(model: Model, root: Path) -> HfWeights | None:
     weights = open_weights(root / model.weights)
     wanted = shape_of(model)
     there = asdict(replace(weights.shape, remat=wanted.remat))
-    differing = [
-        f"{name} is {there[name]} there, and {value} in the run"
-        for name, value in asdict(wanted).items()
-        if there[name] != value
-    ]
-    if differing:
-        raise WrongCheckpoint(
-            f"{weights.folder} holds a model of another shape: {'; '.join(differing[:5])}"
-        )
+    if wrong := differing(there, asdict(wanted)):
+        raise WrongCheckpoint(f"{weights.folder} holds a model of another shape: {wrong}")
     found = digest_of(weights)
     if model.weights_digest not in ("", found):
         raise WrongCheckpoint(

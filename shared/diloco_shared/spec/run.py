@@ -25,6 +25,9 @@ from diloco_shared.spec.algorithm import Spec as Spec
 from diloco_shared.spec.algorithm import Weighting as Weighting
 from diloco_shared.spec.optimizers import known
 
+# Before the reference of a run-wide checkpoint, and the name of a run, in `model.weights`.
+OF_CHECKPOINT, OF_RUN = "checkpoint:", "run:"
+
 
 class Model(Spec):
     """A decoder-only transformer by preset or by shape, or your own by `module:factory`."""
@@ -49,16 +52,25 @@ class Model(Spec):
     )
     weights: str = Field(
         "",
-        description="Folder of a Hugging Face checkpoint to begin from, on every learner's "
-        "machine; empty: fresh parameters from the seed. 'diloco submit' reads the shape there.",
+        description="What to begin from; empty: fresh parameters from the seed. A folder of a "
+        "Hugging Face checkpoint, on every learner's machine; or 'checkpoint:FOLDER/NUMBER', or "
+        "'checkpoint:' and the address of a run-wide checkpoint that every learner reaches; or "
+        "'run:NAME' or 'run:NAME@VERSION', of which 'diloco submit' makes a folder.",
     )
     weights_digest: str = Field(
         "",
         pattern=r"^([0-9a-f]{32})?$",
         description="Of the weights, which must be the same everywhere; filled in by "
-        "'diloco submit', and printed by 'diloco model describe FOLDER'.",
+        "'diloco submit', and printed by 'diloco model describe FOLDER'. Of a run-wide checkpoint "
+        "it is its manifest's, and the coordinator fills it in.",
     )
     context_tokens: int = Field(64, ge=2, le=1 << 24, description="Tokens per sequence.")
+
+    @property
+    def checkpoint(self) -> str:
+        """The run-wide checkpoint to begin from: FOLDER/NUMBER, or its address; "" for none."""
+        named = self.weights
+        return named.removeprefix(OF_CHECKPOINT) if named.startswith(OF_CHECKPOINT) else ""
 
 
 # What tells one corpus from another: of its tokens and its tokenizer.

@@ -9,6 +9,7 @@ from diloco_shared.budget import known, streams
 from diloco_shared.budget.job import _measured
 from diloco_shared.bus.port import Refused
 from diloco_shared.checking import check
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
 
 SPEC = {"name": "demo", "budget": {"steps": 96}}
@@ -29,6 +30,14 @@ OWN = {"factory": "my_models:make"}
             "256 different tokens",
         ),
         ({"model": {"parameters": 5}}, "model.parameters", "has 133440"),
+        ({"model": {"weights": "run:other"}}, "model.weights", "diloco export NAME"),
+        ({"model": {"weights": "checkpoint:3"}}, "model.weights", "names no checkpoint"),
+        (
+            {"model": {"weights": "checkpoint:other.1/000003"}},
+            "model.weights",
+            "there is no checkpoint other.1/000003",
+        ),
+        ({"model": {**OWN, "weights": "w"}}, "model.weights", "names a folder, which is for"),
         ({"data": {"tokenizer": "gpt2"}}, "data.tokenizer", "'bytes'"),
         ({"data": {"source": " "}}, "data.source", "is empty"),
         ({"data": {"source": "s3://corpus"}}, "data.source", "folder that every learner has"),
@@ -139,3 +148,18 @@ async def test_a_taken_name_leaves_the_streams_of_its_run_alone(world: Any) -> N
         again = await desk.ask("POST", "/v1/runs", SPEC | {"model": {"preset": "gemma-12b"}})
         assert again.status_code == 409
         assert await bus.stream_info(name) == before
+
+
+async def test_a_run_begins_from_a_checkpoint_that_the_coordinator_reaches(
+    world: Any, kept: Any
+) -> None:
+    """It fills in the model and the digest, so that every learner begins from the same."""
+    async with world.coordinator() as desk:
+        first = await desk.ask("POST", "/v1/runs", {**SPEC, "model": {"preset": "micro"}})
+        ref = kept(first.json()["spec"], 3)
+        begun = {**SPEC, "name": "more", "model": {"weights": f"checkpoint:{ref}"}}
+        answer = await desk.ask("POST", "/v1/runs", begun)
+        assert answer.status_code == 201, answer.text
+        model = answer.json()["spec"]["model"]
+        digest = RunCheckpoints(world.checkpoints).manifest(ref)[1]
+        assert (model["preset"], model["weights_digest"]) == ("micro", digest)

@@ -106,11 +106,26 @@ class URLSearchParams {
   get(name) { return this.pairs[name] ?? null; }
 }
 const AbortSignal = { timeout: () => null };
+class AbortController {
+  constructor() { this.signal = { aborted: false }; }
+  abort() { this.signal.aborted = true; }
+}
+class TextDecoder {
+  decode(text) { return text; }
+}
 
 /* One timer at most waits: the page's loop. */
 let due = null;
 const setTimeout = (act) => { due = act; return 1; };
 const clearTimeout = () => { due = null; };
+
+/* Pieces of a stream, each at a test's word. */
+let waiting = null;
+const more = () => { const act = waiting; waiting = null; act(); };
+async function piece(pieces) {
+  await new Promise((resolve) => { waiting = resolve; });
+  return pieces.length ? { done: false, value: pieces.shift() } : { done: true };
+}
 
 /* What the coordinator answers: [status, body] by "METHOD path"; what was asked is kept. */
 const server = { away: false, answers: {}, asked: [] };
@@ -120,6 +135,8 @@ async function fetch(path, { method, headers, body }) {
   if (server.away) throw new TypeError("network");
   const [status, found] = server.answers[`${method} ${place}`] ?? [404, { title: `no ${method} ${place}` }];
   const after = Number(/after=(\d+)/.exec(query)?.[1] ?? 0);
+  // Of a stream: its pieces as they come, until a test says that more is there.
+  if (found.pieces) return { ok: true, status, body: { getReader: () => ({ read: () => piece(found.pieces) }) } };
   const answer = { ...found };
   for (const kind of ["rounds", "events"])
     if (Array.isArray(answer[kind])) answer[kind] = answer[kind].filter((x) => x.seq > after);

@@ -26,7 +26,7 @@ quickjs = pytest.importorskip("quickjs")
 WEB = Path(diloco_coordinator.__file__).parent / "web"
 RECORDED = Path(__file__).parents[2] / "cli" / "screens" / "answers.json"
 # Each after those that it imports.
-MODULES = ("api", "dom", "chart", "plan", "views", "main")
+MODULES = ("api", "dom", "chart", "plan", "sample", "views", "main")
 VOID = {"meta", "link", "input"}
 
 
@@ -317,6 +317,90 @@ def test_a_plan_is_asked_for_in_the_servers_own_words(answers: dict[str, Any]) -
     planned = page.ask('seen("planned")')
     assert "Sync every steps" in planned and "In other circumstances" in planned
     assert "undefined" not in planned and "NaN" not in planned
+
+
+EXPORT = {"id": "ab", "state": "complete", "steps": 48, "ended_at": 0.0, "progress": None}
+RUNNING = {"bytes_done": 1, "bytes_total": 4}
+
+
+def sampled(answers: dict[str, Any], run: str, *exports: dict[str, Any]) -> Page:
+    """A page whose form for samples is open."""
+    page = Page(answers | {f"GET /v1/runs/{run}/exports": {"exports": list(exports)}})
+    page.do('id("sample").open = true')
+    page.second()
+    return page
+
+
+def test_a_sample_is_shown_as_it_comes(answers: dict[str, Any], run: str) -> None:
+    page = sampled(answers, run, EXPORT)
+    assert page.ask('seen("sampled")').startswith("Of the export at step 48, made ")
+    events = [
+        'data: {"begun": true, "export": "ab", "steps": 48}\n\ndata: {"te',
+        'xt": "b\\n"}\n\n',
+        'data: {"text": "<i>"}\n\ndata: {"done": true, "pieces": 2}\n\n',
+    ]
+    told = json.dumps([200, {"pieces": events}])
+    page.do(f'server.answers["POST /v1/runs/{run}/samples"] = {told}')
+    page.do('id("sample-prompt").value = "a "; id("sample-tokens").value = "9"')
+    page.do('id("sampling").happens("submit")')
+    sent = page.asked("POST")[-1]
+    assert sent["path"] == f"/v1/runs/{run}/samples" and sent["token"] == "Bearer t"
+    seed = sent["body"].pop("seed")
+    assert 0 <= seed < 2**32
+    assert sent["body"] == {"prompt": "a ", "chat": False, "temperature": 0.8, "tokens": 9}
+    assert "Sample" not in page.ask('buttons("sampling")'), "one at a time"
+    page.do("more()")
+    assert page.ask('seen("written")') == "a "
+    page.do("more()")
+    assert page.ask('seen("written")') == "a b\n"
+    page.do("more()")
+    page.do("more()")
+    assert page.ask('seen("written")') == "a b\n<i>", "text is no markup"
+    assert "Sample" in page.ask('buttons("sampling")') and page.ask('seen("unsampled")') == ""
+
+
+def test_without_an_export_the_page_offers_to_make_one(answers: dict[str, Any], run: str) -> None:
+    page = sampled(answers, run)
+    assert page.ask('seen("sampled")').startswith("There is no export yet")
+    assert page.ask('buttons("sampling")') == ["Export the newest weights"]
+    page.answers[f"POST /v1/runs/{run}/exports"] = {}
+    page.second()
+    page.do('press("sampling", "Export the newest weights")')
+    assert page.asked("POST")[-1]["path"] == f"/v1/runs/{run}/exports"
+    making = EXPORT | {"state": "running", "progress": RUNNING}
+    page.answers[f"GET /v1/runs/{run}/exports"] = {"exports": [making]}
+    page.second()
+    assert "An export is being made, 25.0 %." in page.ask('seen("sampled")')
+    assert page.ask('buttons("sampling")') == []
+    failed = EXPORT | {"state": "failed", "reason": "the disk is full"}
+    page.answers[f"GET /v1/runs/{run}/exports"] = {"exports": [failed]}
+    page.second()
+    assert page.ask('seen("sampled")').endswith("The last export failed: the disk is full")
+
+
+def test_what_becomes_of_a_sample_is_said_in_the_servers_words(
+    answers: dict[str, Any], run: str
+) -> None:
+    page = sampled(answers, run, EXPORT)
+    path = f"POST /v1/runs/{run}/samples"
+    page.do(f'server.answers["{path}"] = [429, {{ detail: "another one goes on" }}]')
+    page.do('id("sampling").happens("submit")')
+    assert page.ask('seen("unsampled")') == "another one goes on"
+    events = ['data: {"begun": true}\n\ndata: {"failed": "no more memory"}\n\n']
+    page.do(f'server.answers["{path}"] = {json.dumps([200, {"pieces": events}])}')
+    page.do('id("sampling").happens("submit")')
+    page.do("more()")
+    page.do("more()")
+    assert page.ask('seen("unsampled")') == "no more memory"
+    assert "Sample" in page.ask('buttons("sampling")')
+
+
+def test_a_viewer_may_not_sample(answers: dict[str, Any]) -> None:
+    page = Page(answers | {"GET /v1/access": {"role": "viewer", "chaos": True, "name": "v"}})
+    page.do('id("sample").open = true')
+    page.second()
+    assert page.ask('seen("sample")') is None
+    assert not [a for a in page.asked("GET") if a["path"].endswith("/exports")]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (1.4, 5.3), (0.0, 123_456.0), (2.0, 2.0)])

@@ -1,14 +1,20 @@
-"""A run of known parameters, as a syncer publishes them: keyframes, and deltas that add to them."""
+"""A run of known parameters, as a syncer publishes them: keyframes, and deltas that add to them.
 
+Also as syncers keep it in a run-wide checkpoint.
+"""
+
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from diloco_shared.bus.blobs import put_blob
 from diloco_shared.bus.port import StreamSpec
+from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout, digest_array, flatten
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, reference
 from diloco_shared.protocol.messages import PublicationManifest, Stamp
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import encode
@@ -16,6 +22,8 @@ from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_shared.spec.shapes import shape_of, tensors
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.checkpoints.parts_io import write_part
+from diloco_syncer.merging.store import FragmentStore
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 # Of no family that others know: its tensors are written under their own names, bit for bit.
@@ -41,6 +49,43 @@ def drawn(layout: Layout, seed: int) -> Tensors:
     """Tensors with values of their own."""
     rng = np.random.default_rng(seed)
     return {t.name: rng.normal(size=t.shape).astype(np.float32) for t in layout.tensors}
+
+
+def kept(root: Path, of: RunSpec, shards: int = 1, *, lie: int = -1) -> Tensors:
+    """A checkpoint of so many syncer shards; the tensors in it. `lie`: a digest that is wrong."""
+    layout = Layout.build(tensors(shape_of(of.model)), of.algorithm.fragments)
+    made, parts = drawn(layout, 1), list[Object]()
+    for shard in range(shards):
+        owned = range(shard, of.algorithm.fragments, shards)
+        anchors = {p: flatten(layout, p, made) for p in owned}
+        values = [anchors.get(p) for p in range(of.algorithm.fragments)]
+        store = FragmentStore.init(layout, of.algorithm, values)
+        digests = [digest_array(anchors[p]) if p in anchors else "" for p in range(len(values))]
+        if lie in anchors:
+            digests[lie] = "a" * 32
+        history = {"anchor_digests": digests}
+        arrays = store.state_arrays()
+        parts.append(write_part(of, shard, str(root), 1, history, store.meta(), arrays))
+    manifest = CheckpointManifest(
+        run=of.name,
+        run_id=of.id,
+        number=1,
+        reason="as the user asked",
+        at=1.0,
+        epoch=2,
+        stamp=Stamp(round=9, steps=80, fraction=0.5, fraction_per_step=0.1),
+        versions=(0,) * of.algorithm.fragments,
+        parameters=sum(layout.sizes),
+        spec=of.model_dump(mode="json"),
+        shards=tuple(parts),
+        learners={},
+        missing={},
+        leases=(),
+        incarnations={},
+        bytes=1,
+    )
+    RunCheckpoints(str(root)).seal(reference(of.folder, 1), manifest)
+    return made
 
 
 class Publisher:

@@ -5,60 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from learner.exporting.publishing import drawn, spec
+from learner.exporting.publishing import kept, spec
 from safetensors.numpy import load_file
 
 from diloco_learner.exporting.checkpoint_io import Checkpointed
 from diloco_learner.exporting.making_io import Order, Progress, make
 from diloco_learner.exporting.observing_io import Unreadable
-from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
-from diloco_shared.numerics.arrays import Layout, digest_array, flatten
-from diloco_shared.protocol.checkpoints import CheckpointManifest, Object, reference
-from diloco_shared.protocol.messages import Stamp
-from diloco_shared.spec.run import RunSpec
-from diloco_shared.spec.shapes import shape_of, tensors
-from diloco_syncer.checkpoints.parts_io import write_part
-from diloco_syncer.merging.store import FragmentStore
+from diloco_shared.protocol.checkpoints import reference
 
 SPEC = spec(4)
 REF = reference(SPEC.folder, 1)
-
-
-def kept(root: Path, of: RunSpec, shards: int = 1, *, lie: int = -1) -> dict[str, Any]:
-    """A checkpoint of so many syncer shards; the tensors in it. `lie`: a digest that is wrong."""
-    layout = Layout.build(tensors(shape_of(of.model)), of.algorithm.fragments)
-    made, parts = drawn(layout, 1), list[Object]()
-    for shard in range(shards):
-        owned = range(shard, of.algorithm.fragments, shards)
-        anchors = {p: flatten(layout, p, made) for p in owned}
-        values = [anchors.get(p) for p in range(of.algorithm.fragments)]
-        store = FragmentStore.init(layout, of.algorithm, values)
-        digests = [digest_array(anchors[p]) if p in anchors else "" for p in range(len(values))]
-        if lie in anchors:
-            digests[lie] = "a" * 32
-        history = {"anchor_digests": digests}
-        arrays = store.state_arrays()
-        parts.append(write_part(of, shard, str(root), 1, history, store.meta(), arrays))
-    manifest = CheckpointManifest(
-        run=of.name,
-        run_id=of.id,
-        number=1,
-        reason="as the user asked",
-        at=1.0,
-        epoch=2,
-        stamp=Stamp(round=9, steps=80, fraction=0.5, fraction_per_step=0.1),
-        versions=(0,) * of.algorithm.fragments,
-        parameters=sum(layout.sizes),
-        spec=of.model_dump(mode="json"),
-        shards=tuple(parts),
-        learners={},
-        missing={},
-        leases=(),
-        incarnations={},
-        bytes=1,
-    )
-    RunCheckpoints(str(root)).seal(REF, manifest)
-    return made
 
 
 async def export(root: Path, to: Path, source: str = REF) -> Any:

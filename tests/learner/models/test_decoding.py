@@ -49,7 +49,7 @@ def test_it_ends_at_the_end_of_a_document() -> None:
     sampler = Sampler(*model("llama"), jnp.float32, Sampling(temperature=0))
     whole = list(sampler.tokens([1, 2], 12, seed=0))
     end = whole[5]
-    assert list(sampler.tokens([1, 2], 12, seed=0, end=end)) == whole[: whole.index(end)]
+    assert list(sampler.tokens([1, 2], 12, seed=0, ends=[end])) == whole[: whole.index(end)]
 
 
 @pytest.mark.parametrize(

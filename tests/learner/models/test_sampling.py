@@ -2,14 +2,15 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diloco_learner.models.decoding import Sampling, Writer, writer
-from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.corpora.templates import compiled
+from diloco_shared.corpora.tokenizers import Bytes, load
 from diloco_shared.hf.tokenizer import files_of
 
 pytest.importorskip("tokenizers")
@@ -24,9 +25,9 @@ class Said:
         self.asked: Any = None
 
     def tokens(
-        self, prompt: Sequence[int], count: int, seed: int, end: int | None = None
+        self, prompt: Sequence[int], count: int, seed: int, ends: Collection[int] = ()
     ) -> Iterator[int]:
-        self.asked = (list(prompt), count, seed, end)
+        self.asked = (list(prompt), count, seed, ends)
         return iter(self.given)
 
 
@@ -34,7 +35,7 @@ def test_a_character_is_shown_when_it_is_whole() -> None:
     said = Said(list("né€!".encode()))
     pieces = list(Writer(said, Bytes()).text("ab", 9, 3))  # type: ignore[arg-type]
     assert pieces == ["n", "é", "€", "!"]
-    assert said.asked == (list(b"ab"), 9, 3, 0)
+    assert said.asked == (list(b"ab"), 9, 3, (0,))
 
 
 def test_what_ends_in_the_middle_of_a_character_shows_so() -> None:
@@ -42,6 +43,48 @@ def test_what_ends_in_the_middle_of_a_character_shows_so() -> None:
     assert "".join(Writer(said, Bytes()).text("", 9, 0)) == "a\ufffd"  # type: ignore[arg-type]
     # An empty prompt begins a document.
     assert said.asked[0] == [0]
+
+
+def test_an_answer_is_asked_for_and_ended_as_the_template_says() -> None:
+    """With the one that is built in for a tokenizer without one: its answers end the document."""
+    said = Said(list(b"yes"))
+    assert "".join(Writer(said, Bytes()).answer("why?", 9, 3)) == "yes"  # type: ignore[arg-type]
+    assert said.asked == (list(b"[user]\nwhy?\n[assistant]\n"), 9, 3, (0,))
+
+
+MARKED = (
+    "{% for m in messages %}<|begin|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>assistant\n{% endif %}"
+)
+
+
+def test_an_answer_ends_before_the_token_that_ends_a_turn(tmp_path: Path) -> None:
+    """Special tokens of the template are tokens, also for the model that reads them."""
+    import tokenizers
+
+    texts = ["user\nwhy? yes <|begin|> assistant"]
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>", "<|begin|>", "<|end|>"],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+    )
+    trained.train_from_iterator(texts, trainer)
+    trained.save(str(tmp_path / "tokenizer.json"))
+    config = {"eos_token": "<|endoftext|>", "chat_template": MARKED}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = load(str(tmp_path))
+    said = Said(tokenizer.encode_batch(["yes"])[0].tolist())
+    assert "".join(Writer(said, tokenizer).answer("why?", 9, 3)) == "yes"  # type: ignore[arg-type]
+    prompt, *_, ends = said.asked
+    assert tokenizer.decode(prompt) == "<|begin|>user\nwhy?<|end|>\n<|begin|>assistant\n"
+    assert prompt[0] == 1 and ends == (0, 2)
+    # A template that closes with plain text ends where the document does.
+    plain = compiled("{% for m in messages %}{{ m.content }} (end of it){% endfor %}", "t", {})
+    list(Writer(said, tokenizer).answer("why?", 9, 3, plain))  # type: ignore[arg-type]
+    assert said.asked[-1] == (0,)
 
 
 @pytest.fixture

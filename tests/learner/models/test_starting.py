@@ -6,11 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from learner.exporting.publishing import kept
+from learner.exporting.publishing import spec as published
 from safetensors.numpy import load_file, save_file
 
 from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
+from diloco_shared.checkpoints.parameters_io import beginning_of
 from diloco_shared.hf.resolving import resolved, weights_of
 from diloco_shared.hf.weights import WrongCheckpoint
+from diloco_shared.numerics.arrays import flatten
+from diloco_shared.protocol.checkpoints import reference
 from diloco_shared.spec.run import Model, RunSpec, config_hash
 
 GOLDEN = Path(__file__).parents[2] / "interop" / "golden"
@@ -68,3 +74,76 @@ def test_the_hash_of_a_run_without_weights_is_what_it_was_in_version_0_2_0() -> 
     """Learners of both versions work in one run."""
     run = RunSpec.model_validate({"name": "own", "budget": {"steps": 4}})
     assert config_hash(run) == "435b4d7213260e9d3f9dfaacc40c07c8"
+
+
+# --- from a run-wide checkpoint ------------------------------------------------------------------
+
+SOURCE = published(4)
+REF = reference(SOURCE.folder, 1)
+
+
+def begun(root: Path, **more: Any) -> dict[str, Any]:
+    return begun_from({"weights": f"checkpoint:{REF}", "context_tokens": 8, **more}, str(root))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("shards", [1, 2])
+def test_every_fragment_begins_with_what_a_checkpoint_keeps(tmp_path: Path, shards: int) -> None:
+    """Also where the new run is cut into another number of fragments."""
+    made = kept(tmp_path, SOURCE, shards)
+    run = spec(begun(tmp_path))
+    program = Program.build(run, beginning_of(run.model, Path(), str(tmp_path)))
+    for _ in range(2):  # as often as somebody begins
+        trainer = Trainer(program)
+        for p in range(3):
+            np.testing.assert_array_equal(trainer.fragment(p), flatten(program.layout, p, made))
+
+
+def test_a_table_gains_the_model_of_the_checkpoint_and_its_digest(tmp_path: Path) -> None:
+    kept(tmp_path, SOURCE)
+    table = begun(tmp_path, overrides={"remat": "layer"})
+    wanted = {**SOURCE.model.overrides, "remat": "layer"}
+    assert (table["preset"], table["overrides"]) == ("nano", wanted)
+    assert len(table["weights_digest"]) == 32 and begun_from(table, "nowhere") == table
+    assert begun_from({"weights": "folder"}, "nowhere") == {"weights": "folder"}
+    (tmp_path / "far").mkdir()
+    kept(tmp_path / "far", SOURCE)
+    far = begun_from({"weights": f"checkpoint:{tmp_path}/far/{REF}"}, "nowhere")
+    assert far["weights_digest"] == table["weights_digest"], "wherever it lies"
+    with pytest.raises(CheckpointError, match=rf"no checkpoint .*000007 .*known: {REF}"):
+        begun_from({"weights": f"checkpoint:{reference(SOURCE.folder, 7)}"}, str(tmp_path))
+    with pytest.raises(CheckpointError, match="names no checkpoint"):
+        begun_from({"weights": "checkpoint:7"}, str(tmp_path))
+
+
+def test_another_checkpoint_or_another_shape_is_refused(tmp_path: Path) -> None:
+    kept(tmp_path, SOURCE)
+    table = begun(tmp_path)
+    other = Model.model_validate({**table, "weights_digest": "0" * 32})
+    with pytest.raises(CheckpointError, match=r"its digest is [0-9a-f]{32}, and model.weights_d"):
+        beginning_of(other, Path(), str(tmp_path))
+    wide = Model.model_validate({**table, "overrides": {**table["overrides"], "hidden": 16}})
+    with pytest.raises(CheckpointError, match="hidden is 8 there, and 16 in the run"):
+        beginning_of(wide, Path(), str(tmp_path))
+
+
+def test_a_damaged_checkpoint_gives_no_tensor(tmp_path: Path) -> None:
+    kept(tmp_path, SOURCE, lie=2)
+    model = Model.model_validate(begun(tmp_path))
+    found = beginning_of(model, Path(), str(tmp_path))
+    assert found is not None
+    with pytest.raises(CheckpointError, match="it is of another model"):
+        found.read("no/such/tensor")
+    with pytest.raises(CheckpointError, match=r"fragment 2 has digest .*, and was recorded as a"):
+        found.read("final_norm/scale_D")
+
+
+@pytest.mark.whole
+def test_tensors_of_another_shape_are_named(tmp_path: Path) -> None:
+    """As a model of one's own may have them, whose shape nobody knows before it is built."""
+    kept(tmp_path, SOURCE)
+    run = spec(begun(tmp_path))
+    wider = spec({**run.model.model_dump(), "overrides": {**run.model.overrides, "hidden": 16}})
+    program = Program.build(wider, beginning_of(run.model, Path(), str(tmp_path)))
+    with pytest.raises(ValueError, match=r"mlp/\w+ has shape \(8, 8\) there, and \(16, 8\) in"):
+        program.initial()

@@ -43,6 +43,7 @@ from diloco_shared.bus.port import (
 )
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.checking import Invalid, check
+from diloco_shared.checkpoints.checkpoints_io import CheckpointError, begun_from
 from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.protocol import subjects
@@ -184,11 +185,20 @@ class Runs:
         response.headers["ETag"] = self.etag(spec.name)
         return self.view(record)
 
-    @staticmethod
-    async def checked(body: dict[str, Any]) -> RunSpec:
-        """A specification; 422 names the path of every fault. Large ones take a while to count."""
+    async def checked(self, body: dict[str, Any]) -> RunSpec:
+        """A specification; 422 names the path of every fault. Large ones take a while to count.
+
+        One that begins from a run-wide checkpoint gets its model and its digest here.
+        """
+        model = body.get("model")
         try:
+            if isinstance(model, dict):
+                found = await asyncio.to_thread(begun_from, model, self.checkpoints)
+                body = {**body, "model": found}
             return await asyncio.to_thread(check, body)
+        except (CheckpointError, VaultError) as error:
+            fault = {"path": "model.weights", "message": str(error)}
+            raise invalid("run", [fault]) from None
         except Invalid as error:
             faults = [{"path": f.path, "message": f.message} for f in error.faults]
             raise invalid("run", faults) from None

@@ -29,15 +29,16 @@ class Streams:
 
     def events(self, after: int, run: str) -> StreamingResponse:
         """Events with a greater sequence than `after`; the sequence is the event's id."""
-        return self._response(self._events(after, run))
+        return self.opened(self._events(after, run))
 
     def states(
         self, now: Callable[[], dict[str, Any] | None], over: Callable[[dict[str, Any]], bool]
     ) -> StreamingResponse:
         """`now()` at first and whenever it differs, until it is None or `over`."""
-        return self._response(self._states(now, over))
+        return self.opened(self._states(now, over))
 
-    def _response(self, chunks: AsyncIterator[str]) -> StreamingResponse:
+    def opened(self, chunks: AsyncIterator[str]) -> StreamingResponse:
+        """A stream of these chunks, each a whole event. 503 while too many are open."""
         if self.open >= STREAMS_MAX:
             raise Problem(
                 503,

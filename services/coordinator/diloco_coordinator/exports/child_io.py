@@ -62,14 +62,7 @@ class ChildExporter:
     @classmethod
     def of(cls, settings: ProcessSettings) -> "ChildExporter":
         """On the bus that the coordinator is on."""
-        told = {
-            "DILOCO_NATS_URL": settings.nats_url,
-            "DILOCO_NATS_TOKEN": settings.nats_token,
-            "DILOCO_CHECKPOINTS": settings.checkpoint_root,
-            "DILOCO_LOG": settings.log,
-        }
-        inherited = {k: v for k, v in os.environ.items() if k not in ("DILOCO_ID", *told)}
-        return cls(inherited | told)
+        return cls(environment_of(settings))
 
     async def make(self, record: ExportRecord, to: Path, moved: Moved) -> None:
         """See `Exporter`."""
@@ -83,7 +76,7 @@ class ChildExporter:
         except* TimeoutError:
             hangs = True
         finally:
-            await _ended(process)
+            await killed(process)
         if hangs:
             text = f"the process that made it said nothing for {self.silence_s:.0f} s: try again"
             raise ExportFault(text)
@@ -118,7 +111,7 @@ class ChildExporter:
         assert process.stdout is not None
         while True:
             async with asyncio.timeout(self.silence_s):
-                line = await _line(process.stdout)
+                line = await line_of(process.stdout)
             if not line:
                 return
             heard.take(line)
@@ -148,7 +141,7 @@ class _Heard:
     async def log(self, process: Process) -> None:
         """What it writes for people goes into this process's log."""
         assert process.stderr is not None
-        while line := await _line(process.stderr):
+        while line := await line_of(process.stderr):
             self.last = _text(line) or self.last
             log.info("export", run=self.record.run, id=self.record.id, line=_text(line))
 
@@ -162,7 +155,19 @@ class _Heard:
         raise ExportFault(f"the process that made it ended ({how_ended(code)}){said}")
 
 
-async def _line(stream: asyncio.StreamReader) -> bytes:
+def environment_of(settings: ProcessSettings) -> dict[str, str]:
+    """Of a process that the coordinator starts: what it was told itself, but for its id."""
+    told = {
+        "DILOCO_NATS_URL": settings.nats_url,
+        "DILOCO_NATS_TOKEN": settings.nats_token,
+        "DILOCO_CHECKPOINTS": settings.checkpoint_root,
+        "DILOCO_LOG": settings.log,
+    }
+    inherited = {k: v for k, v in os.environ.items() if k not in ("DILOCO_ID", *told)}
+    return inherited | told
+
+
+async def line_of(stream: asyncio.StreamReader) -> bytes:
     """One line; what is too long for one is cut. Empty at the end."""
     try:
         return await stream.readuntil()
@@ -172,7 +177,7 @@ async def _line(stream: asyncio.StreamReader) -> bytes:
         return await stream.read(max(error.consumed, 1))
 
 
-async def _ended(process: Process) -> None:
+async def killed(process: Process) -> None:
     """Nothing is left of it, whoever ends this."""
     if process.returncode is None:
         with suppress(ProcessLookupError):

@@ -26,6 +26,27 @@ export class Refusal extends Error {
 
 const PATIENCE_MS = 10_000;
 
+/* Server-sent events of an answer, as they come: `heard` gets the JSON of each. There is no bound in
+   time here, since the server ends what takes too long. `stop` is an AbortSignal. */
+export async function stream(path, body, heard, stop) {
+  const response = await fetch(path, {
+    method: "POST",
+    headers: { Authorization: `Bearer ${sessionStorage.getItem(KEPT)}`, "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal: stop,
+  });
+  if (!response.ok) throw new Refusal(response.status, await response.json().catch(() => ({})));
+  const reader = response.body.getReader(), decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const parts = (rest + decoder.decode(value, { stream: true })).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) if (part.startsWith("data: ")) heard(JSON.parse(part.slice(6)));
+  }
+}
+
 export async function call(method, path, body) {
   const response = await fetch(path, {
     method,

@@ -3,6 +3,7 @@
 import { Refusal, call, dropToken, get, hasToken, keepToken, memberPath, runPath, takeTokenFromAddress } from "./api.js";
 import { $, make, reconcile, say } from "./dom.js";
 import { offerPlans } from "./plan.js";
+import { lookForExports, offerSamples } from "./sample.js";
 import { showEvents, showLearners, showLosses, showRounds, showRun, showServices } from "./views.js";
 
 const EVERY_MS = 1000;
@@ -46,6 +47,7 @@ async function lookOnce() {
     showRun(run, seen.evaluations.at(-1)?.val_loss);
     $("verbs").hidden = !may().operate;
   }
+  await lookForExports(run && may().operate ? run.name : "");
   showLosses(seen.evaluations);
 }
 
@@ -201,4 +203,5 @@ document.addEventListener("visibilitychange", () => document.hidden || loop());
 
 takeTokenFromAddress();
 offerPlans();
+offerSamples();
 loop();

@@ -163,11 +163,18 @@ def with_layer(leaf: jax.Array, layer: Any, values: Any) -> jax.Array:
 
 
 def filled(shapes: Any, stacked: str | None, read: Callable[[str], Any]) -> Any:
-    """A tree of arrays like `shapes`, of the tensors that `read(name)` gives, one after another."""
+    """A tree of arrays like `shapes`, of the tensors that `read(name)` gives, one after another.
+
+    Raises ValueError for a tensor of another shape.
+    """
     named = to_named(shapes)
     leaves: dict[str, Any] = {}
     for name, place in places(named, stacked).items():
         shape, values = named[place.leaf], read(name)
+        wanted = tuple(shape.shape if place.layer is None else shape.shape[1:])
+        if tuple(values.shape) != wanted:
+            text = f"{name} has shape {tuple(values.shape)} there, and {wanted} in the run's model"
+            raise ValueError(f"the weights to begin from are another model's: {text}")
         if place.layer is None:
             leaves[name] = jnp.array(values, shape.dtype)
             continue

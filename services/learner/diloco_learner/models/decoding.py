@@ -4,7 +4,7 @@ Keys and values of what was read stay in a cache, so that a token costs one pass
 prompt is read some tokens at a time: two programs serve every prompt, however long.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ import numpy as np
 from diloco_learner.models import filled, transformer
 from diloco_learner.models.attention import mixed, seen, turns
 from diloco_learner.models.transformer import embedded, joined, logits, mlp, norm, projected
+from diloco_shared.corpora.chat import Chat
+from diloco_shared.corpora.templates import ChatTemplate, template_of
 from diloco_shared.corpora.tokenizers import Tokenizer, load
 from diloco_shared.hf.weights import open_weights
 from diloco_shared.spec.shapes import Shape
@@ -111,9 +113,9 @@ class Sampler:
         self._drawn = jax.jit(partial(drawn, how))
 
     def tokens(
-        self, prompt: Sequence[int], count: int, seed: int, end: int | None = None
+        self, prompt: Sequence[int], count: int, seed: int, ends: Collection[int] = ()
     ) -> Iterator[int]:
-        """Up to `count` tokens that follow the prompt; ends before token `end`.
+        """Up to `count` tokens that follow the prompt; ends before a token that is among `ends`.
 
         ValueError for an empty prompt, or tokens that the model does not have.
         """
@@ -124,10 +126,10 @@ class Sampler:
             raise ValueError(f"{text}: it was trained with another tokenizer")
         # In steps of what is read at once, so that prompts of about one length share programs.
         room = -(-(len(prompt) + count) // READ_AT_ONCE) * READ_AT_ONCE
-        return self._tokens(np.asarray(prompt, np.int32), count, seed, end, room)
+        return self._tokens(np.asarray(prompt, np.int32), count, seed, frozenset(ends), room)
 
     def _tokens(
-        self, prompt: Any, count: int, seed: int, end: int | None, room: int
+        self, prompt: Any, count: int, seed: int, ends: Collection[int], room: int
     ) -> Iterator[int]:
         cache = empty(self.shape, self.dtype, 1, room)
         found = None
@@ -139,7 +141,7 @@ class Sampler:
         for n in range(count):
             assert found is not None
             token = int(self._drawn(jax.random.fold_in(key, n), found[0]))
-            if token == end:
+            if token in ends:
                 return
             yield token
             if n + 1 < count:
@@ -169,7 +171,29 @@ class Writer:
         """
         end = self.tokenizer.end_of_document
         begins = [int(n) for n in self.tokenizer.encode_batch([prompt])[0]] or [end]
-        drawn = self.sampler.tokens(begins, tokens, seed, end)
+        return self._pieces(begins, tokens, seed, (end,))
+
+    def answer(
+        self, message: str, tokens: int, seed: int, template: ChatTemplate | None = None
+    ) -> Iterator[str]:
+        """What the assistant says to a user's message, piece by piece, of up to `tokens` tokens.
+
+        `template`: other than the tokenizer's own, or the one built in where it has none. It ends
+        where the document does, and before the token that ends an answer of this template. A
+        template that ends answers with more than one token, as some do with plain text, leaves the
+        end to the document's. ValueError for a message that the template or the model cannot take.
+        """
+        template = template or template_of(self.tokenizer, "beside the weights")
+        before, closing = Chat(template).asked([{"role": "user", "content": message}])
+        begins = [int(n) for n in self.tokenizer.encode_pieces([before])[0]]
+        last = [int(n) for n in self.tokenizer.encode_pieces([closing])[0]] if closing else []
+        ends = {self.tokenizer.end_of_document, *(last if len(last) == 1 else ())}
+        return self._pieces(begins, tokens, seed, tuple(sorted(ends)))
+
+    def _pieces(
+        self, begins: Sequence[int], tokens: int, seed: int, ends: Collection[int]
+    ) -> Iterator[str]:
+        drawn = self.sampler.tokens(begins, tokens, seed, ends)
 
         def pieces() -> Iterator[str]:
             found: list[int] = []

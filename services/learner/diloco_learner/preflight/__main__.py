@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from diloco_learner.preflight.findings import SOFTWARE, Finding, wrong
 from diloco_shared.process.stopping import die_with
@@ -25,6 +25,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="diloco_learner.preflight", description=__doc__)
     parser.add_argument("--data-root", type=Path, default=Path(), help="where relative paths begin")
     parser.add_argument("--cache", type=Path, help="where text is prepared")
+    parser.add_argument("--checkpoints", default="", help="where run-wide checkpoints are")
     parser.add_argument("--parent", type=int, help="process with which this one is to end")
     given = parser.parse_args()
     if given.parent is not None:
@@ -33,7 +34,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     say = _mouth()
     try:
-        findings = _checked(given.data_root, given.cache, sys.stdin.read(), say)
+        folders = Folders(given.data_root, given.cache, given.checkpoints)
+        findings = _checked(folders, sys.stdin.read(), say)
     except ImportError as error:
         remedy = "install what learners need: pip install 'decoupled-diloco[learner]'"
         findings = [wrong(SOFTWARE, str(error), remedy)]
@@ -41,6 +43,14 @@ def main() -> None:
     sys.stderr.flush()
     # Threads of a model or of a compiler, and what they do at exit, concern nobody any more.
     os._exit(0 if all(f.ok for f in findings) else 1)
+
+
+class Folders(NamedTuple):
+    """Where relative paths begin, where text is prepared, where run-wide checkpoints are."""
+
+    root: Path
+    cache: Path | None
+    checkpoints: str
 
 
 def _mouth() -> Say:
@@ -54,21 +64,23 @@ def _mouth() -> Say:
     return say
 
 
-def _checked(root: Path, cache: Path | None, run: str, say: Say) -> list[Finding]:
+def _checked(folders: Folders, run: str, say: Say) -> list[Finding]:
     """What each check found, said as it is found. Raises ImportError where software is missing."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from diloco_learner.data.cache import Cache, users_cache
     from diloco_learner.preflight.checks import check
     from diloco_shared import ambient
+    from diloco_shared.checkpoints.parameters_io import beginning_of
     from diloco_shared.spec.run import RunSpec
 
     spec = RunSpec.model_validate_json(run)
     made = check(
         spec,
-        root,
-        Cache(cache or users_cache(), tell=lambda text: print(text, file=sys.stderr)),
+        folders.root,
+        Cache(folders.cache or users_cache(), tell=lambda text: print(text, file=sys.stderr)),
         now=ambient.monotonic,
         begins=lambda name: say({"begins": name}),
+        beginning=lambda model, root: beginning_of(model, root, folders.checkpoints),
     )
     findings = []
     for finding in made:

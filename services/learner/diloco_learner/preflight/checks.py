@@ -28,7 +28,7 @@ from diloco_learner.preflight.findings import (
 from diloco_learner.preflight.machine import Machine, machine_of, room
 from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import held_out
-from diloco_learner.training.trainer import Program, Trainer
+from diloco_learner.training.trainer import Beginning, Program, Trainer
 from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import device, disks, learner
 from diloco_shared.budget.terms import shown
@@ -40,17 +40,19 @@ from diloco_shared.corpora.splits import SPLITS
 from diloco_shared.corpora.tokenizers import BYTES
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 from diloco_shared.hf.resolving import weights_of
-from diloco_shared.hf.weights import HfWeights
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import Model, RunSpec
 
 # What a check gives: what it found in words, and figures of it.
 Found = tuple[str, dict[str, float]]
+# What a run begins from, of its model and the folder where relative paths begin.
+BeginningOf = Callable[[Model, Path], Beginning | None]
 
 REMEDIES = {
     "devices": "look at the driver and at JAX_PLATFORMS; JAX must find a device in this Python",
     "model": "mend the model, or change [model] or algorithm.fragments",
     "weights": "let model.weights name the folder of the checkpoint that the run begins from; a "
-    "relative path begins in the data root",
+    "relative path begins in the data root. Or let it read checkpoint:FOLDER/NUMBER, as 'diloco "
+    "checkpoint list' shows it; those are looked for in DILOCO_CHECKPOINTS",
     "tokenizer": "let data.tokenizer name a sound tokenizer on this machine; a relative path "
     "begins in the data root",
     "corpus": "let data.source name a text or a prepared corpus on this machine; a relative path "
@@ -75,14 +77,16 @@ def check(
     *,
     now: Callable[[], float],
     begins: Callable[[str], None] = lambda name: None,
+    beginning: BeginningOf = weights_of,
 ) -> Iterator[Finding]:
     """Every check in turn; one that needs what is wrong is skipped.
 
     Relative paths begin at `root`; text is prepared into `cache`, on whose disk the learner's own
     files are counted too. `now`: seconds, monotonic. `begins` hears the name of each check before
-    it is made, so that one that ends this process is known.
+    it is made, so that one that ends this process is known. `beginning` opens what the run begins
+    from; by default a folder.
     """
-    made = _Checks(spec, root, cache, now)
+    made = _Checks(spec, root, cache, now, beginning)
     causes = Causes()
     for name in CHECKS:
         if (left_out := causes.skip(name)) is not None:
@@ -111,12 +115,20 @@ class _Checks:
     machine: Machine
     program: Program
     job: Job
-    starting: HfWeights | None
+    starting: Beginning | None
     corpora: Corpus | Mixture
     cut: Cut
     trainer: Trainer
 
-    def __init__(self, spec: RunSpec, root: Path, cache: Cache, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        spec: RunSpec,
+        root: Path,
+        cache: Cache,
+        now: Callable[[], float],
+        beginning: BeginningOf,
+    ) -> None:
+        self.beginning = beginning
         self.spec, self.root, self.cache, self.now = spec, root, cache, now
         self.sequences_B = spec.inner.batch_sequences * spec.inner.accumulation
 
@@ -169,10 +181,12 @@ class _Checks:
 
     def weights(self) -> Found:
         """They have the run's shape and digest."""
-        self.starting = weights_of(self.spec.model, self.root)
+        self.starting = self.beginning(self.spec.model, self.root)
         if self.starting is None:
             return f"fresh ones, from seed {self.spec.seed}", {}
-        return f"{self.starting.folder}, digest {self.spec.model.weights_digest}", {}
+        model = self.spec.model
+        where = model.weights if model.checkpoint else self.root / model.weights
+        return f"{where}, digest {model.weights_digest}", {}
 
     def tokenizer(self) -> Found:
         """Of text that is yet to be prepared; a prepared corpus has its own."""

@@ -29,7 +29,7 @@ from diloco_learner.training.speed import Island
 from diloco_learner.training.train import Rest, Slowed, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared import ambient
-from diloco_shared.hf.resolving import weights_of
+from diloco_shared.checkpoints.parameters_io import beginning_of
 from diloco_shared.spec.run import RunSpec
 
 
@@ -65,10 +65,14 @@ class Computing(Protocol):
 class OnThisMachine:
     """On the devices of this process, by a thread of its own: see `Computing`."""
 
-    def __init__(self, root: Path = HERE, cache: Cache | None = None) -> None:
-        """`root`: where relative paths of corpora are; `cache`: where they are prepared."""
+    def __init__(
+        self, root: Path = HERE, cache: Cache | None = None, checkpoints: str = ""
+    ) -> None:
+        """`root`: where relative paths of corpora are; `cache`: where they are prepared;
+        `checkpoints`: where run-wide checkpoints are that a run may begin from."""
         self.root = root
         self.cache = cache
+        self.checkpoints = checkpoints
 
     async def handed(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -89,7 +93,7 @@ class OnThisMachine:
         held_out_SxL1 = held_out(
             corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
         )
-        program = Program.build(spec, weights_of(spec.model, self.root))
+        program = Program.build(spec, beginning_of(spec.model, self.root, self.checkpoints))
         check_signs(spec, program.model, corpus)
         # Else it would be found while compiling, in the middle of the work: the process would end,
         # begin again and end again.

@@ -10,7 +10,7 @@ the host lie the adopted anchors, shared with whoever holds them, and nothing el
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -34,11 +34,17 @@ from diloco_learner.training.evaluate import make_evaluate
 from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.inner import make_step, optimizer
 from diloco_learner.training.programs import Ahead, compiler_options
-from diloco_shared.hf.weights import HfWeights
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
 
 Values = NDArray[np.float32]
+
+
+class Beginning(Protocol):
+    """Parameters to begin from: a folder's, or a run-wide checkpoint's."""
+
+    def read(self, name: str) -> Values:
+        """A tensor by our name, fp32 in its own shape. Raises ValueError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +64,13 @@ class Program:
     poisoned: Ahead  # the step of a fault: its gradients are not numbers
     evaluate: Callable[[Any, NDArray[np.int32]], float]
     cuts: FragmentOps
-    weights: HfWeights | None = None  # what to begin from, instead of fresh parameters
+    weights: Beginning | None = None  # what to begin from, instead of fresh parameters
 
     @classmethod
-    def build(cls, spec: RunSpec, weights: HfWeights | None = None) -> "Program":
+    def build(cls, spec: RunSpec, weights: Beginning | None = None) -> "Program":
         """Compile nothing yet; ValueError for a model that cannot be cut into the fragments.
 
-        `weights`: of the model's own shape (`hf.resolving`).
+        `weights`: of the model's own shape (`hf.resolving`, `checkpoints.parameters_io`).
         """
         model = build(spec.model)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
