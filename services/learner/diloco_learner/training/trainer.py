@@ -61,12 +61,16 @@ class Program:
     weights: HfWeights | None = None  # what to begin from, instead of fresh parameters
 
     @classmethod
-    def build(cls, spec: RunSpec, weights: HfWeights | None = None) -> "Program":
+    def build(
+        cls, spec: RunSpec, weights: HfWeights | None = None, separator: int | None = None
+    ) -> "Program":
         """Compile nothing yet; ValueError for a model that cannot be cut into the fragments.
 
-        `weights`: of the model's own shape (`hf.resolving`).
+        `weights`: of the model's own shape (`hf.resolving`). `separator`: the token between
+        documents, where the run keeps them apart (`data.corpus.separator_of`).
         """
-        model = build(spec.model)
+        assert (separator is None) == (spec.data.documents == "packed")
+        model = build(spec.model, separator)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         specs = tensor_specs(shapes, model.is_embedding, model.stacked)
         layout = Layout.build(specs, spec.algorithm.fragments)
