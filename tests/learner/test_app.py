@@ -48,7 +48,7 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Program, "build", compiled)
 
 
-def compiled(spec: RunSpec, weights: object = None) -> Program:
+def compiled(spec: RunSpec, weights: object = None, separator: None = None) -> Program:
     key = spec.model_dump_json()
     if key not in COMPILED:
         COMPILED[key] = BUILD(spec)
@@ -521,7 +521,7 @@ async def test_what_a_learner_is_unfit_for_is_told_and_tried_again(
     """A corpus that is not there yet: no crash, a reason, and work once it is."""
     monkeypatch.setattr("diloco_learner.app.UNFIT_RETRY_S", 0.05)
     # The model is not what this is about: it need not be compiled.
-    monkeypatch.setattr(Program, "build", lambda spec, weights=None: compiled(before))
+    monkeypatch.setattr(Program, "build", lambda *given: compiled(before))
     before, missing = syncer.spec, tmp_path / "later"
     data = syncer.spec.data.model_copy(update={"source": str(missing)})
     corpus, syncer.spec = (

@@ -120,6 +120,11 @@ def named(factory: str) -> Change:
     return lambda root, tables: tables.update(model={"factory": factory, "context_tokens": 8})
 
 
+def kept_apart(root: Path, tables: Tables) -> None:
+    own(15)(root, tables)
+    tables["data"]["documents"] = "apart"
+
+
 LINE = r"preflight_model_\d+\.py:"
 MODELS = [
     (named("nobody_has_this:factory"), "No module named 'nobody_has_this'"),
@@ -141,6 +146,7 @@ MODELS = [
         own(14, fragments=300, sync_every_steps=300),
         "cannot fill 300 fragments: set algorithm.fragments lower",
     ),
+    (kept_apart, "data.documents = 'apart' is for the built-in models"),
 ]
 
 
@@ -245,6 +251,12 @@ def tokens(root: Path, last: int = 1) -> None:
     numbers.tofile(root / "t.bin")
 
 
+def silent(root: Path) -> None:
+    """What ends a document is not said."""
+    tokens(root)
+    (root / "t.json").write_text('{"dtype": "uint16", "vocabulary": 200}')
+
+
 ANOTHER = "0" * 32
 MIXED = [{"source": "c", "weight": 1.0}, {"source": "none", "weight": 1.0}]
 CORPORA: list[tuple[Change, str]] = [
@@ -258,6 +270,7 @@ CORPORA: list[tuple[Change, str]] = [
     (data(corpus(lambda c: (c / "test-00000.bin").unlink()), source="c"), "cannot be read"),
     (data(corpus(), mixture=MIXED), "source 'none' is neither a folder nor"),
     (data(file("t.npy", "text"), source="t.npy"), "t.npy is no array of numpy"),
+    (data(silent, source="t.bin", documents="apart"), "does not say which it is: write .*t.json"),
 ]
 
 

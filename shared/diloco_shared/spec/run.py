@@ -113,6 +113,11 @@ class Data(Spec):
         description="Several corpora in fixed shares, each {source, weight, digest}; replaces "
         "source and digest.",
     )
+    documents: Literal["packed", "apart"] = Field(
+        "packed",
+        description="Several documents lie in one sequence. 'packed': a token attends to all "
+        "tokens before it. 'apart': only to those of its own document; for built-in models.",
+    )
     virtual_shards: int = Field(
         64, ge=1, le=65536, description="Leases are per shard; many keep joins fair."
     )
@@ -390,6 +395,8 @@ def _agreed(data: Data, view: dict[str, Any]) -> dict[str, Any]:
     keeps its hash.
     """
     view = {name: value for name, value in view.items() if value or name in ("source", "tokenizer")}
+    if data.documents == "packed":
+        del view["documents"]
     if data.mixture:
         del view["source"]
         view["mixture"] = [

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
-from diloco_learner.data.corpus import check_signs, check_vocabulary, load
+from diloco_learner.data.corpus import check_signs, check_vocabulary, load, separator_of
 from diloco_learner.data.shards import ShardCut, cut_of
 from diloco_learner.events import Evaluate, Leave
 from diloco_learner.training.computing_io import Built
@@ -275,9 +275,9 @@ class Fleet(IdleFleet):
     def __init__(
         self, spec: RunSpec, setting: Setting, *, told: Callable[[int, float], None] | None = None
     ) -> None:
-        self.program = Program.build(spec)
         corpus = load(spec.data)
         check_vocabulary(spec, corpus)
+        self.program = Program.build(spec, separator=separator_of(spec.data, corpus))
         check_signs(spec, self.program.model, corpus)
         self.cut = cut_of(
             corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed

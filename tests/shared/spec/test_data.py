@@ -28,6 +28,14 @@ def test_a_run_without_what_is_new_keeps_its_hash() -> None:
     }
 
 
+def test_members_agree_on_what_a_token_attends_to() -> None:
+    assert config_hash(spec(documents="packed")) == config_hash(spec())
+    assert config_hash(spec(documents="apart")) != config_hash(spec())
+    assert keys(documents="apart") == keys() | {"data.documents": '"apart"'}
+    with_digest = keys(documents="apart", digest=ONE)
+    assert with_digest["data.documents"] == '"apart"', "a digest says nothing of it"
+
+
 def test_with_a_digest_paths_do_not_matter() -> None:
     here = {"source": "/here/corpus", "tokenizer": "/here/bpe"}
     there = {"source": "there", "tokenizer": "./t.json"}
@@ -64,6 +72,7 @@ def test_what_is_read_is_the_source_or_the_mixture() -> None:
         ({"tokenizer": "gpt2"}, "data.tokenizer", "neither 'bytes' nor a path: write ./gpt2"),
         ({"tokenizer": "https://x/t.json"}, "data.tokenizer", "is an address (https://)"),
         ({"digest": "abc"}, "data.digest", "pattern"),
+        ({"documents": "separate"}, "data.documents", "'packed' or 'apart'"),
         ({"mixture": [{"source": "/a", "weight": 0}]}, "data.mixture.0.weight", "greater than 0"),
         ({"mixture": [{"source": " ", "weight": 1}]}, "data.mixture.0.source", "is empty"),
         ({"mixture": [{"source": "s3://a", "weight": 1}]}, "data.mixture.0.source", "an address"),

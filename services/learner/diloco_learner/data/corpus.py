@@ -6,11 +6,14 @@ prepared once into a cache and opened from there. Nothing is read into memory.
 
 from pathlib import Path
 
+import numpy as np
+
 from diloco_learner.data.cache import Cache, opened, users_cache
 from diloco_learner.models import ModelDef
 from diloco_shared.corpora.mix import Mixture, whole_weights
 from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared
 from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
+from diloco_shared.corpora.sequences import Tokens
 from diloco_shared.corpora.sources import STDLIB, find
 from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
@@ -66,6 +69,57 @@ def check_signs(spec: RunSpec, model: ModelDef, corpus: Corpus | Mixture) -> Non
         "a token below 0 for ~token and leave it out of the mean, and set masked_tokens = True on "
         "the object that the factory makes"
     )
+
+
+def separator_of(data: Data, corpus: Corpus | Mixture) -> int | None:
+    """The token between documents, where the run keeps them apart; None where it does not.
+
+    Raises ValueError if this token does not tell where a document ends.
+    """
+    if data.documents == "packed":
+        return None
+    first, *others = corpus.corpora if isinstance(corpus, Mixture) else (corpus,)
+    for one in (first, *others):
+        _check_separator(one)
+        if one.end_of_document != first.end_of_document:
+            raise ValueError(
+                "data.documents = 'apart' needs one token between documents: it is "
+                f"{first.end_of_document} in {first.name}, and {one.end_of_document} in "
+                f"{one.name}. Prepare them with the same tokenizer"
+            )
+    return first.end_of_document
+
+
+def _check_separator(corpus: Corpus) -> None:
+    end = corpus.end_of_document
+    if end is None:
+        beside = Path(corpus.name).with_suffix(".json")
+        raise ValueError(
+            f"data.documents = 'apart' needs the token between documents, and {corpus.name} does "
+            f'not say which it is: write {{"end_of_document": N}} to {beside}, where N is the '
+            "number of that token (if the file is there, add it), or leave data.documents out"
+        )
+    if end >= corpus.vocabulary:
+        raise ValueError(
+            f"data.documents = 'apart': by what {corpus.name} says, token {end} ends a document, "
+            f"and there are {corpus.vocabulary} tokens, counted from 0. Mend end_of_document there"
+        )
+    if not corpus.masked:
+        return
+    assert corpus.index is not None
+    # Whole shards say how many documents they have; what is held out is a fair sample of all.
+    shard, tokens = corpus.index.splits["validation"].shards[0], corpus.validation.parts[0]
+    blocks = Tokens([tokens], corpus.vocabulary).blocks()
+    many = sum(int(np.count_nonzero((block == end) | (block == ~end))) for block in blocks)
+    if many > shard.documents:
+        raise ValueError(
+            f"data.documents = 'apart' would cut conversations of {corpus.name} into pieces: token "
+            f"{end} ends a document, and stands within them too ({many} times in the "
+            f"{shard.documents} conversations of {shard.file}), since the chat template ends each "
+            "answer or each message with it. Leave data.documents out, or prepare the corpus with "
+            "a template that ends messages with another token (diloco data prepare "
+            "--chat-template)"
+        )
 
 
 def _part(part: Part, data: Data, root: Path, cache: Cache) -> Corpus:

@@ -35,16 +35,25 @@ class ModelDef:
     masked_tokens: bool = False
 
 
-def build(config: Model) -> ModelDef:
-    """The configured model; ValueError says what is wrong with the configuration."""
+def build(config: Model, separator: int | None = None) -> ModelDef:
+    """The configured model; ValueError says what is wrong with the configuration.
+
+    `separator`: the token between documents that its loss keeps apart; None: it does not.
+    """
     if config.factory is not None:
+        if separator is not None:
+            raise ValueError(
+                "data.documents = 'apart' is for the built-in models: what a token of the model of "
+                f"model.factory ({config.factory}) attends to is decided by that model. Let its "
+                "loss keep documents apart, and leave data.documents out"
+            )
         return _own(config.factory, config)
     shape = shape_of(config)
     # bf16 multiplications only where there is hardware for them.
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     return ModelDef(
         partial(transformer.init, shape),
-        partial(transformer.loss, shape, dtype),
+        partial(transformer.loss, shape, dtype, separator=separator),
         lambda name: name.startswith("embedding/"),
         stacked="layers",
         masked_tokens=True,

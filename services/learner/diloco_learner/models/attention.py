@@ -3,6 +3,12 @@
 Where there is cuDNN, its fused kernel does it without a matrix of L x L. Elsewhere, and for capped
 logits, which it does not know, XLA's own operations do: they keep that matrix, in fp32.
 
+Several documents in one sequence may be kept apart: then a token attends to its own document only.
+Of each token the number of its document is known, (B, L), and two numbers are compared where
+logits are masked. XLA does that within the loop that masks them. cuDNN takes a mask only as a bias
+of shape (B, 1, L, L) in two-byte floats, which all heads share and each layer makes for itself; it
+skips no document, so that time is not saved.
+
 Places are told by turning pairs of a head's values by angles that grow with the place. Speeds fall
 from 1 to 1/base over the pairs. Where contexts are longer than in the first training, slow turns
 are slowed down further: all alike (`linear`), or only those whose period is long (as Llama 3.1
@@ -30,10 +36,33 @@ def implementation(backend: str, dtype: Any, head_width: int) -> Literal["xla", 
     return "cudnn" if able and head_width % 8 == 0 and head_width <= CUDNN_HEAD_MAX else "xla"
 
 
+def documents(tokens_BxL: jax.Array, separator: int) -> jax.Array:
+    """Which document of its sequence each token belongs to, counted from 0: int32 (B, L).
+
+    A separator opens a document. It ends the one before as a target, which that document predicts;
+    read, it is what the next one's first token is predicted from. So it has both parts: that of the
+    token behind a document, and that of the token before one, with which documents begin in Llama 3
+    (arXiv 2407.21783) and MaxText, where they are kept apart too. Where the separator is left to
+    the document before (Levanter, nanotron), a first token is either predicted from a foreign
+    document or, as in nanotron, not at all; and a model asked for a new document is given just this
+    token.
+    """
+    read_BxL = jnp.where(tokens_BxL < 0, ~tokens_BxL, tokens_BxL)
+    return jnp.cumsum(read_BxL == separator, axis=1, dtype=jnp.int32)
+
+
 def attend(
-    shape: Shape, q_BxLxHxK: jax.Array, k_BxLxGxK: jax.Array, v_BxLxGxK: jax.Array, whole: Any
+    shape: Shape,
+    q_BxLxHxK: jax.Array,
+    k_BxLxGxK: jax.Array,
+    v_BxLxGxK: jax.Array,
+    whole: Any,
+    document_BxL: jax.Array | None = None,
 ) -> jax.Array:
-    """Mixed values (B, L, H, K). `whole`: no window; True, False, or a traced bool."""
+    """Mixed values (B, L, H, K). `whole`: no window; True, False, or a traced bool.
+
+    `document_BxL`: as of `documents`; None where a token attends to all before it.
+    """
     if not isinstance(whole, bool):
         # Only the chosen one is computed; both are compiled, once for all layers.
         chosen: jax.Array = jax.lax.cond(
@@ -43,27 +72,56 @@ def attend(
             q_BxLxHxK,
             k_BxLxGxK,
             v_BxLxGxK,
+            document_BxL,
         )
         return chosen
-    return _attend(shape, 0 if whole else shape.window, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK)
+    window = 0 if whole else shape.window
+    return _attend(shape, window, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, document_BxL)
 
 
 def _attend(
-    shape: Shape, window: int, q_BxLxHxK: jax.Array, k_BxLxGxK: jax.Array, v_BxLxGxK: jax.Array
+    shape: Shape,
+    window: int,
+    q_BxLxHxK: jax.Array,
+    k_BxLxGxK: jax.Array,
+    v_BxLxGxK: jax.Array,
+    document_BxL: jax.Array | None,
 ) -> jax.Array:
     length, width = q_BxLxHxK.shape[1], q_BxLxHxK.shape[3]
+    window = window if window < length else 0
+    apart_Bx1xLxL = None if document_BxL is None else _apart(document_BxL, window)
     if shape.attention_cap:
         places_L = jnp.arange(length)
-        return mixed(shape, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, seen(places_L, places_L, window))
+        visible = seen(places_L, places_L, window)
+        if apart_Bx1xLxL is not None:
+            visible = visible & apart_Bx1xLxL[:, None]
+        return mixed(shape, q_BxLxHxK, k_BxLxGxK, v_BxLxGxK, visible)
+    how = implementation(jax.default_backend(), q_BxLxHxK.dtype, width)
+    if apart_Bx1xLxL is not None and length % 2:
+        how = "xla"  # cuDNN's gradients with a bias are of even lengths
     return jax.nn.dot_product_attention(
         q_BxLxHxK,
         k_BxLxGxK,
         v_BxLxGxK,
+        mask=apart_Bx1xLxL,
         scale=(shape.query_scale or width) ** -0.5,
         is_causal=True,
-        local_window_size=(window - 1, 0) if 0 < window < length else None,
-        implementation=implementation(jax.default_backend(), q_BxLxHxK.dtype, width),
+        # A mask has the window in it.
+        local_window_size=(window - 1, 0) if window and apart_Bx1xLxL is None else None,
+        implementation=how,
     )
+
+
+def _apart(document_BxL: jax.Array, window: int) -> jax.Array:
+    """(B, 1, L, L): whether two tokens are of one document, and within the window if there is one.
+
+    The window is here since jax tests cuDNN's own with a causal mask alone, never beside a bias.
+    """
+    same_BxLxL = document_BxL[:, :, None] == document_BxL[:, None, :]
+    if window:
+        places_L = jnp.arange(document_BxL.shape[1])
+        same_BxLxL &= seen(places_L, places_L, window)
+    return same_BxLxL[:, None]
 
 
 def mixed(
@@ -73,7 +131,10 @@ def mixed(
     v_BxMxGxK: jax.Array,
     seen_LxM: jax.Array,
 ) -> jax.Array:
-    """Values mixed by capped or plain attention over what each token may see: (B, L, H, K)."""
+    """Values mixed by capped or plain attention over what each token may see: (B, L, H, K).
+
+    `seen_LxM`: of all sequences, or (B, 1, 1, L, M) of each.
+    """
     batch, length, heads, width = q_BxLxHxK.shape
     groups = shape.kv_heads
     q = q_BxLxHxK.reshape(batch, length, groups, heads // groups, width)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diloco_learner.models.attention import attend, turn, turns
+from diloco_learner.models.attention import attend, documents, turn, turns
 from diloco_learner.models.cross_entropy import summed
 from diloco_shared.spec.shapes import SHAPES as SHAPES
 from diloco_shared.spec.shapes import Shape as Shape
@@ -68,12 +68,20 @@ def _plain(shape: Shape, name: str) -> float:
     return 1.0 if "norm" in name and not shape.norm_offset else 0.0
 
 
-def loss(shape: Shape, dtype: Any, params: Params, tokens_BxL1: jax.Array) -> jax.Array:
+def loss(
+    shape: Shape,
+    dtype: Any,
+    params: Params,
+    tokens_BxL1: jax.Array,
+    separator: int | None = None,
+) -> jax.Array:
     """Mean cross-entropy in nats per token of predicting each next token; fp32 scalar.
 
     Tokens below 0 are not to be predicted. Logits are made for a few thousand tokens at a time.
+    `separator`: the token between documents, each of which then sees itself alone (`documents`);
+    None: a token sees all before it.
     """
-    x_BxLxD = hidden(shape, dtype, params, tokens_BxL1[:, :-1])
+    x_BxLxD = hidden(shape, dtype, params, tokens_BxL1[:, :-1], separator)
     head, by_rows = _head(shape, params)
     total, count = summed(
         x_BxLxD.reshape(-1, shape.width),
@@ -85,9 +93,15 @@ def loss(shape: Shape, dtype: Any, params: Params, tokens_BxL1: jax.Array) -> ja
     return total / jnp.maximum(count, 1)
 
 
-def forward(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
-    """fp32 logits of shape (B, L, V); matrices multiply in `dtype`."""
-    return logits(shape, params, hidden(shape, dtype, params, tokens_BxL))
+def forward(
+    shape: Shape,
+    dtype: Any,
+    params: Params,
+    tokens_BxL: jax.Array,
+    separator: int | None = None,
+) -> jax.Array:
+    """fp32 logits of shape (B, L, V); matrices multiply in `dtype`. `separator`: see `loss`."""
+    return logits(shape, params, hidden(shape, dtype, params, tokens_BxL, separator))
 
 
 def logits(shape: Shape, params: Params, x: jax.Array) -> jax.Array:
@@ -106,10 +120,17 @@ def _head(shape: Shape, params: Params) -> tuple[jax.Array, bool]:
     return params["output"]["head_DxV"], False
 
 
-def hidden(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
-    """What the head sees: (B, L, D) in `dtype`, after the last norm."""
+def hidden(
+    shape: Shape,
+    dtype: Any,
+    params: Params,
+    tokens_BxL: jax.Array,
+    separator: int | None = None,
+) -> jax.Array:
+    """What the head sees: (B, L, D) in `dtype`, after the last norm. `separator`: see `loss`."""
     x_BxLxD = embedded(shape, dtype, params, tokens_BxL)
-    x_BxLxD = _layers(shape, params["layers"], x_BxLxD)
+    document_BxL = None if separator is None else documents(tokens_BxL, separator)
+    x_BxLxD = _layers(shape, params["layers"], x_BxLxD, document_BxL)
     return norm(shape, x_BxLxD, params["final_norm"]["scale_D"])
 
 
@@ -121,9 +142,13 @@ def embedded(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) ->
     return jnp.asarray(x_BxLxD * factor)
 
 
-def _layers(shape: Shape, layers: Params, x_BxLxD: jax.Array) -> jax.Array:
+def _layers(
+    shape: Shape, layers: Params, x_BxLxD: jax.Array, document_BxL: jax.Array | None
+) -> jax.Array:
     windows = {shape.attends_to_all(n) for n in range(shape.layers)}
-    block = partial(_block, shape, turns(shape, x_BxLxD.shape[1]))
+    # Places are counted through the sequence, not through each document: rotary positions are
+    # relative, so that a document's logits are the same wherever it begins.
+    block = partial(_block, shape, turns(shape, x_BxLxD.shape[1]), document_BxL)
     if len(windows) == 1:
         # What is the same in all layers is part of the program.
         (same,) = windows
@@ -151,10 +176,18 @@ def _remat(shape: Shape, block: Any) -> Any:
             return block
 
 
-def _block(shape: Shape, turned: Any, x_BxLxD: jax.Array, layer: Params, whole: Any) -> jax.Array:
+def _block(
+    shape: Shape,
+    turned: Any,
+    document_BxL: jax.Array | None,
+    x_BxLxD: jax.Array,
+    layer: Params,
+    whole: Any,
+) -> jax.Array:
     """One layer. `whole`: it attends to all tokens; True, False, or a traced bool."""
     q, k, v = projected(shape, layer["attention"], x_BxLxD, turned, whole)
-    x_BxLxD = x_BxLxD + joined(shape, layer["attention"], attend(shape, q, k, v, whole))
+    mixed_BxLxHxK = attend(shape, q, k, v, whole, document_BxL)
+    x_BxLxD = x_BxLxD + joined(shape, layer["attention"], mixed_BxLxHxK)
     return x_BxLxD + mlp(shape, layer["mlp"], x_BxLxD)
 
 

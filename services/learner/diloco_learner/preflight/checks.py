@@ -13,7 +13,13 @@ import jax
 import numpy as np
 
 from diloco_learner.data.cache import Cache
-from diloco_learner.data.corpus import check_signs, check_vocabulary, digest, load
+from diloco_learner.data.corpus import (
+    check_signs,
+    check_vocabulary,
+    digest,
+    load,
+    separator_of,
+)
 from diloco_learner.data.shards import Cut, cut_of
 from diloco_learner.models import to_named
 from diloco_learner.preflight.findings import (
@@ -117,6 +123,7 @@ class _Checks:
     job: Job
     starting: Beginning | None
     corpora: Corpus | Mixture
+    separator: int | None
     cut: Cut
     trainer: Trainer
 
@@ -144,7 +151,9 @@ class _Checks:
 
     def model(self) -> Found:
         """It can be imported, cut into fragments, and its loss traced; nothing is compiled."""
-        self.program = program = Program.build(self.spec)
+        # Which token is between documents the corpus will say; to trace with, any does as well.
+        separator = None if self.spec.data.documents == "packed" else 0
+        self.program = program = Program.build(self.spec, separator=separator)
         for name, leaf in to_named(program.shapes).items():
             if leaf.dtype != np.float32:
                 raise Wrong(
@@ -200,6 +209,7 @@ class _Checks:
     def corpus(self) -> Found:
         """It can be opened, or prepared, and is the one that the run means."""
         self.corpora = load(self.spec.data, self.root, self.cache)
+        self.separator = separator_of(self.spec.data, self.corpora)
         tokens = sum(len(c.split(name)) for c in self._parts for name in SPLITS)
         names = ", ".join(part.source for part in self.spec.data.sources)
         text = f"{names}: {tokens:,} tokens, digest {digest(self.corpora)}"
@@ -261,7 +271,7 @@ class _Checks:
 
     def compile(self) -> Found:
         """The initial parameters, and every program that training needs."""
-        self.program = Program.build(self.spec, self.starting)
+        self.program = Program.build(self.spec, self.starting, self.separator)
         check_signs(self.spec, self.program.model, self.corpora)
         self.trainer = Trainer(self.program)
         jax.block_until_ready(self.trainer.params)

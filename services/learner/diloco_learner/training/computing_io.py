@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.cache import Cache
-from diloco_learner.data.corpus import HERE, check_signs, check_vocabulary, load
+from diloco_learner.data.corpus import HERE, check_signs, check_vocabulary, load, separator_of
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
 from diloco_learner.models import forget
@@ -93,7 +93,8 @@ class OnThisMachine:
         held_out_SxL1 = held_out(
             corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
         )
-        program = Program.build(spec, beginning_of(spec.model, self.root, self.checkpoints))
+        beginning = beginning_of(spec.model, self.root, self.checkpoints)
+        program = Program.build(spec, beginning, separator_of(spec.data, corpus))
         check_signs(spec, program.model, corpus)
         # Else it would be found while compiling, in the middle of the work: the process would end,
         # begin again and end again.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from diloco_learner.data.corpus import check_signs, check_vocabulary, load
+from diloco_learner.data.corpus import check_signs, check_vocabulary, load, separator_of
 from diloco_learner.data.shards import Cut, ShardReader, cut_of
 from diloco_learner.training.evaluate import held_out
 from diloco_learner.training.trainer import Program, Trainer
@@ -65,7 +65,7 @@ def train_data_parallel(
     check_vocabulary(spec, corpus)
     cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
     streams = [LearnerStream(cut, m, learners) for m in range(learners)]
-    program = Program.build(spec)
+    program = Program.build(spec, separator=separator_of(spec.data, corpus))
     check_signs(spec, program.model, corpus)
     trainer = Trainer(program)
     steps, batch = spec.budget.steps, spec.inner.batch_sequences * spec.inner.accumulation

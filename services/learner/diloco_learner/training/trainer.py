@@ -67,12 +67,17 @@ class Program:
     weights: Beginning | None = None  # what to begin from, instead of fresh parameters
 
     @classmethod
-    def build(cls, spec: RunSpec, weights: Beginning | None = None) -> "Program":
+    def build(
+        cls, spec: RunSpec, weights: Beginning | None = None, separator: int | None = None
+    ) -> "Program":
         """Compile nothing yet; ValueError for a model that cannot be cut into the fragments.
 
         `weights`: of the model's own shape (`hf.resolving`, `checkpoints.parameters_io`).
+        `separator`: the token between documents, where the run keeps them apart
+        (`data.corpus.separator_of`).
         """
-        model = build(spec.model)
+        assert (separator is None) == (spec.data.documents == "packed")
+        model = build(spec.model, separator)
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         specs = tensor_specs(shapes, model.is_embedding, model.stacked)
         layout = Layout.build(specs, spec.algorithm.fragments)
