@@ -1,6 +1,7 @@
 """What a learner's step costs beside the bare step, and beside loops that others would write.
 
     python bench/learner_step.py [--window 60] [--cycles 4] [--torch PYTHON] [--json FILE]
+        [--page docs/results/learner.md]
 
 Real processes on one machine. The measured learner has a core of its own, as DILOCO_THREADS=1 has
 it; message server, coordinator, syncer, a second learner and this script share another core. All is
@@ -14,7 +15,9 @@ time, so the other core is busy in every turn. All begin with the same parameter
 batches; that they compute the same is checked by their first loss.
 
 step_rate_over_bare: steps a second of the learner over those of the bare step in the turn beside
-it, median of all such pairs. method_share: what a learner computes beside its steps as a part of
+it, median of all such pairs. steps_per_cpu_s_over_bare: the same of a second of the core that the
+whole process used, which says what the learner does also where other work takes a part of the core.
+method_share: what a learner computes beside its steps as a part of
 the method, in the time of steps: contributing and adopting every fragment once in H steps, and
 evaluating; measured by itself in another process. blocked_s_per_step_p99: of what the train loop
 spends on anything but its own computation, a step. tokens_per_s: medians of all turns; over_best:
@@ -33,7 +36,7 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -42,7 +45,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from runs import surroundings
-from stepping import turns
+from stepping import page, turns
 from stepping.cluster import Cluster, Turn, environment_of, loop_environment, training
 from stepping.sizes import (
     LAYERS_FEW,
@@ -106,13 +109,18 @@ class Plan:
 # --- figures --------------------------------------------------------------------------------------
 
 
-def pairs(windows: Sequence[Window], who: str, beside: str) -> list[float]:
-    """Steps a second of the one over those of the other, of every two turns side by side."""
+def pairs(
+    windows: Sequence[Window],
+    who: str,
+    beside: str,
+    rate: Callable[[Window], float] = lambda window: window.steps_per_s,
+) -> list[float]:
+    """Rate of the one over that of the other, of every two turns side by side."""
     found = []
     for a, b in pairwise(windows):
         by = {a.who: a, b.who: b}
         if by.keys() == {who, beside}:
-            found.append(by[who].steps_per_s / by[beside].steps_per_s)
+            found.append(rate(by[who]) / rate(by[beside]))
     return found
 
 
@@ -140,6 +148,9 @@ def speeds_of(
     best = max((rate, who) for who, rate in rates.items() if who != "learner")
     return {
         "step_rate_over_bare": statistics.median(pairs(windows, "learner", "bare")),
+        "steps_per_cpu_s_over_bare": statistics.median(
+            pairs(windows, "learner", "bare", lambda window: window.steps_per_cpu_s)
+        ),
         "method_share": moved + evaluated,
         "method_share_of_fragments": moved,
         "method_share_of_evaluations": evaluated,
@@ -177,13 +188,14 @@ class Children:
         command = [*self.base, "--child", what, "--folder", str(self.folder), *more]
         return turns.asked(command, self.of_loops)
 
-    def loops(self) -> dict[str, Turns]:
+    def loops(self, *, others: bool) -> dict[str, Turns]:
         """Ready to take turns."""
         found = {}
         for who, what in (("plain jax", "plain"), ("bare", "ours")):
-            command = [*self.base, "--child", what, "--folder", str(self.folder)]
-            found[who] = Turns(who, command, self.of_loops)
-        if self.plan.torch:
+            if others or what == "ours":
+                command = [*self.base, "--child", what, "--folder", str(self.folder)]
+                found[who] = Turns(who, command, self.of_loops)
+        if self.plan.torch and others:
             self._tell_torch()
             command = [*self.torch, str(self.folder)]
             found["torch"] = Turns("torch", command, self.environment)
@@ -231,9 +243,7 @@ async def measure(plan: Plan, folder: Path, *, others: bool = True) -> dict[str,
     size, children = SIZES[plan.size], Children(plan, folder)
     await asyncio.to_thread(children.ask, "prepare")
     work = await asyncio.to_thread(children.ask, "work")
-    loops = await asyncio.to_thread(children.loops)
-    if not others:
-        loops.pop("plain jax").end()
+    loops = await asyncio.to_thread(children.loops, others=others)
     try:
         losses = check_losses(loops)
         cluster_folder = folder / "cluster"
@@ -348,7 +358,7 @@ def on_cpu(args: argparse.Namespace) -> dict[str, Any]:
         raise SystemExit("two cores are needed: one for the learner, one for everything else")
     core, other = cores[0], cores[-1]
     os.sched_setaffinity(0, {other})
-    if not args.torch:
+    if not (args.torch or args.ours):
         print("no loop of PyTorch: give --torch PYTHON, a Python that has torch and numpy")
     plan = Plan(
         args.size,
@@ -364,7 +374,7 @@ def on_cpu(args: argparse.Namespace) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as folder:
         found = compiling(plan, Path(folder)) if args.repeats else {}
-        found = found | asyncio.run(measure(plan, Path(folder)))
+        found = found | asyncio.run(measure(plan, Path(folder), others=not args.ours))
     show(found)
     return {"model": facts(SIZES[plan.size]), "figures": found}
 
@@ -378,10 +388,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--learners", type=int, default=2, help="in the run, the measured one too")
     parser.add_argument("--torch", default="", metavar="PYTHON", help="a Python that has torch")
     parser.add_argument("--torch-eager", action="store_true", help="do not compile torch's model")
+    parser.add_argument("--ours", action="store_true", help="no loops of others: bare and learner")
     parser.add_argument("--accelerator", action="store_true", help="even if JAX finds none")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["125m", "350m", "1b"])
     parser.add_argument("--peak-tflops", type=float, help="of the accelerator, in bf16")
     parser.add_argument("--json", type=Path, help="write the figures there")
+    parser.add_argument("--page", type=Path, help="put the tables into docs/results/learner.md")
     for hidden, kind in (("--child", str), ("--folder", Path), ("--layers", int)):
         parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -409,9 +421,11 @@ def main() -> None:
         result: dict[str, Any] = {"device": kind, "sizes": on_accelerator(args, kind)}
     else:
         result = on_cpu(args)
+    result |= {"seed": SEED, "load_average": os.getloadavg()[0], **surroundings(__file__)}
     if args.json:
-        about = {"seed": SEED, "load_average": os.getloadavg()[0], **surroundings(__file__)}
-        args.json.write_text(json.dumps(result | about, indent=1) + "\n", encoding="utf-8")
+        args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if args.page and "figures" in result:
+        page.put(args.page, page.table(result))
 
 
 if __name__ == "__main__":

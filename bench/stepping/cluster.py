@@ -33,9 +33,16 @@ PATIENCE_S = 600.0
 MEASURED = "learner-1"
 # Steps of a turn that are left out: what came meanwhile is caught up with.
 SETTLING_STEPS = 3
-# Of reports: a step of a millisecond for an hour would be as many.
-REPORTS_MAX = 4_000_000
-Report = tuple[float, Progress]
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`at`: when it came, in seconds. `cpu_s`: what the learner's process had used by then."""
+
+    at: float
+    cpu_s: float
+    told: Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +62,18 @@ def turn_of(reports: list[Report]) -> Turn:
             f"the learner took {len(reports)} steps in a turn, too few to measure: give a longer "
             "--window"
         )
-    (began, first), (ended, last) = told[0], told[-1]
+    first, last = told[0].told, told[-1].told
     blocked = []
-    for (_, before), (_, after) in pairwise(told):
+    for before, after in pairwise(report.told for report in told):
         if (steps := after.step - before.step) > 0:
             blocked += [(after.wait_s - before.wait_s) / steps] * steps
     adopted = sum(max(b - a, 0) for a, b in zip(first.adopted, last.adopted, strict=True))
-    window = Window("learner", last.step - first.step, ended - began)
+    window = Window(
+        "learner",
+        last.step - first.step,
+        told[-1].at - told[0].at,
+        told[-1].cpu_s - told[0].cpu_s,
+    )
     return Turn(window, tuple(blocked), adopted)
 
 
@@ -104,17 +116,21 @@ class Cluster:
 
     async def turn(self, seconds: float) -> Turn:
         """Let it take steps for so long, and tell what it did."""
-        known = len(self.reports)
+        self.reports.clear()
         self.running[MEASURED].send_signal(signal.SIGCONT)
         await asyncio.sleep(seconds)
         self.halt()
         if self.running[MEASURED].poll() is not None:
             raise SystemExit(f"the learner ended: {self.said(MEASURED)}")
-        return turn_of(self.reports[known:])
+        return turn_of(self.reports)
 
     def said(self, name: str) -> str:
         lines = (self.folder / f"{name}.log").read_text(errors="replace").splitlines()
         return lines[-1][:500] if lines else "it said nothing"
+
+    def cpu_s(self) -> float:
+        """What the measured learner has used of its core."""
+        return cpu_s(Path(f"/proc/{self.running[MEASURED].pid}/stat").read_text())
 
     def peak_bytes(self) -> int:
         """Most memory that the learner held, without what is mapped from files."""
@@ -126,9 +142,8 @@ class Cluster:
             async for delivery in deliveries:
                 told = decode(delivery.payload, Progress)
                 # A heartbeat repeats what was told before.
-                if not self.reports or told.step > self.reports[-1][1].step:
-                    self.reports.append((time.monotonic(), told))
-                    del self.reports[:-REPORTS_MAX]
+                if not self.reports or told.step > self.reports[-1].told.step:
+                    self.reports.append(Report(time.monotonic(), self.cpu_s(), told))
 
 
 def peak_bytes(status: str) -> int:
@@ -139,6 +154,12 @@ def peak_bytes(status: str) -> int:
         if rest.endswith("kB"):
             found[name] = int(rest.split()[0]) * 1024
     return found["VmHWM"] - found["RssFile"] - found["RssShmem"]
+
+
+def cpu_s(stat: str) -> float:
+    """Of /proc/PID/stat: seconds of a core, as the process and as the system for it."""
+    fields = stat.rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 async def until(what: str, condition: Callable[[], Any], cluster: Cluster) -> Any:
@@ -200,7 +221,7 @@ async def training(
             try:
                 await until(
                     f"every fragment is adopted by {MEASURED} once more",
-                    lambda: cluster.reports and min(cluster.reports[-1][1].adopted) >= 1,
+                    lambda: cluster.reports and min(cluster.reports[-1].told.adopted) >= 1,
                     cluster,
                 )
                 cluster.halt()

@@ -1,8 +1,8 @@
 """Loops in processes of their own, on one core: each takes steps in its turn, and waits else.
 
 A child says one line of JSON when it is ready: `first_loss`, of the first step, and `compile_s`.
-Then for every line with a number of seconds it takes steps for so long, and says how many: `steps`
-and `seconds`. It ends with its standard input.
+Then for every line with a number of seconds it takes steps for so long, and says how many: `steps`,
+`seconds`, and `cpu_s`, what the process used of its core. It ends with its standard input.
 """
 
 import json
@@ -30,10 +30,15 @@ class Window:
     who: str
     steps: int
     seconds: float
+    cpu_s: float  # of the whole process
 
     @property
     def steps_per_s(self) -> float:
         return self.steps / self.seconds
+
+    @property
+    def steps_per_cpu_s(self) -> float:
+        return self.steps / self.cpu_s
 
 
 class Turns:
@@ -63,7 +68,7 @@ class Turns:
         self.process.stdin.write(f"{seconds}\n")
         self.process.stdin.flush()
         said = self._said()
-        return Window(self.who, said["steps"], said["seconds"])
+        return Window(self.who, said["steps"], said["seconds"], said["cpu_s"])
 
     def end(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -123,7 +128,7 @@ def take_turns(step: loops.Step, tokens_NxBxL1: Any, now: Callable[[], float]) -
     say(first_loss=first, compile_s=now() - began)
     n = 1
     for line in sys.stdin:
-        began, steps, previous = now(), 0, None
+        began, cpu, steps, previous = now(), time.process_time(), 0, None
         until = began + float(line)
         while now() < until:
             handle = step(tokens_NxBxL1[n % len(tokens_NxBxL1)])
@@ -132,4 +137,4 @@ def take_turns(step: loops.Step, tokens_NxBxL1: Any, now: Callable[[], float]) -
             previous, n, steps = handle, n + 1, steps + 1
         if previous is not None:
             float(previous)  # all of them are over
-        say(steps=steps, seconds=now() - began)
+        say(steps=steps, seconds=now() - began, cpu_s=time.process_time() - cpu)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import learner_step
 import numpy as np
 import pytest
-from stepping import cluster, loops, turns
+from stepping import cluster, loops, page, turns
 from stepping.sizes import SIZES, Size, facts, flops_per_token, spec_of
 
 from diloco_learner.training.trainer import Program, Trainer
@@ -19,8 +19,9 @@ from diloco_shared.spec.shapes import Shape, shape_of
 TINY = SIZES["tiny"]
 
 
-def window(who: str, steps: int, seconds: float = 10.0) -> turns.Window:
-    return turns.Window(who, steps, seconds)
+def window(who: str, steps: int, seconds: float = 10.0, cpu_s: float | None = None) -> turns.Window:
+    """One that used half of its core, unless told otherwise."""
+    return turns.Window(who, steps, seconds, seconds / 2 if cpu_s is None else cpu_s)
 
 
 def report(step: int, wait_s: float, adopted: tuple[int, ...]) -> Progress:
@@ -58,6 +59,7 @@ def test_a_learner_is_compared_with_the_bare_step_in_the_turn_beside_it() -> Non
     told = [cluster.Turn(windows[2], (0.0, 0.002), 3), cluster.Turn(windows[5], (0.001,), 1)]
     found = learner_step.speeds_of(windows, told, {"moved_s": 0.1, "evaluated_s": 0.2}, TINY)
     assert found["step_rate_over_bare"] == pytest.approx(0.97)
+    assert found["steps_per_cpu_s_over_bare"] == pytest.approx(0.97)
     tokens = TINY.batch * TINY.context
     assert found["tokens_per_s"]["bare"] == pytest.approx(7.5 * tokens)
     assert found["tokens_per_s"]["learner"] == pytest.approx(7.3 * tokens)
@@ -72,15 +74,24 @@ def test_a_learner_is_compared_with_the_bare_step_in_the_turn_beside_it() -> Non
 def test_a_turn_begins_when_what_came_meanwhile_is_caught_up_with() -> None:
     first = cluster.SETTLING_STEPS
     waits = [0.0] * (first + 1) + [0.25, 0.25]
-    told = [(100.0 + 2 * n, report(10 + n, wait_s, (n // 2, 5))) for n, wait_s in enumerate(waits)]
+    told = [
+        cluster.Report(100.0 + 2 * n, 50.0 + n, report(10 + n, wait_s, (n // 2, 5)))
+        for n, wait_s in enumerate(waits)
+    ]
     # A report was lost: two steps share what they waited.
-    told.append((100.0 + 2 * first + 8, report(10 + first + 4, 0.75, (7, 6))))
+    last = report(10 + first + 4, 0.75, (7, 6))
+    told.append(cluster.Report(100.0 + 2 * first + 8, 50.0 + first + 7, last))
     found = cluster.turn_of(told)
-    assert found.window == window("learner", 4, 8.0)
+    assert found.window == window("learner", 4, 8.0, 7.0)
     assert found.blocked_s == (0.25, 0.0, 0.25, 0.25)
     assert found.adopted == 7 - first // 2 + 1
     with pytest.raises(SystemExit, match="longer --window"):
         cluster.turn_of(told[: first + 1])
+
+
+def test_a_core_is_counted_as_the_system_counts_it() -> None:
+    fields = " ".join(["S", *(["0"] * 10), "300", "50", "9", "9"])
+    assert cluster.cpu_s(f"1 (a (b) c) {fields}\n") == 350 / cluster.TICKS_PER_S
 
 
 def test_memory_is_the_peak_without_files() -> None:
@@ -119,7 +130,7 @@ def test_a_loop_takes_steps_in_its_turn_and_learns(tmp_path: Path) -> None:
     finally:
         for loop in found.values():
             loop.end()
-    assert turn.who == "ours" and turn.steps > 0 and turn.seconds > 0
+    assert turn.who == "ours" and turn.steps > 0 and turn.seconds > 0 and turn.cpu_s > 0
     assert losses["ours"] == pytest.approx(math.log(256), rel=0.3)
     assert all(loop.process.returncode == 0 for loop in found.values())
 
@@ -166,3 +177,23 @@ def test_a_learner_is_not_stopped_for_so_long_that_it_is_given_up(
     monkeypatch.setattr(sys, "argv", ["learner_step.py", "--window", "1000"])
     with pytest.raises(SystemExit):
         learner_step.parsed()
+
+
+def test_the_page_says_what_was_measured(tmp_path: Path) -> None:
+    windows = [window("bare", 100), window("learner", 98)]
+    told = [cluster.Turn(windows[1], (0.001,), 98)]
+    figures = learner_step.speeds_of(windows, told, {"moved_s": 0.1, "evaluated_s": 0.2}, TINY)
+    about = {"machine": "a machine", "seed": 0, "model": facts(TINY)}
+    file = tmp_path / "page.md"
+    with pytest.raises(FileNotFoundError):
+        page.put(file, "")
+    file.write_text("before\n<!-- figures -->\nold\n<!-- end -->\nafter\n")
+    page.put(file, page.table({"figures": figures, **about}))
+    text = file.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| steps a second of the learner over the bare step | 0.98 | 0.97 or more |" in text
+    assert f"| the learner | {9.8 * TINY.batch * TINY.context:,.0f} |" in text
+    page.put(file, "")  # again, in the same place
+    file.write_text("a page without marks")
+    with pytest.raises(ValueError, match="has no lines"):
+        page.put(file, "")
