@@ -57,7 +57,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/mypy --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp))' bench
+	$(BIN)/mypy --exclude 'bench/(claims/|racing/(run_|worker|decoder|ddp)|stepping/torch_)' bench
 	MYPYPATH=bench/claims $(BIN)/mypy bench/claims
 	$(BIN)/lint-imports
 

@@ -8,6 +8,12 @@ import pytest
 Row = dict[str, Any]
 
 
+@pytest.fixture(autouse=True)
+def without_compiled_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that compile would keep their programs in the home of whoever runs the tests."""
+    monkeypatch.setenv("DILOCO_CACHE", "off")
+
+
 def verdict(learner: str, outcome: str = "merged", incarnation: int = 0) -> Row:
     return {
         "learner": learner,

@@ -1,5 +1,7 @@
 """`diloco generate`: text from a model, of a folder or of a run that may still be training."""
 
+import os
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +55,10 @@ def generate(
         raise CliError("--chat-template is for --chat: give both, or neither", INVALID)
     try:
         from diloco_learner.models.decoding import Sampling, writer
+        from diloco_learner.training.kept import keep_for_user
+
+        if why := keep_for_user(os.environ.get("DILOCO_CACHE", "")):
+            print(why, file=sys.stderr)
     except ImportError as error:
         text = f"generating needs what learners need ({error}): pip install '.[learner]'"
         raise CliError(text, INVALID) from None

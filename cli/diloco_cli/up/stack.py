@@ -142,7 +142,7 @@ class Stack:
         return Child(
             name,
             [sys.executable, "-m", module],
-            {"DILOCO_CACHE": str(self.data / "compiled"), **_inherited(), **shared, **environment},
+            {**_inherited(), **shared, **environment},
             self.folder.logs / f"{name}.log",
             self.told,
             niceness=niceness,
@@ -239,6 +239,7 @@ def _inherited() -> dict[str, str]:
         "DILOCO_LOG",
         "DILOCO_CRASH_AT",
         "DILOCO_CACHE",
+        "DILOCO_CACHE_BYTES_MAX",
         "DILOCO_DATA_ROOT",
         "DILOCO_CORPORA",
         "DILOCO_CORPORA_BYTES_MAX",

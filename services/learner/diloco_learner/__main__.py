@@ -21,7 +21,7 @@ def main() -> None:
         configure(settings.log)
     except (ValidationError, ValueError) as error:
         sys.exit(f"diloco-learner: {error}")
-    _set_up_jax(settings.threads, str(settings.cache) if settings.cache else "")
+    _set_up_jax(settings)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -67,24 +67,22 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return found
 
 
-def _set_up_jax(threads: int, cache: str) -> None:
-    """Before jax is imported: threads, memory, and where compiled programs are kept."""
+def _set_up_jax(settings: "Settings") -> None:
+    """Before jax is imported: threads and memory. Then where compiled programs are kept."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if threads:
+    if threads := settings.threads:
         # The first bounds XLA's pool of threads, the flags what a single operation uses of it.
         os.environ["NPROC"] = str(threads)
         flags = os.environ.get("XLA_FLAGS", "")
         limit = f"--xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'}"
         os.environ["XLA_FLAGS"] = f"{flags} {limit} intra_op_parallelism_threads={threads}".strip()
-    import jax
+    if settings.compiled is not None:
+        import structlog
 
-    if cache:
-        for name, value in (
-            ("jax_compilation_cache_dir", cache),
-            ("jax_persistent_cache_min_compile_time_secs", 0.0),
-            ("jax_persistent_cache_min_entry_size_bytes", 0),
-        ):
-            jax.config.update(name, value)
+        from diloco_learner.training.kept import keep_on_disk
+
+        if why := keep_on_disk(settings.compiled, settings.cache_bytes_max):
+            structlog.get_logger().warning(why)
     # The train thread gives up the interpreter quickly: the other side has little to do.
     sys.setswitchinterval(0.001)
 

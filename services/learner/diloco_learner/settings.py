@@ -4,6 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from diloco_learner.training.kept import KEPT_BYTES_MAX, OFF
 from diloco_shared.process.settings import WorkerSettings
 
 
@@ -28,11 +29,25 @@ class Settings(WorkerSettings):
         ge=1 << 20,
         description="The least recently used of them are removed above so many bytes.",
     )
-    cache: Path | None = Field(
-        None, description="Folder of compiled programs, shared by learners; a restart is quicker."
+    cache: str = Field(
+        "",
+        description="Folder of compiled programs, shared by learners of this machine, so that a "
+        "restart is quicker; <data>/compiled if empty, and 'off' keeps none.",
+    )
+    cache_bytes_max: int = Field(
+        KEPT_BYTES_MAX,
+        ge=1 << 20,
+        description="The least recently used of them are removed above so many bytes.",
     )
 
     @property
     def corpus_cache(self) -> Path:
         """Where prepared corpora are kept."""
         return self.corpora or self.data / "corpora"
+
+    @property
+    def compiled(self) -> Path | None:
+        """Where compiled programs are kept, if they are."""
+        if self.cache == OFF:
+            return None
+        return Path(self.cache) if self.cache else self.data / "compiled"

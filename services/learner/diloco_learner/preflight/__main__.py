@@ -69,10 +69,13 @@ def _checked(folders: Folders, run: str, say: Say) -> list[Finding]:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from diloco_learner.data.cache import Cache, users_cache
     from diloco_learner.preflight.checks import check
+    from diloco_learner.training.kept import keep_for_user
     from diloco_shared import ambient
     from diloco_shared.checkpoints.parameters_io import beginning_of
     from diloco_shared.spec.run import RunSpec
 
+    if why := keep_for_user(os.environ.get("DILOCO_CACHE", "")):
+        print(why, file=sys.stderr)
     spec = RunSpec.model_validate_json(run)
     made = check(
         spec,

@@ -1,0 +1,1 @@
+"""Parts of bench/learner_step.py: sizes, loops in processes of their own, a cluster."""

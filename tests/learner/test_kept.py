@@ -1,0 +1,119 @@
+"""Compiled programs on disk: kept for the next process, within a limit, and never in the way."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from diloco_learner.settings import Settings
+from diloco_learner.training.kept import KEPT_BYTES_MAX, keep_on_disk
+
+# Compiles as many programs as it is told, and says how many of them it found on the disk.
+PROCESS = """
+import resource, signal, sys
+import diloco_learner.__main__ as learner
+from diloco_learner.settings import Settings
+
+learner._set_up_jax(Settings(cache=sys.argv[1], cache_bytes_max=int(sys.argv[2]), threads=1))
+import jax, jax.numpy as jnp
+from jax import monitoring
+
+found = []
+monitoring.register_event_listener(
+    lambda name, **_: found.append(name) if name.endswith("/cache_hits") else None
+)
+if sys.argv[4] == "full":
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+for n in range(int(sys.argv[3])):
+    program = jax.jit(lambda x: jnp.tanh(x @ x.T) * n).lower(jnp.ones((8, 8))).compile()
+    assert program(jnp.ones((8, 8))).shape == (8, 8)
+print(len(found))
+"""
+
+
+def started(
+    folder: Path, *, programs: int = 1, bytes_max: int = KEPT_BYTES_MAX, disk: str = ""
+) -> "subprocess.Popen[str]":
+    """A process that sets up JAX as a learner does."""
+    return subprocess.Popen(
+        [sys.executable, "-c", PROCESS, str(folder), str(bytes_max), str(programs), disk],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def found(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """(programs that it read instead of compiling them, what it told on standard error or out)."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    *told, count = out.strip().splitlines()
+    return int(count), "\n".join(told) + err
+
+
+def sizes(folder: Path) -> list[int]:
+    return [path.stat().st_size for path in folder.rglob("*-cache")]
+
+
+def test_the_next_process_reads_what_two_at_once_have_written(tmp_path: Path) -> None:
+    both = [started(tmp_path, programs=2) for _ in range(2)]
+    for process in both:
+        found(process)
+    kept = sizes(tmp_path)
+    assert found(started(tmp_path, programs=2))[0] >= 2
+    assert sizes(tmp_path) == kept
+
+
+def test_the_least_recently_used_are_removed_above_the_limit(tmp_path: Path) -> None:
+    found(started(tmp_path, programs=1))
+    one = max(sizes(tmp_path))
+    limit = max(1 << 20, one)
+    (own,) = tmp_path.iterdir()
+    old = own / "old-cache"
+    old.write_bytes(bytes(limit))
+    (own / "old-atime").write_bytes(bytes(8))
+    found(started(tmp_path, programs=3, bytes_max=limit))
+    assert not old.exists()
+    assert 0 < sum(sizes(tmp_path)) <= limit
+
+
+def test_what_died_in_writing_is_removed(tmp_path: Path) -> None:
+    found(started(tmp_path))
+    (own,) = tmp_path.iterdir()
+    whole = set(own.glob("*-cache"))
+    (own / "cut-cache").write_bytes(b"half of a program")
+    (own / "empty-cache").write_bytes(b"")
+    (own / "empty-atime").write_bytes(bytes(8))
+    before = jax.config.values["jax_compilation_cache_dir"]
+    try:
+        assert keep_on_disk(tmp_path) == ""
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+        jax.config.update("jax_compilation_cache_max_size", -1)
+    assert set(own.glob("*-cache")) == whole
+
+
+def test_a_folder_that_cannot_be_written_ends_no_learner(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    count, told = found(started(tmp_path / "file" / "compiled"))
+    assert count == 0
+    assert "compiled programs are not kept" in told and "DILOCO_CACHE" in told
+    assert "Traceback" not in told
+
+
+def test_a_disk_that_fills_up_later_ends_no_learner(tmp_path: Path) -> None:
+    count, _ = found(started(tmp_path, disk="full"))
+    assert count == 0
+    # And what came of it is in nobody's way once there is room.
+    found(started(tmp_path))
+    assert found(started(tmp_path))[0] >= 1
+
+
+def test_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DILOCO_CACHE", raising=False)
+    assert Settings(data=tmp_path).compiled == tmp_path / "compiled"
+    assert Settings(data=tmp_path, cache="elsewhere").compiled == Path("elsewhere")
+    assert Settings(data=tmp_path, cache="off").compiled is None
