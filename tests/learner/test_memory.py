@@ -14,6 +14,7 @@ import pytest
 
 from diloco_learner.models import tensor_specs, to_named
 from diloco_learner.recovery import moments
+from diloco_learner.training.evaluate import HeldOut
 from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics.arrays import Layout
@@ -107,14 +108,14 @@ def test_at_each_phase_the_device_holds_parameters_and_moments(
     assert held.bytes() <= state, "given away: the copy is on the host"
     trainer.load_inner_state(data)
     assert held.bytes() <= state, "received"
-    trainer.evaluate(batch())
+    trainer.evaluate(trainer.published(), HeldOut(batch()))
     assert held.bytes() <= state, "evaluated"
 
 
 def test_evaluation_adds_the_published_parameters_and_no_more(
     program: Program, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is what gradients take at other times."""
+    """Beside a step; or alone, in what gradients take at other times."""
     trainer = Trainer(program)
     for p, anchor_F in enumerate(trainer.initial_fragments()):
         trainer.adopt(p, anchor_F.copy(), 0.0)
@@ -127,7 +128,7 @@ def test_evaluation_adds_the_published_parameters_and_no_more(
         return new
 
     monkeypatch.setattr(type(program.cuts), "adopt", watching)
-    trainer.evaluate(batch())
+    trainer.evaluate(trainer.published(), HeldOut(batch()))
     assert len(seen) == FRAGMENTS
     work = 4 * max(program.layout.sizes)  # the anchor that is being adopted
     assert max(seen) <= 16 * parameters(program) + work + SMALL_BYTES
