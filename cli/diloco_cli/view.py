@@ -66,6 +66,8 @@ def run_lines(
             f"validation loss {newest:.4f} after {evaluations[-1]['steps']} steps "
             f"(began at {first:.4f})"
         )
+        if each := evaluations[-1].get("each"):
+            lines.append(f"by corpus: {per_corpus(each)}")
     lines.append(_bytes_line(status))
     if useful_time is not None:
         lines.append(f"goodput {100 * useful_time:.1f} % of the learners' time")
@@ -75,6 +77,11 @@ def run_lines(
     if last is not None:
         lines += _round_lines(last)
     return lines
+
+
+def per_corpus(each: dict[str, float]) -> str:
+    """The losses on the corpora of a mixture."""
+    return ", ".join(f"{name} {loss:.4f}" for name, loss in each.items())
 
 
 def _three_numbers(status: dict[str, Any]) -> str:

@@ -17,8 +17,11 @@ from diloco_learner.recovery import moments
 from diloco_learner.training.evaluate import HeldOut
 from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.budget.job import known
+from diloco_shared.budget.memory import SEQUENCES_MAX, activations, device, forward, learner
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.shapes import shape_of
 
 FRAGMENTS, BATCH, CONTEXT = 3, 2, 8
 # Losses, random keys and counts: nothing that grows with the model.
@@ -206,3 +209,25 @@ def test_fragments_cut_alike_share_their_programs() -> None:
         np.testing.assert_array_equal(
             rows, np.arange(48.0).reshape(12, 4)[piece.start : piece.stop]
         )
+
+
+def test_the_budget_counts_an_evaluation_only_beside_a_step(program: Program) -> None:
+    """And of its activations no more sequences than go into one call."""
+
+    def terms(**evaluation: Any) -> dict[str, int]:
+        given = program.spec.evaluation.model_copy(update=evaluation)
+        job = known(program.spec.model_copy(update={"evaluation": given}))
+        assert job is not None
+        return {
+            term.name: term.bytes for need in (device(job), learner(job)) for term in need.terms
+        }
+
+    n, beside = parameters(program), terms()
+    shape = shape_of(program.spec.model)
+    assert beside["evaluation"] == 4 * n + forward(shape, SEQUENCES_MAX, CONTEXT)
+    assert beside["held-out text"] == 4 * 256 * (CONTEXT + 1)
+    between = terms(beside_training=False, sequences=10)
+    assert between["held-out text"] == 4 * 10 * (CONTEXT + 1)
+    assert beside.keys() - between.keys() == {"evaluation"}
+    # The forward pass of a batch is less than what its backward pass keeps.
+    assert forward(shape, BATCH, CONTEXT) < activations(shape, BATCH, CONTEXT)

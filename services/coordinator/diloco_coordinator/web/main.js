@@ -43,7 +43,7 @@ async function lookOnce() {
   await lookForEvents();
   if (run) {
     await lookForRounds(run);
-    showRun(run, seen.evaluations.at(-1)?.val_loss);
+    showRun(run, seen.evaluations.at(-1));
     $("verbs").hidden = !may().operate;
   }
   showLosses(seen.evaluations);
