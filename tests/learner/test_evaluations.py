@@ -1,7 +1,9 @@
 """Evaluations beside training: steps go on, one at a time, the last one before the leave."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +17,7 @@ from diloco_learner.events import Evaluate, Evaluated
 from diloco_learner.exchange.evaluations_io import Evaluations
 from diloco_learner.training.computing_io import OnThisMachine
 from diloco_learner.training.evaluate import Losses, Unwanted
-from diloco_learner.training.train import ToSend, Work
+from diloco_learner.training.train import ToSend, Work, carried_out
 from diloco_learner.training.trainer import Trainer
 from diloco_shared.protocol.messages import Stamp
 from diloco_simulator.hub.broker import MemoryBroker
@@ -130,6 +132,31 @@ async def test_what_fails_is_told_and_the_next_one_is_made() -> None:
         assert "RESOURCE_EXHAUSTED" in desk.told[0][1] and desk.told[0][2]["final"]
         assert "not a finite number" in desk.told[1][1]
         assert [type(event) for event in desk.put] == [Evaluated] * 3
+
+
+async def test_an_evaluation_that_failed_holds_nothing() -> None:
+    class Parameters:
+        """They can be looked for."""
+
+    seen: list[weakref.ref[Parameters]] = []
+
+    def full(wanted: Callable[[], bool]) -> Losses:
+        params = Parameters()
+        seen.append(weakref.ref(params))
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    gc.disable()  # which would only help later
+    try:
+        async with Desk() as desk:
+            desk.computing.gate.set()
+            desk.it.take(ToSend(effect(8), full))
+            await desk.made(1)
+            await until(lambda: seen[0]() is None)
+        with pytest.raises(RuntimeError):
+            carried_out(full)(lambda: True)
+        assert seen[1]() is None
+    finally:
+        gc.enable()
 
 
 async def test_who_leaves_gives_up_what_is_under_way_and_waits_until_it_is_over() -> None:

@@ -33,8 +33,9 @@ SEQUENCES_FEW, FEW, SCARCE = 16, (1, 2, 3), 0.25
 LOOK_S = 0.1
 # Of every step's time in a world: without it, learners could stay in step for ever.
 JITTER = 0.1
-# An evaluation takes as long as so many steps: meanwhile learners step, and some die.
-BESIDE_STEPS = 2.5
+# An evaluation takes as long as so many steps. None, so that worlds that were kept for what they
+# meet stay as they are; tests/sim/whole/test_hardships.py has some where it takes long.
+BESIDE_STEPS = 0.0
 
 
 @dataclass(frozen=True, slots=True)

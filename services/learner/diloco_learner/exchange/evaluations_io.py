@@ -70,8 +70,11 @@ class Evaluations:
         except Unwanted:
             return
         # A model of the user's own may raise anything, and a device may be full.
-        except (Exception, SystemExit) as error:
-            await self._failed(effect, f"{type(error).__name__}: {error}")
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            # What it was raised from holds a set of parameters, until somebody forgets it.
+            error.__traceback__ = self.under_way = None
+            await self._failed(effect, why)
         else:
             await self._told(effect, losses, skipped)
         self.put(Evaluated(effect))

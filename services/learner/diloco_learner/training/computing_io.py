@@ -117,6 +117,7 @@ def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
             settle = partial(ended.set_result, found)
         with suppress(RuntimeError):  # the process has ended its loop meanwhile
             loop.call_soon_threadsafe(done, settle)
+        del settle  # an error knows this frame: they would keep each other, and all it holds
 
     threading.Thread(target=body, name=name, daemon=True).start()
     return ended

@@ -325,7 +325,7 @@ def carried_out(work: Work) -> Work:
     try:
         losses = work(always)
     except Exception as error:
-        failure = error
+        failure = error.with_traceback(None)  # which would hold what it was made with
 
         def fails(wanted: Callable[[], bool]) -> Losses:
             raise failure
