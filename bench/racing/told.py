@@ -14,7 +14,7 @@ from diloco_learner.data.leases import order
 from diloco_learner.data.shards import Cut, ShardReader, cut_of
 from diloco_learner.models import from_named, to_named
 from diloco_learner.models.transformer import SHAPES
-from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.evaluate import held_out_of
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.spec.run import RunSpec
@@ -110,8 +110,8 @@ def batches_of(cut: Cut, shards: list[int], steps: int, sequences: int) -> Any:
 def val_loss(parameters: Mapping[str, Any], args: argparse.Namespace) -> float:
     """By our code, on the sequences that our runs are evaluated on."""
     spec = RunSpec.model_validate(spec_of(args, args.steps))
-    program, e = Program.build(spec), spec.evaluation
-    tokens = held_out(load(spec.data).validation, spec.model.context_tokens, e.sequences, spec.seed)
+    program = Program.build(spec)
+    tokens = held_out_of(spec, load(spec.data).validation).sequences_SxL1
     return program.evaluate(from_named(program.initial(), parameters), tokens)
 
 

@@ -18,6 +18,7 @@ from diloco_learner.data.corpus import load
 from diloco_learner.data.shards import cut_of
 from diloco_learner.models import places, to_named
 from diloco_learner.training.data_parallel import LearnerStream
+from diloco_learner.training.evaluate import HeldOut
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.spec.run import RunSpec
 from diloco_shared.spec.shapes import Shape, shape_of
@@ -174,7 +175,7 @@ def fragment_work_s(
     trainer.warm_up(spec.inner.batch_sequences)
     every = range(len(program.layout.fragments))
     anchors = [trainer.fragment(p).copy() for p in every]
-    held_out = np.zeros((spec.evaluation.sequences, spec.model.context_tokens + 1), np.int32)
+    held_out = HeldOut(np.zeros((spec.held_out_sequences, spec.model.context_tokens + 1), np.int32))
     jax.block_until_ready(trainer.params)
     moved, evaluated = [], []
     for _ in range(repeats + 1):  # the first one warms up
@@ -185,7 +186,7 @@ def fragment_work_s(
         jax.block_until_ready(trainer.params)
         moved.append(now() - began)
         began = now()
-        trainer.evaluate(held_out)
+        trainer.evaluate(trainer.published(), held_out)
         evaluated.append(now() - began)
     return min(moved[1:]), min(evaluated[1:])
 

@@ -159,16 +159,26 @@ def _mark(figure: Any, event: dict[str, Any], began: float) -> None:
 
 
 def _loss(figure: Any, events: Sequence[dict[str, Any]], began: float) -> None:
-    points = [(e["at"] - began, e["data"]["val_loss"]) for e in events if e["kind"] == "evaluation"]
+    made = [(e["at"] - began, e["data"]) for e in events if e["kind"] == "evaluation"]
     trace = go.Scatter(
-        x=[x for x, _ in points],
-        y=[y for _, y in points],
+        x=[at for at, _ in made],
+        y=[data["val_loss"] for _, data in made],
         mode="lines+markers",
         line={"color": "#222"},
         name="validation loss",
         showlegend=False,
     )
     figure.add_trace(trace, row=1, col=1)
+    for name in dict.fromkeys(name for _, data in made for name in data.get("each", {})):
+        points = [(at, data["each"][name]) for at, data in made if name in data.get("each", {})]
+        trace = go.Scatter(
+            x=[at for at, _ in points],
+            y=[loss for _, loss in points],
+            mode="lines",
+            line={"dash": "dot"},
+            name=f"validation loss, {name}",
+        )
+        figure.add_trace(trace, row=1, col=1)
 
 
 def _lanes(figure: Any, spans: dict[str, list[Span]], began: float) -> None:

@@ -35,7 +35,8 @@ def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
     A figure that the run cannot have (no fault, nothing merged yet) is None.
     """
     status = run["status"] or {}
-    losses = [e["data"]["val_loss"] for e in events if e["kind"] == "evaluation"]
+    evaluations = [e["data"] for e in events if e["kind"] == "evaluation"]
+    losses = [found["val_loss"] for found in evaluations]
     committed = [r for r in rounds if r["outcome"] == "committed"]
     tokens, per_step = status.get("tokens_processed", 0), status.get("tokens_per_step", 0)
     return {
@@ -44,6 +45,7 @@ def report(run: dict[str, Any], rounds: Rows, events: Rows) -> dict[str, Any]:
         "seed": run["spec"]["seed"],
         "val_loss_start": losses[0] if losses else None,
         "val_loss_end": losses[-1] if losses else None,
+        "val_loss_by_corpus": evaluations[-1].get("each", {}) if evaluations else {},
         "rounds_committed": len(committed),
         "rounds_skipped": len(rounds) - len(committed),
         **_fault_figures(run, committed, events),

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from diloco_cli.view import per_corpus
 from diloco_cli.words import counted
 from diloco_shared.budget.terms import shown
 
@@ -36,6 +37,8 @@ def _loss(f: Figures) -> Iterator[str]:
     if f["val_loss_start"] is not None:
         start, end = f["val_loss_start"], f["val_loss_end"]
         yield f"validation loss: {start:.4f} at the start, {end:.4f} at the end (nats per token)"
+    if f["val_loss_by_corpus"]:
+        yield f"  by corpus at the end: {per_corpus(f['val_loss_by_corpus'])}"
 
 
 def _tokens(f: Figures) -> Iterator[str]:

@@ -67,6 +67,8 @@ def run_lines(
             f"validation loss {newest:.4f} after {evaluations[-1]['steps']} steps "
             f"(began at {first:.4f})"
         )
+        if each := evaluations[-1].get("each"):
+            lines.append(f"by corpus: {per_corpus(each)}")
     if run.get("speeds"):
         lines.append(speeds_line(run["speeds"]))
     lines.append(_bytes_line(status))
@@ -78,6 +80,11 @@ def run_lines(
     if last is not None:
         lines += _round_lines(last)
     return lines
+
+
+def per_corpus(each: dict[str, float]) -> str:
+    """The losses on the corpora of a mixture."""
+    return ", ".join(f"{name} {loss:.4f}" for name, loss in each.items())
 
 
 def _three_numbers(status: dict[str, Any]) -> str:

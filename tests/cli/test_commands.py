@@ -17,6 +17,9 @@ Row = dict[str, Any]
 Answer = tuple[int, Any]
 
 
+EVALUATION = {"val_loss": 1.5, "steps": 96, "each": {"code": 1.25, "talk": 2.0}}
+
+
 class Server:
     """Routes and what they answer; requests are kept."""
 
@@ -45,7 +48,7 @@ def server(
         "GET /v1/runs": (200, {"runs": [run], "next": None}),
         "GET /v1/runs/demo": (200, run),
         "GET /v1/runs/demo/rounds": (200, {"rounds": rounds, "next": None}),
-        "GET /v1/runs/demo/metrics": (200, {"evaluations": [{"val_loss": 1.5, "steps": 96}]}),
+        "GET /v1/runs/demo/metrics": (200, {"evaluations": [EVALUATION]}),
         "GET /v1/events": (200, {"events": events, "next": 500}),
         "GET /v1/members": (200, {"members": []}),
     }
@@ -124,6 +127,7 @@ def test_status_tells_alive_participating_and_useful_apart(server: Server, diloc
     _, out, _ = diloco("status")
     assert "alive 3, participating 2, useful 80.0 % of 153,600 tokens" in out
     assert "validation loss 1.5000 after 96 steps" in out
+    assert "by corpus: code 1.2500, talk 2.0000" in out
     assert "round 4 committed: 2 of 3 ready, 2 needed; grace 0.25 s" in out
     assert "data-parallel would have sent 800 kB" in out
     assert "refused: late 2" in out

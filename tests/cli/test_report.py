@@ -171,3 +171,20 @@ def test_the_story_of_a_run_is_what_its_picture_needs(
     assert found["faults"] == [[20.0, "kill", "b"]]
     assert len(found["commits"]) == sum(r["outcome"] == "committed" for r in rounds)
     assert all(at >= 0 for at, _ in found["losses"])
+
+
+def test_the_loss_on_each_corpus_of_a_mixture_is_reported(
+    run: Row, rounds: list[Row], events: list[Row]
+) -> None:
+    told = {"command": "x", "machine": "y", "versions": {}}
+    figures = report(run, rounds, events)
+    assert figures["val_loss_by_corpus"] == {}
+    assert "corpus" not in "\n".join(report_lines(figures | told))
+    for n, event in enumerate(e for e in events if e["kind"] == "evaluation"):
+        event["data"] |= {"each": {"code": 5.0 - n, "talk": 7.0 - n}}
+    figures = report(run, rounds, events)
+    assert figures["val_loss_by_corpus"] == {"code": 4.0, "talk": 6.0}
+    lines = report_lines(figures | told)
+    assert "  by corpus at the end: code 4.0000, talk 6.0000" in lines
+    shown = page(figures, run, rounds, events)
+    assert "validation loss, code" in shown and "validation loss, talk" in shown

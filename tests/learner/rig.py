@@ -15,7 +15,7 @@ from diloco_learner.events import (
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.training import computing_io as computing
 from diloco_learner.training.computing_io import WaitClock
-from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.evaluate import HeldOut, held_out
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Anchored, Injected, ToSend, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
@@ -120,7 +120,7 @@ def rigs(program: Program) -> Rig:
             trainer,
             Exchange(program.spec, "a", 0, 0, (0, 0, 0), START, clock()),
             batches,
-            held_out(corpus.validation, 8, 4, 0),
+            HeldOut(held_out(corpus.validation, 8, 4, 0)),
             box,
             now=clock,
             waiting=WaitClock(clock),

@@ -245,7 +245,7 @@ def test_a_learner_trains_on_documents_kept_apart(tmp_path: Path) -> None:
     built = learner.build(spec(tmp_path / "corpus"))
     trainer = built.trainer
     program = trainer.program
-    tokens = built.held_out_SxL1
+    tokens = built.held_out.sequences_SxL1
     assert (tokens == 0).sum(axis=1).min() >= 2, "several documents in each sequence"
     packed = Program.build(spec(tmp_path / "corpus", data={"documents": "packed"}))
     both = [p.evaluate(trainer.params, tokens) for p in (program, packed)]

@@ -2,27 +2,23 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from learner.contexts import learner
 from waiting import until
 
 from diloco_learner.app import (
     TAKEN,
     UNFIT_RETRY_S,
     UNFIT_RETRY_S_MAX,
-    Learner,
     gist,
     pause_after,
 )
 from diloco_learner.recovery.moments import pack, views
-from diloco_learner.settings import Settings
 from diloco_learner.training.trainer import Program
-from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Stamp
 from diloco_shared.protocol.records import (
@@ -78,26 +74,6 @@ ENDED = {
 }
 BUILD = Program.build
 COMPILED: dict[str, Program] = {}
-
-
-@asynccontextmanager
-async def learner(
-    broker: MemoryBroker, tmp_path: Path, name: str
-) -> AsyncIterator[tuple[Learner, "asyncio.Task[None]"]]:
-    folder = DataFolder(tmp_path, name)
-    settings = Settings(id=name, data=tmp_path, chaos=True)
-    control, data = MemoryBus(broker, f"{name}-control"), MemoryBus(broker, f"{name}-data")
-    app = Learner(settings, control, data, folder)
-    task = asyncio.create_task(app.run())
-    try:
-        yield app, task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await app.membership.leave()
-        await control.close()
-        await data.close()
-        folder.release()
 
 
 def stepping(p: Any) -> bool:

@@ -7,15 +7,18 @@ import pytest
 
 from diloco_learner.models import ModelDef
 from diloco_learner.training.evaluate import (
-    SEQUENCES_MAX,
-    TOKENS_MAX,
-    at_once,
+    HeldOut,
+    HeldOutLoss,
+    Unwanted,
+    corpus_names,
     held_out,
-    make_evaluate,
+    held_out_of,
     targets,
 )
+from diloco_shared.budget.memory import SEQUENCES_MAX, TOKENS_MAX, evaluated_at_once
 from diloco_shared.corpora.mix import Mixed
 from diloco_shared.corpora.sequences import Tokens
+from diloco_shared.spec.run import Data, RunSpec
 
 TOKENS = np.arange(1001)
 
@@ -60,7 +63,7 @@ def test_every_sequence_counts_alike_in_whatever_batch(sequences: int) -> None:
         is_embedding=lambda name: False,
     )
     rows = np.random.default_rng(0).integers(0, 100, (sequences, 5)).astype(np.int32)
-    assert make_evaluate(model)(2.0, rows) == pytest.approx(2 * rows.mean(), rel=1e-5)
+    assert HeldOutLoss(model)(2.0, rows) == pytest.approx(2 * rows.mean(), rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,7 @@ def test_every_sequence_counts_alike_in_whatever_batch(sequences: int) -> None:
 def test_long_sequences_are_evaluated_few_at_a_time(
     context: int, trained: int, wanted: int
 ) -> None:
-    assert at_once(context, trained) == wanted
+    assert evaluated_at_once(context, trained) == wanted
 
 
 def masked_mean(params: float, batch: jax.Array) -> jax.Array:
@@ -95,8 +98,8 @@ def test_the_loss_is_the_mean_over_all_targets_however_they_lie_in_batches() -> 
     rows[:SEQUENCES_MAX] = np.where(rows[:SEQUENCES_MAX] < 0, rows[:SEQUENCES_MAX], ~5)
     wanted = rows[:, 1:][rows[:, 1:] >= 0]
     assert targets(rows) == len(wanted) > 0
-    assert make_evaluate(model)(2.0, rows) == pytest.approx(2 * wanted.mean(), rel=1e-5)
-    assert make_evaluate(model)(2.0, rows[:SEQUENCES_MAX]) == 0.0, "and no number without any"
+    assert HeldOutLoss(model)(2.0, rows) == pytest.approx(2 * wanted.mean(), rel=1e-5)
+    assert HeldOutLoss(model)(2.0, rows[:SEQUENCES_MAX]) == 0.0, "and no number without any"
 
 
 def test_held_out_sequences_without_a_target_are_refused() -> None:
@@ -106,3 +109,67 @@ def test_held_out_sequences_without_a_target_are_refused() -> None:
         held_out(read, 10, 5, 0)
     plain = Tokens([np.ones(101, np.uint16)], 9)
     assert targets(held_out(Mixed((read, plain), (1, 1), ("a", "b")), 10, 4, 0)) == 20
+
+
+def test_the_loss_of_each_corpus_is_that_of_evaluating_it_alone() -> None:
+    """And each sequence is evaluated once."""
+    shapes: list[int] = []
+
+    def loss(params: float, batch: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda rows: shapes.append(len(rows)), batch)
+        return masked_mean(params, batch)
+
+    model = ModelDef(lambda key: (), loss, lambda name: False, masked_tokens=True)
+    rng, counts = np.random.default_rng(0), (SEQUENCES_MAX + 3, 0, 5, 2)
+    rows = rng.integers(0, 100, (sum(counts), 9)).astype(np.int32)
+    rows[: SEQUENCES_MAX + 3] //= 10  # another loss than the others'
+    rows[-2:] = ~rows[-2:]  # nothing to be predicted
+    measure = HeldOutLoss(model)
+    found = measure.losses(2.0, HeldOut(rows, ("code", "none", "talk", "read"), counts))
+    jax.effects_barrier()
+    assert sum(shapes) == sum(counts) - 2, "nothing twice, and nothing without a target"
+    assert list(found.each) == ["code", "talk"]
+    assert found.each["code"] == measure(2.0, rows[: SEQUENCES_MAX + 3])
+    assert found.each["talk"] == measure(2.0, rows[SEQUENCES_MAX + 3 : -2])
+    assert found.overall == pytest.approx(measure(2.0, rows), rel=1e-6)
+    assert measure.losses(2.0, HeldOut(rows)).each == {}, "one corpus has no others"
+
+
+def test_an_evaluation_that_nobody_wants_ends_between_two_batches() -> None:
+    model = ModelDef(lambda key: (), masked_mean, lambda name: False)
+    rows, asked = np.ones((3 * SEQUENCES_MAX, 5), np.int32), iter([True, True, False])
+    with pytest.raises(Unwanted):
+        HeldOutLoss(model).losses(2.0, HeldOut(rows), lambda: next(asked))
+    assert next(asked, None) is None
+
+
+def a_run(**fields: object) -> RunSpec:
+    body = {"name": "r", "budget": {"steps": 1}, "model": {"context_tokens": 10}}
+    return RunSpec.model_validate(body | fields)
+
+
+def test_a_mixture_is_held_out_corpus_by_corpus_under_the_names_of_its_sources() -> None:
+    parts = [{"source": f"texts/{name}", "weight": w} for name, w in (("code", 3), ("talk", 1))]
+    spec = a_run(data={"mixture": parts}, evaluation={"sequences": 8})
+    tokens = [Tokens([np.arange(1001, dtype=np.uint16) + n], 5000) for n in (0, 2000)]
+    held = held_out_of(spec, Mixed(tuple(tokens), (3, 1), ("x", "y")))
+    assert (held.names, held.counts) == (("code", "talk"), (6, 2))
+    code, talk = held.parts
+    assert code.shape == (6, 11) and code.max() < 2000 <= talk.min()
+    alone = held_out_of(a_run(evaluation={"sequences": 8}), TOKENS)
+    assert (alone.names, len(alone.parts)) == ((), 1)
+
+
+def test_corpora_with_like_names_are_told_apart() -> None:
+    def names(*sources: str) -> tuple[str, ...]:
+        return corpus_names(
+            Data.model_validate({"mixture": [{"source": s, "weight": 1} for s in sources]})
+        )
+
+    assert names("a/text", "b/text", "stdlib") == ("a/text", "b/text", "stdlib")
+    assert names("a/text", "code", "a/text") == ("text (1)", "code", "text (2)")
+
+
+def test_tokens_say_how_many_sequences_are_evaluated() -> None:
+    assert len(held_out_of(a_run(evaluation={"tokens": 209}), TOKENS).sequences_SxL1) == 20
+    assert len(held_out_of(a_run(evaluation={"tokens": 3}), TOKENS).sequences_SxL1) == 1

@@ -9,6 +9,7 @@ from diloco_learner.events import (
     Checkpoint,
     Contribute,
     Evaluate,
+    Evaluated,
     GiveState,
     Leave,
     SendProgress,
@@ -17,6 +18,7 @@ from diloco_learner.events import (
     Tell,
     TimePassed,
 )
+from diloco_learner.exchange.evaluating import LAST_S_MAX
 from diloco_learner.exchange.exchange import FINISH_S_MAX, PROGRESS_S_MIN
 from diloco_learner.recovery.donating import SILENCE_S
 from diloco_shared.protocol.messages import Progress
@@ -185,10 +187,14 @@ def test_at_the_end_it_adopts_everything_evaluates_checkpoints_and_leaves() -> N
     assert last_progress(desk.pass_time(1.0)).state == "stepping"  # stays the evaluator
     desk.tell(anchor(0, 1, round_=0))
     effects = desk.tell(anchor(1, 1, round_=1))
-    kinds = [type(e) for e in effects]
-    assert kinds == [Adopt, Evaluate, Checkpoint, SendProgress, Leave]
-    assert effects[1] == Evaluate(stamp(1), (1, 1, 0), final=True)
-    assert effects[2] == Checkpoint(0, 2, (1, 1, 0), final=True)
+    last = Evaluate(stamp(1), (1, 1, 0), final=True)
+    assert [e for e in effects if not isinstance(e, SendProgress)] == [Adopt(0, 1, 1), last]
+    assert [type(e) for e in desk.pass_time(1.0)] == [SendProgress], "it stays until it is told"
+    earlier = Evaluate(stamp(), (0, 0, 0), final=False)
+    assert only(desk.tell(Evaluated(earlier)), Leave) == []
+    effects = desk.tell(Evaluated(last))
+    assert [type(e) for e in effects] == [Checkpoint, SendProgress, Leave]
+    assert effects[0] == Checkpoint(0, 2, (1, 1, 0), final=True)
     assert last_progress(effects).state == "finished"
     assert only(effects, Leave)[0].outcome == "finished"
     assert desk.tell(pull(5), TimePassed(), anchor(2, 9), end) == []
@@ -199,8 +205,8 @@ def test_the_others_stand_by_until_the_last_evaluation_is_made() -> None:
     desk = Desk()
     end = {"state": "finished", "versions": (0, 0, 0)}
     assert not only(desk.tell(beat(**end, evaluator="b")), Leave)
-    effects = desk.tell(beat(**end, evaluator="a"))
-    assert only(effects, Evaluate)[0].final and only(effects, Leave)
+    (last,) = only(desk.tell(beat(**end, evaluator="a")), Evaluate)
+    assert last.final and only(desk.tell(Evaluated(last)), Leave)
 
     desk = Desk()
     desk.tell(beat(**end, evaluator="b"))
@@ -210,6 +216,16 @@ def test_the_others_stand_by_until_the_last_evaluation_is_made() -> None:
     desk = Desk()  # nobody says that it was made: not for ever
     desk.tell(beat(**end, evaluator="b"))
     assert only(desk.pass_time(FINISH_S_MAX), Leave)
+
+
+def test_a_last_evaluation_that_hangs_does_not_hold_it_for_ever() -> None:
+    desk = Desk()
+    desk.tell(beat(state="finished", versions=(0, 0, 0), evaluator="a"))
+    assert not only(desk.pass_time(LAST_S_MAX - 1), Leave)
+    assert desk.exchange.deadline <= desk.now + 1
+    effects = desk.pass_time(1.0)
+    assert only(effects, Tell)[0].kind == "evaluation-failed"
+    assert only(effects, Leave)[0].outcome == "finished"
 
 
 def test_a_publication_that_never_comes_does_not_hold_it_for_ever() -> None:

@@ -190,7 +190,7 @@ def test_a_model_of_ones_own_that_knows_no_signs_is_refused(
     # What was refused is read anew the next time, as a mended file would be.
     monkeypatch.setitem(sys.modules, "own_models", own)
     built = learner.build(spec(polite, factory="own_models:Signs"))
-    assert (built.held_out_SxL1 < 0).any()
+    assert (built.held_out.sequences_SxL1 < 0).any()
 
 
 @pytest.mark.whole

@@ -14,10 +14,14 @@ import pytest
 
 from diloco_learner.models import tensor_specs, to_named
 from diloco_learner.recovery import moments
+from diloco_learner.training.evaluate import HeldOut
 from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.budget.job import known
+from diloco_shared.budget.memory import SEQUENCES_MAX, activations, device, forward, learner
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.shapes import shape_of
 
 FRAGMENTS, BATCH, CONTEXT = 3, 2, 8
 # Losses, random keys and counts: nothing that grows with the model.
@@ -107,14 +111,14 @@ def test_at_each_phase_the_device_holds_parameters_and_moments(
     assert held.bytes() <= state, "given away: the copy is on the host"
     trainer.load_inner_state(data)
     assert held.bytes() <= state, "received"
-    trainer.evaluate(batch())
+    trainer.evaluate(trainer.published(), HeldOut(batch()))
     assert held.bytes() <= state, "evaluated"
 
 
 def test_evaluation_adds_the_published_parameters_and_no_more(
     program: Program, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is what gradients take at other times."""
+    """Beside a step; or alone, in what gradients take at other times."""
     trainer = Trainer(program)
     for p, anchor_F in enumerate(trainer.initial_fragments()):
         trainer.adopt(p, anchor_F.copy(), 0.0)
@@ -127,7 +131,7 @@ def test_evaluation_adds_the_published_parameters_and_no_more(
         return new
 
     monkeypatch.setattr(type(program.cuts), "adopt", watching)
-    trainer.evaluate(batch())
+    trainer.evaluate(trainer.published(), HeldOut(batch()))
     assert len(seen) == FRAGMENTS
     work = 4 * max(program.layout.sizes)  # the anchor that is being adopted
     assert max(seen) <= 16 * parameters(program) + work + SMALL_BYTES
@@ -205,3 +209,25 @@ def test_fragments_cut_alike_share_their_programs() -> None:
         np.testing.assert_array_equal(
             rows, np.arange(48.0).reshape(12, 4)[piece.start : piece.stop]
         )
+
+
+def test_the_budget_counts_an_evaluation_only_beside_a_step(program: Program) -> None:
+    """And of its activations no more sequences than go into one call."""
+
+    def terms(**evaluation: Any) -> dict[str, int]:
+        given = program.spec.evaluation.model_copy(update=evaluation)
+        job = known(program.spec.model_copy(update={"evaluation": given}))
+        assert job is not None
+        return {
+            term.name: term.bytes for need in (device(job), learner(job)) for term in need.terms
+        }
+
+    n, beside = parameters(program), terms()
+    shape = shape_of(program.spec.model)
+    assert beside["evaluation"] == 4 * n + forward(shape, SEQUENCES_MAX, CONTEXT)
+    assert beside["held-out text"] == 4 * 256 * (CONTEXT + 1)
+    between = terms(beside_training=False, sequences=10)
+    assert between["held-out text"] == 4 * 10 * (CONTEXT + 1)
+    assert beside.keys() - between.keys() == {"evaluation"}
+    # The forward pass of a batch is less than what its backward pass keeps.
+    assert forward(shape, BATCH, CONTEXT) < activations(shape, BATCH, CONTEXT)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from learner.rig import Rig, anchor, beat, donation, outgoing, pull, run
+from learner.rig import Box, Rig, anchor, beat, donation, outgoing, pull, run
 
 from diloco_learner.events import (
     AnchorReady,
@@ -13,11 +13,12 @@ from diloco_learner.events import (
     Contribute,
     DonateSeen,
     Evaluate,
+    Evaluated,
     GiveState,
     Leave,
 )
 from diloco_learner.recovery.moments import pack, views
-from diloco_learner.training.train import Anchored
+from diloco_learner.training.train import Anchored, TrainLoop
 from diloco_shared.protocol.messages import Stamp
 
 START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
@@ -25,7 +26,8 @@ START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
 
 def test_steps_are_taken_until_the_run_is_over(rig: Rig) -> None:
     loop, box, _ = rig()
-    box.at = {7: [beat("finished", evaluator="a")]}
+    last = Evaluate(START, (0, 0, 0), final=True)
+    box.at = {7: [beat("finished", evaluator="a")], 9: [Evaluated(last)]}
     leave = run(loop)
     assert leave.outcome == "finished"
     assert loop.exchange.counters.step == 7
@@ -157,10 +159,17 @@ def test_a_slow_fault_costs_time_that_is_neither_step_nor_waiting(rig: Rig) -> N
     assert box.newest_progress().step_s == pytest.approx(1.5)
 
 
+def evaluate_between(loop: TrainLoop) -> None:
+    """Between two steps, as a run asks for that has no room for it beside them."""
+    evaluation = loop.spec.evaluation.model_copy(update={"beside_training": False})
+    loop.spec = loop.spec.model_copy(update={"evaluation": evaluation})
+
+
 @pytest.mark.parametrize("trouble", ["none", "pause", "slow", "evaluation"])
 def test_speed_is_that_of_the_steps_whatever_lies_between_them(rig: Rig, trouble: str) -> None:
     """A step takes a second, a quarter of it for its batch of 16 tokens."""
     loop, box, clock = rig()
+    evaluate_between(loop)
     step, take, evaluate = loop.trainer.step, loop.batches.take, loop.trainer.evaluate
 
     def computing(batch: Any, rate: float, **more: Any) -> Any:
@@ -171,9 +180,9 @@ def test_speed_is_that_of_the_steps_whatever_lies_between_them(rig: Rig, trouble
         clock.now += 0.25
         return take()
 
-    def long(sequences_SxL1: Any) -> float:
+    def long(*args: Any) -> Any:
         clock.now += 100.0
-        return evaluate(sequences_SxL1)
+        return evaluate(*args)
 
     loop.trainer.step = computing  # type: ignore[method-assign]
     loop.batches.take = reading  # type: ignore[method-assign]
@@ -257,3 +266,52 @@ def test_losses_fall_and_lag_by_one_step(rig: Rig) -> None:
     run(loop)
     assert math.isnan(losses[0]) and all(math.isfinite(x) for x in losses[1:])
     assert np.mean(losses[-5:]) < np.mean(losses[1:6])
+
+
+def evaluated(box: Box) -> list[Any]:
+    """What comes of each evaluation that was handed out; an error, where it failed."""
+    found: list[Any] = []
+    for sent in outgoing(box, Evaluate):
+        try:
+            found.append(sent.handle(lambda: True))
+        except RuntimeError as error:
+            found.append(error)
+    return found
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_was_published_then_is_evaluated_beside_steps_or_before_the_next(
+    rig: Rig, beside: bool
+) -> None:
+    loop, box, _ = rig()
+    if not beside:
+        evaluate_between(loop)
+    made: list[int] = []
+    evaluate = loop.trainer.evaluate
+
+    def counted(*args: Any) -> Any:
+        made.append(loop.exchange.counters.step)
+        return evaluate(*args)
+
+    loop.trainer.evaluate = counted  # type: ignore[method-assign]
+    wanted = evaluate(loop.trainer.published(), loop.held_out)
+    new_F = np.full(loop.trainer.program.layout.sizes[2], 0.25, np.float32)
+    box.at = {1: [beat(evaluator="a")], 4: [anchor(2, 1, new_F)], 6: [beat("stopped", (0, 0, 1))]}
+    run(loop)
+    assert made == ([] if beside else [1])
+    assert evaluated(box) == [wanted]
+
+
+def test_an_evaluation_that_fails_between_two_steps_ends_nothing(rig: Rig) -> None:
+    loop, box, _ = rig()
+    evaluate_between(loop)
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("no room")
+
+    loop.trainer.evaluate = fails  # type: ignore[method-assign]
+    box.at = {1: [beat(evaluator="a")], 6: [beat("stopped")]}
+    assert run(loop).outcome == "stopped"
+    assert loop.exchange.counters.step == 6
+    (failure,) = evaluated(box)
+    assert str(failure) == "no room"

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load, save
 
 from diloco_learner.models import to_named
+from diloco_learner.training.evaluate import HeldOut
 from diloco_learner.training.trainer import (
     Program,
     Trainer,
@@ -259,10 +260,21 @@ def test_published_parameters_are_evaluated_not_ones_own(
     anchors = [np.asarray(a) for a in trainer.anchors]
     assembled = assemble(program, anchors)
     assert bits(assembled) == bits(program.initial())
-    loss = trainer.evaluate(sequences)
-    assert loss == evaluate_anchors(program, anchors, sequences)
+    held, published = HeldOut(sequences), trainer.published()
+    loss = trainer.evaluate(published, held).overall
+    assert not published.anchors, "each is let go as it is taken"
+    assert loss == evaluate_anchors(program, anchors, held)
     assert loss == program.evaluate(assembled, sequences)
     assert loss != program.evaluate(trainer.params, sequences)
+
+
+def test_what_is_published_is_that_of_its_moment(program: Program, trainer: Trainer) -> None:
+    held, before = HeldOut(batch(5)), trainer.published()
+    wanted = trainer.evaluate(trainer.published(), held)
+    for p, size in enumerate(program.layout.sizes):
+        trainer.adopt(p, np.full(size, 0.5, np.float32), 0.0)
+    assert trainer.evaluate(before, held) == wanted
+    assert trainer.evaluate(trainer.published(), held) != wanted
 
 
 def test_a_model_too_small_for_its_fragments_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every fault of a specification at once, under the path of the value at fault."""
 
+import json
 from typing import Any
 
 import pytest
@@ -97,3 +98,23 @@ def test_whatever_comes_is_either_good_or_has_a_fault(body: dict[str, Any]) -> N
     except Invalid as error:
         assert error.faults
     assert repr(body) == before
+
+
+def test_an_evaluation_is_sized_by_sequences_or_by_tokens() -> None:
+    def sequences(**evaluation: Any) -> int:
+        model = {"context_tokens": 128}
+        return check(GOOD | {"evaluation": evaluation, "model": model}).held_out_sequences
+
+    assert sequences() == 256
+    assert sequences(sequences=7) == 7
+    assert sequences(tokens=128 * 9 + 127) == 9
+    assert sequences(tokens=5) == 1, "whole sequences, and one at least"
+    with pytest.raises(Invalid, match="both say how much is evaluated: leave one of them out"):
+        check(GOOD | {"evaluation": {"tokens": 512, "sequences": 256}})
+    assert paths(GOOD | {"evaluation": {"tokens": 0}}) == {"evaluation.tokens"}
+
+
+def test_a_run_that_is_evaluated_by_tokens_is_read_as_it_was_written() -> None:
+    spec = check(GOOD | {"evaluation": {"tokens": 4096}})
+    assert check(spec.model_dump(mode="json")) == spec
+    assert check(json.loads(spec.model_dump_json())) == spec

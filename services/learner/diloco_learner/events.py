@@ -124,8 +124,23 @@ class StateGone:
     """The inner state handed out last has arrived or was given up: its memory is free."""
 
 
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """An evaluation is over: its result is told, or why there is none."""
+
+    effect: "Evaluate"
+
+
 ExchangeEvent = (
-    AnchorReady | BeatSeen | PullSeen | DonateSeen | Stepped | PartSettled | StateGone | TimePassed
+    AnchorReady
+    | BeatSeen
+    | PullSeen
+    | DonateSeen
+    | Stepped
+    | PartSettled
+    | StateGone
+    | Evaluated
+    | TimePassed
 )
 RecoveryEvent = (
     AnchorReady
@@ -219,7 +234,7 @@ class GiveState:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Validation loss of the adopted anchors."""
+    """Validation loss of the adopted anchors, as they are now; then Evaluated."""
 
     stamp: Stamp
     versions: tuple[int, ...]

@@ -10,9 +10,10 @@ import structlog
 
 from diloco_learner.context import RunContext
 from diloco_learner.data.leasing_io import Leases
-from diloco_learner.events import BeatSeen, GiveState, Leave
+from diloco_learner.events import BeatSeen, Evaluate, GiveState, Leave
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.downlink_io import Downlink
+from diloco_learner.exchange.evaluations_io import Evaluations
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.exchange.reporter_io import Reporter
 from diloco_learner.exchange.uplink_io import Uplink
@@ -170,6 +171,7 @@ class Work:
                     await self._withdraw_now()
             raise
         await self.leases.release()
+        await self.evaluations.end()
         return leave
 
     async def _recover_and_train(self) -> Leave:
@@ -186,6 +188,7 @@ class Work:
                 self._start(self.reporter.newest(self.computing.handed)),
                 self._start(self._hand()),
                 self._start(self.reporter.speeds(self.speed)),
+                self._start(self.evaluations.serve()),
             ]
             leave = await self._train_or_tell()
         else:
@@ -232,7 +235,7 @@ class Work:
         """Everything that computes: off the event loop, since compiling takes seconds."""
         built = self.computing.build(self.spec)
         self.trainer, self.batches = built.trainer, built.batches
-        self.held_out_SxL1 = built.held_out_SxL1
+        self.held_out = built.held_out
         folder = self.context.folder / CHECKPOINTS / self.spec.folder
         self.checkpoints = LocalCheckpoints(folder, self.spec.keeping.checkpoints)
         self.checkpoints.room.needed = self.trainer.inner_state_bytes
@@ -249,6 +252,7 @@ class Work:
             lambda kind, text, data: self.up.tell(kind, text, data),
         )
         self.up = Uplink(context, sizes_P, self.checkpoints, self.leases, self._put)
+        self.evaluations = Evaluations(self.computing, self.up.tell, self._put)
         check, initial = self.trainer.check_inner_state, self.trainer.fragment
         self.down = Downlink(context, self.book, self._put, check, initial)
         sockets = counting(self.control.traffic, self.data.traffic)
@@ -299,7 +303,7 @@ class Work:
             self.trainer,
             exchange,
             self.batches,
-            self.held_out_SxL1,
+            self.held_out,
             self.mailbox,
             now=ambient.monotonic,
             waiting=WaitClock(),
@@ -331,15 +335,20 @@ class Work:
         """Carry what the train thread hands out, for ever."""
         while True:
             for item in self.mailbox.collect():
-                self._start(self.up.send(item))
+                if isinstance(item.effect, Evaluate):
+                    self.evaluations.take(item)
+                else:
+                    self._start(self.up.send(item))
+                del item  # what it holds is large, and this waits
             await self.computing.handed(HAND_S)
 
     async def _clear_out(self) -> None:
         """The last results and the last word of the train thread."""
         self.up.stop_giving()
+        self.evaluations.stop()  # the last one was told before the train thread left
         await self.reporter.flush()
         for item in self.mailbox.collect():
-            if not isinstance(item.effect, GiveState):
+            if not isinstance(item.effect, GiveState | Evaluate):
                 await self.up.send(item)
         await self.up.told()
 
@@ -350,3 +359,4 @@ class Work:
             await asyncio.wait({self.ended})
         await self._clear_out()
         await self.leases.release()
+        await self.evaluations.end()

@@ -26,6 +26,9 @@ WINDOW = 64 * 1024 * 1024
 # Logits that a learner makes at a time, in fp32: as many as a matrix product needs to be fast, and
 # little beside a model with a vocabulary for which it matters.
 LOGITS_BYTES = 64 << 20
+# Sequences, and tokens, of one call of an evaluation, whichever is less. A training step's batch is
+# evaluated at once in any case.
+SEQUENCES_MAX, TOKENS_MAX = 64, 4096
 # The coordinator's mirror of events, histories and members: a few thousand of a kilobyte.
 MIRROR = 40 * MB
 
@@ -113,6 +116,11 @@ def learner(job: Job) -> Need:
             Term("process", LEARNER_BASE, "Python, JAX and compiled programs, measured"),
             Term("anchors", 4 * job.parameters, "4 bytes x N: what was adopted last"),
             Term(
+                "held-out text",
+                4 * job.spec.held_out_sequences * (job.spec.model.context_tokens + 1),
+                "4 bytes x the tokens of an evaluation",
+            ),
+            Term(
                 "a transfer",
                 max(8 * job.largest, job.state),
                 f"moments and counts ({job.spec.inner.optimizer}) on their way, or 8 bytes x the "
@@ -148,10 +156,35 @@ def device(job: Job) -> Need:
                 "algorithm.error_feedback",
             )
         )
+    context, lower = job.spec.model.context_tokens, "inner.batch_sequences, or a model with remat"
     if job.shape is not None:
-        size = activations(job.shape, inner.batch_sequences, job.spec.model.context_tokens)
+        size = activations(job.shape, inner.batch_sequences, context)
         terms.append(Term("activations", size, "an estimate: batch x context x widths"))
-    return Need("learner device", tuple(terms), "inner.batch_sequences, or a model with remat")
+    if job.spec.evaluation.beside_training:
+        # Otherwise it is made between two steps, in the memory of gradients and activations.
+        terms.append(_evaluation(job))
+        lower += ", or evaluation.beside_training = false"
+    return Need("learner device", tuple(terms), lower)
+
+
+def _evaluation(job: Job) -> Term:
+    """What an evaluation beside a step takes."""
+    size, how = 4 * job.parameters, "4 bytes x N: the published parameters, evaluated beside a step"
+    if job.shape is not None:
+        context = job.spec.model.context_tokens
+        at_once = evaluated_at_once(context, job.spec.inner.batch_sequences)
+        size += forward(job.shape, at_once, context)
+        how += f"; and one layer's activations of {at_once} sequences"
+    return Term("evaluation", size, how)
+
+
+def evaluated_at_once(context: int, trained: int) -> int:
+    """Sequences per call of an evaluation, where steps take `trained` of `context` tokens each.
+
+    Bounds the memory of activations and logits, however long sequences are. A training step's
+    batch may always be taken: its step needs more than that.
+    """
+    return max(trained, min(SEQUENCES_MAX, TOKENS_MAX // context), 1)
 
 
 def activations(shape: Shape, batch: int, context: int) -> int:
@@ -164,10 +197,7 @@ def activations(shape: Shape, batch: int, context: int) -> int:
     what the head sees.
     """
     s, tokens = shape, batch * context
-    query, key = s.heads * s.head_width, s.kv_heads * s.head_width
-    products = tokens * 2 * (2 * s.width + query + 2 * key + 2 * s.hidden)
-    layer = products + tokens * 2 * (2 * s.width + query + s.hidden)
-    layer += 4 * batch * s.heads * context * context
+    products, layer = _layer(shape, batch, context)
     match s.remat:
         case "layer":
             layers = s.layers * 2 * tokens * s.width + layer
@@ -175,8 +205,27 @@ def activations(shape: Shape, batch: int, context: int) -> int:
             layers = s.layers * products + layer
         case _:
             layers = s.layers * layer
-    logits = min(4 * tokens * s.vocabulary, LOGITS_BYTES + 4 * s.vocabulary)
-    return layers + 2 * logits + 2 * tokens * s.width
+    return layers + 2 * _logits(shape, tokens) + 2 * tokens * s.width
+
+
+def forward(shape: Shape, batch: int, context: int) -> int:
+    """Bytes of the activations of a loss alone, roughly: one layer's, and the logits that are made
+    at a time, or else what comes in and goes out."""
+    tokens = batch * context
+    return max(_layer(shape, batch, context)[1], _logits(shape, tokens)) + 4 * tokens * shape.width
+
+
+def _layer(shape: Shape, batch: int, context: int) -> tuple[int, int]:
+    """Bytes of a layer's products, and of all its activations."""
+    s, tokens = shape, batch * context
+    query, key = s.heads * s.head_width, s.kv_heads * s.head_width
+    products = tokens * 2 * (2 * s.width + query + 2 * key + 2 * s.hidden)
+    layer = products + tokens * 2 * (2 * s.width + query + s.hidden)
+    return products, layer + 4 * batch * s.heads * context * context
+
+
+def _logits(shape: Shape, tokens: int) -> int:
+    return min(4 * tokens * shape.vocabulary, LOGITS_BYTES + 4 * shape.vocabulary)
 
 
 def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:

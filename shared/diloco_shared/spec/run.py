@@ -8,7 +8,13 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from diloco_shared.protocol.subjects import Id
 from diloco_shared.spec.algorithm import BATCH_MAX as BATCH_MAX
@@ -77,6 +83,10 @@ class Model(Spec):
 CorpusDigest = Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")]
 # Corpora of a mixture: each is opened, and drawn from, by every learner.
 MIXTURE_MAX = 64
+
+
+# Held-out tokens of one evaluation: as many lie in the memory of every learner, four bytes each.
+EVALUATION_TOKENS_MAX = 1 << 28
 
 
 class Part(Spec):
@@ -259,6 +269,35 @@ class Evaluation(Spec):
     sequences: int = Field(
         256, ge=1, le=BATCH_MAX, description="Held-out sequences per evaluation."
     )
+    tokens: int | None = Field(
+        None,
+        ge=1,
+        le=EVALUATION_TOKENS_MAX,
+        description="Held-out tokens per evaluation, instead of sequences: as many whole sequences "
+        "as that makes, one at least.",
+    )
+    beside_training: bool = Field(
+        True,
+        description="Steps go on during an evaluation, for which a second set of parameters lies "
+        "on the device. If false, its learner takes no step until the evaluation is over.",
+    )
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.tokens is not None and "sequences" in self.model_fields_set:
+            raise ValueError(
+                f"tokens ({self.tokens}) and sequences ({self.sequences}) both say how much is "
+                "evaluated: leave one of them out"
+            )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _said(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without `sequences` where tokens take its place: what is written can be read again."""
+        found: dict[str, Any] = handler(self)
+        if self.tokens is not None:
+            found.pop("sequences", None)
+        return found
 
 
 class Keeping(Spec):
@@ -354,6 +393,12 @@ class RunSpec(Spec):
     def folder(self) -> str:
         """Name of this run's folders: no other run's, and no earlier one's of this name."""
         return f"{self.name}.{self.id}" if self.id else self.name
+
+    @property
+    def held_out_sequences(self) -> int:
+        """Sequences of one evaluation."""
+        e = self.evaluation
+        return e.sequences if e.tokens is None else max(e.tokens // self.model.context_tokens, 1)
 
     @property
     def inner_rate(self) -> float:

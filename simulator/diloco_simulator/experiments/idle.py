@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from diloco_learner.recovery import moments
+from diloco_learner.training.evaluate import HeldOut, Losses, always
+from diloco_learner.training.trainer import Published
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.protocol.messages import TensorSpec
@@ -70,8 +72,13 @@ class IdleTrainer:
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
         """Nothing is withheld, so nothing is owed."""
 
-    def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
-        return 0.0
+    def published(self, *, alone: bool = False) -> Published:
+        return Published(self.adopted.values())
+
+    def evaluate(
+        self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
+    ) -> Losses:
+        return Losses(0.0)
 
     def inner_state(self) -> memoryview:
         return memoryview(NOTHING)

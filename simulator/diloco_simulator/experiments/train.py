@@ -25,10 +25,10 @@ from diloco_learner.data.shards import ShardCut, cut_of
 from diloco_learner.events import Evaluate, Leave
 from diloco_learner.training.computing_io import Built
 from diloco_learner.training.data_parallel import LearnerStream
-from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.evaluate import HeldOut, Losses, always, held_out_of
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import TrainLoop
-from diloco_learner.training.trainer import Program, Trainer, evaluate_anchors
+from diloco_learner.training.trainer import Program, Published, Trainer, evaluate_anchors
 from diloco_shared.bus.port import Stored
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor, TapeInit, TapeRecord
@@ -108,19 +108,28 @@ class CountedTrainer(Trainer):
         super().__init__(program)
         self.stepped = stepped
         self.evaluated: Callable[[float], None] | None = None  # the next loss is told, if at all
+        self.looked_at: tuple[Published, Callable[[float], None]] | None = None
 
     def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
         loss = super().step(tokens_BxL1, rate, poisoned=poisoned)
         self.stepped()
         return loss
 
-    def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
+    def published(self, *, alone: bool = False) -> Published:
+        found, told = super().published(alone=alone), self.evaluated
+        if told is not None:
+            self.evaluated, self.looked_at = None, (found, told)
+        return found
+
+    def evaluate(
+        self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
+    ) -> Losses:
         """Only for somebody who looks at it: that takes as long as many steps."""
-        told, self.evaluated = self.evaluated, None
-        if told is None:
-            return 0.0
-        told(loss := super().evaluate(sequences_SxL1))
-        return loss
+        if self.looked_at is None or self.looked_at[0] is not published:
+            return Losses(0.0)
+        told, self.looked_at = self.looked_at[1], None
+        told((losses := super().evaluate(published, held, wanted)).overall)
+        return losses
 
 
 class Computed(Paced):
@@ -171,7 +180,8 @@ class IdleFleet:
     def built(self, m: int) -> Built:
         """A new process of learner `m` computes with it."""
         stepped = partial(self.tally.stepped, self.names[m])
-        return Built(IdleTrainer(self.spec, stepped), NoData(self.spec), np.zeros((1, 2), np.int32))
+        held_out = HeldOut(np.zeros((1, 2), np.int32))
+        return Built(IdleTrainer(self.spec, stepped), NoData(self.spec), held_out)
 
     def trains(self, m: int, loop: TrainLoop, step_s: float) -> None:
         """A process of learner `m` has recovered."""
@@ -301,11 +311,8 @@ class Fleet(IdleFleet):
             self._held("validation"),
         )
 
-    def _held(self, split: str) -> NDArray[np.int32]:
-        e = self.spec.evaluation
-        return held_out(
-            self.splits[split], self.spec.model.context_tokens, e.sequences, self.spec.seed
-        )
+    def _held(self, split: str) -> HeldOut:
+        return held_out_of(self.spec, self.splits[split])
 
     def trains(self, m: int, loop: TrainLoop, step_s: float) -> None:
         super().trains(m, loop, step_s)

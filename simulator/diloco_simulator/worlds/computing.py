@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,15 @@ from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Leave
 from diloco_learner.recovery import moments
 from diloco_learner.training.computing_io import Built
+from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Rest, Slowed, Stepping, TrainLoop
+from diloco_learner.training.trainer import Published
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.worlds.tiny import TinyTrainer, Values, tensors_of
+
+T = TypeVar("T")
 
 # Sequences of a data shard.
 SEQUENCES = 512
@@ -29,6 +33,9 @@ SEQUENCES_FEW, FEW, SCARCE = 16, (1, 2, 3), 0.25
 LOOK_S = 0.1
 # Of every step's time in a world: without it, learners could stay in step for ever.
 JITTER = 0.1
+# An evaluation takes as long as so many steps. None, so that worlds that were kept for what they
+# meet stay as they are; tests/sim/whole/test_hardships.py has some where it takes long.
+BESIDE_STEPS = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +96,13 @@ class VirtualTrainer:
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
         self.tiny.decided(p, round_, merged=merged)
 
-    def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
-        return float(sum(np.abs(anchor_F).sum() for anchor_F in self.tiny.anchors))
+    def published(self, *, alone: bool = False) -> Published:
+        return Published(self.tiny.anchors)
+
+    def evaluate(
+        self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
+    ) -> Losses:
+        return Losses(float(sum(np.abs(anchor_F).sum() for anchor_F in published)))
 
     def inner_state(self) -> memoryview:
         return memoryview(self.tiny.inner_state())
@@ -139,13 +151,16 @@ class Paced:
         step_s: float,
         jitter: float,
         trains: Callable[[TrainLoop, float], None],
+        beside_steps: float = 0.0,
     ) -> None:
         """`jitter`: of a step's time, uniform within this share of it, either way; `trains` is
-        shown every loop before its first turn, and how long its steps take."""
+        shown every loop before its first turn, and how long its steps take; what is computed
+        beside them takes the time of `beside_steps`."""
         self.rng = rng
         self.step_s = step_s
         self.jitter = jitter
         self.trains = trains
+        self.beside_s = beside_steps * step_s
         self.turned: list[asyncio.Event] = []  # whoever waits for the next turn
 
     async def handed(self, seconds: float) -> None:
@@ -179,6 +194,11 @@ class Paced:
         assert loop.left is not None
         return loop.left
 
+    async def beside(self, work: Callable[[], T]) -> T:
+        """In virtual time, and all of it at its end."""
+        await asyncio.sleep(self.beside_s)
+        return work()
+
 
 class TinyComputing(Paced):
     """The tiny quadratic."""
@@ -191,7 +211,7 @@ class TinyComputing(Paced):
         report: Callable[[str, str], None],
         trains: Callable[[TrainLoop, float], None] = lambda loop, step_s: None,
     ) -> None:
-        super().__init__(rng, step_s, JITTER, trains)
+        super().__init__(rng, step_s, JITTER, trains, BESIDE_STEPS)
         self.learner = learner
         self.report = report
 
@@ -206,7 +226,8 @@ class TinyComputing(Paced):
         corpus = np.zeros(shards * sequences * context + 1, np.uint8)
         cut = InOrder(corpus, shards, context, spec.seed)
         batches = Batches(cut, spec.inner.batch_sequences * spec.inner.accumulation)
-        return Built(VirtualTrainer(spec, tiny), batches, np.zeros((1, context + 1), np.int32))
+        held_out = HeldOut(np.zeros((1, context + 1), np.int32))
+        return Built(VirtualTrainer(spec, tiny), batches, held_out)
 
 
 async def _rest(mailbox: Mailbox, seconds: float) -> None:

@@ -154,7 +154,7 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
         await desk.ask("POST", "/v1/runs", SPEC)
         await world.joins("a", "b")
         await world.says(status())
-        await world.tells("evaluation", val_loss=2.5, steps=8)
+        await world.tells("evaluation", val_loss=2.5, steps=8, each={"code": 2.25, "talk": 3.5})
         registry = desk.registry
         await until(lambda: registry.statuses and len(registry.roll.living) == 2)
         await until(lambda: registry.events[-1][1].kind == "evaluation")
@@ -171,6 +171,8 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
             'diloco_learners_alive{run="demo"} 2.0',
             'diloco_learners_participating{run="demo"} 1.0',
             'diloco_val_loss{run="demo"} 2.5',
+            'diloco_val_loss_by_corpus{corpus="code",run="demo"} 2.25',
+            'diloco_val_loss_by_corpus{corpus="talk",run="demo"} 3.5',
             'diloco_http_requests_total{method="POST",status="2xx"} 1.0',
         ):
             assert line in lines, line

@@ -193,12 +193,13 @@ async def test_metrics_tell_losses_over_time(world: Any, status: Callable[..., A
         await desk.ask("POST", "/v1/runs", SPEC)
         for n in range(3):
             await world.says(status(at=100.0 + n))
-            await world.tells("evaluation", val_loss=5.0 - n, steps=8 * n)
+            await world.tells("evaluation", val_loss=5.0 - n, steps=8 * n, each={"code": 4.0 - n})
         curves = desk.registry.histories
         await until(lambda: curves.of("demo") and curves.of("demo")[-1]["at"] == 102.0)
         await until(lambda: len(desk.registry.events) == 4)
         metrics = await desk.get("/v1/runs/demo/metrics")
         assert [e["val_loss"] for e in metrics["evaluations"]] == [5.0, 4.0, 3.0]
+        assert [e["each"]["code"] for e in metrics["evaluations"]] == [4.0, 3.0, 2.0]
         sample = metrics["history"][-1]
         assert (sample["loss"], sample["useful_share"]) == ({"a": 2.5}, 0.5)
         assert (sample["alive"], sample["participating"]) == (2, 1)

@@ -150,6 +150,16 @@ def test_it_shows_the_run_its_members_its_rounds_and_events(
     )
 
 
+def test_the_loss_on_each_corpus_of_a_mixture_is_shown(answers: dict[str, Any]) -> None:
+    told = deepcopy(answers)
+    made = [e for e in told["GET /v1/events"]["events"] if e["kind"] == "evaluation"]
+    made[-1]["data"] |= {"val_loss": 2.0, "each": {"code": 1.5, "talk": 2.25}}
+    page = Page(told)
+    assert "nats per token, newest; code 1.5000, talk 2.2500" in page.ask('seen("figures")')
+    table = page.ask('seen("values")')
+    assert table.count("2.0000 (code 1.5000, talk 2.2500)") == table.count(" (code") == 1
+
+
 def test_nothing_that_is_missing_is_shown_as_the_script_calls_it(page: Page) -> None:
     for text in page.texts():
         assert not re.search(r"\bundefined\b|\bNaN\b|\[object|\bnull\b|Infinity", text), text

@@ -158,7 +158,7 @@ def test_a_learner_reads_under_its_data_root(
     shape = {"context_tokens": 8, "overrides": {"vocabulary": 256}}
     body = {"name": "x", "budget": {"steps": 1}, "data": data("text").model_dump(), "model": shape}
     built = learner.build(RunSpec.model_validate(body))
-    assert built.held_out_SxL1.shape[1] == 9
+    assert built.held_out.sequences_SxL1.shape[1] == 9
     built.batches.grant(3, 0, 0)
     assert set(bytes(built.batches.take()[0].astype(np.uint8)).decode()) <= set("tex 0123456789\0")
     assert len(list((tmp_path / "kept" / "corpora").iterdir())) == 1

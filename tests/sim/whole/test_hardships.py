@@ -84,3 +84,14 @@ def test_bad_input_that_nobody_counts_is_seen(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Refusals, "tell", lambda *_: [])
     found = world.one(1, SHORT.changed(garbage=0.5))
     assert any(v.startswith("I11") and "not counted" in v for v in found.violations)
+
+
+@pytest.mark.parametrize("seed", [5, 6, 7])
+def test_evaluations_that_take_as_long_as_many_steps_do_no_harm(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Learners step meanwhile, and some die; and the run ends once its last one is told."""
+    monkeypatch.setattr(computing, "BESIDE_STEPS", 40.0)
+    found = world.one(seed, SHORT)
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["told: evaluation"] and found.counts["learners: Evaluate"]

@@ -59,7 +59,7 @@ class ClusterMetrics:
         yield self._runs()
         yield from self._budgets()
         yield from self._statuses()
-        yield self._val_loss()
+        yield from self._val_losses()
         told = (self.registry.speed_of(learner) for learner in self.registry.roll.living)
         yield from speed_metrics(*(speed for speed in told if speed is not None))
         requests = CounterMetricFamily(
@@ -155,12 +155,19 @@ class ClusterMetrics:
             reread.add_metric([run], status.tokens_reread)
         yield from (tokens, reread)
 
-    def _val_loss(self) -> Metric:
+    def _val_losses(self) -> Iterator[Metric]:
         loss = GaugeMetricFamily("diloco_val_loss", "Newest validation loss", labels=["run"])
-        newest = {
-            e.run: e.data.get("val_loss") for _, e in self.registry.events if e.kind == "evaluation"
-        }
-        for run, value in newest.items():
-            if isinstance(value, float):
+        per_corpus = GaugeMetricFamily(
+            "diloco_val_loss_by_corpus",
+            "Newest validation loss on each corpus of a mixture",
+            labels=["run", "corpus"],
+        )
+        newest = {e.run: e.data for _, e in self.registry.events if e.kind == "evaluation"}
+        for run, data in newest.items():
+            if isinstance(value := data.get("val_loss"), float):
                 loss.add_metric([run], value)
-        return loss
+            each = data.get("each")
+            for corpus, value in each.items() if isinstance(each, dict) else ():
+                if isinstance(value, float):
+                    per_corpus.add_metric([run, corpus], value)
+        yield from (loss, per_corpus)

@@ -44,7 +44,7 @@ async function lookOnce() {
   await lookForEvents();
   if (run) {
     await lookForRounds(run);
-    showRun(run, seen.evaluations.at(-1)?.val_loss);
+    showRun(run, seen.evaluations.at(-1));
     $("verbs").hidden = !may().operate;
   }
   await lookForExports(run && may().operate ? run.name : "");

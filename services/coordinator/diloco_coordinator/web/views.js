@@ -20,7 +20,7 @@ function mark(node, state) {
 
 /* --- the run ------------------------------------------------------------------------------ */
 
-export function showRun(run, newestLoss) {
+export function showRun(run, newest) {
   say($("name"), run.name);
   mark($("state"), run.state);
   const waiting = run.waiting && run.waiting !== run.reason ? ` · ${run.waiting}` : "";
@@ -35,10 +35,10 @@ export function showRun(run, newestLoss) {
   const s = run.status;
   $("progress").value = s ? s.stamp.fraction : 0;
   say($("progressed"), s ? `${percent(s.stamp.fraction)} of the budget, ${count(s.stamp.steps)} steps` : "not begun");
-  reconcile($("figures"), s ? figures(run, s, newestLoss) : [], (f) => f[0], newFigure, fillFigure);
+  reconcile($("figures"), s ? figures(run, s, newest) : [], (f) => f[0], newFigure, fillFigure);
 }
 
-function figures(run, s, newestLoss) {
+function figures(run, s, newest) {
   const known = Object.keys(s.learners).length;
   const refused = Object.entries(s.refused).map(([why, n]) => `${why} ${n}`);
   return [
@@ -49,7 +49,7 @@ function figures(run, s, newestLoss) {
     ["In flight", count(s.tokens.in_flight), "tokens whose fate is open"],
     ["Not merged", count(s.tokens.refused + s.tokens.overwritten + s.tokens.lost),
       `refused ${count(s.tokens.refused)}, overwritten ${count(s.tokens.overwritten)}, lost ${count(s.tokens.lost)}`],
-    ["Validation loss", loss(newestLoss), "nats per token, newest"],
+    ["Validation loss", loss(newest?.val_loss), ["nats per token, newest", perCorpus(newest?.each)].filter(Boolean).join("; ")],
     ["Rounds committed", count(s.rounds_committed), `${count(s.rounds_skipped)} skipped`],
     ["Quorum", count(s.quorum), `epoch ${s.epoch}`],
     ["Syncer", s.leader || "–", `term ${s.term}; ${standby(run.syncers)}`],
@@ -74,17 +74,23 @@ function fillFigure(node, [, value, note]) {
   say(node.querySelector("small"), note);
 }
 
+/* Of a mixture: what is lost on each of its corpora. */
+function perCorpus(each) {
+  const finite = Object.entries(each ?? {}).filter(([, x]) => Number.isFinite(x));
+  return finite.map(([name, x]) => `${name} ${x.toFixed(4)}`).join(", ");
+}
+
 export function showLosses(evaluations) {
   const points = evaluations
     .filter((e) => Number.isFinite(e.val_loss))
-    .map((e) => ({ x: e.steps, y: e.val_loss, versions: e.versions }));
+    .map((e) => ({ x: e.steps, y: e.val_loss, each: perCorpus(e.each), versions: e.versions }));
   $("losses").hidden = points.length === 0;
   if (!points.length) return;
   points.sort((a, b) => a.x - b.x);
   const first = points[0], last = points[points.length - 1];
   const describe = `Validation loss from ${loss(first.y)} at ${count(first.x)} steps to ${loss(last.y)} at ${count(last.x)} steps`;
   lineChart($("chart"), points, { xLabel: "steps", describe });
-  const row = (p) => make("tr", {}, make("td", {}, count(p.x)), make("td", {}, p.y.toFixed(4)), make("td", {}, [p.versions ?? "–"].flat().join(" ")));
+  const row = (p) => make("tr", {}, make("td", {}, count(p.x)), make("td", {}, p.y.toFixed(4), p.each && ` (${p.each})`), make("td", {}, [p.versions ?? "–"].flat().join(" ")));
   reconcile($("values").querySelector("tbody"), [...points].reverse(), (p) => `${p.x}/${p.y}`, row);
 }
 

@@ -19,7 +19,7 @@ from diloco_learner.events import (
     Checkpoint,
     Contribute,
     DonateSeen,
-    Evaluate,
+    Evaluated,
     ExchangeEffect,
     ExchangeEvent,
     Leave,
@@ -32,6 +32,7 @@ from diloco_learner.events import (
     TimePassed,
 )
 from diloco_learner.exchange.counters import Counters, Undecided
+from diloco_learner.exchange.evaluating import Evaluating
 from diloco_learner.exchange.leaders import is_final, outdated, slowest
 from diloco_learner.exchange.pulls import AllPulls
 from diloco_learner.recovery.donating import Giving, Handing
@@ -92,7 +93,7 @@ class Exchange:
         self.stamp, self.stamp_step = stamp, 0
         self.place: Position = position(stamp, 0, spec.algorithm.steps_per_round)
         self.anchor_stamp = stamp  # of the newest adopted anchor
-        self.evaluated = -1  # newest multiple of every_steps that some evaluator answers for
+        self.evaluating = Evaluating(learner, spec.evaluation.every_steps)
         self.cursor: Cursor | None = None
         self.loss, self.step_s, self.wait_s = math.nan, 0.0, 0.0
         self.reported_at, self.reported_state = now - spec.membership.heartbeat_s, ""
@@ -117,7 +118,8 @@ class Exchange:
     @property
     def deadline(self) -> float:
         """When TimePassed is due at the latest: the next report, or the end of patience."""
-        return min(self._report_due, self.finish_by, self.draining.deadline)
+        ends = self.finish_by, self.draining.deadline, self.evaluating.deadline
+        return min(self._report_due, *ends)
 
     def drain(self, reason: str, now: float) -> None:
         """Leave as soon as nothing of this learner's work is unmerged; TimePassed must follow."""
@@ -150,6 +152,8 @@ class Exchange:
                 self.unreported = True
             case StateGone():
                 self.handing.gone()
+            case Evaluated():
+                self.evaluating.made(event.effect)
             case TimePassed():
                 pass
         return []
@@ -224,7 +228,8 @@ class Exchange:
         self.pulls.lead(epoch, (-1,) * self.spec.algorithm.shards)
         self.stamp, self.stamp_step = stamp, self.counters.step
         self.place = position(stamp, 0, self.spec.algorithm.steps_per_round)
-        self.anchor_stamp, self.evaluated = stamp, -1
+        self.anchor_stamp = stamp
+        self.evaluating.begin_again()
         self.unreported = True
         return [Tell("epoch-entered", reason, {"learner": self.learner, "epoch": epoch})]
 
@@ -243,7 +248,9 @@ class Exchange:
             return effects + self._finish(now)
         if why := self.draining.over(self.beat, c, now):
             return effects + self._left(Leave("drained", why[:500]))
-        effects += self._evaluate()
+        if self.beat is not None and c.complete:
+            versions = tuple(c.adopted_P)
+            effects += self.evaluating.due(self.beat.evaluator, self.anchor_stamp, versions)
         return effects + self.handing.keep(self.epoch, c, stepped=stepped)
 
     def _adopt(self, now: float) -> list[ExchangeEffect]:
@@ -295,20 +302,6 @@ class Exchange:
             )
         return effects
 
-    def _evaluate(self) -> list[ExchangeEffect]:
-        """At version 0 and at every multiple of every_steps of the run, by whoever is named.
-
-        The others note the multiple as taken, so that a successor does not repeat it.
-        """
-        evaluator = self.beat.evaluator if self.beat else ""
-        mark = self.anchor_stamp.steps // self.spec.evaluation.every_steps
-        if not evaluator or mark <= self.evaluated or not self.counters.complete:
-            return []
-        self.evaluated = mark
-        if evaluator != self.learner:
-            return []
-        return [Evaluate(self.anchor_stamp, tuple(self.counters.adopted_P), final=False)]
-
     # --- the end -------------------------------------------------------------------------------
 
     @property
@@ -316,7 +309,8 @@ class Exchange:
         return self.beat is not None and is_final(self.beat)
 
     def _finish(self, now: float) -> list[ExchangeEffect]:
-        """Leave once everything published is adopted, or nothing more can be expected."""
+        """Leave once everything published is adopted, and evaluated if that is this learner's
+        duty, or once nothing more can be expected."""
         beat, c = self.beat, self.counters
         assert beat is not None
         complete = beat.epoch == self.epoch and c.covers(beat.versions)
@@ -330,7 +324,10 @@ class Exchange:
             text = f"leaves with versions {adopted}; the run ended at {beat.versions}"
             effects.append(Tell("left-behind", text[:500], {"learner": self.learner}))
         elif beat.evaluator == self.learner and c.complete and not beat.evaluated:
-            effects.append(Evaluate(self.anchor_stamp, adopted, final=True))
+            # Who says that it has finished is done with it: so it is told first.
+            effects += self.evaluating.at_the_end(self.anchor_stamp, adopted, now)
+            if not self.evaluating.over:
+                return effects
         why = f"the run is {beat.state}: {beat.reason}"
         return effects + self._left(Leave(beat.state, why[:500]))
 

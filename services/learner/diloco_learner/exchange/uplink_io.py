@@ -12,7 +12,6 @@ from diloco_learner.data.leasing_io import Leases
 from diloco_learner.events import (
     Checkpoint,
     Contribute,
-    Evaluate,
     GiveState,
     KeepPart,
     Leave,
@@ -90,8 +89,6 @@ class Uplink:
                     await self._contribute(item.effect, item.handle)
                 case GiveState():
                     await self._give_state(item.effect, item.handle)
-                case Evaluate():
-                    await self._evaluated(item.effect, item.loss)
                 case Checkpoint() if item.effect.final:
                     await self._checkpoint(item.effect, item.handle)
                 case Checkpoint():
@@ -260,20 +257,6 @@ class Uplink:
         """This learner leaves: its newcomers ask another donor, nobody waits for megabytes."""
         for task in self.giving:
             task.cancel()
-
-    async def _evaluated(self, effect: Evaluate, loss: float) -> None:
-        s = effect.stamp
-        await self.tell(
-            "evaluation",
-            f"validation loss {loss:.4f} after {s.steps} steps of the run",
-            {
-                "val_loss": loss,
-                "steps": s.steps,
-                "round": s.round,
-                "versions": list(effect.versions),
-                "final": effect.final,
-            },
-        )
 
     async def _checkpoint(self, effect: Checkpoint, pieces: Iterable[Buffer]) -> None:
         """One at a time; the sequence grows across incarnations."""

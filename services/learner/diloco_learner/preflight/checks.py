@@ -33,7 +33,7 @@ from diloco_learner.preflight.findings import (
 )
 from diloco_learner.preflight.machine import Machine, machine_of, room
 from diloco_learner.training.data_parallel import LearnerStream
-from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.evaluate import held_out_of
 from diloco_learner.training.trainer import Beginning, Program, Trainer
 from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import device, disks, learner
@@ -230,7 +230,7 @@ class _Checks:
         many = self.cut.sequences_per_shard * self.cut.shards
         for split in ("validation", "test"):
             try:
-                held_out(self.corpora.split(split), context, spec.evaluation.sequences, spec.seed)
+                held_out_of(spec, self.corpora.split(split))
             except WrongToken as error:
                 raise Wrong(f"{split}: {error}", "copy or prepare the corpus again") from None
             except ValueError as error:

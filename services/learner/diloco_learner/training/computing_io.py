@@ -7,15 +7,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
-import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.cache import Cache
@@ -23,7 +23,7 @@ from diloco_learner.data.corpus import HERE, check_signs, check_vocabulary, load
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
 from diloco_learner.models import forget
-from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.evaluate import HeldOut, held_out_of
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.speed import Island
 from diloco_learner.training.train import Rest, Slowed, TrainLoop
@@ -32,6 +32,8 @@ from diloco_shared import ambient
 from diloco_shared.checkpoints.parameters_io import beginning_of
 from diloco_shared.spec.run import RunSpec
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class Built:
@@ -39,7 +41,7 @@ class Built:
 
     trainer: Any  # a Trainer, or what answers like one
     batches: Batches
-    held_out_SxL1: NDArray[np.int32]
+    held_out: HeldOut
 
 
 class Computing(Protocol):
@@ -60,6 +62,9 @@ class Computing(Protocol):
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Spend the loop's turns; why it ended, or what it raised."""
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Have something computed while `train` goes on: what it returns, or raises."""
 
 
 class OnThisMachine:
@@ -90,16 +95,14 @@ class OnThisMachine:
         check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
         sequences = spec.inner.batch_sequences * spec.inner.accumulation
-        held_out_SxL1 = held_out(
-            corpus.validation, spec.model.context_tokens, spec.evaluation.sequences, spec.seed
-        )
+        held_out = held_out_of(spec, corpus.validation)
         beginning = beginning_of(spec.model, self.root, self.checkpoints)
         program = Program.build(spec, beginning, separator_of(spec.data, corpus))
         check_signs(spec, program.model, corpus)
         # Else it would be found while compiling, in the middle of the work: the process would end,
         # begin again and end again.
         program.check_loss()
-        return Built(Trainer(program), Batches(cut, sequences), held_out_SxL1)
+        return Built(Trainer(program), Batches(cut, sequences), held_out)
 
     def island(self) -> Island:
         """Some system calls: not for the thread that trains."""
@@ -107,19 +110,35 @@ class OnThisMachine:
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""
-        asyncio_loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Leave] = asyncio_loop.create_future()
+        return await threaded("train", lambda: run(loop, mailbox))
 
-        def body() -> None:
-            try:
-                leave = run(loop, mailbox)
-            except BaseException as error:
-                asyncio_loop.call_soon_threadsafe(ended.set_exception, error)
-            else:
-                asyncio_loop.call_soon_threadsafe(ended.set_result, leave)
+    async def beside(self, work: Callable[[], T]) -> T:
+        """In a thread of its own. Whoever is cancelled leaves it behind: it goes on to its end."""
+        return await threaded("beside", work)
 
-        threading.Thread(target=body, name="train", daemon=True).start()
-        return await ended
+
+def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    """What `work` returns, or raises, in a new thread; no process waits for it at its end."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[T] = loop.create_future()
+
+    def done(settle: Callable[[], None]) -> None:
+        if not ended.done():  # else nobody waits for it any more
+            settle()
+
+    def body() -> None:
+        try:
+            found = work()
+        except BaseException as error:
+            settle = partial(ended.set_exception, error)
+        else:
+            settle = partial(ended.set_result, found)
+        with suppress(RuntimeError):  # the process has ended its loop meanwhile
+            loop.call_soon_threadsafe(done, settle)
+        del settle  # an error knows this frame: they would keep each other, and all it holds
+
+    threading.Thread(target=body, name=name, daemon=True).start()
+    return ended
 
 
 def run(loop: TrainLoop, mailbox: Mailbox, sleep: Callable[[float], None] = time.sleep) -> Leave:

@@ -11,7 +11,7 @@ import numpy as np
 
 from diloco_learner.data.corpus import check_signs, check_vocabulary, load, separator_of
 from diloco_learner.data.shards import Cut, ShardReader, cut_of
-from diloco_learner.training.evaluate import held_out
+from diloco_learner.training.evaluate import held_out_of
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.protocol.messages import Cursor
@@ -75,12 +75,10 @@ def train_data_parallel(
         loss = trainer.step(tokens, inner_rate(spec.inner, peak, step, step / steps))
         if progress is not None and step % 100 == 0:
             progress(step, float(loss))
-    e, context = spec.evaluation, spec.model.context_tokens
-    validation = held_out(corpus.validation, context, e.sequences, spec.seed)
-    test = held_out(corpus.test, context, e.sequences, spec.seed)
+    validation, test = (held_out_of(spec, split) for split in (corpus.validation, corpus.test))
     return {
-        "val_loss": program.evaluate(trainer.params, validation),
-        "test_loss": program.evaluate(trainer.params, test),
+        "val_loss": program.evaluate.losses(trainer.params, validation).overall,
+        "test_loss": program.evaluate.losses(trainer.params, test).overall,
         "steps": steps,
         "tokens": steps * learners * spec.tokens_per_step,
         "inner_rate": peak,

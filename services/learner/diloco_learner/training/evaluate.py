@@ -1,6 +1,9 @@
-"""Loss of given parameters on fixed held-out sequences."""
+"""Loss of given parameters on fixed held-out sequences: of all of them, and per corpus."""
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import jax
@@ -9,16 +12,73 @@ from numpy.typing import NDArray
 
 from diloco_learner.models import ModelDef
 from diloco_learner.training.programs import compiler_options
+from diloco_shared.budget.memory import evaluated_at_once
 from diloco_shared.corpora.mix import Mixed
 from diloco_shared.corpora.sequences import Tokens, windows
-
-# Per call, whichever is less: bounds the memory of activations and logits, however long sequences
-# are. A training step's batch is evaluated at once in any case: its step needed more than that.
-SEQUENCES_MAX, TOKENS_MAX = 64, 4096
-
+from diloco_shared.spec.run import Data, RunSpec
 
 # Above so many windows, drawing a few does not put all of them in order: that takes 32 MB.
 ORDERED_MAX = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What is evaluated on. Of a mixture each corpus has a name and `counts` sequences, one corpus
+    after the other; of a single corpus nothing is told apart."""
+
+    sequences_SxL1: NDArray[np.int32]
+    names: tuple[str, ...] = ()
+    counts: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.counts):
+            raise ValueError(f"{len(self.names)} names for {len(self.counts)} corpora")
+        if self.counts and sum(self.counts) != len(self.sequences_SxL1):
+            raise ValueError(f"{self.counts} are not {len(self.sequences_SxL1)} sequences")
+
+    @property
+    def parts(self) -> list[NDArray[np.int32]]:
+        """The sequences of each corpus, or of the only one."""
+        return np.split(self.sequences_SxL1, np.cumsum(self.counts, dtype=int)[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Mean nats per token to be predicted; `each` per corpus of a mixture that has such tokens."""
+
+    overall: float
+    each: dict[str, float] = field(default_factory=dict)
+
+
+class Unwanted(Exception):
+    """Nobody needs the result of this evaluation any more."""
+
+
+def always() -> bool:
+    """Of an evaluation that is wanted to its end."""
+    return True
+
+
+def held_out_of(spec: RunSpec, tokens: NDArray[Any] | Tokens | Mixed) -> HeldOut:
+    """What a run evaluates on, of one split; raises what `held_out` raises."""
+    context, sequences = spec.model.context_tokens, spec.held_out_sequences
+    if not isinstance(tokens, Mixed) or len(tokens.parts) == 1:
+        return HeldOut(held_out(tokens, context, sequences, spec.seed))
+    each = held_out_each(tokens, context, sequences, spec.seed)
+    return HeldOut(_joined(each), corpus_names(spec.data), tuple(map(len, each)))
+
+
+def corpus_names(data: Data) -> tuple[str, ...]:
+    """What the corpora of a mixture are called where losses are told: by the last part of their
+    sources, by all of them where that is not enough, and by numbers where nothing else is."""
+    sources = [part.source for part in data.sources]
+    lasts = [PurePath(source).name or source for source in sources]
+    names, seen = list[str](), Counter[str]()
+    for last, source in zip(lasts, sources, strict=True):
+        seen[source] += 1
+        number = f" ({seen[source]})" if sources.count(source) > 1 else ""
+        names.append((last if lasts.count(last) == sources.count(source) else source) + number)
+    return tuple(names)
 
 
 def held_out(
@@ -30,14 +90,17 @@ def held_out(
     where there is no such window, or where none has a token to be predicted.
     """
     if isinstance(tokens, Mixed):
-        each = held_out_each(tokens, context, sequences, seed)
-        found_SxL1 = np.concatenate([found for found in each if len(found)])
-    else:
-        found_SxL1 = _windows(tokens, context, sequences, seed)
+        return _joined(held_out_each(tokens, context, sequences, seed))
+    return _joined((_windows(tokens, context, sequences, seed),))
+
+
+def _joined(each: tuple[NDArray[np.int32], ...]) -> NDArray[np.int32]:
+    found_SxL1 = np.concatenate([found for found in each if len(found)])
     if not targets(found_SxL1):
         raise ValueError(
             f"none of the {len(found_SxL1)} held-out sequences has a token to be predicted: set "
-            "evaluation.sequences higher, or prepare the corpus with more validation"
+            "evaluation.sequences or evaluation.tokens higher, or prepare the corpus with more "
+            "validation"
         )
     return found_SxL1
 
@@ -82,26 +145,45 @@ def _chosen(windows: int, count: int, seed: int) -> NDArray[np.int64]:
     return np.fromiter(drawn, np.int64)
 
 
-def at_once(context: int, trained: int) -> int:
-    """Sequences per call, where steps take `trained` of `context` tokens each."""
-    return max(trained, min(SEQUENCES_MAX, TOKENS_MAX // context), 1)
+class HeldOutLoss:
+    """The loss of given parameters, at a batch after a batch.
 
-
-def make_evaluate(model: ModelDef, trained: int = 1) -> Callable[[Any, NDArray[np.int32]], float]:
-    """A function of (params, sequences_SxL1) that returns mean nats per token to be predicted, of
-    all of them together; 0 if there is none.
-
-    `trained`: sequences that a training step holds the activations of.
+    Between two batches the device is free for others: for the steps of whoever trains on it
+    meanwhile. Different threads may call it.
     """
-    loss = jax.jit(model.loss, compiler_options=compiler_options())
 
-    def evaluate(params: Any, sequences_SxL1: NDArray[np.int32]) -> float:
-        total, count, batch = 0.0, 0, at_once(sequences_SxL1.shape[1] - 1, trained)
-        for start in range(0, len(sequences_SxL1), batch):
-            part = sequences_SxL1[start : start + batch]
+    def __init__(self, model: ModelDef, trained: int = 1) -> None:
+        """`trained`: sequences that a training step holds the activations of."""
+        self.loss = jax.jit(model.loss, compiler_options=compiler_options())
+        self.trained = trained
+
+    def __call__(self, params: Any, sequences_SxL1: NDArray[np.int32]) -> float:
+        """Mean nats per token to be predicted, of all of them together; 0 if there is none."""
+        return self.losses(params, HeldOut(sequences_SxL1)).overall
+
+    def losses(self, params: Any, held: HeldOut, wanted: Callable[[], bool] = always) -> Losses:
+        """Each sequence is evaluated once; `wanted` is asked before every batch.
+
+        Raises Unwanted once the result is not, and whatever the model raises.
+        """
+        sums = [self._sum(params, part_SxL1, wanted) for part_SxL1 in held.parts]
+        named = zip(held.names, sums, strict=True) if held.names else ()
+        return Losses(
+            sum(total for total, _ in sums) / max(sum(count for _, count in sums), 1),
+            {name: total / count for name, (total, count) in named if count},
+        )
+
+    def _sum(
+        self, params: Any, sequences_SxL1: NDArray[np.int32], wanted: Callable[[], bool]
+    ) -> tuple[float, int]:
+        """(nats of all tokens to be predicted, how many these are)."""
+        total, count = 0.0, 0
+        at_once = evaluated_at_once(sequences_SxL1.shape[1] - 1, self.trained)
+        for start in range(0, len(sequences_SxL1), at_once):
+            if not wanted():
+                raise Unwanted
+            part = sequences_SxL1[start : start + at_once]
             if its := targets(part):  # its loss is the mean over so many
-                total += float(loss(params, part)) * its
+                total += float(self.loss(params, part)) * its
                 count += its
-        return total / max(count, 1)
-
-    return evaluate
+        return total, count

@@ -12,6 +12,7 @@ could wait is clocked.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +38,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.recovery.moments import Handed
+from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.inner import Skips
 from diloco_learner.training.speed import Speed
 from diloco_learner.training.trainer import Trainer
@@ -44,6 +46,9 @@ from diloco_shared.numerics.schedule import inner_rate
 from diloco_shared.protocol.messages import Cursor
 
 Values = NDArray[np.float32]
+# An evaluation to be carried out, in any thread. It asks now and then whether it is still wanted,
+# and raises Unwanted if not.
+Work = Callable[[Callable[[], bool]], Losses]
 
 # Asleep between two looks at the mailbox while no step may be taken, in seconds.
 REST_S = 0.2
@@ -62,12 +67,11 @@ class ToSend:
     """An effect for the asyncio side, with what belongs to it.
 
     `handle`: device arrays of a contribution; `Handed` of an inner state; for a final checkpoint
-    the bytes of one, piece by piece.
+    the bytes of one, piece by piece; the `Work` of an evaluation.
     """
 
     effect: ExchangeEffect
     handle: Any = None
-    loss: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ class TrainLoop:
         trainer: Trainer,
         exchange: Exchange,
         batches: Source,
-        held_out_SxL1: NDArray[np.int32],
+        held_out: HeldOut,
         post: Post,
         *,
         now: Callable[[], float],
@@ -144,7 +148,7 @@ class TrainLoop:
         self.trainer = trainer
         self.exchange = exchange
         self.batches = batches
-        self.held_out_SxL1 = held_out_SxL1
+        self.held_out = held_out
         self.post = post
         self.now = now
         self.waiting = waiting
@@ -278,8 +282,9 @@ class TrainLoop:
             case GiveState() | Checkpoint() | KeepPart():
                 self._hand_out(effect)
             case Evaluate():
-                self.speed.interrupted()
-                self._send(ToSend(effect, loss=self.trainer.evaluate(self.held_out_SxL1)))
+                if not self.spec.evaluation.beside_training:
+                    self.speed.interrupted()
+                self._send(ToSend(effect, self._evaluation(effect)))
             case SendProgress():
                 with self.waiting:
                     self.post.progress(effect.progress)
@@ -293,6 +298,14 @@ class TrainLoop:
                 self.trainer.decided(effect.fragment, effect.round, merged=False)
             case Tell():
                 self._send(ToSend(effect))
+
+    def _evaluation(self, effect: Evaluate) -> Work:
+        """What is published now, to be evaluated while steps go on; or evaluated already, where
+        there is no room for it beside a step. After a final one no step follows."""
+        beside = self.spec.evaluation.beside_training
+        published = self.trainer.published(alone=effect.final or not beside)
+        work = partial(self.trainer.evaluate, published, self.held_out)
+        return work if beside or effect.final else carried_out(work)
 
     def _adopt(self, effect: Adopt) -> None:
         key = (effect.epoch, effect.fragment, effect.version)
@@ -314,3 +327,17 @@ class TrainLoop:
     def _send(self, item: ToSend) -> bool:
         with self.waiting:
             return self.post.post(item)
+
+
+def carried_out(work: Work) -> Work:
+    """The same, with its result, or what it raised, already there: training must not end of it."""
+    try:
+        losses = work(always)
+    except Exception as error:
+        failure = error.with_traceback(None)  # which would hold what it was made with
+
+        def fails(wanted: Callable[[], bool]) -> Losses:
+            raise failure
+
+        return fails
+    return lambda wanted: losses

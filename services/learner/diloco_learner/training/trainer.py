@@ -3,12 +3,13 @@
 Synchronous, but seldom waiting: most methods dispatch work and return handles (device arrays);
 whoever needs their values fetches them elsewhere. Deterministic: the same calls, the same bits.
 
-On the device lie parameters, optimizer state, the residuals of codecs that have some, and in turn
-one step's gradients, one fragment's work, or the published parameters while they are evaluated. On
+On the device lie parameters, optimizer state, the residuals of codecs that have some, in turn one
+step's gradients or one fragment's work, and the published parameters while they are evaluated. On
 the host lie the adopted anchors, shared with whoever holds them, and nothing else for long.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,7 +31,7 @@ from diloco_learner.models import (
 )
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, State
-from diloco_learner.training.evaluate import make_evaluate
+from diloco_learner.training.evaluate import HeldOut, HeldOutLoss, Losses, always
 from diloco_learner.training.fragment_ops import FragmentOps
 from diloco_learner.training.inner import make_step, optimizer
 from diloco_learner.training.programs import Ahead, compiler_options
@@ -62,7 +63,7 @@ class Program:
     init_state: Callable[[Any], Any]  # params -> opt_state
     step: Ahead
     poisoned: Ahead  # the step of a fault: its gradients are not numbers
-    evaluate: Callable[[Any, NDArray[np.int32]], float]
+    evaluate: HeldOutLoss
     cuts: FragmentOps
     weights: Beginning | None = None  # what to begin from, instead of fresh parameters
 
@@ -92,7 +93,7 @@ class Program:
             jax.jit(chosen.init, compiler_options=options),
             make_step(model, spec.inner),
             make_step(model, spec.inner, poisoned=True),
-            make_evaluate(model, spec.inner.batch_sequences),
+            HeldOutLoss(model, spec.inner.batch_sequences),
             FragmentOps(layout, shapes, spec.algorithm.codec_up, model.stacked),
             weights,
         )
@@ -140,6 +141,20 @@ class Program:
             np.float32(0),
         )
         self.cuts.compile(residuals=self.with_error)
+
+
+class Published:
+    """The anchors of one moment: references, since nobody writes to an anchor.
+
+    Each is let go as it is taken, so that no second set of them lies on the host for long.
+    """
+
+    def __init__(self, anchors: Iterable[Values]) -> None:
+        self.anchors = deque(anchors)
+
+    def __iter__(self) -> Iterator[Values]:
+        while self.anchors:
+            yield self.anchors.popleft()
 
 
 class Trainer:
@@ -201,13 +216,26 @@ class Trainer:
         if feedback is not None:
             feedback.decided(round_, merged)
 
-    def evaluate(self, sequences_SxL1: NDArray[np.int32]) -> float:
-        """Loss of the adopted anchors (not of this learner's own parameters)."""
+    def published(self, *, alone: bool = False) -> Published:
+        """The adopted anchors (not this learner's own parameters) as they are now.
+
+        `alone`: no step follows until they are evaluated, and the last one is over: the memory of
+        its gradients is what that is done in.
+        """
         anchors = [anchor_F for anchor_F in self.anchors if anchor_F is not None]
         assert len(anchors) == len(self.anchors), "a fragment was never adopted"
-        # The last step must be over: the memory of its gradients is what this is done in.
-        jax.block_until_ready(self.params)
-        return evaluate_anchors(self.program, anchors, sequences_SxL1)
+        if alone:
+            jax.block_until_ready(self.params)
+        return Published(anchors)
+
+    def evaluate(
+        self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
+    ) -> Losses:
+        """Their losses, in any thread: this learner's own state is neither read nor changed.
+
+        Raises Unwanted once `wanted` says so, and whatever the model or the device raises.
+        """
+        return self.program.evaluate.losses(assemble(self.program, published), held, wanted)
 
     def warm_up(self, batch: int) -> None:
         """Compile what training needs without touching any state."""
@@ -257,16 +285,17 @@ class Trainer:
         return moments.by_tensor(to_named(self.opt_state), self.program.model.stacked)
 
 
-def assemble(program: Program, anchors: Sequence[Values]) -> Any:
-    """Parameters made of one anchor per fragment, fragment by fragment."""
+def assemble(program: Program, anchors: Iterable[Values]) -> Any:
+    """Parameters made of one anchor per fragment, fragment by fragment.
+
+    One after the other: neither does the device hold several anchors, nor do steps wait behind all.
+    """
     params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), program.shapes)
     for p, anchor_F in enumerate(anchors):
-        params = program.cuts.adopt(p, params, anchor_F, 0.0)
+        params = jax.block_until_ready(program.cuts.adopt(p, params, anchor_F, 0.0))
     return params
 
 
-def evaluate_anchors(
-    program: Program, anchors: Sequence[Values], sequences_SxL1: NDArray[np.int32]
-) -> float:
+def evaluate_anchors(program: Program, anchors: Iterable[Values], held: HeldOut) -> float:
     """Mean nats per token of the published parameters."""
-    return program.evaluate(assemble(program, anchors), sequences_SxL1)
+    return program.evaluate.losses(assemble(program, anchors), held).overall
