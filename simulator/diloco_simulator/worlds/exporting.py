@@ -77,8 +77,9 @@ class VirtualExporter:
         try:
             await child.ended(record, to)
         finally:
-            child.process.kill()
-            process.children.remove(child.process)
+            if not process.killed:  # else both are gone, and this is the end of the world
+                child.process.kill()
+                process.children.remove(child.process)
 
     def _not_again(self, process: str, record: ExportRecord) -> None:
         """What a run exports by itself is newer each time, as long as a process lives."""
