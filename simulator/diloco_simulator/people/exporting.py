@@ -14,6 +14,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.exports import beside, not_whole
 from diloco_simulator.people.user import OVER
 from diloco_simulator.worlds.exporting import VirtualExporter
+from diloco_simulator.worlds.processes import CoordinatorApp
 from diloco_simulator.worlds.watched_run import WatchedRun
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ ENDS_S = 330.0
 # Within this time nothing is left of a deleted run's exports, and of what is half, in virtual
 # seconds: the coordinator looks every second, and a process of it may just begin.
 LEFT_S = 30.0
-
 View = dict[str, Any]
 
 
@@ -150,7 +150,7 @@ class Exporting:
         self.seen[name] = view
         self.since.setdefault(name, self.world.loop.now)
         if before is not None and before["state"] != "running":
-            if before != view:
+            if before != view and not self._unwritten(before, view):
                 self.broken(f"export {name} was {before['state']}, and changed to {view}")
             return
         if name in self.gone_for_good:
@@ -167,6 +167,12 @@ class Exporting:
                 self.broken(f"export {name} failed without a reason")
         else:
             self._overdue(view)
+
+    def _unwritten(self, before: View, view: View) -> bool:
+        """Whether a process died before its disk took that the export had failed."""
+        dead = [app for app in self.world.coordinator.apps if isinstance(app, CoordinatorApp)]
+        unknown = any(view["id"] in app.coordinator.exports.unwritten for app in dead)
+        return unknown and (before["state"], view["reason"]) == ("failed", CUT_OFF)
 
     def _overdue(self, view: View) -> None:
         since = max(self.since[view["id"]], self.world.healed_at)

@@ -391,6 +391,32 @@ async def test_what_cannot_be_written_down_has_failed(
         assert (await desk.get("/v1/runs/demo/exports"))["exports"] == [failed]
 
 
+async def test_that_one_failed_is_written_as_soon_as_the_disk_takes_it(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart would else give another reason, or another time."""
+    save, full = Shelf.save, True
+
+    def sometimes(shelf: Shelf, record: ExportRecord) -> None:
+        if record.state == "failed" and full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(shelf, record)
+
+    monkeypatch.setattr(Shelf, "save", sometimes)
+    maker.fault = "the message server does not answer"
+    maker.go.set()
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status)
+        await desk.ask("POST", "/v1/runs/demo/exports")
+        failed = await ended(desk, state="failed")
+        assert desk.exports.unwritten.keys() == {failed["id"]}
+        full = False
+        await desk.exports.look()
+        assert desk.exports.unwritten == {}
+    async with world.coordinator() as desk:
+        assert (await desk.get("/v1/runs/demo/exports"))["exports"] == [failed]
+
+
 async def test_what_cannot_begin_leaves_nothing(
     world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

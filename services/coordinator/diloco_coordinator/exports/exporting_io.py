@@ -62,6 +62,8 @@ class Exports:
         self.records: dict[str, ExportRecord] = {}  # by id, oldest first
         self.paces: dict[str, Pace] = {}  # of those being made
         self.making: dict[str, asyncio.Task[None]] = {}
+        # Those that failed, and no disk took that yet: a restart would not know.
+        self.unwritten: dict[str, ExportRecord] = {}
         # By run, the newest that is not kept any more: it was made, and is not due again.
         self.past: dict[str, ExportRecord] = {}
         self._keeping: dict[str, tuple[RunRecord, Keeping | None]] = {}
@@ -82,16 +84,23 @@ class Exports:
         for record in await asyncio.to_thread(self._found) if self.shelf.any else ():
             if record.state == "running":
                 record = record.failed(CUT_OFF, ambient.wall())
-                await self._disk(lambda r=record: self._left(r), "an export that was cut off")  # type: ignore[misc]
+                await self._leave(record)
             self.records[record.id] = record
 
     def _found(self) -> list[ExportRecord]:
         self.shelf.sweep()
         return self.shelf.records()
 
-    def _left(self, record: ExportRecord) -> None:
+    async def _leave(self, record: ExportRecord) -> None:
+        """Of one that failed there is its record, now or as soon as the disk takes it."""
+        self.unwritten[record.id] = record
+        if await self._disk(lambda: self._left(record), f"export {record.id}"):
+            del self.unwritten[record.id]
+
+    def _left(self, record: ExportRecord) -> bool:
         self.shelf.clean(record)
         self.shelf.save(record)
+        return True
 
     async def _disk(self, what: Callable[[], T], doing: str) -> T | None:
         """Of what can also be done later; a disk that is full stops nothing else."""
@@ -112,7 +121,10 @@ class Exports:
         return self.paces.get(record.id)
 
     async def look(self) -> None:
-        """What is due begins; what is of deleted runs goes."""
+        """What is due begins; what is of deleted runs goes; what is not written yet is."""
+        async with self._changing:
+            for record in list(self.unwritten.values()):
+                await self._leave(record)
         await self._forget_deleted()
         runs = self.registry.runs
         for name in [*self._keeping]:
@@ -206,7 +218,7 @@ class Exports:
             except OSError as error:
                 text = f"its record could not be written: {error}"
                 ended = begun.failed(text, ambient.wall())
-        await self._disk(lambda: self._left(ended), f"export {begun.id}")
+        await self._leave(ended)
         return ended
 
     async def _end(self, record: ExportRecord) -> None:
@@ -238,6 +250,7 @@ class Exports:
 
     async def _remove(self, record: ExportRecord) -> None:
         self.records.pop(record.id, None)
+        self.unwritten.pop(record.id, None)
         before = self.past.get(record.run_id, record)
         if not record.asked.checkpoint and record.begun_at >= before.begun_at:
             self.past[record.run_id] = record
