@@ -18,6 +18,8 @@ from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.world import WorldResult, played
 
+pytestmark = pytest.mark.whole
+
 SHORT = Options.calm(steps=24, safety_s=30.0, learners=2, quorum=1)
 RATES = ("DIES", "NOT_STARTED", "FULL", "CUT", "STANDS_STILL")
 
