@@ -11,11 +11,11 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.cuts import Parts
 from diloco_simulator.checkers.limits import SILENT_S, LearnerLimits, StepPace
-from diloco_simulator.checkers.numbers import Values
 from diloco_simulator.checkers.promises import Anchors, KnownRefusals, Merges, Report
 from diloco_simulator.checkers.watch_shard import OfShard
 from diloco_simulator.coverage.reached import of_record
 from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.tiny import Values
 
 
 class WatchedScene(Protocol):

@@ -123,8 +123,8 @@ class Exports:
     async def look(self) -> None:
         """What is due begins; what is of deleted runs goes; what is not written yet is."""
         async with self._changing:
-            for record in list(self.unwritten.values()):
-                await self._leave(record)
+            for failed in list(self.unwritten.values()):
+                await self._leave(failed)
         await self._forget_deleted()
         runs = self.registry.runs
         for name in [*self._keeping]:
