@@ -50,8 +50,15 @@ def _at_once(work: Callable[[], Any]) -> tuple[Any, float]:
 class Hosted:
     """One process of the product: all that is begun in it belongs to it."""
 
-    def __init__(self, loop: "VirtualLoop", name: str, *, skew_s: float = 0.0) -> None:
+    def __init__(
+        self, loop: "VirtualLoop", name: str, *, skew_s: float = 0.0, owner: "Hosted | None" = None
+    ) -> None:
+        """`owner`: whose child it is: it ends with that one, on the same machine."""
         self.loop = loop
+        self.owner = owner
+        self.children: list[Hosted] = []
+        if owner is not None:
+            owner.children.append(self)
         self.name = name
         self.skew_s = skew_s  # its wall clock is off by that much
         self.frozen = self.killed = False
@@ -77,6 +84,8 @@ class Hosted:
         self.frozen, self.silent_since = True, min(self.silent_since, self.loop.now)
         if suspended and self.suspended_at is None:
             self.suspended_at = self.loop.now
+            for child in self.children:
+                child.freeze(suspended=True)
 
     @property
     def monotonic(self) -> float:
@@ -90,11 +99,15 @@ class Hosted:
             if self.frozen:
                 self.silent_since, self.thawed_at = math.inf, self.loop.now
             self._go_on()
+            for child in self.children:
+                child.thaw()
 
     def kill(self) -> None:
         """It is gone between two of its steps."""
         self.frozen = self.killed = True
         self.silent_since = min(self.silent_since, self.loop.now)
+        for child in self.children:
+            child.kill()
 
     def end(self) -> None:
         """The world is over: what never goes on cannot be closed."""

@@ -88,6 +88,24 @@ def test_every_term_says_what_it_is(
         assert all(t["name"] and t["how"] for t in need["terms"])
 
 
+def test_exports_lie_on_the_disk_of_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    text = 'name = "r"\n[budget]\nsteps = 100\n[keeping]\nexports = 5\n'
+
+    def disk() -> list[tuple[str, float]]:
+        assert run(monkeypatch, str(file), "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        need, n = found["disk"]["coordinator"], found["parameters"]
+        return [(t["name"], t["bytes"] / n) for t in need["terms"]]
+
+    file.write_text(text)
+    assert disk() == [("an export being made", 8.0)]
+    file.write_text(text + "export_every_rounds = 10\n")
+    assert disk() == [("exports", 20.0), ("an export being made", 8.0)]
+
+
 def test_faults_of_the_file_and_a_size_that_nobody_knows_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -229,7 +229,7 @@ def _logits(shape: Shape, tokens: int) -> int:
 
 
 def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
-    """Disk of hub, syncer and learner."""
+    """Disk of hub, syncer, learner and coordinator."""
     a, keeping = job.spec.algorithm, job.spec.keeping
     values = _of_a_shard(job)
     per_value = 12 + outer_state_bytes(a.outer_optimizer, a.outer_momentum)
@@ -260,4 +260,23 @@ def disks(job: Job, streams: dict[str, Need]) -> dict[str, Need]:
             ),
             "keeping.checkpoints",
         ),
+        "coordinator": _exports(job),
     }
+
+
+def _exports(job: Job) -> Need:
+    """What the coordinator keeps of the run's weights, and makes of them at a time, as fp32.
+
+    The oldest goes after the newest is made, so that all that are kept lie there beside that one.
+    """
+    keeping, whole = job.spec.keeping, 4 * job.parameters
+    terms = []
+    if keeping.export_every_rounds is not None:
+        how = f"{keeping.exports} x 4 bytes x N: keeping.exports, which the run makes by itself"
+        terms.append(Term("exports", keeping.exports * whole, how))
+    how = "8 bytes x N: the values that are read, and its files; one asked for takes 4 after that"
+    return Need(
+        "coordinator",
+        (*terms, Term("an export being made", 2 * whole, how)),
+        "keeping.exports",
+    )

@@ -15,6 +15,7 @@ from diloco_simulator.checkers.promises import Anchors, KnownRefusals, Merges, R
 from diloco_simulator.checkers.watch_shard import OfShard
 from diloco_simulator.coverage.reached import of_record
 from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.tiny import Values
 
 
 class WatchedScene(Protocol):
@@ -123,6 +124,11 @@ class RunWatch:
         """A tape lost its last records: they never were."""
         self.of[shard].lost(kept, gone)
         self.anchors.lost()
+
+    def exact(self, fragment: int, digest: str) -> Values | None:
+        """An anchor that was published, by its digest; None where nobody kept its values."""
+        numbers = self.of[fragment % len(self.of)].numbers
+        return None if numbers is None else numbers.exact.get(digest)
 
     def published(self, leader: str, m: PublicationManifest, payload: bytes) -> None:
         self.anchors.published(m.epoch, m.fragment, m.version, m.anchor_digest, leader)

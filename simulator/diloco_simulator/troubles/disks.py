@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from diloco_coordinator.exports.shelf_io import RECORD
 from diloco_shared.checkpoints.vault_io import Vault, VaultError
 from diloco_simulator.troubles.chance import Chance
 from diloco_simulator.virtual_loop import Died, current
@@ -98,9 +99,10 @@ class Disks:
         left.rename(folder)
         self.torn = None
 
-    def _machine(self) -> Host | None:
+    def machine(self) -> Host | None:
         """Whose process does what is done now."""
         process, world = current(), self.world
+        process = process.owner or process if process is not None else None
         machines = (*world.machines, *world.troubles.twins)
         return next((m for m in machines if process is not None and m.process is process), None)
 
@@ -108,7 +110,7 @@ class Disks:
 
     def _sync(self, handle: int) -> None:
         """In the place of fsync."""
-        machine = self._machine()
+        machine = self.machine()
         self.synced = True
         if machine is None:
             return
@@ -143,7 +145,7 @@ class Disks:
 
     def _there(self, path: Any) -> os.statvfs_result:
         """In the place of statvfs: always the same, whatever machine this is played on."""
-        machine = self._machine()
+        machine = self.machine()
         free = 0 if machine is not None and self._full(machine) else BLOCKS
         return os.statvfs_result(
             (BLOCK_BYTES, BLOCK_BYTES, BLOCKS, free, free, BLOCKS, BLOCKS, BLOCKS, 0, 255)
@@ -187,7 +189,8 @@ def _written(folder: Path, synced: os.stat_result) -> list[Path]:
         files = [p for p in paths if same[0] in p.parents and p.is_file() and _alone(p)]
         newest = max((_number(p.relative_to(same[0])) for p in files), default=0)
         same = [p for p in files if _number(p.relative_to(same[0])) == newest]
-    return [path for path in same if path.is_file() and path.stat().st_size]
+    # The record of an export lay there, whole, before its files were begun.
+    return [p for p in same if p.is_file() and p.stat().st_size and p.name != RECORD]
 
 
 def _alone(path: Path) -> bool:

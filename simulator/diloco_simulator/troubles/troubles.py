@@ -78,7 +78,7 @@ class Troubles:
             self.world.lose(twin)  # one that died just before would come back
         for machine in self.world.machines:
             if machine.process is not None and machine.process not in self.long:
-                self._goes_on(machine.process)
+                self.goes_on(machine.process)
 
     async def answered(self) -> None:
         """Until the user waits for nothing: what is on its way would overtake what follows."""
@@ -115,7 +115,7 @@ class Troubles:
         suspended = self.of_clocks.random() < SUSPENDED
         self.counts["machines suspended"] += suspended
         process.freeze(suspended=suspended)
-        self.loop.call_later(seconds, self._goes_on, process)
+        self.loop.call_later(seconds, self.goes_on, process)
         if seconds >= MINUTES_S[0]:
             self.long.append(process)
         elif self.rng.random() < 0.3:
@@ -124,7 +124,7 @@ class Troubles:
             self.loop.call_later(self.rng.uniform(0.5, 8.0), self._strike, twin.start)
             self.loop.call_later(seconds + self.rng.uniform(0.0, 8.0), twin.kill)
 
-    def _goes_on(self, process: Hosted) -> None:
+    def goes_on(self, process: Hosted) -> None:
         """What stood still does. A leader whose clock did too does not notice that it was silent:
         who must have beaten meanwhile, it cannot say."""
         suspended = process.suspended_at is not None

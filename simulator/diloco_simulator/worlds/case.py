@@ -21,8 +21,10 @@ EARLY = 0.25
 ASK = 0.3
 # How many worlds have later runs, and how many those are.
 SEQUELS, IN_A_ROW = 0.3, (1, 1, 1, 2, 3)
+# How many worlds have somebody who takes weights out of the run.
+EXPORTS = 0.4
 # Parts of a case beside the seed, the options and the constants: a calm world has none of them.
-CAST = ("early", "asks", "visitors", "hardships", "sequels")
+CAST = ("early", "asks", "visitors", "hardships", "sequels", "exports")
 
 _CALM = Options.calm()
 
@@ -39,6 +41,7 @@ class Case:
     visitors: bool = False
     hardships: bool = False  # full streams, stores that are away, scarce data, copies that live
     sequels: int = 0  # later runs, one after another
+    exports: bool = False  # weights are taken out of the run
 
     @classmethod
     def drawn(cls, seed: int, options: Options | None = None) -> "Case":
@@ -53,6 +56,7 @@ class Case:
             visitors=True,
             hardships=True,
             sequels=dice.choice(IN_A_ROW) if dice.random() < SEQUELS else 0,
+            exports=Random(f"exports {seed}").random() < EXPORTS,
         )
 
     def changed(self, **changes: Any) -> "Case":

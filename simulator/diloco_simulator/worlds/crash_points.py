@@ -5,6 +5,7 @@ every request and every thread's work. `Options.dies_at` names it by role and nu
 """
 
 from collections import Counter
+from dataclasses import replace
 
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.options import Options
@@ -36,7 +37,7 @@ def small(role: str = "", n: int = 0) -> Options:
 
 def case(role: str = "", n: int = 0) -> Case:
     """The small world, in which the n-th passing of a role is its last; (): nobody dies."""
-    return Case.drawn(SEED, small(role, n))
+    return replace(Case.drawn(SEED, small(role, n)), exports=True)
 
 
 def play(role: str = "", n: int = 0) -> WorldResult:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from diloco_coordinator.app import Coordinator
 from diloco_coordinator.app import Settings as CoordinatorSettings
+from diloco_coordinator.exports.child_io import Exporter
 from diloco_learner.app import Learner
 from diloco_learner.settings import Settings as LearnerSettings
 from diloco_learner.training.computing_io import Computing
@@ -144,8 +145,14 @@ class Host:
 class CoordinatorApp:
     """The product's coordinator, which answers requests that come by no socket."""
 
-    def __init__(self, settings: CoordinatorSettings, bus: FarBus, lock: DataFolder) -> None:
-        self.coordinator = Coordinator(settings, bus, lock, TOKEN)
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        bus: FarBus,
+        lock: DataFolder,
+        exporter: Exporter | None = None,
+    ) -> None:
+        self.coordinator = Coordinator(settings, bus, lock, TOKEN, exporter=exporter)
         self.listens = False
 
     async def run(self) -> None:
@@ -169,10 +176,14 @@ def _settings(kind: type[S], name: str, data: Path) -> S:
     return settings
 
 
-def coordinator(name: str, data: Path) -> Make:
-    """The product's coordinator."""
+def coordinator(
+    name: str, data: Path, exporter: Exporter | None = None, exports_kept: int | None = None
+) -> Make:
+    """The product's coordinator. `exporter`: who takes weights out of runs; None: nobody does."""
     settings = _settings(CoordinatorSettings, name, data)
-    return lambda control, bulk, lock: CoordinatorApp(settings, control, lock)
+    if exports_kept is not None:
+        settings = settings.model_copy(update={"exports_kept": exports_kept})
+    return lambda control, bulk, lock: CoordinatorApp(settings, control, lock, exporter)
 
 
 def syncer(name: str, data: Path) -> Make:

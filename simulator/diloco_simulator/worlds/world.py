@@ -37,6 +37,7 @@ from diloco_simulator.inside.learners import Trained, going_back
 from diloco_simulator.inside.leases import Trust
 from diloco_simulator.inside.observer import Observer, Scene
 from diloco_simulator.inside.states import SeenStates
+from diloco_simulator.people.exporting import Exporting, by_itself
 from diloco_simulator.people.sequel import Sequel, heir_of
 from diloco_simulator.people.visitors import Visitors, asked_first
 from diloco_simulator.troubles.chance import Chance
@@ -108,7 +109,8 @@ class World:
         self.broker.on_store = self._stored
         self.of_links = Chance(self.scene, Random(f"links {seed}"))
         self.disks = Disks(self, Random(f"disks {seed}"))
-        self.coordinator = self._machine("coordinator", coordinator, folder)
+        self.exporting = Exporting(self) if case.exports else None
+        self.coordinator = self._machine("coordinator", self._coordinator(), folder)
         self.run = WatchedRun(
             self,
             self._asked(spec_of(options, seed)),
@@ -134,6 +136,8 @@ class World:
         spec = tiny(spec)
         if self.case.asks:
             spec = asked_first(spec)
+        if self.case.exports:
+            spec = by_itself(spec, self.seed)
         return scarce(spec, self.seed) if self.case.hardships else spec
 
     # --- who is there --------------------------------------------------------------------------
@@ -181,6 +185,12 @@ class World:
         machine.before = before
         machine.begins = partial(arm, self, machine)
         return machine
+
+    def _coordinator(self) -> Kind:
+        if (exporting := self.exporting) is None:
+            return coordinator
+        kept = exporting.kept_max
+        return partial(coordinator, exporter=exporting.exporter, exports_kept=kept)
 
     def _learner(self, n: int) -> Kind:
         """One that computes as the n-th, whatever its name."""
@@ -287,6 +297,8 @@ class World:
         self.troubles.plan()
         if self.case.visitors:
             self.visitors.plan()
+        if self.exporting is not None:
+            self.exporting.plan()
         if self.case.hardships:
             self.hardships.plan()
         self.disks.plan()
@@ -295,10 +307,14 @@ class World:
         await self._heal()
         await self.run.ends()
         await self.visitors.gone()
+        if self.exporting is not None:
+            await self.exporting.settled(self.run)
         await self.run.deleted()
         await sequel.play()
         if self.case.hardships and (heir := await heir_of(self)) is not None:
             await heir.play()
+        if self.exporting is not None:
+            await self.exporting.nothing_left()
         for machine in self.machines:
             machine.kill()
             self.lost.append(machine)  # one that died just before would come back

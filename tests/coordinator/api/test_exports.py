@@ -15,6 +15,7 @@ from waiting import until
 
 from diloco_cli.commands.export import BUSY
 from diloco_coordinator.exports.exporting_io import CUT_OFF
+from diloco_coordinator.exports.exports import ExportRecord
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_shared.protocol import subjects
 
@@ -347,18 +348,6 @@ def full(*_: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-async def test_a_full_disk_is_told_to_whoever_asks(
-    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with world.coordinator() as desk:
-        await submitted(world, desk, status)
-        monkeypatch.setattr(os, "replace", full)
-        answer = await desk.ask("POST", "/v1/runs/demo/exports")
-        assert answer.status_code == 503
-        assert "disk is full" in answer.json()["detail"]
-        assert os.listdir(world.folder / "exports") == []
-
-
 async def test_a_full_disk_is_told_once_where_nobody_asked(
     world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,6 +368,114 @@ async def test_a_full_disk_is_told_once_where_nobody_asked(
         assert "disk is full" in event.text
         monkeypatch.setattr(Shelf, "begin", begin)
         await ended(desk)
+
+
+async def test_what_is_removed_is_not_made_again_by_itself(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whom ever, or because others are newer: two runs would push each other out for ever."""
+    monkeypatch.setattr("diloco_coordinator.exports.exporting_io.LOOK_S", 0.01)
+    world.export_limits = {"kept_max": 1, "at_once": 1}
+    maker.go.set()
+    keeping = {"export_every_rounds": 10}
+    async with world.coordinator() as desk:
+        for name in ("demo", "two"):
+            await submitted(world, desk, status, name=name, keeping=keeping)
+            await world.says(status(name, "finished", rounds_committed=12))
+        await until(lambda: {r.run for r in maker.asked} == {"demo", "two"})
+        await until(lambda: not running(desk))
+        (last,) = desk.exports.records.values()
+        await desk.ask("DELETE", f"/v1/runs/{last.run}/exports/{last.id}")
+        for _ in range(10):
+            await desk.exports.look()
+        assert [r.run for r in maker.asked] == [*dict.fromkeys(r.run for r in maker.asked)]
+        assert desk.exports.past.keys() == {r.run_id for r in maker.asked}
+
+
+async def test_what_cannot_be_written_down_has_failed(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be shown as complete, and be gone after a restart."""
+    maker.go.set()
+    save = Shelf.save
+
+    def full(shelf: Shelf, record: ExportRecord) -> None:
+        if record.state == "complete":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(shelf, record)
+
+    monkeypatch.setattr(Shelf, "save", full)
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status)
+        await desk.ask("POST", "/v1/runs/demo/exports")
+        failed = await ended(desk, state="failed")
+        assert "could not be written" in failed["reason"] and "No space" in failed["reason"]
+        assert failed["files"] == [] and failed["versions"] == []
+        await until(lambda: told(desk, "export-failed"))
+        place = world.folder / "exports" / maker.asked[0].folder / failed["id"]
+        assert os.listdir(place) == ["record.json"]
+    async with world.coordinator() as desk:
+        assert (await desk.get("/v1/runs/demo/exports"))["exports"] == [failed]
+
+
+async def test_that_one_failed_is_written_as_soon_as_the_disk_takes_it(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restart would else give another reason, or another time."""
+    save, full = Shelf.save, True
+
+    def sometimes(shelf: Shelf, record: ExportRecord) -> None:
+        if record.state == "failed" and full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(shelf, record)
+
+    monkeypatch.setattr(Shelf, "save", sometimes)
+    maker.fault = "the message server does not answer"
+    maker.go.set()
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status)
+        await desk.ask("POST", "/v1/runs/demo/exports")
+        failed = await ended(desk, state="failed")
+        assert desk.exports.unwritten.keys() == {failed["id"]}
+        full = False
+        await desk.exports.look()
+        assert desk.exports.unwritten == {}
+    async with world.coordinator() as desk:
+        assert (await desk.get("/v1/runs/demo/exports"))["exports"] == [failed]
+
+
+async def test_what_cannot_begin_leaves_nothing(
+    world: Any, maker: Maker, status: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status)
+        with monkeypatch.context() as disk:
+            disk.setattr(os, "fsync", full)
+            answer = await desk.ask("POST", "/v1/runs/demo/exports")
+        assert answer.status_code == 503 and "disk is full" in answer.json()["detail"]
+        assert os.listdir(world.folder / "exports") == []
+
+
+async def test_what_has_no_record_is_swept_away(
+    world: Any, maker: Maker, status: Callable[..., Any]
+) -> None:
+    """Whoever began or removed it was cut off half way."""
+    maker.go.set()
+    async with world.coordinator() as desk:
+        await submitted(world, desk, status)
+        await desk.ask("POST", "/v1/runs/demo/exports")
+        whole = await ended(desk)
+    folder = world.folder / "exports" / maker.asked[0].folder
+    for rest in (folder / "half" / "files", world.folder / "exports" / "gone.x" / "half"):
+        rest.mkdir(parents=True)
+        (rest / "model.safetensors").write_bytes(WEIGHTS)
+    async with world.coordinator() as desk:
+        assert (await desk.get("/v1/runs/demo/exports"))["exports"] == [whole]
+        assert os.listdir(folder) == [whole["id"]]
+        assert os.listdir(world.folder / "exports") == [folder.name]
 
 
 async def test_a_deleted_run_takes_its_exports_along(

@@ -14,7 +14,7 @@ from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.views import jsonable
 from diloco_coordinator.exports.exporting_io import Busy, Exports
-from diloco_coordinator.exports.exports import Asked, ExportRecord, unwritten
+from diloco_coordinator.exports.exports import Asked, ExportRecord, why_unwritten
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
@@ -158,4 +158,4 @@ def _problems() -> Iterator[None]:
     except CheckpointError as error:
         raise Problem(404, "No such checkpoint", str(error)) from None
     except OSError as error:
-        raise Problem(503, "The export cannot begin", unwritten(error)) from None
+        raise Problem(503, "The export cannot begin", why_unwritten(error)) from None

@@ -18,7 +18,7 @@ from diloco_coordinator.exports.exports import (
     due,
     hindrance,
     surplus,
-    unwritten,
+    why_unwritten,
 )
 from diloco_coordinator.exports.shelf_io import Shelf
 from diloco_coordinator.runs.registry_io import Registry
@@ -63,6 +63,10 @@ class Exports:
         self.records: dict[str, ExportRecord] = {}  # by id, oldest first
         self.paces: dict[str, Pace] = {}  # of those being made
         self.making: dict[str, asyncio.Task[None]] = {}
+        # Those that failed, and no disk took that yet: a restart would not know.
+        self.unwritten: dict[str, ExportRecord] = {}
+        # By run, the newest that is not kept any more: it was made, and is not due again.
+        self.past: dict[str, ExportRecord] = {}
         self._keeping: dict[str, tuple[RunRecord, Keeping | None]] = {}
         self._hindered: dict[str, str] = {}  # run -> what was told of why none can begin
         self._tasks: asyncio.TaskGroup | None = None
@@ -79,15 +83,26 @@ class Exports:
 
     async def prepare(self) -> None:
         """Find again what an earlier process has left; before anybody asks."""
-        for record in await asyncio.to_thread(self.shelf.records) if self.shelf.any else ():
+        for record in await asyncio.to_thread(self._found) if self.shelf.any else ():
             if record.state == "running":
                 record = record.failed(CUT_OFF, ambient.wall())
-                await self._disk(lambda r=record: self._left(r), "an export that was cut off")  # type: ignore[misc]
+                await self._leave(record)
             self.records[record.id] = record
 
-    def _left(self, record: ExportRecord) -> None:
+    def _found(self) -> list[ExportRecord]:
+        self.shelf.sweep()
+        return self.shelf.records()
+
+    async def _leave(self, record: ExportRecord) -> None:
+        """Of one that failed there is its record, now or as soon as the disk takes it."""
+        self.unwritten[record.id] = record
+        if await self._disk(lambda: self._left(record), f"export {record.id}"):
+            del self.unwritten[record.id]
+
+    def _left(self, record: ExportRecord) -> bool:
         self.shelf.clean(record)
         self.shelf.save(record)
+        return True
 
     async def _disk(self, what: Callable[[], T], doing: str) -> T | None:
         """Of what can also be done later; a disk that is full stops nothing else."""
@@ -108,7 +123,10 @@ class Exports:
         return self.paces.get(record.id)
 
     async def look(self) -> None:
-        """What is due begins; what is of deleted runs goes."""
+        """What is due begins; what is of deleted runs goes; what is not written yet is."""
+        async with self._changing:
+            for failed in list(self.unwritten.values()):
+                await self._leave(failed)
         await self._forget_deleted()
         runs = self.registry.runs
         for name in self._keeping.keys() - runs.keys():
@@ -126,7 +144,7 @@ class Exports:
         except Busy as error:
             log.debug("no export now", run=run.name, why=str(error))
         except OSError as error:
-            text = f"no export of {run.name} can begin: {unwritten(error)}"
+            text = f"no export of {run.name} can begin: {why_unwritten(error)}"
             if self._hindered.get(run.name) != text:
                 await self.registry.tell(run.name, "export-failed", text[:500], {})
             self._hindered[run.name] = text
@@ -137,8 +155,9 @@ class Exports:
         status, keeping = self.registry.statuses.get(record.name), self._keeping_of(record)
         if status is None or keeping is None or keeping.export_every_rounds is None:
             return False
-        of_run, every = self.of(run_id_of(record)), keeping.export_every_rounds
-        return due(of_run, run_id_of(record), every, status.rounds_committed, status.state in OVER)
+        run_id, every = run_id_of(record), keeping.export_every_rounds
+        of_run = [*self.of(run_id), *(r for r in (self.past.get(run_id),) if r is not None)]
+        return due(of_run, run_id, every, status.rounds_committed, status.state in OVER)
 
     def _keeping_of(self, record: RunRecord) -> Keeping | None:
         """As it was read last; None for what another release wrote."""
@@ -154,6 +173,7 @@ class Exports:
     async def _forget_deleted(self) -> None:
         """A run that is deleted takes its exports along. Only its mark says that it is."""
         known = {run_id_of(r) for r in self.registry.runs.values()}
+        self.past = {run_id: r for run_id, r in self.past.items() if run_id in known}
         for run_id in {r.run_id for r in self.records.values()} - known:
             if run_id and await self.registry.bus.kv_get(subjects.DELETED, run_id) is not None:
                 for record in self.of(run_id):
@@ -199,13 +219,24 @@ class Exports:
             self.paces.pop(record.id, None)
             self.making.pop(record.id, None)
             if record.id in self.records:  # else it was removed meanwhile
+                ended = await self._kept(record, ended)
                 await self._end(ended)
         await self._tell(ended)
 
+    async def _kept(self, begun: ExportRecord, ended: ExportRecord) -> ExportRecord:
+        """How it ended, once its disk says so too; nobody would find again what is not written."""
+        if ended.state == "complete":
+            try:
+                await asyncio.to_thread(self.shelf.save, ended)
+                return ended
+            except OSError as error:
+                text = f"its record could not be written: {error}"
+                ended = begun.failed(text, ambient.wall())
+        await self._leave(ended)
+        return ended
+
     async def _end(self, record: ExportRecord) -> None:
-        """What is to be seen of it is seen once its disk is in order."""
-        save = self._left if record.state == "failed" else self.shelf.save
-        await self._disk(lambda: save(record), f"export {record.id}")
+        """It is seen, and what is too many goes."""
         run = self.registry.runs.get(record.run)
         keeping = self._keeping_of(run) if run is not None else None
         most = keeping.exports if keeping is not None else None
@@ -233,6 +264,10 @@ class Exports:
 
     async def _remove(self, record: ExportRecord) -> None:
         self.records.pop(record.id, None)
+        self.unwritten.pop(record.id, None)
+        before = self.past.get(record.run_id, record)
+        if not record.asked.checkpoint and record.begun_at >= before.begun_at:
+            self.past[record.run_id] = record
         if (task := self.making.pop(record.id, None)) is not None:
             task.cancel()
             await asyncio.wait({task})

@@ -27,7 +27,7 @@ FAILED_MAX = 20
 RATE_S = 10.0
 
 
-def unwritten(error: OSError) -> str:
+def why_unwritten(error: OSError) -> str:
     """Why not even an export's record can be written, and what to do."""
     where = error.filename or "the coordinator's data folder"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

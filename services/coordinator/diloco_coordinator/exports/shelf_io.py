@@ -60,10 +60,20 @@ class Shelf:
         """Whether nobody removed it."""
         return self.place(record).is_dir()
 
+    def sweep(self) -> None:
+        """What has no record goes: whoever began it, or removed it, was cut off half way."""
+        for place in self.root.glob("*/*"):
+            if not (place / RECORD).exists():
+                log.info("the rest of an export is removed", path=str(place))
+                shutil.rmtree(place, ignore_errors=True)
+        for folder in self.root.glob("*"):
+            with suppress(OSError):  # there are others in it
+                folder.rmdir()
+
     def begin(self, record: ExportRecord) -> None:
-        """Its folder and its record, or nothing of both. Raises OSError."""
-        self.place(record).mkdir(parents=True)
+        """Its folder and its record. Raises OSError; then nothing is left of them."""
         try:
+            self.place(record).mkdir(parents=True)
             self.save(record)
         except OSError:
             self.remove(record)

@@ -151,10 +151,10 @@ class _Digested:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if error is None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        self._file.close()
+        with self._file:  # closed, whatever the disk says
+            if error is None:
+                self._file.flush()
+                os.fsync(self._file.fileno())
 
     def write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
