@@ -39,7 +39,7 @@ def test_a_token_that_works_when_it_is_revoked_is_seen(monkeypatch: pytest.Monke
     async def forgets_to(self: Registry, name: str) -> None: ...
 
     monkeypatch.setattr(Registry, "delete_token", forgets_to)
-    said = world.one(2, small()).violations
+    said = world.one(1, small()).violations
     assert any("GET /access is answered with 200" in v for v in said)
 
 
