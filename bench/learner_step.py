@@ -167,7 +167,7 @@ def budget_bytes(size: Size, learners: int) -> int:
     """Of a learner whose device is the host, as `diloco budget` counts."""
     job = known(spec_of(size, learners))
     assert job is not None
-    return learner(job).bytes + device(job).bytes
+    return learner(job).bytes + device(job, on_cpu=True).bytes
 
 
 # --- measuring ------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ LOGITS_BYTES = 64 << 20
 # Sequences, and tokens, of one call of an evaluation, whichever is less. A training step's batch is
 # evaluated at once in any case.
 SEQUENCES_MAX, TOKENS_MAX = 64, 4096
+# Of an activation: a CPU multiplies in fp32, accelerators in bf16.
+WIDTH, WIDTH_ON_CPU = 2, 4
 # The coordinator's mirror of events, histories and members: a few thousand of a kilobyte.
 MIRROR = 40 * MB
 
@@ -132,8 +134,9 @@ def learner(job: Job) -> Need:
     )
 
 
-def device(job: Job) -> Need:
+def device(job: Job, *, on_cpu: bool = False) -> Need:
     """Device memory of one learner; what a compiler adds is not known before it compiles."""
+    width = WIDTH_ON_CPU if on_cpu else WIDTH
     n, inner, a = job.parameters, job.spec.inner, job.spec.algorithm
     gradients = 4 * n * (2 if inner.accumulation > 1 else 1)
     terms = [
@@ -158,22 +161,23 @@ def device(job: Job) -> Need:
         )
     context, lower = job.spec.model.context_tokens, "inner.batch_sequences, or a model with remat"
     if job.shape is not None:
-        size = activations(job.shape, inner.batch_sequences, context)
-        terms.append(Term("activations", size, "an estimate: batch x context x widths"))
+        size = activations(job.shape, inner.batch_sequences, context, width)
+        how = f"an estimate: batch x context x widths, of {width} bytes each"
+        terms.append(Term("activations", size, how if on_cpu else f"{how} (4 on a CPU)"))
     if job.spec.evaluation.beside_training:
         # Otherwise it is made between two steps, in the memory of gradients and activations.
-        terms.append(_evaluation(job))
+        terms.append(_evaluation(job, width))
         lower += ", or evaluation.beside_training = false"
     return Need("learner device", tuple(terms), lower)
 
 
-def _evaluation(job: Job) -> Term:
+def _evaluation(job: Job, width: int) -> Term:
     """What an evaluation beside a step takes."""
     size, how = 4 * job.parameters, "4 bytes x N: the published parameters, evaluated beside a step"
     if job.shape is not None:
         context = job.spec.model.context_tokens
         at_once = evaluated_at_once(context, job.spec.inner.batch_sequences)
-        size += forward(job.shape, at_once, context)
+        size += forward(job.shape, at_once, context, width)
         how += f"; and one layer's activations of {at_once} sequences"
     return Term("evaluation", size, how)
 
@@ -187,41 +191,42 @@ def evaluated_at_once(context: int, trained: int) -> int:
     return max(trained, min(SEQUENCES_MAX, TOKENS_MAX // context), 1)
 
 
-def activations(shape: Shape, batch: int, context: int) -> int:
-    """An estimate of what the backward pass keeps, in bytes, with 2-byte activations.
+def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> int:
+    """An estimate of what the backward pass keeps, in bytes, with activations of `width` bytes.
 
-    Per token of a layer: two norms, two sums, queries, keys, values and their mixture, three hidden
-    values; the attention's weights (fp32, context x context a head). Where a layer is computed
-    again, every layer's input and one layer's rest; where only products are kept, they and one
-    layer's rest. Of logits and their gradient, in fp32, what is made at a time, and the gradient of
-    what the head sees.
+    Per token of a layer: two inputs, their norms, queries, keys, values and their mixture, three
+    hidden values; the attention's logits and weights (fp32, context x context a head). Norms and
+    gates are computed again. Where a layer is computed again, every layer's input and one layer's
+    rest; where only products are kept, they and one layer's rest. Of logits and their gradient, in
+    fp32, what is made at a time, and the gradient of what the head sees.
     """
     s, tokens = shape, batch * context
-    products, layer = _layer(shape, batch, context)
+    products, layer = _layer(shape, batch, context, width)
     match s.remat:
         case "layer":
-            layers = s.layers * 2 * tokens * s.width + layer
+            layers = s.layers * width * tokens * s.width + layer
         case "products":
             layers = s.layers * products + layer
         case _:
             layers = s.layers * layer
-    return layers + 2 * _logits(shape, tokens) + 2 * tokens * s.width
+    return layers + 2 * _logits(shape, tokens) + width * tokens * s.width
 
 
-def forward(shape: Shape, batch: int, context: int) -> int:
+def forward(shape: Shape, batch: int, context: int, width: int = WIDTH) -> int:
     """Bytes of the activations of a loss alone, roughly: one layer's, and the logits that are made
     at a time, or else what comes in and goes out."""
     tokens = batch * context
-    return max(_layer(shape, batch, context)[1], _logits(shape, tokens)) + 4 * tokens * shape.width
+    layer = _layer(shape, batch, context, width)[1]
+    return max(layer, _logits(shape, tokens)) + 2 * width * tokens * shape.width
 
 
-def _layer(shape: Shape, batch: int, context: int) -> tuple[int, int]:
+def _layer(shape: Shape, batch: int, context: int, width: int) -> tuple[int, int]:
     """Bytes of a layer's products, and of all its activations."""
     s, tokens = shape, batch * context
     query, key = s.heads * s.head_width, s.kv_heads * s.head_width
-    products = tokens * 2 * (2 * s.width + query + 2 * key + 2 * s.hidden)
-    layer = products + tokens * 2 * (2 * s.width + query + s.hidden)
-    return products, layer + 4 * batch * s.heads * context * context
+    products = tokens * width * (2 * s.width + query + 2 * key + 2 * s.hidden)
+    layer = products + tokens * width * (2 * s.width + query + s.hidden)
+    return products, layer + 8 * batch * s.heads * context * context
 
 
 def _logits(shape: Shape, tokens: int) -> int:

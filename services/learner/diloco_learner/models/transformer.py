@@ -165,6 +165,11 @@ def _scanned(block: Any, x_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, Non
     return block(x_BxLxD, *layer), None
 
 
+# The backward pass computes it again from its arguments, which it has anyway: a few operations per
+# value, where keeping what lies between would cost half as much memory again, in fp32.
+_again = partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+
+
 def _remat(shape: Shape, block: Any) -> Any:
     match shape.remat:
         case "layer":
@@ -191,6 +196,7 @@ def _block(
     return x_BxLxD + mlp(shape, layer["mlp"], x_BxLxD)
 
 
+@_again
 def norm(shape: Shape, x: jax.Array, scale: jax.Array) -> jax.Array:
     """Root mean square norm over the last axis, computed in fp32."""
     wide = x.astype(jnp.float32)
@@ -231,11 +237,14 @@ def joined(shape: Shape, layer: Params, mixed_BxLxHxK: jax.Array) -> jax.Array:
 def mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> jax.Array:
     h = norm(shape, x_BxLxD, layer["norm_D"])
     gate_BxLxF = h @ layer["gate_DxF"].astype(h.dtype)
-    opened = (
-        jax.nn.gelu(gate_BxLxF, approximate=True)
-        if shape.activation == "gelu"
-        else jax.nn.silu(gate_BxLxF)
-    )
     up_BxLxF = h @ layer["up_DxF"].astype(h.dtype)
-    down: jax.Array = (opened * up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
+    down: jax.Array = gated(shape, gate_BxLxF, up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
     return norm(shape, down, layer["post_norm_D"]) if shape.post_norms else down
+
+
+@_again
+def gated(shape: Shape, gate_BxLxF: jax.Array, up_BxLxF: jax.Array) -> jax.Array:
+    """What of `up` the gate lets through."""
+    if shape.activation == "gelu":
+        return jax.nn.gelu(gate_BxLxF, approximate=True) * up_BxLxF
+    return jax.nn.silu(gate_BxLxF) * up_BxLxF

@@ -175,7 +175,8 @@ class _Checks:
 
     def device_memory(self) -> Found:
         """Against what the budget says."""
-        need, free = device(self.job), self.machine.device_bytes
+        need = device(self.job, on_cpu=self._on_host)
+        free = self.machine.device_bytes
         if free is None:
             where = "which is this machine's own" if self._on_host else "which it does not tell"
             text = f"{shown(need.bytes)} of the device's memory, {where}"
@@ -255,7 +256,7 @@ class _Checks:
         """Against what the budget says; without an accelerator the device's is part of it."""
         need = learner(self.job)
         if self._on_host:
-            on_device = device(self.job)
+            on_device = device(self.job, on_cpu=True)
             need = Need(need.what, need.terms + on_device.terms, on_device.lower)
         return room("this machine's memory", need, self.machine.host_bytes)
 
