@@ -1,5 +1,6 @@
 """Compiled programs on disk: kept for the next process, within a limit, and never in the way."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,9 +38,11 @@ print(len(found))
 def started(
     folder: Path, *, programs: int = 1, bytes_max: int = KEPT_BYTES_MAX, disk: str = ""
 ) -> "subprocess.Popen[str]":
-    """A process that sets up JAX as a learner does."""
+    """A process that sets up JAX as a learner does, whatever the tests' own keeps and where."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
     return subprocess.Popen(
         [sys.executable, "-c", PROCESS, str(folder), str(bytes_max), str(programs), disk],
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
