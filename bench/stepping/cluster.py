@@ -31,8 +31,10 @@ from stepping.turns import Window
 # Processes that start, and a model that is compiled, on a machine that does other work as well.
 PATIENCE_S = 600.0
 MEASURED = "learner-1"
-# Steps of a turn that are left out: what came meanwhile is caught up with.
-SETTLING_STEPS = 3
+# What is left out of a turn: a learner that stood still for minutes fetches and adopts every
+# fragment that was published meanwhile, which takes it some ten steps. And whole steps only.
+CATCH_UP_S = 20.0
+SETTLING_STEPS = 1
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -115,9 +117,10 @@ class Cluster:
         self.running[MEASURED].send_signal(signal.SIGSTOP)
 
     async def turn(self, seconds: float) -> Turn:
-        """Let it take steps for so long, and tell what it did."""
-        self.reports.clear()
+        """Let it take steps for so long, once it has caught up, and tell what it did."""
         self.running[MEASURED].send_signal(signal.SIGCONT)
+        await asyncio.sleep(CATCH_UP_S)
+        self.reports.clear()
         await asyncio.sleep(seconds)
         self.halt()
         if self.running[MEASURED].poll() is not None:
