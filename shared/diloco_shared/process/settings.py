@@ -9,7 +9,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from diloco_shared.process.crash_points import CrashAt
 from diloco_shared.protocol.subjects import Id
 
-
 # Of a file with a secret: longer than any token, and far too short to be a mistaken model.
 SECRET_BYTES_MAX = 4096
 
