@@ -152,13 +152,17 @@ _FILLED = re.compile(r"\$\{(\w+)(?::?[-?]([^}]*))?\}")
 
 def compose(name: str) -> dict[str, dict[str, Any]]:
     """The services of a file by name, variables filled with their defaults or with `s3://x`."""
-    text = _FILLED.sub(_default, (COMPOSE / name).read_text("utf-8"))
-    common = documents(COMPOSE / "services.yaml")[0]["services"] if name != "services.yaml" else {}
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    common, found = _services("services.yaml"), _services(name)
     for service, said in found.items():
         if "extends" in said:
             assert said["extends"]["file"] == "services.yaml"
             found[service] = _extended(common[said["extends"]["service"]], said)
+    return found
+
+
+def _services(name: str) -> dict[str, dict[str, Any]]:
+    text = _FILLED.sub(_default, (COMPOSE / name).read_text("utf-8"))
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
     return found
 
 
@@ -176,8 +180,8 @@ def _extended(base: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
 
 def images() -> dict[str, Path]:
     """The Dockerfile of each image that this repository builds."""
-    services = documents(COMPOSE / "services.yaml")[0]["services"]
-    return {s["image"]: ROOT / s["build"]["dockerfile"] for s in services.values()}
+    services = _services("services.yaml").values()
+    return {s["image"]: ROOT / s["build"]["dockerfile"] for s in services}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -76,17 +76,40 @@ def plain(value: Any) -> Any:
     return value
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_kustomize_makes_the_same_of_it(place: str) -> None:
+def kustomized(folder: Path) -> list[dict[str, Any]]:
+    """What kustomize itself makes of a folder."""
     for command in (["kustomize", "build"], ["kubectl", "kustomize"]):
         if shutil.which(command[0]):
             break
     else:
         pytest.skip("neither kustomize nor kubectl is installed")
-    done = subprocess.run(
-        [*command, str(KUBERNETES / place)], capture_output=True, text=True, check=True
-    )
-    theirs = [d for d in yaml.safe_load_all(done.stdout) if d]
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
+    return [d for d in yaml.safe_load_all(done.stdout) if d]
+
+
+def test_a_prefix_names_the_learners_of_a_site(tmp_path: Path) -> None:
+    """As docs/how-to/kubernetes.md says: volumes and settings are found under the new names."""
+    shutil.copytree(KUBERNETES, tmp_path / "all")
+    with (tmp_path / "all" / "site" / "kustomization.yaml").open("a") as file:
+        file.write("namePrefix: frankfurt-\n")
+    found = kustomized(tmp_path / "all" / "site")
+    (job,) = [d for d in found if d["kind"] == "Job"]
+    assert job["metadata"]["name"] == "frankfurt-learner-1"
+    names = {(d["kind"], d["metadata"]["name"]) for d in found}
+    pod = pod_of(job)
+    assert pod is not None
+    for volume in pod["volumes"]:
+        if "persistentVolumeClaim" in volume:
+            claim = volume["persistentVolumeClaim"]["claimName"]
+            assert ("PersistentVolumeClaim", claim) in names
+    (source,) = containers(job)[0]["envFrom"]
+    assert ("ConfigMap", source["configMapRef"]["name"]) in names
+    assert ("Namespace", "diloco") in names
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_kustomize_makes_the_same_of_it(place: str) -> None:
+    theirs = kustomized(KUBERNETES / place)
 
     def by_name(found: list[dict[str, Any]]) -> dict[str, Any]:
         return {f"{d['kind']}/{d['metadata']['name']}": plain(d) for d in found}
