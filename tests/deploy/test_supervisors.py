@@ -1,5 +1,6 @@
 """Slurm, systemd and SkyPilot: learners that come back under their ids, told what they know."""
 
+import importlib
 import os
 import re
 import shutil
@@ -11,7 +12,18 @@ from typing import Any
 
 import pytest
 import yaml
-from places import DEPLOY, FOREIGN, env_file, names_of, understood, unit, unit_environment
+from places import (
+    COMPOSE,
+    DEPLOY,
+    FOREIGN,
+    ROOT,
+    SETTINGS,
+    env_file,
+    names_of,
+    understood,
+    unit,
+    unit_environment,
+)
 from waiting import wait_until
 
 from diloco_learner.work_io import WITHDRAW_S
@@ -20,7 +32,34 @@ from diloco_shared.process.keep_hub import ENDS_S
 
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SBATCH = DEPLOY / "slurm" / "learner.sbatch"
+PAGES = ("deploy", "kubernetes", "slurm", "systemd", "troubleshooting")
 PROGRAM = re.compile(r"diloco-(\w+)@?\.service")
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_wrong_set_up_ends_a_process_with_the_status_that_says_so(
+    service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A supervisor may tell it from a fault that a new start may mend."""
+    monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", "/nowhere/token")
+    main = importlib.import_module(f"diloco_{service}.__main__").main
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert f"diloco-{service}: " in error and "/nowhere/token cannot be read" in error
+
+
+def test_no_file_or_page_names_a_setting_that_no_process_has() -> None:
+    """Compose's own variables have no prefix; the command reads two."""
+    known = {"DILOCO_BUILD_NETWORK", "DILOCO_URL", "DILOCO_TOKEN"}
+    known = known.union(*(names_of(program) for program in SETTINGS))
+    pages = [ROOT / "docs/how-to" / f"{name}.md" for name in PAGES]
+    files = [path for path in (*DEPLOY.rglob("*"), *COMPOSE.rglob("*.yaml")) if path.is_file()]
+    assert len(files) > 25
+    for path in (*files, *pages):
+        named = set(re.findall(r"\bDILOCO_[A-Z_0-9]+\b", path.read_text("utf-8")))
+        assert named <= known, f"{path.name}: {named - known}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -135,9 +174,9 @@ class Job:
             "SAID": str(self.said),
             "STATUS": str(self.status),
             "STATE": str(self.state),
-            "DILOCO_ENVIRONMENT": str(DEPLOY / "site.env"),
+            "SITE_ENVIRONMENT": str(DEPLOY / "site.env"),
             "DILOCO_NATS_TOKEN_FILE": str(folder / "token"),
-            "DILOCO_SITE": "frankfurt",
+            "SITE": "frankfurt",
             "SLURM_JOB_ID": "7",
             "SLURM_ARRAY_TASK_ID": "2",
             "SLURM_CPUS_PER_TASK": "8",
@@ -218,7 +257,7 @@ def test_a_fault_starts_it_again_and_a_wrong_set_up_does_not(job: Job) -> None:
 
 
 def test_a_site_without_a_name_is_told_how_to_give_it_one(job: Job) -> None:
-    process = job.start(DILOCO_SITE="")
+    process = job.start(SITE="")
     _, error = process.communicate(timeout=60)
     assert process.returncode != 0 and "name this site" in error and job.lines() == []
 
