@@ -48,7 +48,8 @@ def _folder() -> Path | None:
     sources may lie where nobody may write.
     """
     package = Path(__file__).parent
-    place = Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else package / "__pycache__"
+    config: Any = numba.config
+    place = Path(config.CACHE_DIR) if config.CACHE_DIR else package / "__pycache__"
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(package.rglob("*.py")):
         digest.update(source.read_bytes())
