@@ -18,7 +18,8 @@ def main() -> None:
         settings = Settings()
         configure(settings.log)
     except (ValidationError, ValueError) as error:
-        sys.exit(f"diloco-coordinator: {error}")
+        print(f"diloco-coordinator: {error}", file=sys.stderr)
+        sys.exit(2)
     try:
         asyncio.run(serve(settings))
     except KeyboardInterrupt:

@@ -110,7 +110,7 @@ def create_app(
     app.include_router(Chaos(registry, guard, on=chaos).router)
     app.include_router(Plans(guard).router)
     requests: Counter[tuple[str, str]] = Counter()
-    metrics = ClusterMetrics(registry, requests, loop_watch)
+    metrics = ClusterMetrics(registry, requests, loop_watch, exports)
     app.add_middleware(Gateway, requests=requests)
 
     @app.get("/healthz", tags=["health"])

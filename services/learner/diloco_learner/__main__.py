@@ -20,7 +20,8 @@ def main() -> None:
         settings = Settings()
         configure(settings.log)
     except (ValidationError, ValueError) as error:
-        sys.exit(f"diloco-learner: {error}")
+        print(f"diloco-learner: {error}", file=sys.stderr)
+        sys.exit(2)
     _set_up_jax(settings)
     import uvloop
 

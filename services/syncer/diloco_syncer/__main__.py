@@ -23,7 +23,8 @@ def main() -> None:
         settings = Settings()
         configure(settings.log)
     except (ValidationError, ValueError) as error:
-        sys.exit(f"diloco-syncer: {error}")
+        print(f"diloco-syncer: {error}", file=sys.stderr)
+        sys.exit(2)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(until_stopped(serve(settings)))

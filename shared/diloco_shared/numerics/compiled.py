@@ -44,12 +44,16 @@ def _folder() -> Path | None:
 
     numba by itself looks only at the file of a kernel, not at those of the kernels and types that
     went into it: after an upgrade it would go on with old code or fail on what it cannot find.
+    It lies beside the sources, or where numba is told to keep such code (NUMBA_CACHE_DIR): the
+    sources may lie where nobody may write.
     """
     package = Path(__file__).parent
+    config: Any = numba.config
+    place = Path(config.CACHE_DIR) if config.CACHE_DIR else package / "__pycache__"
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(package.rglob("*.py")):
         digest.update(source.read_bytes())
-    folder = package / "__pycache__" / f"kernels-{digest.hexdigest()}"
+    folder = place / f"kernels-{digest.hexdigest()}"
     if folder.is_dir():
         # numba wants to write there even to read.
         return folder if os.access(folder, os.W_OK) else None

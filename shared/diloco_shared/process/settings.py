@@ -1,22 +1,50 @@
 """What every process of a cluster is told by its environment (prefix DILOCO_)."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from diloco_shared.process.crash_points import CrashAt
 from diloco_shared.protocol.subjects import Id
 
+# Of a file with a secret: longer than any token, and far too short to be a mistaken model.
+SECRET_BYTES_MAX = 4096
+
+
+def secret_in(path: Path) -> str:
+    """The one line of a file that holds a secret; ValueError says what is wrong with the file."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SECRET_BYTES_MAX + 1)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}): see that it is there, and that the user "
+            "of this process may read it"
+        ) from None
+    text = raw.decode("utf-8", errors="replace").strip()
+    if len(raw) > SECRET_BYTES_MAX or not text.isprintable() or not text:
+        raise ValueError(
+            f"{path} holds no secret: it must be one line of text of at most "
+            f"{SECRET_BYTES_MAX} bytes"
+        )
+    return text
+
 
 class ProcessSettings(BaseSettings):
     """One per process; every field may be set as DILOCO_<FIELD>."""
 
-    model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True)
+    # What is wrong is told without what was given, since that may be a secret.
+    model_config = SettingsConfigDict(env_prefix="DILOCO_", frozen=True, hide_input_in_errors=True)
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
     nats_token: str = Field("", description="Token for the bus, if it wants one.")
+    nats_token_file: Path | None = Field(
+        None,
+        description="File that holds that token, as supervisors hand secrets to a process; give "
+        "this or the token itself.",
+    )
     data: Path = Field(Path("diloco-data"), description="What a member keeps is in <data>/<id>/.")
     checkpoints: str = Field(
         "",
@@ -26,6 +54,19 @@ class ProcessSettings(BaseSettings):
     chaos: bool = Field(False, description="Whether faults may be requested of this process.")
     log: str = Field("info", description="Log level.")
     crash_at: CrashAt = Field("", description="For tests: where to die; see crash_points.py.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _token_of_file(cls, given: Any) -> Any:
+        """The token is read once, here; whoever needs it finds it in `nats_token`."""
+        if not isinstance(given, dict) or not (file := given.get("nats_token_file")):
+            return given
+        token = secret_in(Path(file))
+        if given.get("nats_token", "") not in ("", token):
+            raise ValueError(
+                f"DILOCO_NATS_TOKEN and {file} differ: unset the one that is not to be used"
+            )
+        return {**given, "nats_token": token}
 
     @property
     def checkpoint_root(self) -> str:

@@ -162,6 +162,8 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
         for line in (
             'diloco_members{role="learner"} 2.0',
             'diloco_runs{state="running"} 1.0',
+            'diloco_run_state{run="demo",state="running"} 1.0',
+            'diloco_export_failed{run="demo"} 0.0',
             'diloco_rounds_committed_total{run="demo"} 1.0',
             'diloco_tokens_processed_total{run="demo"} 4096.0',
             'diloco_tokens_useful_total{run="demo"} 2048.0',

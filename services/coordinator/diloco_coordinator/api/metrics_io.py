@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from diloco_coordinator.api.views import standing, syncer_views
+from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.runs.budgets import used
 from diloco_coordinator.runs.registry_io import Registry
 from diloco_shared import ambient
@@ -36,8 +37,10 @@ class ClusterMetrics:
         registry: Registry,
         requests: Counter[tuple[str, str]],
         loop_watch: LoopWatch | None = None,
+        exports: Exports | None = None,
     ) -> None:
         self.registry = registry
+        self.exports = exports
         self.requests = requests
         self.loop_watch = loop_watch
         self.collectors = CollectorRegistry()
@@ -56,7 +59,8 @@ class ClusterMetrics:
         yield disk_metric(*self.registry.roll.living.values())
         if self.loop_watch is not None:
             yield from self.loop_watch.metrics()
-        yield self._runs()
+        yield from self._runs()
+        yield self._exports()
         yield from self._budgets()
         yield from self._statuses()
         yield from self._val_losses()
@@ -96,12 +100,29 @@ class ClusterMetrics:
                     limit.add_metric([name, kind], of_stream["limit"])
         yield from (memory, may, held, limit)
 
-    def _runs(self) -> Metric:
+    def _runs(self) -> Iterator[Metric]:
         runs = GaugeMetricFamily("diloco_runs", "Runs by state", labels=["state"])
-        states = Counter(self._state(r) for r in self.registry.runs.values())
-        for state, count in sorted(states.items()):
+        each = GaugeMetricFamily(
+            "diloco_run_state", "1: the run is in this state", labels=["run", "state"]
+        )
+        states = {name: self._state(record) for name, record in self.registry.runs.items()}
+        for state, count in sorted(Counter(states.values()).items()):
             runs.add_metric([state], count)
-        return runs
+        for name, state in states.items():
+            each.add_metric([name, state], 1)
+        yield from (runs, each)
+
+    def _exports(self) -> Metric:
+        """Of runs that are there: an export that failed long ago may be of none that is."""
+        failed = GaugeMetricFamily(
+            "diloco_export_failed",
+            "1: the newest export of the run failed, or none can begin",
+            labels=["run"],
+        )
+        for name, record in self.registry.runs.items():
+            if self.exports is not None:
+                failed.add_metric([name], float(self.exports.failing(record)))
+        return failed
 
     def _state(self, record: RunRecord) -> str:
         r = self.registry

@@ -118,6 +118,11 @@ class Exports:
         """Of one run, oldest first."""
         return [r for r in self.records.values() if r.run_id == run_id]
 
+    def failing(self, run: RunRecord) -> bool:
+        """Whether the newest export that ended has failed, or none can even begin."""
+        ended = [r for r in self.of(run_id_of(run)) if r.state != "running"]
+        return run.name in self._hindered or bool(ended and ended[-1].state == "failed")
+
     def pace(self, record: ExportRecord) -> Pace | None:
         """How far it is, while it is being made."""
         return self.paces.get(record.id)

@@ -1,0 +1,184 @@
+"""Images and Compose: lean, without rights, read-only, and told only what their process knows."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from places import COMPOSE, FOREIGN, ROOT, SETTINGS, compose, images, names_of, understood
+
+from diloco_learner.work_io import WITHDRAW_S
+from diloco_shared.process.hub_watch import LOOK_S
+from diloco_shared.process.keep_hub import ENDS_S
+
+FILES = ("compose.yaml", "hub.yaml", "site.yaml")
+OURS = [(file, name) for file in FILES for name in compose(file)]
+ALL = [*OURS, *(("observability.yaml", name) for name in compose("observability.yaml"))]
+USER = 10001
+
+
+def stages(dockerfile: Path) -> tuple[str, str]:
+    """The lines that build, and those of what is left."""
+    _, build, final = re.split(r"^FROM ", dockerfile.read_text("utf-8"), flags=re.MULTILINE)
+    return build, final
+
+
+@pytest.mark.parametrize("image", images())
+def test_an_image_keeps_nothing_of_what_built_it(image: str) -> None:
+    text = images()[image].read_text("utf-8")
+    build, final = stages(images()[image])
+    assert re.search(r"^ARG BASE=python:3\.\d+-slim-\w+$", text, re.MULTILINE), "a pinned base"
+    assert build.startswith("${BASE} AS build\n") and final.startswith("${BASE}\n")
+    assert "COPY --from=build" in final
+    assert not re.search(r"\bpip\b|apt-get|\bcurl\b|\bCOPY (services|shared) ", final)
+    if image != "diloco-nats":  # of which only the program is taken
+        assert "pip uninstall" in build
+
+
+@pytest.mark.parametrize("image", images())
+def test_an_image_says_what_it_is_and_runs_as_nobody_in_particular(image: str) -> None:
+    _, final = stages(images()[image])
+    labels = set(re.findall(r"org\.opencontainers\.image\.(\w+)=", final))
+    assert labels == {"title", "description", "licenses", "version", "revision"}
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        version = tomllib.load(file)["project"]["version"]
+    assert f"ARG VERSION={version}\n" in final
+    assert f"USER {USER}:{USER}\n" in final, "by number, or Kubernetes refuses it"
+    assert f"useradd --uid {USER} --gid {USER}" in final
+    after = final.partition(f"USER {USER}:{USER}\n")[2]
+    assert "USER" not in after and "ENTRYPOINT [" in after and "VOLUME /data" in after
+    # Whatever is written goes to the volume: numba's kernels would go beside the sources otherwise.
+    if image != "diloco-nats":
+        assert "DILOCO_DATA=/data" in final and "NUMBA_CACHE_DIR=/data/" in final
+
+
+def requirements(*extras: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, str(COMPOSE / "requirements.py"), *extras],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split("\n")
+
+
+def test_each_image_has_what_its_service_needs_and_the_coordinator_no_jax() -> None:
+    for image in ("coordinator", "syncer", "learner"):
+        build, _ = stages(images()[f"diloco-{image}"])
+        extras = re.search(r'^ARG EXTRAS="(.+)"$', build, re.MULTILINE)
+        wanted = re.search(r"requirements\.py (.+) > requirements\.txt", build)
+        assert wanted is not None
+        assert (extras[1] if extras else wanted[1]) == image
+        assert "numpy" in requirements(image)
+    assert not [r for r in requirements("coordinator") if re.match(r"jax|optax|orbax|grain", r)]
+    with_cuda = requirements("learner", "gpu")
+    assert set(requirements("learner")) <= set(with_cuda)
+    assert any(r.startswith("jax[cuda") for r in with_cuda)
+
+
+@pytest.mark.parametrize(("file", "service"), ALL)
+def test_no_service_has_rights_or_writes_where_it_should_not(file: str, service: str) -> None:
+    said = compose(file)[service]
+    assert said["read_only"] is True and said["cap_drop"] == ["ALL"]
+    assert said["security_opt"] == ["no-new-privileges:true"]
+    assert re.fullmatch(r"\d+[mg]", said["mem_limit"])
+    assert said.get("privileged", False) is False and "cap_add" not in said
+
+
+@pytest.mark.parametrize(("file", "service"), OURS)
+def test_every_setting_is_one_of_its_process_and_is_taken(
+    file: str, service: str, tmp_path: Path
+) -> None:
+    environment = compose(file)[service].get("environment", {})
+    if service not in SETTINGS:
+        assert not environment
+        return
+    assert environment.keys() <= names_of(service) | FOREIGN
+    token = tmp_path / "token"
+    token.write_text("secret")
+    settings: Any = understood(service, environment, token)
+    assert settings.nats_token == ("" if file == "compose.yaml" else "secret")
+    assert settings.chaos == (file == "compose.yaml"), "faults are for one's own machine"
+
+
+@pytest.mark.parametrize(("file", "service"), OURS)
+def test_secrets_are_files_that_are_declared_and_mounted(file: str, service: str) -> None:
+    said = compose(file)[service]
+    text = (COMPOSE / file).read_text("utf-8")
+    declared = yaml.safe_load(text).get("secrets", {})
+    mounted = set(said.get("secrets", ()))
+    assert mounted <= declared.keys()
+    for value in said.get("environment", {}).values():
+        if str(value).startswith("/run/secrets/"):
+            assert Path(value).name in mounted, value
+    if service == "nats" and file == "hub.yaml":
+        conf = (COMPOSE / "hub" / "nats.conf").read_text("utf-8")
+        assert {Path(p).name for p in re.findall(r"/?run/secrets/([\w.-]+)", conf)} == mounted
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_what_is_kept_outlives_a_container_and_what_is_open_is_meant_to_be(file: str) -> None:
+    text = yaml.safe_load((COMPOSE / file).read_text("utf-8"))
+    for name, said in compose(file).items():
+        kept = [v.split(":") for v in said.get("volumes", ())]
+        if name in (*SETTINGS, "nats"):
+            assert next(v for v in kept if v[1] == "/data")[0] in text["volumes"]
+        for volume in kept:
+            assert volume[0][0] in "./" or volume[0] in text["volumes"] or "ro" in volume
+        for port in said.get("ports", ()):
+            to_others = not port.startswith("127.0.0.1:")
+            assert to_others == (file == "hub.yaml" and name == "nats"), port
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_process_that_is_told_to_stop_has_the_time_that_it_needs(file: str) -> None:
+    for name, said in compose(file).items():
+        if name in (*SETTINGS, "nats"):
+            assert said["init"] is True
+            grace_s = float(said["stop_grace_period"].removesuffix("s"))
+            assert grace_s > max(2 * WITHDRAW_S, ENDS_S + LOOK_S)
+
+
+def test_a_hub_has_no_learners_and_a_site_nothing_else() -> None:
+    assert compose("hub.yaml").keys() == {"nats", "coordinator", "syncer"}
+    assert compose("site.yaml").keys() == {"learner"}
+    assert compose("hub.yaml")["syncer"]["scale"] == 2
+    for file in ("hub.yaml", "site.yaml"):
+        for name, said in compose(file).items():
+            url = said.get("environment", {}).get("DILOCO_NATS_URL", "tls://")
+            assert url.startswith(("tls://", "s3://x")), f"{file} {name} speaks in the clear"
+
+
+@pytest.mark.parametrize(
+    "files", [*((f,) for f in FILES), ("compose.yaml", "observability.yaml")], ids="+".join
+)
+def test_compose_takes_the_files(files: tuple[str, ...]) -> None:
+    if shutil.which("docker-compose") is None:
+        pytest.skip("docker-compose is not installed")
+    places = {"DILOCO_NATS_URL": "tls://hub.example.org", "DILOCO_CHECKPOINTS": "s3://b/c"}
+    named = [part for file in files for part in ("-f", str(COMPOSE / file))]
+    done = subprocess.run(
+        ["docker-compose", *named, "config"],
+        cwd=ROOT,
+        env={**os.environ, **places},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    services = yaml.safe_load(done.stdout)["services"]
+    assert all("image" in s and s["read_only"] for s in services.values())
+    ours = [f for f in files if f in FILES]
+    assert services.keys() >= {name for file in ours for name in compose(file)}
+    if "hub.yaml" in files or "site.yaml" in files:
+        told = {
+            s["environment"]["DILOCO_CHECKPOINTS"] for n, s in services.items() if n in SETTINGS
+        }
+        assert told == {"s3://b/c"}

@@ -1,0 +1,299 @@
+"""deploy/kubernetes: sound by Kubernetes' own schemas, and in keeping with the code."""
+
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from places import (
+    FOREIGN,
+    KUBERNETES,
+    ROOT,
+    containers,
+    images,
+    kubernetes_environment,
+    names_of,
+    pod_of,
+    program_of,
+    rendered,
+    understood,
+)
+
+from diloco_learner.work_io import WITHDRAW_S
+from diloco_shared.process.health import Health, HealthServer
+from diloco_shared.process.hub_watch import LOOK_S
+from diloco_shared.process.keep_hub import ENDS_S
+
+PLACES = ("hub", "site", "site-gpu")
+# The oldest whose Jobs wait for the last pod to be gone (podReplacementPolicy), and one of today.
+VERSIONS = ("1.29", "1.37")
+USER = 10001
+
+
+@pytest.fixture(scope="module")
+def validator() -> ModuleType:
+    return pytest.importorskip(
+        "kubernetes_validate",
+        reason="the package kubernetes-validate, which has the schemas, is not installed",
+        exc_type=ImportError,
+    )
+
+
+def workloads(place: str) -> list[dict[str, Any]]:
+    return [d for d in rendered(place) if containers(d)]
+
+
+def configs(place: str) -> dict[str, dict[str, str]]:
+    return {d["metadata"]["name"]: d["data"] for d in rendered(place) if d["kind"] == "ConfigMap"}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:kubernetes_validate.*")
+def test_every_document_is_sound(place: str, version: str, validator: ModuleType) -> None:
+    for document in rendered(place):
+        validator.validate(document, version, strict=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:kubernetes_validate.*")
+def test_a_misspelled_field_would_be_seen(validator: ModuleType) -> None:
+    document = workloads("hub")[0]
+    document["spec"]["replica"] = 2
+    with pytest.raises(validator.ValidationError):
+        validator.validate(document, VERSIONS[-1], strict=True)
+
+
+def plain(value: Any) -> Any:
+    """Lists of named things in one order: kustomize puts what it adds elsewhere."""
+    if isinstance(value, dict):
+        return {k: plain(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return sorted((plain(v) for v in value), key=lambda v: yaml.safe_dump(v))
+    return value
+
+
+def kustomized(folder: Path) -> list[dict[str, Any]]:
+    """What kustomize itself makes of a folder."""
+    for command in (["kustomize", "build"], ["kubectl", "kustomize"]):
+        if shutil.which(command[0]):
+            break
+    else:
+        pytest.skip("neither kustomize nor kubectl is installed")
+    done = subprocess.run([*command, str(folder)], capture_output=True, text=True, check=True)
+    return [d for d in yaml.safe_load_all(done.stdout) if d]
+
+
+def test_a_prefix_names_the_learners_of_a_site(tmp_path: Path) -> None:
+    """As docs/how-to/kubernetes.md says: volumes and settings are found under the new names."""
+    shutil.copytree(KUBERNETES, tmp_path / "all")
+    with (tmp_path / "all" / "site" / "kustomization.yaml").open("a") as file:
+        file.write("namePrefix: frankfurt-\n")
+    found = kustomized(tmp_path / "all" / "site")
+    (job,) = [d for d in found if d["kind"] == "Job"]
+    assert job["metadata"]["name"] == "frankfurt-learner-1"
+    names = {(d["kind"], d["metadata"]["name"]) for d in found}
+    pod = pod_of(job)
+    assert pod is not None
+    for volume in pod["volumes"]:
+        if "persistentVolumeClaim" in volume:
+            claim = volume["persistentVolumeClaim"]["claimName"]
+            assert ("PersistentVolumeClaim", claim) in names
+    (source,) = containers(job)[0]["envFrom"]
+    assert ("ConfigMap", source["configMapRef"]["name"]) in names
+    assert ("Namespace", "diloco") in names
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_kustomize_makes_the_same_of_it(place: str) -> None:
+    theirs = kustomized(KUBERNETES / place)
+
+    def by_name(found: list[dict[str, Any]]) -> dict[str, Any]:
+        return {f"{d['kind']}/{d['metadata']['name']}": plain(d) for d in found}
+
+    assert by_name(theirs) == by_name(rendered(place))
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_setting_is_one_of_its_process_and_is_taken(place: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    told = 0
+    for workload in workloads(place):
+        for container in containers(workload):
+            program = program_of(container["image"])
+            own = {e["name"] for e in container.get("env", ())}
+            if program == "nats":
+                assert own <= FOREIGN
+                continue
+            assert own <= names_of(program) | FOREIGN, workload["metadata"]["name"]
+            environment = kubernetes_environment(container, configs(place))
+            assert environment["DILOCO_CHECKPOINTS"] and environment["DILOCO_NATS_URL"]
+            settings = understood(program, environment, token)
+            assert settings.nats_token == "secret"  # type: ignore[attr-defined]
+            told += 1
+    assert told == {"hub": 2, "site": 1, "site-gpu": 1}[place]
+    for name, value in configs(place).get("diloco", {}).items():
+        assert name in FOREIGN | names_of("learner") | names_of("syncer"), name
+        assert isinstance(value, str), f"{name}: Kubernetes takes only text here"
+
+
+def ports_of(container: dict[str, Any]) -> dict[str, int]:
+    return {p["name"]: p["containerPort"] for p in container["ports"]}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_probes_and_scrapes_ask_where_something_answers(place: str) -> None:
+    health = HealthServer(lambda: Health(True, True, {}), None)  # type: ignore[arg-type]
+    api = (ROOT / "services/coordinator/diloco_coordinator/app.py").read_text("utf-8")
+    for workload in workloads(place):
+        (container,) = containers(workload)
+        program, ports = program_of(container["image"]), ports_of(container)
+        environment = kubernetes_environment(container, configs(place))
+        if program == "nats":
+            conf = configs(place)["nats"]["nats.conf"]
+            assert f"listen: 0.0.0.0:{ports['nats']}\n" in conf
+        elif program == "coordinator":
+            assert ports == {"api": int(environment["DILOCO_PORT"])}
+        else:
+            assert ports == {"health": int(environment["DILOCO_HEALTH_PORT"])}
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            probe = container[kind]
+            if program == "nats":
+                assert probe["tcpSocket"]["port"] in ports
+                continue
+            path = probe["httpGet"]["path"]
+            assert probe["httpGet"]["port"] in ports
+            assert path == ("/readyz" if kind == "readinessProbe" else "/healthz")
+            assert health._answer(f"GET {path} HTTP/1.1")[0] == "200 OK"
+            assert f'@app.get("{path}"' in api
+        scraped = workload["spec"]["template"]["metadata"].get("annotations", {})
+        if scraped:
+            assert int(scraped["prometheus.io/port"]) in ports.values()
+            assert scraped["prometheus.io/path"] == "/metrics"
+        assert bool(scraped) == (program != "nats")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_images_are_those_that_this_repository_builds(place: str) -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    for workload in workloads(place):
+        (container,) = containers(workload)
+        name, _, tag = container["image"].rpartition("/")[2].partition(":")
+        assert name.removesuffix("-cuda") in images()
+        assert tag == project["version"], "or a cluster runs another release than its files say"
+
+
+def test_a_learner_with_a_gpu_has_an_image_with_cuda() -> None:
+    (plain_job,), (job,) = workloads("site"), workloads("site-gpu")
+    (container,) = containers(job)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert container["image"].partition(":")[0].endswith("/diloco-learner-cuda")
+    assert "nvidia.com/gpu" not in containers(plain_job)[0]["resources"]["limits"]
+    # It is the same learner otherwise: its limit of memory above all.
+    assert container["resources"]["limits"]["memory"]
+    assert {e["name"] for e in container["env"]} == {
+        e["name"] for e in containers(plain_job)[0]["env"]
+    }
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_process_that_is_told_to_stop_has_the_time_that_it_needs(place: str) -> None:
+    for workload in workloads(place):
+        pod = pod_of(workload)
+        assert pod is not None
+        # A learner says good-bye after that; and whoever watches the message server looks up first.
+        needed_s = max(2 * WITHDRAW_S, ENDS_S + LOOK_S)
+        assert pod["terminationGracePeriodSeconds"] > needed_s
+
+
+def test_an_evicted_learner_comes_back_under_its_id_and_never_twice() -> None:
+    (job,) = workloads("site")
+    spec, (container,) = job["spec"], containers(job)
+    # A learner that is told to stop ends with status 0, which is one completion.
+    assert spec["completions"] >= 100_000 and spec["parallelism"] == 1
+    assert spec["podReplacementPolicy"] == "Failed"
+    assert spec["template"]["spec"]["restartPolicy"] == "OnFailure"
+    (me,) = [e for e in container["env"] if e["name"] == "DILOCO_ID"]
+    path = me["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.labels['batch.kubernetes.io/job-name']"
+    claims = {d["metadata"]["name"] for d in rendered("site") if d["kind"].endswith("Claim")}
+    volumes = spec["template"]["spec"]["volumes"]
+    mounted = [v["persistentVolumeClaim"] for v in volumes if "persistentVolumeClaim" in v]
+    named = {claim["claimName"] for claim in mounted}
+    assert named == claims and job["metadata"]["name"] in claims
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_process_may_do_as_little_as_it_needs(place: str) -> None:
+    for workload in workloads(place):
+        pod, (container,) = pod_of(workload), containers(workload)
+        assert pod is not None and pod["serviceAccountName"] == "diloco"
+        assert pod["automountServiceAccountToken"] is False
+        may = pod["securityContext"]
+        assert may["runAsNonRoot"] and may["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert may["runAsUser"] == may["runAsGroup"] == may["fsGroup"] == USER
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["limits"]["memory"]
+        assert container["resources"]["requests"].keys() == {"cpu", "memory"}
+        # What it writes has a place, and a limit; a secret is for its group alone.
+        mounts = {m["mountPath"]: m for m in container["volumeMounts"]}
+        assert mounts.keys() >= {"/data", "/tmp", "/run/secrets/diloco"}
+        volumes = {v["name"]: v for v in pod["volumes"]}
+        for mount in mounts.values():
+            claimed = workload["spec"].get("volumeClaimTemplates", ())
+            assert mount["name"] in {*volumes, *(c["metadata"]["name"] for c in claimed)}
+        for volume in volumes.values():
+            assert volume.get("emptyDir", {"sizeLimit": 1})["sizeLimit"]
+            assert volume.get("secret", {"defaultMode": 0o440})["defaultMode"] == 0o440
+        assert mounts["/run/secrets/diloco"]["readOnly"]
+        environment = kubernetes_environment(container, configs(place))
+        for name in ("DILOCO_NATS_TOKEN_FILE", "SSL_CERT_FILE"):
+            assert environment.get(name, "/run/secrets/diloco/x").startswith("/run/secrets/diloco/")
+        assert "DILOCO_NATS_TOKEN" not in environment, "a secret is a file"
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_selectors_choose_pods_and_open_no_other_ports(place: str) -> None:
+    found = rendered(place)
+    labels = {
+        w["metadata"]["name"]: w["spec"]["template"]["metadata"]["labels"] for w in workloads(place)
+    }
+    ports = {p for w in workloads(place) for c in containers(w) for p in ports_of(c).values()}
+    for document in found:
+        spec = document.get("spec", {})
+        selector = spec.get("podSelector", spec.get("selector"))
+        if document["kind"] in ("Service", "StatefulSet", "PodDisruptionBudget", "NetworkPolicy"):
+            wanted = (
+                selector.get("matchLabels", selector) if "matchExpressions" not in selector else {}
+            )
+            chosen = [n for n, has in labels.items() if wanted.items() <= has.items()]
+            assert chosen, document["metadata"]["name"]
+        if document["kind"] == "Service":
+            assert [p["port"] for p in spec["ports"]] and {
+                p["port"] for p in spec["ports"]
+            } <= ports
+        for rule in spec.get("ingress", ()) if document["kind"] == "NetworkPolicy" else ():
+            assert {p["port"] for p in rule["ports"]} <= {8400, 8401, 4222}
+    (closed,) = [d for d in found if d["metadata"]["name"] == "nothing-else"]
+    assert closed["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+
+
+def test_a_syncer_is_left_when_a_machine_is_emptied_or_lost() -> None:
+    (syncer,) = [w for w in workloads("hub") if w["metadata"]["name"] == "syncer"]
+    (budget,) = [d for d in rendered("hub") if d["kind"] == "PodDisruptionBudget"]
+    assert syncer["spec"]["replicas"] > budget["spec"]["maxUnavailable"]
+    assert budget["spec"]["selector"] == syncer["spec"]["selector"]
+    pod = pod_of(syncer)
+    assert pod is not None
+    (apart,) = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["topologyKey"] == "kubernetes.io/hostname"
+    assert apart["labelSelector"] == syncer["spec"]["selector"]

@@ -1,0 +1,294 @@
+"""Slurm, systemd and SkyPilot: learners that come back under their ids, told what they know."""
+
+import importlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from places import (
+    COMPOSE,
+    DEPLOY,
+    FOREIGN,
+    ROOT,
+    SETTINGS,
+    env_file,
+    names_of,
+    understood,
+    unit,
+    unit_environment,
+)
+from waiting import wait_until
+
+from diloco_learner.work_io import WITHDRAW_S
+from diloco_shared.process.hub_watch import LOOK_S
+from diloco_shared.process.keep_hub import ENDS_S
+
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+SBATCH = DEPLOY / "slurm" / "learner.sbatch"
+PAGES = ("deploy", "kubernetes", "slurm", "systemd", "troubleshooting")
+PROGRAM = re.compile(r"diloco-(\w+)@?\.service")
+
+
+@pytest.mark.parametrize("service", SETTINGS)
+def test_a_wrong_set_up_ends_a_process_with_the_status_that_says_so(
+    service: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A supervisor may tell it from a fault that a new start may mend."""
+    monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", "/nowhere/token")
+    main = importlib.import_module(f"diloco_{service}.__main__").main
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert f"diloco-{service}: " in error and "/nowhere/token cannot be read" in error
+
+
+def test_no_file_or_page_names_a_setting_that_no_process_has() -> None:
+    """Compose's own variables have no prefix; the command reads two."""
+    known = {"DILOCO_BUILD_NETWORK", "DILOCO_URL", "DILOCO_TOKEN"}
+    known = known.union(*(names_of(program) for program in SETTINGS))
+    pages = [ROOT / "docs/how-to" / f"{name}.md" for name in PAGES]
+    files = [path for path in (*DEPLOY.rglob("*"), *COMPOSE.rglob("*.yaml")) if path.is_file()]
+    assert len(files) > 25
+    for path in (*files, *pages):
+        named = set(re.findall(r"\bDILOCO_[A-Z_0-9]+\b", path.read_text("utf-8")))
+        assert named <= known, f"{path.name}: {named - known}"
+
+
+# --------------------------------------------------------------------------------------------------
+# systemd.
+
+
+def test_there_is_a_unit_for_every_process() -> None:
+    found = {match[1] for u in UNITS if (match := PROGRAM.fullmatch(u.name))}
+    assert found == {"nats", "coordinator", "syncer", "learner"}
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_starts_its_process_with_settings_that_it_takes(path: Path, tmp_path: Path) -> None:
+    program = PROGRAM.fullmatch(path.name)[1]  # type: ignore[index]
+    environment, said = unit_environment(path), dict(unit(path))
+    if program == "nats":
+        assert environment.keys() <= FOREIGN
+        assert "diloco_shared.process.keep_hub /var/lib/diloco-nats " in said["ExecStart"]
+        assert said["StateDirectory"] == "diloco-nats"
+        return
+    assert said["ExecStart"] == f"/opt/diloco/bin/diloco-{program}"
+    assert environment.keys() <= names_of(program) | FOREIGN
+    token = tmp_path / "token"
+    token.write_text("secret")
+    settings: Any = understood(program, environment, token)
+    assert settings.nats_token == "secret" and str(settings.data) == "/var/lib/diloco"
+    assert settings.nats_url.startswith("tls://")
+    assert settings.id == (program if program == "coordinator" else "a-name")
+    # The secret comes as a file that systemd hands over.
+    credential, _, _ = said["LoadCredential"].partition(":")
+    assert environment["DILOCO_NATS_TOKEN_FILE"] == f"%d/{credential}"
+    assert environment["NUMBA_CACHE_DIR"].startswith("/var/lib/diloco/"), "or it compiles each time"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_a_unit_restarts_for_ever_and_may_do_little(path: Path) -> None:
+    said = dict(unit(path))
+    assert said["Restart"] == "always" and said["StartLimitIntervalSec"] == "0"
+    assert float(said["TimeoutStopSec"]) > max(2 * WITHDRAW_S, ENDS_S + LOOK_S)
+    assert said["User"] == said["Group"] == "diloco"
+    assert said["NoNewPrivileges"] == "yes" and said["CapabilityBoundingSet"] == ""
+    assert said["ProtectSystem"] == "strict"
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_takes_a_unit(path: Path, tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    units, programs = tmp_path / "etc/systemd/system", tmp_path / "opt/diloco/bin"
+    units.mkdir(parents=True)
+    programs.mkdir(parents=True)
+    for name in ("sysinit", "basic", "shutdown", "network-online", "multi-user"):
+        (units / f"{name}.target").write_text("[Unit]\nDescription=stands in\n")
+    for name in ("python", "nats-server", "diloco-coordinator", "diloco-syncer", "diloco-learner"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    shutil.copy(path, units)
+    instance = path.name.replace("@.", "@one.")
+    done = subprocess.run(
+        ["systemd-analyze", "verify", f"--root={tmp_path}", "--man=no", instance],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "--root" in done.stderr and done.returncode:
+        pytest.skip("this systemd-analyze verifies no other root")
+    # It only warns of what it does not know.
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+# --------------------------------------------------------------------------------------------------
+# Slurm: the script with stand-ins for everything that it starts.
+
+# Says under which id it runs, and ends as `status` says once it is told to stop, or at once.
+LEARNER = """#!/bin/bash
+echo "start $DILOCO_ID $DILOCO_NATS_URL $(cat "$DILOCO_NATS_TOKEN_FILE")" >> "$SAID"
+trap 'echo stopped >> "$SAID"; exit 0' TERM
+read -r status < "$STATUS" || true
+if [ -n "$status" ]; then : > "$STATUS"; exit "$status"; fi
+while true; do sleep 0.05; done
+"""
+# A step is told to stop when srun is.
+SRUN = '#!/bin/bash\nwhile [[ "$1" == --* ]]; do shift; done\nexec "$@"\n'
+SQUEUE = '#!/bin/bash\ncat "$STATE"\n'
+SCONTROL = '#!/bin/bash\necho "scontrol $*" >> "$SAID"\n'
+
+
+class Job:
+    """One life of the script, as job 7, number 2 of its array."""
+
+    def __init__(self, folder: Path) -> None:
+        programs = folder / "bin"
+        programs.mkdir()
+        stand_ins = {
+            "diloco-learner": LEARNER,
+            "srun": SRUN,
+            "squeue": SQUEUE,
+            "scontrol": SCONTROL,
+        }
+        for name, text in stand_ins.items():
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        self.said, self.status, self.state = (folder / n for n in ("said", "status", "state"))
+        self.state.write_text("RUNNING\n")
+        for file, text in ((self.said, ""), (self.status, ""), (folder / "token", "secret\n")):
+            file.write_text(text)
+        script = SBATCH.read_text("utf-8").replace("AGAIN_S=10", "AGAIN_S=0")
+        (folder / "script").write_text(script)
+        self.environment = {
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "HOME": str(folder),
+            "SAID": str(self.said),
+            "STATUS": str(self.status),
+            "STATE": str(self.state),
+            "SITE_ENVIRONMENT": str(DEPLOY / "site.env"),
+            "DILOCO_NATS_TOKEN_FILE": str(folder / "token"),
+            "SITE": "frankfurt",
+            "SLURM_JOB_ID": "7",
+            "SLURM_ARRAY_TASK_ID": "2",
+            "SLURM_CPUS_PER_TASK": "8",
+        }
+        self.folder = folder
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, **environment: str) -> "subprocess.Popen[str]":
+        self.process = subprocess.Popen(
+            ["bash", str(self.folder / "script")],
+            env=self.environment | environment,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        return self.process
+
+    def lines(self) -> list[str]:
+        return self.said.read_text().splitlines()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    made = Job(tmp_path)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        os.killpg(made.process.pid, signal.SIGKILL)
+    if made.process is not None:
+        made.process.communicate()
+
+
+STARTED = "start frankfurt-2 tls://hub.example.org:4222 secret"
+
+
+def test_at_its_time_limit_a_learner_saves_its_state_and_the_job_comes_back(job: Job) -> None:
+    process = job.start()
+    wait_until(lambda: job.lines() == [STARTED])
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=60) == 0
+    assert job.lines() == [STARTED, "stopped", "scontrol requeue 7"]
+    job.said.write_text("")
+    process.communicate()
+    again = job.start()  # the same id, whatever node it is on
+    wait_until(lambda: job.lines() == [STARTED])
+    again.send_signal(signal.SIGUSR1)
+    again.wait(timeout=60)
+
+
+def test_a_job_that_is_cancelled_does_not_come_back(job: Job) -> None:
+    process = job.start()
+    wait_until(lambda: job.lines() == [STARTED])
+    job.state.write_text("CANCELLED\n")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
+    assert job.lines() == [STARTED, "stopped"]
+
+
+def test_a_learner_that_slurm_stops_is_queued_again(job: Job) -> None:
+    """Preempted: the step gets the signal, and the script none."""
+    job.status.write_text("0\n")
+    assert job.start().wait(timeout=60) == 0
+    assert job.lines() == [STARTED, "scontrol requeue 7"]
+
+
+def test_a_fault_starts_it_again_and_a_wrong_set_up_does_not(job: Job) -> None:
+    job.status.write_text("1\n")
+    process = job.start()
+    wait_until(lambda: job.lines() == [STARTED, STARTED])
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    assert "frankfurt-2 ended with status 1: it starts again in 0 s" in error
+    job.said.write_text("")
+    job.status.write_text("2\n")
+    process = job.start()
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2 and "frankfurt-2 is set up wrongly" in error
+    assert job.lines() == [STARTED]
+
+
+def test_a_site_without_a_name_is_told_how_to_give_it_one(job: Job) -> None:
+    process = job.start(SITE="")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode != 0 and "name this site" in error and job.lines() == []
+
+
+def test_the_script_tells_the_learner_settings_that_it_takes(tmp_path: Path) -> None:
+    text = SBATCH.read_text("utf-8")
+    told = set(re.findall(r"export (\w+)=", text)) | env_file(DEPLOY / "site.env").keys()
+    assert told <= names_of("learner") | FOREIGN
+    assert {"DILOCO_ID", "DILOCO_DATA", "DILOCO_NATS_TOKEN_FILE"} <= told
+    understood("learner", env_file(DEPLOY / "site.env"), tmp_path)
+    directives = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, flags=re.MULTILINE))
+    assert "requeue" in directives and directives["open-mode"] == "append"
+    found = re.fullmatch(r"B:USR1@(\d+)", directives["signal"])
+    assert found is not None and int(found[1]) > 10 * WITHDRAW_S
+
+
+# --------------------------------------------------------------------------------------------------
+# SkyPilot.
+
+
+def test_skypilot_starts_a_learner_with_settings_that_it_takes(tmp_path: Path) -> None:
+    task = yaml.safe_load((DEPLOY / "skypilot" / "learner.yaml").read_text("utf-8"))
+    exported = re.findall(r"(\w+)=\"", task["run"])
+    assert task["envs"].keys() | set(exported) <= names_of("learner") | FOREIGN
+    assert task["envs"]["DILOCO_ID"] is None, "SkyPilot asks for it"
+    settings: Any = understood("learner", task["envs"] | {"DILOCO_ID": "cloud-1"}, tmp_path)
+    assert settings.nats_url.startswith("tls://") and str(settings.data_root) in task["file_mounts"]
+    # What is secret is a file that is brought there.
+    for name in ("DILOCO_NATS_TOKEN_FILE", "SSL_CERT_FILE"):
+        where: Callable[[str], Any] = task["run"].split
+        path = where(f'{name}="$HOME')[1].partition('"')[0]
+        assert f"~{path}" in task["file_mounts"]
+    assert task["resources"]["use_spot"] and "exec ~/diloco/bin/diloco-learner" in task["run"]
+    assert "[learner,gpu]" in task["setup"]

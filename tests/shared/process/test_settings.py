@@ -1,0 +1,56 @@
+"""What a process is told by its environment: a secret from a file above all."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from diloco_shared.process.settings import SECRET_BYTES_MAX, ProcessSettings
+
+
+@pytest.fixture(autouse=True)
+def nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DILOCO_NATS_TOKEN", "DILOCO_NATS_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_token_may_lie_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "token"
+    file.write_text("s3cret\n")
+    monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", str(file))
+    assert ProcessSettings().nats_token == "s3cret"
+    # A process that the coordinator starts is told both.
+    monkeypatch.setenv("DILOCO_NATS_TOKEN", "s3cret")
+    assert ProcessSettings().nats_token == "s3cret"
+
+
+def test_a_token_and_a_file_that_differ_are_refused_without_showing_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text("hidden-one")
+    monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", str(file))
+    monkeypatch.setenv("DILOCO_NATS_TOKEN", "hidden-two")
+    with pytest.raises(ValidationError, match="differ: unset the one") as refused:
+        ProcessSettings()
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "cannot be read"),
+        (b"", "holds no secret"),
+        (b"two\nlines", "holds no secret"),
+        (b"x" * (SECRET_BYTES_MAX + 1), "holds no secret"),
+    ],
+)
+def test_a_file_without_a_secret_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, why: str
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", str(file))
+    with pytest.raises(ValidationError, match=f"token {why}"):
+        ProcessSettings()
