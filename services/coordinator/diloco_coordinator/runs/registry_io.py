@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import structlog
 from pydantic import ValidationError
 
-from diloco_coordinator.access import TokenRecord
+from diloco_coordinator.access import TokenRecord, actor
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
@@ -499,6 +499,20 @@ class Registry:
         if revision >= self.revisions.get(place, 0):
             self.tokens[record.name], self.revisions[place] = record, revision
 
+    async def update_token(self, known: TokenRecord, changed: TokenRecord) -> None:
+        """Replace what is mirrored here; Conflict, and a fresh mirror, if it is another by now."""
+        place = (TOKENS, known.name)
+        if self.tokens.get(known.name) != known:
+            raise Conflict(f"the token {known.name} changed meanwhile")
+        try:
+            value = changed.model_dump_json().encode()
+            revision = await self.bus.kv_update(*place, value, self.revisions.get(place, 0))
+        except Conflict:
+            await self._look_again(*place)
+            raise
+        if revision >= self.revisions.get(place, 0):
+            self.tokens[known.name], self.revisions[place] = changed, revision
+
     async def delete_token(self, name: str) -> None:
         """At once: the echo of its making may still be on its way."""
         place, token = (TOKENS, name), self.tokens.get(name)
@@ -508,7 +522,8 @@ class Registry:
             self.revisions[place] = self.revisions.get(place, 0) + 1
 
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
-        """Write to the event log."""
+        """Write to the event log; of what a request caused, `data` says whose it was."""
+        data = {**data, "actor": who} if (who := actor()) else data
         await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
 
 
