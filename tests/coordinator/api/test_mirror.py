@@ -70,7 +70,7 @@ async def test_a_member_whose_end_left_no_marker_is_gone_too(
 
 async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(world: Any) -> None:
     async with world.coordinator() as desk:
-        body = {"name": "alice", "role": "viewer"}
+        body = {"name": "alice", "scopes": ["read"]}
         assert (await desk.ask("POST", "/v1/tokens", body)).status_code == 201
         record = desk.registry.tokens["alice"]
         await desk.registry.bus.kv_delete(registry.TOKENS, "alice")
@@ -82,7 +82,7 @@ async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(wo
 
 async def test_a_token_is_not_brought_back_by_the_echo_of_its_making(world: Any) -> None:
     async with world.coordinator() as desk:
-        body = {"name": "alice", "role": "viewer"}
+        body = {"name": "alice", "scopes": ["read"]}
         assert (await desk.ask("POST", "/v1/tokens", body)).status_code == 201
         place = registry.TOKENS, "alice"
         echo = await desk.registry.bus.kv_get(*place)
