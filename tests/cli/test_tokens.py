@@ -116,6 +116,23 @@ def test_a_new_token_goes_into_a_file_of_its_owner(
     assert len(asked) == before, "the old secret is not replaced by one that cannot be kept"
 
 
+def test_an_event_says_whose_request_caused_it(
+    diloco: Diloco, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = {
+        "at": 0.0,
+        "source": "coordinator",
+        "kind": "run-paused",
+        "text": "demo shall be paused",
+    }
+    both = [event | {"data": {"actor": "anna"}}, event | {"data": {}}]
+    monkeypatch.setattr(Client, "events", lambda *_: both)
+    assert diloco("events")[1].splitlines() == [
+        "00:00:00 coordinator run-paused: demo shall be paused (by anna)",
+        "00:00:00 coordinator run-paused: demo shall be paused",
+    ]
+
+
 def test_a_token_on_the_command_line_is_warned_of_and_a_file_is_not(
     diloco: Diloco, asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

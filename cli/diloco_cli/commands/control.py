@@ -109,7 +109,8 @@ def events(
 
     def line(e: dict[str, Any]) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(e["at"]))
-        return f"{at} {e['source']} {e['kind']}: {e['text']}"
+        by = f" (by {who})" if (who := (e.get("data") or {}).get("actor")) else ""
+        return f"{at} {e['source']} {e['kind']}: {e['text']}{by}"
 
     show(found, as_json, lambda: [line(e) for e in found] or ["nothing happened yet"])
 

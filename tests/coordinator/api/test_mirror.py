@@ -78,6 +78,10 @@ async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(wo
         desk.registry.tokens["alice"] = record  # as if that had not been heard
         await desk.registry._gone_meanwhile(registry.TOKENS)
         assert "alice" not in desk.registry.tokens
+        # A server that lost everything counts from 1 again, and its tokens are good all the same.
+        entry = KeyEntry("alice", record.model_dump_json().encode(), 1)
+        await desk.registry._take(registry.TOKENS, entry)
+        assert "alice" in desk.registry.tokens
 
 
 async def test_a_token_is_not_brought_back_by_the_echo_of_its_making(world: Any) -> None:

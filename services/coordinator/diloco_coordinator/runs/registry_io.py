@@ -58,6 +58,8 @@ MIRRORED = (
 # Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
 EVENTS_MAX = 20_000
 EVENTS_BYTES_MAX = 64 << 20
+# Names of revoked tokens whose end is remembered; an echo of their making is late by seconds.
+REVOKED_MAX = 1000
 # Before what was interrupted is read on, in seconds.
 RETRY_S = 0.5
 
@@ -158,6 +160,10 @@ class Registry:
             if key not in there and self.revisions.get((bucket, key), 0) == revision:
                 await self._take(bucket, KeyEntry(key, None, revision))
                 await self._notify()
+        if bucket == TOKENS:
+            # A new watch brings no echo of before, and a server that began anew counts from 1.
+            for name in [k for b, k in self.revisions if b == TOKENS and k not in self.tokens]:
+                del self.revisions[TOKENS, name]
 
     async def read_events(self) -> None:
         """Mirror the event stream, for ever."""
@@ -231,12 +237,21 @@ class Registry:
             return  # an echo of what was overwritten meanwhile
         if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES, TOKENS):
             self.revisions[place] = entry.revision
-        if value is None:
+        if value is None and bucket == TOKENS:
+            self._revoked(key)
+        elif value is None:
             self.revisions.pop(place, None)
         try:
             await self._set(bucket, key, value)
         except (WireError, ValidationError) as error:
             log.error("unreadable record", bucket=bucket, key=key, error=str(error))
+
+    def _revoked(self, name: str) -> None:
+        """Remember when a token ended: whatever was said of it before must not bring it back."""
+        ended = [(b, k) for b, k in self.revisions if b == TOKENS and k not in self.tokens]
+        for place in ended[: max(0, len(ended) - REVOKED_MAX)]:
+            if place[1] != name:
+                del self.revisions[place]
 
     async def _set(self, bucket: str, key: str, value: bytes | None) -> None:
         match bucket:
