@@ -13,7 +13,9 @@ import typer
 
 import diloco_cli.cluster
 from diloco_cli.__main__ import main
+from diloco_cli.cluster import Where, endpoint_of, token_of
 from diloco_cli.commands.tokens import audit_lines, expiry_of, seconds_of, token_line
+from diloco_cli.up.folder import Folder
 from diloco_cli.words import CONFLICT, REFUSED
 from diloco_client import Client
 
@@ -154,6 +156,18 @@ def test_a_token_on_the_command_line_is_warned_of_and_a_file_is_not(
     file.write_text("\n")
     status, _, err = diloco("members")
     assert status == REFUSED and "is empty" in err
+
+
+def test_other_commands_find_the_token_where_the_coordinator_was_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    folder.announce(url="http://here:1")
+    assert endpoint_of(tmp_path)["token_file"] == str(tmp_path / "admin-token")
+    monkeypatch.setenv("DILOCO_ADMIN_TOKEN_FILE", str(tmp_path / "given"))
+    folder.announce(url="http://here:1")
+    (tmp_path / "given").write_text("t0ken\n")
+    assert token_of(Where(data=tmp_path)) == "t0ken"
 
 
 def test_lists_say_what_each_may_and_until_when() -> None:

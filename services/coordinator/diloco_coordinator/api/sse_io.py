@@ -71,6 +71,9 @@ class Streams:
                 yield chunk
         finally:
             self.open -= 1
+            # Whoever writes them must know that nobody listens any more: a sample ends its process.
+            if (close := getattr(chunks, "aclose", None)) is not None:
+                await close()
 
     async def _events(self, after: int, run: str, token: TokenRecord | None) -> AsyncIterator[str]:
         yield ": open\n\n"

@@ -243,8 +243,12 @@ class Registry:
             self.revisions.pop(place, None)
         try:
             await self._set(bucket, key, value)
-        except (WireError, ValidationError) as error:
+        except WireError as error:
             log.error("unreadable record", bucket=bucket, key=key, error=str(error))
+        except ValidationError as error:
+            # Without what was found there: a log shows no token, and no digest of one.
+            why = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in error.errors())
+            log.error("unreadable record", bucket=bucket, key=key, error=why)
 
     def _revoked(self, name: str) -> None:
         """Remember when a token ended: whatever was said of it before must not bring it back."""
@@ -540,6 +544,10 @@ class Registry:
         """Write to the event log; of what a request caused, `data` says whose it was."""
         data = {**data, "actor": who} if (who := actor()) else data
         await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in loc) or "(whole)"
 
 
 async def _done(what: Callable[[], Awaitable[T]]) -> T:
