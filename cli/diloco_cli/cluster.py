@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from diloco_cli.words import CONFLICT, FAILED, INVALID, NO_CLUSTER, REFUSED, UNKNOWN, CliError, why
-from diloco_client import ApiError, Client, Unreachable
+from diloco_client import ApiError, Client, Unreachable, Untrusted
 
 HERE = Path("diloco-data")
 ENDPOINT = "endpoint.json"
@@ -28,13 +28,18 @@ class Where:
     token: str = ""
     token_file: str = ""
     data: Path = HERE
+    ca: str = ""
 
 
 def connect(where: Where) -> Client:
     """A client; CliError says what is missing."""
     if where.url and "://" not in where.url:
         raise CliError(f"--url {where.url}: begin it with http:// or https://", INVALID)
-    return Client(where.url or endpoint_of(where.data)["url"], token_of(where))
+    url = where.url or endpoint_of(where.data)["url"]
+    try:
+        return Client(url, token_of(where), ca=where.ca)
+    except ValueError as error:  # the authority's file
+        raise CliError(str(error), INVALID) from None
 
 
 def token_of(where: Where) -> str:
@@ -44,12 +49,17 @@ def token_of(where: Where) -> str:
     path = where.token_file or ("" if where.url else endpoint_of(where.data)["token_file"])
     if not path:
         raise CliError(
-            "give the token of that cluster with --token, --token-file or DILOCO_TOKEN", REFUSED
+            "give the token of that cluster with --token-file, DILOCO_TOKEN_FILE or DILOCO_TOKEN",
+            REFUSED,
         )
     try:
-        return Path(path).read_text(encoding="ascii").strip()
+        # While the administrator's token is changed over, the old one may be on a second line.
+        lines = Path(path).read_text(encoding="ascii").split()
     except (OSError, UnicodeDecodeError) as error:
         raise CliError(f"the token file {path} cannot be read: {why(error)}", REFUSED) from None
+    if not lines:
+        raise CliError(f"the token file {path} is empty: put the token there, one line", REFUSED)
+    return lines[0]
 
 
 def endpoint_of(data: Path) -> dict[str, Any]:
@@ -67,13 +77,17 @@ def endpoint_of(data: Path) -> dict[str, Any]:
 
 def explained(error: ApiError | Unreachable) -> CliError:
     """The server's own words, fault by fault."""
+    if isinstance(error, Untrusted):
+        return CliError(str(error), NO_CLUSTER)
     if isinstance(error, Unreachable):
         return CliError(f"{error}: is it running? 'diloco up' starts one here", NO_CLUSTER)
     lines = [str(error)]
     lines += [f"  {fault['path']}: {fault['message']}" for fault in error.errors]
     if error.status == 401:
-        lines[0] = "the cluster does not know this token: give one with --token, --token-file or"
-        lines[0] += " DILOCO_TOKEN; the admin token is in the coordinator's data folder"
+        expired = "has expired" in error.detail
+        lines[0] = error.detail if expired else "the cluster does not know this token"
+        lines[0] += ": give one with --token-file, DILOCO_TOKEN_FILE or DILOCO_TOKEN"
+        lines[0] += "" if expired else "; the admin token is in the coordinator's data folder"
     return CliError("\n".join(lines), _STATUSES.get(error.status, FAILED))
 
 

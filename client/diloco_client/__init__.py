@@ -7,12 +7,15 @@ Every method raises ApiError with the server's own words, or Unreachable.
 """
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
 import httpx
+
+from diloco_client.reaching import proxy_of, trusted, what_failed
 
 
 class ApiError(Exception):
@@ -32,6 +35,10 @@ class Unreachable(Exception):
     """Nobody answers at the address."""
 
 
+class Untrusted(Unreachable):
+    """Somebody answers, and cannot prove to be the server."""
+
+
 # Streams say something at least every 15 seconds; twice that is silence.
 SILENCE_S = 35.0
 # Before the first word of a sample, in seconds: a model is read and compiled, and the coordinator
@@ -40,7 +47,13 @@ SAMPLE_S = 200.0
 
 
 class Client:
-    """One server. Times out after `timeout_s` seconds a request."""
+    """One server. Times out after `timeout_s` seconds a request.
+
+    `ca`: a file with the certificates of the authorities to trust, instead of DILOCO_CA,
+    SSL_CERT_FILE, or all known ones; ValueError for one that holds none. `environ`: where
+    these and the proxy are looked for (HTTPS_PROXY, HTTP_PROXY, ALL_PROXY, NO_PROXY), if not in the
+    process's. An address of this machine is asked without a proxy.
+    """
 
     def __init__(
         self,
@@ -49,13 +62,19 @@ class Client:
         *,
         timeout_s: float = 10.0,
         transport: httpx.BaseTransport | None = None,
+        ca: str = "",
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
         self.url = url
+        self.proxy = proxy_of(url, environ) if transport is None else ""
         self._http = httpx.Client(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
             timeout=timeout_s,
             transport=transport,
+            verify=trusted(url, ca, environ),
+            proxy=self.proxy or None,
+            # What is looked for there is said above; it would also take passwords from ~/.netrc.
             trust_env=False,
         )
 
@@ -77,10 +96,16 @@ class Client:
         try:
             response = self._http.request(method, path, **kwargs)
         except httpx.HTTPError as error:
-            raise Unreachable(f"no coordinator answers at {self.url} ({error})") from None
+            raise self._unreachable(error, "no coordinator answers at") from None
         if response.is_success:
             return response.json() if response.content else None
         raise _refusal(response)
+
+    def _unreachable(self, error: httpx.HTTPError, what: str) -> Unreachable:
+        if distrust := what_failed(error, self.url):
+            return Untrusted(distrust)
+        through = f", through the proxy {_without_password(self.proxy)}" if self.proxy else ""
+        return Unreachable(f"{what} {self.url}{through} ({error})")
 
     # --- health --------------------------------------------------------------------------------
 
@@ -234,7 +259,7 @@ class Client:
                 # As it comes: what was gathered first would be lost with a link that breaks.
                 yield from response.iter_bytes()
         except httpx.HTTPError as error:
-            raise Unreachable(f"{file} from {self.url} was cut off ({error})") from None
+            raise self._unreachable(error, f"{file} was cut off from") from None
 
     # --- members, events, chaos ----------------------------------------------------------------
 
@@ -291,7 +316,7 @@ class Client:
     # --- tokens --------------------------------------------------------------------------------
 
     def access(self) -> dict[str, Any]:
-        """Name and role of the token in use, and whether faults are allowed there."""
+        """What the token in use may do, and whether faults are allowed there."""
         access: dict[str, Any] = self._call("GET", "/v1/access")
         return access
 
@@ -299,13 +324,37 @@ class Client:
         tokens: list[dict[str, Any]] = self._call("GET", "/v1/tokens")["tokens"]
         return tokens
 
-    def make_token(self, name: str, role: str) -> str:
-        """The new token, which the server shows this once."""
-        made = self._call("POST", "/v1/tokens", json={"name": name, "role": role})
-        return str(made["token"])
+    def make_token(
+        self,
+        name: str,
+        scopes: Sequence[str],
+        *,
+        runs: Sequence[str] = (),
+        sites: Sequence[str] = (),
+        **expiry: Any,
+    ) -> str:
+        """The new token, which the server shows this once.
+
+        `scopes` of read, operate, fault and administer. `runs` and `sites` limit it to names, or
+        beginnings of names with a * behind them. `expiry`: expires_in_s, expires_at (seconds since
+        1970) or never=True; 90 days if nothing is said.
+        """
+        body = {"name": name, "scopes": [*scopes], "runs": [*runs], "sites": [*sites], **expiry}
+        return str(self._call("POST", "/v1/tokens", json=body)["token"])
+
+    def rotate_token(self, name: str, *, overlap_s: float = 600.0) -> str:
+        """A new secret under the same name; the old one stays good for `overlap_s` seconds."""
+        path, body = f"/v1/tokens/{_part(name)}/rotate", {"overlap_s": overlap_s}
+        return str(self._call("POST", path, json=body)["token"])
 
     def revoke_token(self, name: str) -> None:
         self._call("DELETE", f"/v1/tokens/{_part(name)}")
+
+    def audit(self, newest: int = 200, *, actor: str = "", after: int = 0) -> list[dict[str, Any]]:
+        """Who changed what, and who was refused; oldest first. At most 1000 rows."""
+        params = {"limit": newest, "actor": actor, "after": after}
+        rows: list[dict[str, Any]] = self._call("GET", "/v1/audit", params=params)["rows"]
+        return rows
 
     # --- streams -------------------------------------------------------------------------------
 
@@ -346,7 +395,7 @@ class Client:
                     if line.startswith("data: "):
                         yield json.loads(line.removeprefix("data: "))
         except httpx.HTTPError as error:
-            raise Unreachable(f"the stream from {self.url} ended ({error})") from None
+            raise self._unreachable(error, "a stream ended from") from None
 
     def _pages(self, path: str, key: str, params: dict[str, Any]) -> Iterator[dict[str, Any]]:
         while True:
@@ -360,6 +409,12 @@ class Client:
 def _part(name: str) -> str:
     """A name as one part of a path, whatever it contains."""
     return quote(name, safe="") or "-"
+
+
+def _without_password(proxy: str) -> str:
+    """An address without what stands before its host."""
+    scheme, _, rest = proxy.rpartition("://")
+    return f"{scheme}://{rest.rpartition('@')[2]}"
 
 
 def _refusal(response: httpx.Response) -> ApiError:

@@ -4,8 +4,8 @@
         python tests/cli/record.py RUN
 
 Writes tests/cli/screens/answers.json: the newest rounds and events of the run, its status, members,
-faults, checkpoints and tokens. Then `UPDATE_SCREENS=1 pytest tests/cli/test_screens.py` writes the
-screens anew: look at every one of them.
+faults, checkpoints, tokens and audit log. Then `UPDATE_SCREENS=1 pytest tests/cli/test_screens.py`
+writes the screens anew: look at every one of them.
 """
 
 import json
@@ -35,6 +35,7 @@ def recorded(client: Client, run: str) -> dict[str, Any]:
         "GET /v1/chaos": {"faults": client.faults()},
         "GET /v1/tokens": {"tokens": client.tokens()},
         "GET /v1/access": client.access(),
+        "GET /v1/audit": {"rows": client.audit()},
         f"GET /v1/runs/{run}/checkpoints": {"checkpoints": client.checkpoints(run)},
     }
     for ref in client.checkpoints(run):

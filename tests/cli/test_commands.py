@@ -53,7 +53,7 @@ def server(
         "GET /v1/members": (200, {"members": []}),
     }
 
-    def client(url: str, token: str) -> Client:
+    def client(url: str, token: str, **_: str) -> Client:
         return Client(url, token, transport=httpx.MockTransport(found.handle))
 
     monkeypatch.setattr(diloco_cli.cluster, "Client", client)
@@ -290,17 +290,6 @@ def test_no_run_says_how_to_get_one(server: Server, diloco: Diloco) -> None:
     status, _, err = diloco("watch")
     assert status == UNKNOWN
     assert "diloco submit run.toml" in err
-
-
-def test_tokens_are_made_for_a_role_and_shown_once(server: Server, diloco: Diloco) -> None:
-    server.answers["POST /v1/tokens"] = (201, {"token": "s3cret"})
-    server.answers["GET /v1/tokens"] = (200, {"tokens": [{"name": "eve", "role": "viewer"}]})
-    server.answers["DELETE /v1/tokens/eve"] = (200, {})
-    assert diloco("token", "make", "eve", "viewer")[:2] == (0, "s3cret\n")
-    assert server.last_body == {"name": "eve", "role": "viewer"}
-    assert diloco("token", "list")[1] == "eve: viewer\n"
-    assert diloco("token", "revoke", "eve")[0] == 0
-    assert diloco("token", "make", "eve", "king")[0] == 2
 
 
 def test_a_member_is_drained_and_back(server: Server, diloco: Diloco) -> None:

@@ -88,7 +88,7 @@ class Server:
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
     found = Server()
 
-    def client(url: str, token: str) -> Client:
+    def client(url: str, token: str, **_: str) -> Client:
         return Client(url, token, transport=httpx.MockTransport(found.handle))
 
     monkeypatch.setattr(diloco_cli.cluster, "Client", client)

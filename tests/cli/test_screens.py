@@ -64,7 +64,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
             return httpx.Response(404, json={"title": "No such run", "detail": detail})
         return httpx.Response(200, json=body)
 
-    def client(url: str, token: str) -> Client:
+    def client(url: str, token: str, **_: str) -> Client:
         return Client(url, token, transport=httpx.MockTransport(handle))
 
     monkeypatch.setattr(diloco_cli.cluster, "Client", client)
@@ -94,6 +94,20 @@ def test_what_a_command_says(
     except SystemExit as exit_:
         assert (exit_.code or 0) == (5 if name == "unknown" else 0)
     same(name, "".join(capsys.readouterr()))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_what_audit_shows(
+    width: int, cluster: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["diloco", "audit"])
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert all(len(line) <= width for line in shown.splitlines())
+    same(f"audit-{width}", shown)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -19,10 +19,10 @@ def test_the_token_travels_in_the_header_and_nowhere_else() -> None:
     def handle(request: httpx.Request) -> httpx.Response:
         assert request.headers["Authorization"] == "Bearer t0ken"
         assert "t0ken" not in str(request.url)
-        return httpx.Response(200, json={"name": "admin", "role": "admin", "chaos": True})
+        return httpx.Response(200, json={"name": "admin", "scopes": ["read"], "chaos": True})
 
     with client(handle) as c:
-        assert c.access()["role"] == "admin"
+        assert c.access()["scopes"] == ["read"]
 
 
 def test_lists_are_read_page_by_page() -> None:
@@ -157,7 +157,7 @@ def test_members_and_tokens_speak_to_their_addresses() -> None:
     with client(handle) as c:
         assert c.members() == [{"id": "a"}]
         assert c.tokens() == [{"name": "eve"}]
-        assert c.make_token("eve", "viewer") == "new"
+        assert c.make_token("eve", ["read"]) == "new"
         assert c.faults() == [{"id": "f"}]
         c.revoke_token("eve")
         c.undrain("a")
@@ -168,6 +168,26 @@ def test_members_and_tokens_speak_to_their_addresses() -> None:
         "DELETE /v1/members/a/drain",
         "DELETE /v1/members/a",
         "DELETE /v1/runs/demo",
+    ]
+
+
+def test_a_token_is_made_and_changed_over_as_it_was_asked_for() -> None:
+    asked = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else dict(request.url.params)
+        asked.append((f"{request.method} {request.url.path}", body))
+        return httpx.Response(200, json={"token": "new", "rows": [{"seq": 1}]})
+
+    with client(handle) as c:
+        assert c.make_token("eve", ["read"], runs=["a*"], sites=["b"], expires_in_s=60) == "new"
+        assert c.rotate_token("eve", overlap_s=5) == "new"
+        assert c.audit(5, actor="eve") == [{"seq": 1}]
+    limits = {"scopes": ["read"], "runs": ["a*"], "sites": ["b"], "expires_in_s": 60}
+    assert asked == [
+        ("POST /v1/tokens", {"name": "eve"} | limits),
+        ("POST /v1/tokens/eve/rotate", {"overlap_s": 5}),
+        ("GET /v1/audit", {"limit": "5", "actor": "eve", "after": "0"}),
     ]
 
 

@@ -8,7 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
+from diloco_coordinator.api.admin_token_io import AdminToken
+from diloco_coordinator.api.audit_io import Audit
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.app import create_app, fed
 from diloco_coordinator.exports.exporting_io import Exports
@@ -115,6 +118,7 @@ class World:
         self.folder = folder
         self.exporter: Any = None  # nothing is exported, unless a test says how
         self.sampler: Any = ChildSampler({})
+        self.admin: AdminToken | str = TOKEN
         self.export_limits = {"kept_max": 3, "at_once": 2}
 
     async def joins(
@@ -149,17 +153,18 @@ class World:
         exports = Exports(registry, shelf, self.exporter, **self.export_limits)
         app = create_app(
             registry,
-            TOKEN,
+            self.admin,
             chaos=chaos,
             checkpoints=self.checkpoints,
             exports=exports,
             sampler=self.sampler,
+            audit=Audit(self.folder if self.folder.exists() else None),
         )
         streams: Streams = app.state.streams
         async with fed(registry, exports):
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://c") as http:
-                yield Desk(registry, http, streams, exports)
+                yield Desk(registry, http, streams, exports, app)
         await bus.close()
 
 
@@ -167,8 +172,14 @@ class Desk:
     """A coordinator to ask."""
 
     def __init__(
-        self, registry: Registry, http: httpx.AsyncClient, streams: Streams, exports: Exports
+        self,
+        registry: Registry,
+        http: httpx.AsyncClient,
+        streams: Streams,
+        exports: Exports,
+        app: FastAPI,
     ) -> None:
+        self.app = app
         self.exports = exports
         self.registry = registry
         self.streams = streams
@@ -179,6 +190,20 @@ class Desk:
         sent = {"Authorization": f"Bearer {self.token}"}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.http.request(method, path, json=body, headers=sent)
+
+    async def makes(self, name: str, *scopes: str, **limits: Any) -> str:
+        """A new token, as the one in use makes it."""
+        made = await self.ask("POST", "/v1/tokens", {"name": name, "scopes": scopes} | limits)
+        assert made.status_code == 201, made.text
+        return str(made.json()["token"])
+
+    async def asks_as(self, token: str, *given: Any) -> httpx.Response:
+        """`ask` with another token."""
+        own, self.token = self.token, token
+        try:
+            return await self.ask(*given)
+        finally:
+            self.token = own
 
     async def get(self, path: str) -> Any:
         answer = await self.ask("GET", path)

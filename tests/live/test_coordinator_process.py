@@ -56,7 +56,7 @@ def test_a_killed_coordinator_comes_back_with_everything(
             client.pause("demo")
             changed = client.set_quorum("demo", 2)
             assert client.rounds("demo") == []
-            token = client.make_token("eve", "viewer")
+            token = client.make_token("eve", ["read"])
             before = client.run("demo")
             events = client.events("demo")
         with coordinator(running) as client:
@@ -72,7 +72,7 @@ def test_a_killed_coordinator_comes_back_with_everything(
                 client.set_quorum("demo", 1, revision=1)
             assert caught.value.status == 412
             with Client(client.url, token) as viewer:
-                assert viewer.access()["role"] == "viewer"
+                assert viewer.access()["scopes"] == ["read"]
                 first = next(iter(viewer.stream_status("demo")))
                 assert first["name"] == "demo"
                 told = viewer.stream_events("demo")

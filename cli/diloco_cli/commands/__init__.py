@@ -15,6 +15,7 @@ from diloco_cli.commands import (
     plan,
     runs,
     tape,
+    tokens,
 )
 from diloco_simulator.commands import app as sim
 
@@ -34,6 +35,7 @@ for group in (
     export.app,
     generate.app,
     control.app,
+    tokens.app,
     tape.app,
     plan.app,
     budget.app,

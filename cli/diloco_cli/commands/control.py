@@ -109,7 +109,8 @@ def events(
 
     def line(e: dict[str, Any]) -> str:
         at = time.strftime("%H:%M:%S", time.localtime(e["at"]))
-        return f"{at} {e['source']} {e['kind']}: {e['text']}"
+        by = f" (by {who})" if (who := (e.get("data") or {}).get("actor")) else ""
+        return f"{at} {e['source']} {e['kind']}: {e['text']}{by}"
 
     show(found, as_json, lambda: [line(e) for e in found] or ["nothing happened yet"])
 
@@ -159,54 +160,3 @@ def faults(where: Where, as_json: Json = False) -> None:
         return f"{f['id']}: {f['kind']} on {f['target']}, {', '.join(became)}"
 
     show(found, as_json, lambda: [line(f) for f in found] or ["no faults"])
-
-
-# --- tokens --------------------------------------------------------------------------------------
-
-tokens = typer.Typer(no_args_is_help=True, help="Tokens for other people, with a role each.")
-app.add_typer(tokens, name="token")
-
-
-class Role(StrEnum):
-    """What a token is good for; each includes those before it."""
-
-    viewer = "viewer"
-    operator = "operator"
-    chaos = "chaos"
-    admin = "admin"
-
-
-Name = Annotated[str, typer.Argument(help="Name of the token.")]
-
-
-@tokens.command("make")
-@anywhere
-def make_token(
-    where: Where,
-    name: Name,
-    role: Annotated[Role, typer.Argument(help="What it is good for.")],
-    as_json: Json = False,
-) -> None:
-    """Make a token and print it, this once."""
-    with connect(where) as client:
-        made = client.make_token(name, role.value)
-    show({"name": name, "role": role.value, "token": made}, as_json, lambda: [made])
-
-
-@tokens.command("list")
-@anywhere
-def list_tokens(where: Where, as_json: Json = False) -> None:
-    """Names and roles of all tokens but the admin's."""
-    with connect(where) as client:
-        found = client.tokens()
-    lines = [f"{t['name']}: {t['role']}" for t in found]
-    show(found, as_json, lambda: lines or ["none but the admin's"])
-
-
-@tokens.command("revoke")
-@anywhere
-def revoke_token(where: Where, name: Name) -> None:
-    """Make a token useless, at once."""
-    with connect(where) as client:
-        client.revoke_token(name)
-    print(f"the token {name} is revoked")

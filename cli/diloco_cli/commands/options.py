@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +13,21 @@ import typer
 from diloco_cli.cluster import HERE, Where
 
 Url = Annotated[str, typer.Option(envvar="DILOCO_URL", help="Coordinator of a cluster elsewhere.")]
-Token = Annotated[str, typer.Option(envvar="DILOCO_TOKEN", help="Its token.")]
-TokenFile = Annotated[str, typer.Option(help="File that holds the token.")]
+Token = Annotated[
+    str,
+    typer.Option(
+        envvar="DILOCO_TOKEN", help="Its token; who may list this machine's processes sees it."
+    ),
+]
+TokenFile = Annotated[
+    str, typer.Option(envvar="DILOCO_TOKEN_FILE", help="File that holds the token.")
+]
+Authority = Annotated[
+    str,
+    typer.Option(
+        envvar="DILOCO_CA", help="File with the certificate of the authority to trust, if your own."
+    ),
+]
 Folder = Annotated[Path, typer.Option(help="Data folder of 'diloco up' on this machine.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Run = Annotated[str, typer.Argument(help="Name of the run; the newest if left out.")]
@@ -23,11 +37,16 @@ _WHERE: tuple[tuple[str, Any, Any], ...] = (
     ("token", Token, ""),
     ("token_file", TokenFile, ""),
     ("data", Folder, HERE),
+    ("ca", Authority, ""),
+)
+_SEEN = (
+    "diloco: whoever may list the processes of this machine sees --token: use --token-file, or set "
+    "DILOCO_TOKEN\n"
 )
 
 
 def anywhere(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command`, which takes `where`, the four options that say where the cluster is."""
+    """Give `command`, which takes `where`, the options that say where the cluster is."""
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != "where"]
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -35,8 +54,10 @@ def anywhere(command: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(name, keyword, annotation=kind, default=default)
         for name, kind, default in _WHERE
     ]
+    options.append(inspect.Parameter("context", keyword, annotation=typer.Context))
 
     def with_options(**given: Any) -> None:
+        _warn_of_what_is_seen(given.pop("context"))
         where = Where(**{name: given.pop(name) for name, _, _ in _WHERE})
         command(where=where, **given)
 
@@ -46,6 +67,12 @@ def anywhere(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     with_options.__annotations__ = {p.name: p.annotation for p in parameters}
     return with_options
+
+
+def _warn_of_what_is_seen(context: typer.Context) -> None:
+    source = context.get_parameter_source("token")
+    if source is not None and source.name == "COMMANDLINE":
+        sys.stderr.write(_SEEN)
 
 
 def show(value: Any, as_json: bool, text: Callable[[], list[str]]) -> None:

@@ -94,9 +94,12 @@ class Folder:
 
     def announce(self, **endpoint: Any) -> None:
         """Tell other commands where the cluster listens, whole or not at all."""
+        # The coordinator is told by the same variable where the token is.
+        given = os.environ.get("DILOCO_ADMIN_TOKEN_FILE", "")
+        token_file = Path(given).absolute() if given else self.path / "admin-token"
         body = {
             **endpoint,
-            "token_file": str(self.path / "admin-token"),
+            "token_file": str(token_file),
             "pid": os.getpid(),
         }
         aside = self.path / (ENDPOINT + ".new")

@@ -6,6 +6,7 @@ import sys
 import structlog
 from pydantic import ValidationError
 
+from diloco_coordinator.api.admin_token_io import NoToken
 from diloco_coordinator.app import AddressTaken, Settings, serve
 from diloco_shared.bus.port import BusError
 from diloco_shared.process.logs import configure
@@ -24,7 +25,7 @@ def main() -> None:
         asyncio.run(serve(settings))
     except KeyboardInterrupt:
         pass
-    except (FolderTaken, AddressTaken) as error:
+    except (FolderTaken, AddressTaken, NoToken) as error:
         structlog.get_logger().error(str(error))
         sys.exit(2)
     except BusError as error:

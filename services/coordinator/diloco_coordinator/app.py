@@ -16,7 +16,9 @@ from fastapi.staticfiles import StaticFiles
 from pydantic import Field
 
 from diloco_coordinator.api import problems_io as problems
-from diloco_coordinator.api.auth_io import Guard, admin_token
+from diloco_coordinator.api.admin_token_io import AdminToken
+from diloco_coordinator.api.audit_io import Audit
+from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.chaos_io import Chaos
 from diloco_coordinator.api.checkpoints_io import CheckpointRoutes
 from diloco_coordinator.api.exports_io import ExportRoutes
@@ -27,6 +29,7 @@ from diloco_coordinator.api.plans_io import Plans
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.samples_io import SampleRoutes
 from diloco_coordinator.api.sse_io import Streams
+from diloco_coordinator.api.tokens_io import Tokens
 from diloco_coordinator.exports.child_io import ChildExporter, Exporter
 from diloco_coordinator.exports.exporting_io import Exports
 from diloco_coordinator.exports.sampling_io import ChildSampler, Sampler, Samples
@@ -53,6 +56,12 @@ class Settings(ProcessSettings):
     port: int = Field(8400, ge=0, le=65535, description="Port of the API; 0 takes a free one.")
     tls_cert: Path | None = Field(None, description="PEM certificate: the API speaks https.")
     tls_key: Path | None = Field(None, description="PEM key of tls_cert.")
+    admin_token_file: Path | None = Field(
+        None,
+        description="File with the administrator's token; <data>/admin-token if empty, which is "
+        "made at the first start. Replaced content is taken up within a second; further lines are "
+        "good as well.",
+    )
     exports_kept: int = Field(
         8,
         ge=1,
@@ -81,24 +90,27 @@ class AddressTaken(Exception):
 
 def create_app(
     registry: Registry,
-    token: str,
+    token: AdminToken | str,
     *,
     chaos: bool,
     checkpoints: str,
     exports: Exports,
     sampler: Sampler,
     loop_watch: LoopWatch | None = None,
+    audit: Audit | None = None,
 ) -> FastAPI:
     """The API over a registry; the caller keeps the registry fed.
 
-    `checkpoints`: where runs keep theirs unless they say otherwise.
+    `token`: the administrator's. `checkpoints`: where runs keep theirs unless they say otherwise.
+    `audit`: where changes are noted; in memory alone if it is not given.
     """
     # The usual pages for /docs load scripts from the internet; the description itself is served.
     app = FastAPI(
         title="decoupled-diloco", version="1", description=_API, docs_url=None, redoc_url=None
     )
     problems.install(app)
-    guard, streams = Guard(registry, token), Streams(registry)
+    guard, audit = Guard(registry, token), audit or Audit()
+    streams = Streams(registry, guard.good)
     app.state.streams = streams
     runs = Runs(registry, guard, streams, checkpoints)
     app.include_router(runs.router)
@@ -106,12 +118,13 @@ def create_app(
     app.include_router(ExportRoutes(registry, guard, runs, exports, checkpoints).router)
     samples = SampleRoutes(guard, runs, exports, streams, Samples(sampler))
     app.include_router(samples.router)
-    app.include_router(Members(registry, guard, streams, chaos=chaos).router)
+    app.include_router(Members(registry, guard, streams).router)
+    app.include_router(Tokens(registry, guard, audit, chaos=chaos).router)
     app.include_router(Chaos(registry, guard, on=chaos).router)
     app.include_router(Plans(guard).router)
     requests: Counter[tuple[str, str]] = Counter()
     metrics = ClusterMetrics(registry, requests, loop_watch, exports)
-    app.add_middleware(Gateway, requests=requests)
+    app.add_middleware(Gateway, requests=requests, audit=audit)
 
     @app.get("/healthz", tags=["health"])
     async def _healthz() -> dict[str, Any]:
@@ -166,7 +179,7 @@ class Coordinator:
         settings: Settings,
         bus: Bus,
         folder: DataFolder,
-        token: str,
+        token: AdminToken | str,
         *,
         address: str = "",
         loop_watch: LoopWatch | None = None,
@@ -191,6 +204,7 @@ class Coordinator:
             exports=self.exports,
             sampler=ChildSampler.of(settings),
             loop_watch=loop_watch,
+            audit=Audit(folder.path),
         )
 
     async def run(self, serving: Coroutine[Any, Any, None]) -> None:
@@ -232,7 +246,7 @@ async def serve(settings: Settings) -> None:
     arm(settings.crash_at, settings.id, folder.path)
     bound: socket.socket | None = None
     try:
-        token = admin_token(settings.data)
+        token = AdminToken.at(settings.data, settings.admin_token_file)
         bound = listen(settings.host, settings.port)
         port = bound.getsockname()[1]
         scheme = "https" if settings.tls_cert else "http"

@@ -17,6 +17,7 @@ from diloco_cli.commands.export import BUSY
 from diloco_coordinator.exports.exporting_io import CUT_OFF
 from diloco_coordinator.exports.exports import ExportRecord
 from diloco_coordinator.exports.shelf_io import Shelf
+from diloco_coordinator.runs.statuses import run_id_of
 from diloco_shared.protocol import subjects
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
@@ -67,7 +68,8 @@ async def test_an_export_is_made_shown_and_downloaded(
         )
         assert answer.headers["Location"] == f"/v1/runs/demo/exports/{begun['id']}"
         place = answer.headers["Location"]
-        await until(lambda: maker.asked)
+        record = desk.exports.of(run_id_of(desk.registry.runs["demo"]))[0]
+        await until(lambda: (p := desk.exports.pace(record)) and p.view()["bytes_total"])
         moving = await desk.get(place)
         assert moving["progress"] | {"bytes_per_s": None, "seconds_left": None} == {
             "stage": "fetching",
@@ -191,7 +193,7 @@ async def test_no_name_of_a_file_leads_out_of_its_folder(
             assert (await desk.ask("GET", f"{place}/{name}")).status_code == 404, name
 
 
-async def test_reading_and_acting_need_their_roles(
+async def test_reading_and_acting_need_their_scopes(
     world: Any, maker: Maker, status: Callable[..., Any]
 ) -> None:
     maker.go.set()
@@ -199,7 +201,7 @@ async def test_reading_and_acting_need_their_roles(
         await submitted(world, desk, status)
         await desk.ask("POST", "/v1/runs/demo/exports")
         place = f"/v1/runs/demo/exports/{(await ended(desk))['id']}"
-        made = await desk.ask("POST", "/v1/tokens", {"name": "eve", "role": "viewer"})
+        made = await desk.ask("POST", "/v1/tokens", {"name": "eve", "scopes": ["read"]})
         desk.token = made.json()["token"]
         assert (await desk.ask("GET", f"{place}/files/diloco.json")).status_code == 200
         assert (await desk.ask("POST", "/v1/runs/demo/exports")).status_code == 403

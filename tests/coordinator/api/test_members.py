@@ -179,7 +179,7 @@ async def test_a_restart_loses_nothing(world: Any, status: Callable[..., Any]) -
         await until(lambda: "c" not in desk.registry.assigned)
         await world.dies("a")
         await until(lambda: not desk.registry.roll.notes["a"].alive)
-        made = await desk.ask("POST", "/v1/tokens", {"name": "eve", "role": "viewer"})
+        made = await desk.ask("POST", "/v1/tokens", {"name": "eve", "scopes": ["read"]})
         await world.tells("evaluation", val_loss=2.0, steps=24)
         await until(lambda: desk.registry.events[-1][1].kind == "evaluation")
         before = [await desk.get(p) for p in ("/v1/runs", "/v1/members", "/v1/events")]

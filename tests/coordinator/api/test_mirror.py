@@ -1,6 +1,7 @@
 """What the coordinator mirrors of the bus, when the mirroring is interrupted."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ async def test_a_member_whose_end_left_no_marker_is_gone_too(
 
 async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(world: Any) -> None:
     async with world.coordinator() as desk:
-        body = {"name": "alice", "role": "viewer"}
+        body = {"name": "alice", "scopes": ["read"]}
         assert (await desk.ask("POST", "/v1/tokens", body)).status_code == 201
         record = desk.registry.tokens["alice"]
         await desk.registry.bus.kv_delete(registry.TOKENS, "alice")
@@ -78,11 +79,29 @@ async def test_a_token_that_is_gone_when_the_watch_begins_again_does_not_work(wo
         desk.registry.tokens["alice"] = record  # as if that had not been heard
         await desk.registry._gone_meanwhile(registry.TOKENS)
         assert "alice" not in desk.registry.tokens
+        # A server that lost everything counts from 1 again, and its tokens are good all the same.
+        entry = KeyEntry("alice", record.model_dump_json().encode(), 1)
+        await desk.registry._take(registry.TOKENS, entry)
+        assert "alice" in desk.registry.tokens
+
+
+async def test_a_token_that_cannot_be_read_opens_nothing_and_its_digest_is_in_no_log(
+    world: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with world.coordinator() as desk:
+        await desk.makes("alice", "read")
+        stored = desk.registry.tokens["alice"].model_dump(mode="json")
+        later = json.dumps(stored | {"a_limit_of_a_later_release": ["x"]}).encode()
+        await world.bus.kv_put(registry.TOKENS, "alice", later)
+        await until(lambda: "alice" not in desk.registry.tokens)
+        said = "".join(capsys.readouterr())
+        assert "a_limit_of_a_later_release: Extra inputs" in said
+        assert stored["digest"] not in said
 
 
 async def test_a_token_is_not_brought_back_by_the_echo_of_its_making(world: Any) -> None:
     async with world.coordinator() as desk:
-        body = {"name": "alice", "role": "viewer"}
+        body = {"name": "alice", "scopes": ["read"]}
         assert (await desk.ask("POST", "/v1/tokens", body)).status_code == 201
         place = registry.TOKENS, "alice"
         echo = await desk.registry.bus.kv_get(*place)

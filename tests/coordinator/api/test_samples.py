@@ -213,6 +213,6 @@ async def test_it_needs_the_right_of_an_export(
 ) -> None:
     async with world.coordinator() as desk:
         await exported(world, desk, status)
-        made = await desk.ask("POST", "/v1/tokens", {"name": "eve", "role": "viewer"})
+        made = await desk.ask("POST", "/v1/tokens", {"name": "eve", "scopes": ["read"]})
         desk.token = made.json()["token"]
         assert (await desk.ask("POST", PLACE)).status_code == 403

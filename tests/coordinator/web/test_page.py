@@ -27,6 +27,7 @@ WEB = Path(diloco_coordinator.__file__).parent / "web"
 RECORDED = Path(__file__).parents[2] / "cli" / "screens" / "answers.json"
 # Each after those that it imports.
 MODULES = ("api", "dom", "chart", "plan", "sample", "views", "main")
+VIEWER = {"scopes": ["read"], "runs": [], "sites": [], "chaos": True, "name": "v"}
 VOID = {"meta", "link", "input"}
 
 
@@ -279,8 +280,33 @@ def test_verbs_of_a_run_follow_its_state(page: Page, run: str) -> None:
     assert page.ask('buttons("verbs")') == []
 
 
+@pytest.mark.parametrize(
+    ("limits", "verbs", "drain"),
+    [
+        ({}, True, True),
+        ({"runs": ["other"]}, False, False),
+        ({"runs": ["RUN"]}, True, False),
+        ({"sites": ["learner-*"]}, False, True),
+        ({"runs": ["RUN"], "sites": ["learner-*"]}, True, True),
+        ({"runs": ["other"], "sites": ["*"]}, False, False),
+    ],
+)
+def test_a_limited_token_is_offered_what_it_may_change(
+    answers: dict[str, Any], run: str, limits: dict[str, list[str]], verbs: bool, drain: bool
+) -> None:
+    named = {kind: [p.replace("RUN", run) for p in found] for kind, found in limits.items()}
+    access = VIEWER | {"scopes": ["read", "operate"]} | named
+    for member in answers["GET /v1/members"]["members"]:
+        member |= {"alive": True, "draining": False, "assigned": run}
+    page = Page(answers | {"GET /v1/access": access})
+    assert (page.ask('seen("verbs")') is not None) is verbs
+    buttons = page.ask('buttons("learners")')
+    assert any("Drain" in text for text in buttons) is drain
+    assert not any("Kill" in text for text in buttons)
+
+
 def test_a_viewer_is_offered_nothing(answers: dict[str, Any]) -> None:
-    page = Page(answers | {"GET /v1/access": {"role": "viewer", "chaos": True, "name": "v"}})
+    page = Page(answers | {"GET /v1/access": VIEWER})
     assert page.ask('buttons("learners")') == [] and page.ask('seen("verbs")') is None
 
 
@@ -406,7 +432,7 @@ def test_what_becomes_of_a_sample_is_said_in_the_servers_words(
 
 
 def test_a_viewer_may_not_sample(answers: dict[str, Any]) -> None:
-    page = Page(answers | {"GET /v1/access": {"role": "viewer", "chaos": True, "name": "v"}})
+    page = Page(answers | {"GET /v1/access": VIEWER})
     page.do('id("sample").open = true')
     page.second()
     assert page.ask('seen("sample")') is None

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header
 from pydantic import BaseModel, ConfigDict, Field
 
-from diloco_coordinator.access import digest
-from diloco_coordinator.api.auth_io import Guard
+from diloco_coordinator.access import asker, digest, sees
+from diloco_coordinator.api.auth_io import Guard, must
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.views import fault_views
 from diloco_coordinator.runs.registry_io import Registry
@@ -40,8 +40,8 @@ class Chaos:
         self.registry = registry
         self.on = on
         self.router = APIRouter(prefix="/v1/chaos", tags=["chaos"])
-        may = [Depends(guard.needs("chaos"))]
-        look = [Depends(guard.needs("viewer"))]
+        may = [Depends(guard.needs("fault", later=True))]
+        look = [Depends(guard.needs("read"))]
         self.router.add_api_route(
             "", self.inflict, methods=["POST"], status_code=202, dependencies=may
         )
@@ -53,6 +53,10 @@ class Chaos:
         idempotency_key: Annotated[str, Header(max_length=200)] = "",
     ) -> dict[str, Any]:
         """Ask a process to inflict a fault on itself; 202 once it is armed."""
+        if request.target in OTHER_TARGETS:
+            must("fault")  # the message server is everybody's
+        else:
+            must("fault", self.registry.assigned.get(request.target, ""), request.target)
         if not self.on:
             raise Problem(
                 403,
@@ -111,4 +115,5 @@ class Chaos:
 
     async def inflicted(self) -> dict[str, Any]:
         """Every fault that was planned, with when it was applied and healed."""
-        return {"faults": fault_views(self.registry.events)}
+        token = asker()
+        return {"faults": fault_views(e for e in self.registry.events if sees(token, e[1].run))}

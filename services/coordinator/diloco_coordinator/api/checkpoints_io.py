@@ -9,7 +9,8 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Body, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from diloco_coordinator.api.auth_io import Guard
+from diloco_coordinator.access import asker, sees
+from diloco_coordinator.api.auth_io import Guard, must, must_see, run_of_folder
 from diloco_coordinator.api.problems_io import Problem, invalid, readable, spec_of
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.views import jsonable
@@ -58,19 +59,20 @@ class CheckpointRoutes:
         self.runs = runs
         self.root = root
         self.router = APIRouter(prefix="/v1", tags=["checkpoints"])
-        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("viewer"))]}
-        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
+        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
+        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
+        named: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate", later=True))]}
         add = self.router.add_api_route
         add("/checkpoints", self.everywhere, methods=["GET"], **look)
         gone: dict[str, Any] = {"methods": ["DELETE"], "status_code": 204, **act}
-        add("/checkpoints/{folder}/{number}", self.remove_stored, **gone)
+        add("/checkpoints/{folder}/{number}", self.remove_stored, **gone | named)
         of_run, one = "/runs/{run}/checkpoints", "/runs/{run}/checkpoints/{number}"
         add(of_run, self.index, methods=["GET"], **look)
         add(of_run, self.make, methods=["POST"], status_code=202, **act)
         add(one, self.show, methods=["GET"], **look)
         add(one, self.remove, **gone)
         add(f"{one}/restore", self.restore, methods=["POST"], status_code=202, **act)
-        add("/checkpoints/submit", self.submit, methods=["POST"], status_code=201, **act)
+        add("/checkpoints/submit", self.submit, methods=["POST"], status_code=201, **named)
 
     # --- where ---------------------------------------------------------------------------------
 
@@ -90,7 +92,8 @@ class CheckpointRoutes:
 
     async def everywhere(self) -> dict[str, Any]:
         """Complete checkpoints where most runs keep them; of deleted runs too."""
-        return {"checkpoints": await self._list(self._at(self.root), "")}
+        token, found = asker(), await self._list(self._at(self.root), "")
+        return {"checkpoints": [c for c in found if sees(token, str(c["run"]))]}
 
     async def index(self, run: str) -> dict[str, Any]:
         """Complete checkpoints of a run, oldest first."""
@@ -133,6 +136,7 @@ class CheckpointRoutes:
 
     async def remove_stored(self, folder: str, number: int) -> None:
         """Remove one by its folder, of a deleted run perhaps."""
+        must("operate", run_of_folder(folder))
         await self._remove(self._at(self.root), folder, number)
 
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
@@ -173,6 +177,8 @@ class CheckpointRoutes:
         self, checkpoint: str, body: Annotated[dict[str, Any], Body()], response: Response
     ) -> dict[str, Any]:
         """Submit a run that begins with a checkpoint: FOLDER/NUMBER, or an address of its own."""
+        must("operate", str(body.get("name") or "")[:63])
+        must_see(checkpoint)
         with _problems():
             there, ref = RunCheckpoints.at(checkpoint, self.root)
         manifest = await self._manifest(there, ref)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Body, Depends, Response
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from diloco_coordinator.api.auth_io import Guard
+from diloco_coordinator.api.auth_io import Guard, must_see
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.runs_io import Runs
 from diloco_coordinator.api.views import jsonable
@@ -51,8 +51,8 @@ class ExportRoutes:
         self.exports = exports
         self.root = root
         self.router = APIRouter(prefix="/v1/runs/{run}/exports", tags=["exports"])
-        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("viewer"))]}
-        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
+        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
+        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
         add = self.router.add_api_route
         add("", self.begin, methods=["POST"], status_code=202, **act)
         add("", self.index, methods=["GET"], **look)
@@ -99,6 +99,8 @@ class ExportRoutes:
         spec = spec_of(self.runs.record(run))
         root = spec.keeping.run_checkpoint_root or self.root
         source = reference(spec.folder, int(text)) if text.isdecimal() else text
+        if source is text:
+            must_see(text)
         with _problems():
             there, ref = RunCheckpoints.at(source, root)
             there.manifest(ref)

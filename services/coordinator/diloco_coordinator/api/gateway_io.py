@@ -1,10 +1,14 @@
-"""What every request passes: a limit on bodies, a count by outcome, and headers for browsers."""
+"""What every request passes: a limit on bodies, counts, the audit log, and headers for browsers."""
 
 from collections import Counter
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from diloco_coordinator.access import ASKING
+from diloco_coordinator.api.audit_io import Audit
 
 # A run's specification is a few kilobytes.
 BODY_BYTES_MAX = 1 << 20
@@ -23,15 +27,18 @@ _TOO_LARGE = f"a body may have {BODY_BYTES_MAX} bytes at most"
 class Gateway:
     """ASGI middleware; `requests` counts (method, status class)."""
 
-    def __init__(self, app: ASGIApp, requests: Counter[tuple[str, str]]) -> None:
+    def __init__(
+        self, app: ASGIApp, requests: Counter[tuple[str, str]], audit: Audit | None = None
+    ) -> None:
         self.app = app
         self.requests = requests
+        self.audit = audit or Audit()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        taken = 0
+        taken, answered = 0, False
         declared = Headers(scope=scope).get("content-length", "0")
 
         async def limited() -> Message:
@@ -45,7 +52,10 @@ class Gateway:
             return message
 
         async def marked(message: Message) -> None:
+            nonlocal answered
             if message["type"] == "http.response.start":
+                answered = True
+                await self._note(scope, message["status"])
                 status = f"{message['status'] // 100}xx"
                 # Methods are an open set: others share a name, so that the count stays bounded.
                 method = scope["method"]
@@ -56,7 +66,19 @@ class Gateway:
                     headers.setdefault(name, value)
             await send(message)
 
-        await self.app(scope, limited, marked)
+        before = ASKING.set(None)
+        try:
+            await self.app(scope, limited, marked)
+        finally:
+            ASKING.reset(before)
+            if not answered:  # a mistake of ours, which is answered outside
+                await self._note(scope, 500)
+
+    async def _note(self, scope: Scope, status: int) -> None:
+        state: dict[str, Any] = scope.get("state", {})
+        asking, route = state.get("asking"), scope.get("route")
+        if asking is not None and route is not None:
+            await self.audit.note(asking, scope["method"], route.path, status)
 
 
 _METHODS = {"GET", "HEAD", "POST", "PATCH", "DELETE"}

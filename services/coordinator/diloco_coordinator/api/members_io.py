@@ -1,45 +1,31 @@
-"""/v1/members, /v1/events, /v1/tokens and /v1/access."""
+"""/v1/members and /v1/events."""
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
 
-from diloco_coordinator.access import TOKENS_MAX, Role, TokenRecord, digest
-from diloco_coordinator.api.auth_io import Guard, new_token
+from diloco_coordinator.access import asker, sees
+from diloco_coordinator.api.auth_io import Guard
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.api.views import event_view, member_view, syncer_views
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.registry_io import Registry
-from diloco_shared import ambient
-from diloco_shared.bus.port import Conflict
-from diloco_shared.protocol.subjects import Id
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0)]
 
 
-class TokenRequest(BaseModel):
-    """A token to make."""
-
-    model_config = ConfigDict(extra="forbid")
-    name: Id
-    role: Role
-
-
 class Members:
     """The routes, over one registry."""
 
-    def __init__(self, registry: Registry, guard: Guard, streams: Streams, *, chaos: bool) -> None:
+    def __init__(self, registry: Registry, guard: Guard, streams: Streams) -> None:
         self.registry = registry
         self.streams = streams
-        self.chaos_on = chaos
         self.router = APIRouter(prefix="/v1")
-        look = [Depends(guard.needs("viewer"))]
-        act = [Depends(guard.needs("operator"))]
-        rule = [Depends(guard.needs("admin"))]
+        look = [Depends(guard.needs("read"))]
+        act = [Depends(guard.needs("operate"))]
         add = self.router.add_api_route
         add("/members", self.index, methods=["GET"], tags=["members"], dependencies=look)
         one = "/members/{member}"
@@ -51,21 +37,21 @@ class Members:
             add(f"{one}/drain", self._drain(wanted), tags=["members"], **tell)
         add("/events", self.events, methods=["GET"], tags=["events"], dependencies=look)
         add("/events/stream", self.stream, methods=["GET"], tags=["events"], dependencies=look)
-        add("/access", self.access, methods=["GET"], tags=["tokens"], dependencies=look)
-        add("/tokens", self.tokens, methods=["GET"], tags=["tokens"], dependencies=rule)
-        made: dict[str, Any] = {"methods": ["POST"], "status_code": 201}
-        add("/tokens", self.make_token, tags=["tokens"], dependencies=rule, **made)
-        add("/tokens/{name}", self.revoke, tags=["tokens"], dependencies=rule, **gone)
 
     # --- members -------------------------------------------------------------------------------
 
     def _find(self, member: str) -> MemberNote:
         notes = self.registry.roll.notes
         if member not in notes:
-            known = ", ".join(sorted(notes)) or "none"
+            known = ", ".join(self._shown()) or "none"
             text = f"there is no member {member[:63]!r}; known: {known}"
             raise Problem(404, "No such member", text)
         return notes[member]
+
+    def _shown(self) -> list[str]:
+        """Members that the token in use may be told of: none of a run that it may not see."""
+        token, r = asker(), self.registry
+        return [m for m in sorted(r.roll.notes) if sees(token, r.assigned.get(m, ""))]
 
     def _view(self, member: str) -> dict[str, Any]:
         note, registry = self._find(member), self.registry
@@ -83,7 +69,7 @@ class Members:
         `speed` of a learner that trains: tokens per second, utilisation of its devices, memory and
         wait for data, as it said within the last ten seconds; null where it is not known.
         """
-        return {"members": [self._view(m) for m in sorted(self.registry.roll.notes)]}
+        return {"members": [self._view(m) for m in self._shown()]}
 
     async def show(self, member: str) -> dict[str, Any]:
         """One member; 404 names the known ones."""
@@ -118,7 +104,8 @@ class Members:
 
     async def events(self, run: str = "", after: After = 0, limit: Limit = 200) -> dict[str, Any]:
         """Events after the cursor `after`, oldest first; `next` is the cursor to go on with."""
-        found = self.registry.events_after(after, run)[:limit]
+        token, newer = asker(), self.registry.events_after(after, run)
+        found = [(seq, e) for seq, e in newer if sees(token, e.run)][:limit]
         return {
             "events": [event_view(seq, e) for seq, e in found],
             "next": found[-1][0] if found else after,
@@ -131,38 +118,3 @@ class Members:
         if last_event_id.isascii() and last_event_id.isdigit():
             after = max(after, int(last_event_id))
         return self.streams.events(after, run)
-
-    # --- tokens --------------------------------------------------------------------------------
-
-    async def access(self, request: Request) -> dict[str, Any]:
-        """What the token in use may do, and whether faults are allowed here at all."""
-        state = request.state
-        return {"name": state.token_name, "role": state.role, "chaos": self.chaos_on}
-
-    async def tokens(self) -> dict[str, Any]:
-        """Names and roles; the tokens themselves are not kept."""
-        found = self.registry.tokens
-        return {"tokens": [found[n].model_dump(exclude={"digest"}) for n in sorted(found)]}
-
-    async def make_token(self, request: TokenRequest) -> dict[str, Any]:
-        """Make a token. It is shown this once."""
-        if len(self.registry.tokens) >= TOKENS_MAX:
-            raise Problem(409, "Too many tokens", f"{TOKENS_MAX} exist: revoke some first")
-        token = new_token()
-        record = TokenRecord(
-            name=request.name, role=request.role, digest=digest(token), created_at=ambient.wall()
-        )
-        try:
-            await self.registry.put_token(record)
-        except Conflict:
-            text = f"there is a token {request.name!r} already: choose another name, or revoke it"
-            raise Problem(409, "The name is taken", text) from None
-        return {**record.model_dump(exclude={"digest"}), "token": token}
-
-    async def revoke(self, name: str) -> None:
-        """The token stops working at once."""
-        if name not in self.registry.tokens:
-            known = ", ".join(sorted(self.registry.tokens)) or "none"
-            text = f"there is no token {name[:63]!r}; known: {known}"
-            raise Problem(404, "No such token", text)
-        await self.registry.delete_token(name)

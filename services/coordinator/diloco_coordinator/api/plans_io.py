@@ -16,7 +16,7 @@ class Plans:
 
     def __init__(self, guard: Guard) -> None:
         self.router = APIRouter(prefix="/v1/plan", tags=["plan"])
-        look = [Depends(guard.needs("viewer"))]
+        look = [Depends(guard.needs("read"))]
         self.router.add_api_route("", self.wishes, methods=["GET"], dependencies=look)
         self.router.add_api_route("", self.show, methods=["POST"], dependencies=look)
 

@@ -67,7 +67,10 @@ def body_of(
     return body
 
 
-def _response(error: Problem) -> JSONResponse:
+def _told(request: Request, error: Problem) -> JSONResponse:
+    asking = getattr(request.state, "asking", None)
+    if asking is not None:
+        asking.problem = error.title  # for the audit log
     body = body_of(error.status, error.title, error.detail, error.errors)
     return JSONResponse(body, error.status, error.headers, media_type=MEDIA_TYPE)
 
@@ -76,11 +79,11 @@ def install(app: FastAPI) -> None:
     """Make every error of `app` a problem detail."""
 
     @app.exception_handler(Problem)
-    async def _problem(_: Request, error: Problem) -> JSONResponse:
-        return _response(error)
+    async def _problem(request: Request, error: Problem) -> JSONResponse:
+        return _told(request, error)
 
     @app.exception_handler(RequestValidationError)
-    async def _request(_: Request, error: RequestValidationError) -> JSONResponse:
+    async def _request(request: Request, error: RequestValidationError) -> JSONResponse:
         found = []
         for e in error.errors():
             loc = [str(p) for p in e["loc"]]
@@ -88,13 +91,13 @@ def install(app: FastAPI) -> None:
             # Of a body that is no JSON at all, the location is an offset in it.
             path = "(whole)" if e["type"] == "json_invalid" else path
             found.append({"path": path, "message": str(e["msg"])})
-        return _response(invalid("request", found))
+        return _told(request, invalid("request", found))
 
     @app.exception_handler(BusError)
-    async def _bus(_: Request, error: BusError) -> JSONResponse:
+    async def _bus(request: Request, error: BusError) -> JSONResponse:
         text = f"{error}; training goes on meanwhile, try again in a few seconds"
         problem = Problem(503, "The bus does not answer", text, headers={"Retry-After": "3"})
-        return _response(problem)
+        return _told(request, problem)
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
@@ -102,13 +105,13 @@ def install(app: FastAPI) -> None:
         if error.status_code in (404, 405):
             detail = f"{request.method} {request.url.path}: the API is described at /openapi.json"
         title = _TITLES.get(error.status_code, detail)
-        return _response(Problem(error.status_code, title, detail, headers=error.headers))
+        return _told(request, Problem(error.status_code, title, detail, headers=error.headers))
 
     @app.exception_handler(Exception)
     async def _fault(request: Request, error: Exception) -> JSONResponse:
         log.error("request failed", path=request.url.path, error=repr(error))
         text = "the coordinator made a mistake; its log says which. Training is not affected"
-        return _response(Problem(500, "An error in the coordinator", text))
+        return _told(request, Problem(500, "An error in the coordinator", text))
 
 
 # --------------------------------------------------------------------------------------------------

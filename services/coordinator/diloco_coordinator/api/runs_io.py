@@ -10,8 +10,8 @@ from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from diloco_coordinator.access import digest
-from diloco_coordinator.api.auth_io import Guard
+from diloco_coordinator.access import asker, digest, sees
+from diloco_coordinator.api.auth_io import Guard, must, must_see
 from diloco_coordinator.api.problems_io import Problem, invalid, spec_of
 from diloco_coordinator.api.sse_io import Streams
 from diloco_coordinator.api.views import (
@@ -50,7 +50,7 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.records import Restore, RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import OF_CHECKPOINT, RunSpec
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0)]
@@ -121,10 +121,11 @@ class Runs:
         # One at a time, lest two requests for one name undo each other's steps.
         self.changing = asyncio.Lock()  # held while a run is made or removed
         self.router = APIRouter(prefix="/v1/runs", tags=["runs"])
-        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("viewer"))]}
-        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
+        look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
+        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
         add = self.router.add_api_route
-        add("", self.create, methods=["POST"], status_code=201, **act)
+        begin: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate", later=True))]}
+        add("", self.create, methods=["POST"], status_code=201, **begin)
         add("", self.index, methods=["GET"], **look)
         add("/{run}", self.show, methods=["GET"], **look)
         add("/{run}", self.change, methods=["PATCH"], **act)
@@ -145,7 +146,8 @@ class Runs:
     def record(self, run: str) -> RunRecord:
         """The run, or a 404 that names the known ones."""
         if run not in self.registry.runs:
-            known = ", ".join(sorted(self.registry.runs)) or "none"
+            token = asker()
+            known = ", ".join(r for r in sorted(self.registry.runs) if sees(token, r)) or "none"
             raise Problem(404, "No such run", f"there is no run {run[:63]!r}; known: {known}")
         return self.registry.runs[run]
 
@@ -175,6 +177,7 @@ class Runs:
         idempotency_key: Key = "",
     ) -> dict[str, Any]:
         """Submit a run. 422 names the path of every fault, 409 says the name is taken."""
+        must("operate", str(body.get("name") or "")[:63])
         spec = await self.checked(body)
         if idempotency_key and await self._repeated(idempotency_key, body, spec.name):
             response.headers["Idempotency-Replayed"] = "true"
@@ -193,6 +196,8 @@ class Runs:
         model = body.get("model")
         try:
             if isinstance(model, dict):
+                if (named := str(model.get("weights", ""))).startswith(OF_CHECKPOINT):
+                    must_see(named.removeprefix(OF_CHECKPOINT))
                 found = await asyncio.to_thread(begun_from, model, self.checkpoints)
                 body = {**body, "model": found}
             return await asyncio.to_thread(check, body)
@@ -213,6 +218,7 @@ class Runs:
 
         `first`: what has to be done under its name before anybody may work for it.
         """
+        must("operate", spec.name)
         spec = spec.model_copy(update={"id": ambient.token(6)})
         record = RunRecord(
             name=spec.name,
@@ -297,7 +303,8 @@ class Runs:
 
         `brief` leaves out what is long: `spec` and `status`.
         """
-        names = sorted(n for n in self.registry.runs if n > after)
+        token = asker()
+        names = sorted(n for n in self.registry.runs if n > after and sees(token, n))
         page = names[:limit]
         views = [self.view(self.registry.runs[n]) for n in page]
         if brief:

@@ -67,7 +67,7 @@ class SampleRoutes:
         self.samples = samples
         self.router = APIRouter(prefix="/v1/runs/{run}/samples", tags=["samples"])
         # As for an export: it takes the coordinator's processor.
-        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operator"))]}
+        act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
         shown: dict[str, Any] = {"response_class": StreamingResponse}
         self.router.add_api_route("", self.begin, methods=["POST"], **shown, **act)
 

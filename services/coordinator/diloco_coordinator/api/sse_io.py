@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi.responses import StreamingResponse
 
+from diloco_coordinator.access import ASKING, Asking, TokenRecord, asker, sees
 from diloco_coordinator.api.problems_io import Problem
 from diloco_coordinator.api.views import event_view
 from diloco_coordinator.runs.registry_io import Registry
@@ -21,15 +22,21 @@ STATE_S = 0.25
 
 
 class Streams:
-    """Opens streams over one registry, up to STREAMS_MAX."""
+    """Opens streams over one registry, up to STREAMS_MAX.
 
-    def __init__(self, registry: Registry) -> None:
+    `good`: whether who asked for one may go on reading it.
+    """
+
+    def __init__(
+        self, registry: Registry, good: Callable[[Asking | None], bool] = lambda _: True
+    ) -> None:
         self.registry = registry
+        self.good = good
         self.open = 0
 
     def events(self, after: int, run: str) -> StreamingResponse:
         """Events with a greater sequence than `after`; the sequence is the event's id."""
-        return self.opened(self._events(after, run))
+        return self.opened(self._events(after, run, asker()))
 
     def states(
         self, now: Callable[[], dict[str, Any] | None], over: Callable[[dict[str, Any]], bool]
@@ -47,26 +54,35 @@ class Streams:
                 headers={"Retry-After": "10"},
             )
         return StreamingResponse(
-            self._counted(chunks),
+            self._counted(chunks, ASKING.get()),
             media_type="text/event-stream",
             # Proxies must pass each piece on as it comes.
             headers={"X-Accel-Buffering": "no"},
         )
 
-    async def _counted(self, chunks: AsyncIterator[str]) -> AsyncIterator[str]:
+    async def _counted(
+        self, chunks: AsyncIterator[str], asking: Asking | None
+    ) -> AsyncIterator[str]:
         self.open += 1
         try:
             async for chunk in chunks:
+                if not self.good(asking):
+                    return  # the token was revoked, or has expired
                 yield chunk
         finally:
             self.open -= 1
+            # Whoever writes them must know that nobody listens any more: a sample ends its process.
+            if (close := getattr(chunks, "aclose", None)) is not None:
+                await close()
 
-    async def _events(self, after: int, run: str) -> AsyncIterator[str]:
+    async def _events(self, after: int, run: str, token: TokenRecord | None) -> AsyncIterator[str]:
         yield ": open\n\n"
         said_at = ambient.monotonic()
         while True:
             for seq, event in self.registry.events_after(after, run):
                 after = seq
+                if not sees(token, event.run):
+                    continue
                 yield f"id: {seq}\ndata: {json.dumps(event_view(seq, event))}\n\n"
                 said_at = ambient.monotonic()
             if not await self._change(said_at):

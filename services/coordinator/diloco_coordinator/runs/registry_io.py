@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import structlog
 from pydantic import ValidationError
 
-from diloco_coordinator.access import TokenRecord
+from diloco_coordinator.access import TokenRecord, actor
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
@@ -58,6 +58,8 @@ MIRRORED = (
 # Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
 EVENTS_MAX = 20_000
 EVENTS_BYTES_MAX = 64 << 20
+# Names of revoked tokens whose end is remembered; an echo of their making is late by seconds.
+REVOKED_MAX = 1000
 # Before what was interrupted is read on, in seconds.
 RETRY_S = 0.5
 
@@ -158,6 +160,10 @@ class Registry:
             if key not in there and self.revisions.get((bucket, key), 0) == revision:
                 await self._take(bucket, KeyEntry(key, None, revision))
                 await self._notify()
+        if bucket == TOKENS:
+            # A new watch brings no echo of before, and a server that began anew counts from 1.
+            for name in [k for b, k in self.revisions if b == TOKENS and k not in self.tokens]:
+                del self.revisions[TOKENS, name]
 
     async def read_events(self) -> None:
         """Mirror the event stream, for ever."""
@@ -231,12 +237,25 @@ class Registry:
             return  # an echo of what was overwritten meanwhile
         if bucket in (subjects.RUNS, subjects.ASSIGNMENTS, NOTES, TOKENS):
             self.revisions[place] = entry.revision
-        if value is None:
+        if value is None and bucket == TOKENS:
+            self._revoked(key)
+        elif value is None:
             self.revisions.pop(place, None)
         try:
             await self._set(bucket, key, value)
-        except (WireError, ValidationError) as error:
+        except WireError as error:
             log.error("unreadable record", bucket=bucket, key=key, error=str(error))
+        except ValidationError as error:
+            # Without what was found there: a log shows no token, and no digest of one.
+            why = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in error.errors())
+            log.error("unreadable record", bucket=bucket, key=key, error=why)
+
+    def _revoked(self, name: str) -> None:
+        """Remember when a token ended: whatever was said of it before must not bring it back."""
+        ended = [(b, k) for b, k in self.revisions if b == TOKENS and k not in self.tokens]
+        for place in ended[: max(0, len(ended) - REVOKED_MAX)]:
+            if place[1] != name:
+                del self.revisions[place]
 
     async def _set(self, bucket: str, key: str, value: bytes | None) -> None:
         match bucket:
@@ -499,6 +518,20 @@ class Registry:
         if revision >= self.revisions.get(place, 0):
             self.tokens[record.name], self.revisions[place] = record, revision
 
+    async def update_token(self, known: TokenRecord, changed: TokenRecord) -> None:
+        """Replace what is mirrored here; Conflict, and a fresh mirror, if it is another by now."""
+        place = (TOKENS, known.name)
+        if self.tokens.get(known.name) != known:
+            raise Conflict(f"the token {known.name} changed meanwhile")
+        try:
+            value = changed.model_dump_json().encode()
+            revision = await self.bus.kv_update(*place, value, self.revisions.get(place, 0))
+        except Conflict:
+            await self._look_again(*place)
+            raise
+        if revision >= self.revisions.get(place, 0):
+            self.tokens[known.name], self.revisions[place] = changed, revision
+
     async def delete_token(self, name: str) -> None:
         """At once: the echo of its making may still be on its way."""
         place, token = (TOKENS, name), self.tokens.get(name)
@@ -508,8 +541,13 @@ class Registry:
             self.revisions[place] = self.revisions.get(place, 0) + 1
 
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
-        """Write to the event log."""
+        """Write to the event log; of what a request caused, `data` says whose it was."""
+        data = {**data, "actor": who} if (who := actor()) else data
         await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
+
+
+def _place(loc: tuple[int | str, ...]) -> str:
+    return ".".join(str(part) for part in loc) or "(whole)"
 
 
 async def _done(what: Callable[[], Awaitable[T]]) -> T:

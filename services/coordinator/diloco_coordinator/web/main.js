@@ -21,10 +21,18 @@ function forgetRun(name) {
   showEvents([]);
 }
 
-const may = () => {
-  const rank = ["viewer", "operator", "chaos", "admin"].indexOf(seen.access.role);
-  return { operate: rank >= 1, chaos: rank >= 2 && seen.access.chaos };
-};
+/* What the token in use may change, as the coordinator decides it: a limit closes what it does not name. */
+const named = (patterns, name) =>
+  patterns.some((p) => (p.endsWith("*") ? name.startsWith(p.slice(0, -1)) : name === p));
+const has = (scope) => seen.access.scopes.includes(scope);
+const limited = () => seen.access.runs.length + seen.access.sites.length > 0;
+const mayChangeRun = (run) => has("operate") && (!limited() || named(seen.access.runs, run));
+function mayChangeMember(member) {
+  const { runs, sites } = seen.access;
+  const its = !member.assigned || !runs.length || named(runs, member.assigned);
+  const here = !limited() || (named(sites, member.id) && its);
+  return { operate: has("operate") && here, chaos: has("fault") && here && seen.access.chaos };
+}
 
 /* --- looking ------------------------------------------------------------------------------ */
 
@@ -36,8 +44,8 @@ async function lookOnce() {
   seen.access ??= await get("/v1/access");
   const [runs, { members }] = await Promise.all([get("/v1/runs?brief=true&limit=1000"), get("/v1/members")]);
   chooseRun(runs.runs);
-  showLearners(members, may(), ask);
-  showServices(members, may(), ask);
+  showLearners(members, mayChangeMember, ask);
+  showServices(members, mayChangeMember, ask);
   const run = seen.run ? await get(runPath(seen.run)) : null;
   $("empty").hidden = Boolean(run);
   $("overview").hidden = !run;
@@ -45,9 +53,9 @@ async function lookOnce() {
   if (run) {
     await lookForRounds(run);
     showRun(run, seen.evaluations.at(-1));
-    $("verbs").hidden = !may().operate;
+    $("verbs").hidden = !mayChangeRun(run.name);
   }
-  await lookForExports(run && may().operate ? run.name : "");
+  await lookForExports(run && mayChangeRun(run.name) ? run.name : "");
   showLosses(seen.evaluations);
 }
 

@@ -112,7 +112,8 @@ function actions(member, may, ask) {
 }
 
 /* Buttons are made anew only when other ones are due: a focused one stays. */
-function fillActions(node, member, may, ask) {
+function fillActions(node, member, mayChange, ask) {
+  const may = mayChange(member);
   const due = JSON.stringify([member.alive, member.draining, member.role, may]);
   if (node.dataset.due === due) return;
   node.dataset.due = due;

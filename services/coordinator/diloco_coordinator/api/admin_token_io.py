@@ -1,0 +1,159 @@
+"""The administrator's token: a file that its owner alone may read, and may replace at any time."""
+
+import json
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from diloco_coordinator.access import digest
+from diloco_shared import ambient
+
+log = structlog.get_logger()
+
+FILE = "admin-token"
+# Beside the file while the token is changed over: the old one's digest, and its end.
+BEFORE = ".before"
+# Between two looks whether somebody replaced the file, in seconds.
+LOOK_S = 1.0
+# Lines of the file that are tokens, and its bytes: whoever replaces it may list the old one too.
+LINES_MAX, FILE_BYTES_MAX = 4, 4096
+# Fewer characters could be guessed; what this program makes has 43.
+TOKEN_CHARS_MIN = 16
+
+
+class NoToken(Exception):
+    """There is no administrator's token where there must be one."""
+
+
+def admin_token(data: Path) -> str:
+    """The token in `<data>/admin-token`, created (mode 0600) if there is none."""
+    data.mkdir(parents=True, exist_ok=True)
+    path = data / FILE
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        if tokens := tokens_in(path):
+            return tokens[0]
+        # The disk was full when it was made: an empty token must not open the door.
+        token = new_token()
+        path.write_text(token + "\n", encoding="ascii")
+        return token
+    token = new_token()
+    with os.fdopen(handle, "w", encoding="ascii") as file:
+        file.write(token + "\n")
+    return token
+
+
+def new_token() -> str:
+    """256 random bits, safe in a header."""
+    return secrets.token_urlsafe(32)
+
+
+def tokens_in(path: Path) -> list[str]:
+    """The tokens in a file, one a line, the present one first.
+
+    Raises OSError, and NoToken for one that is not text, or too short to be a secret.
+    """
+    with path.open("rb") as file:
+        content = file.read(FILE_BYTES_MAX)
+    try:
+        lines = [line.strip() for line in content.decode("ascii").splitlines()]
+    except UnicodeDecodeError:
+        raise NoToken(f"{path} is not plain text: put the token there, one line") from None
+    tokens = [line for line in lines if line][:LINES_MAX]
+    if any(len(token) < TOKEN_CHARS_MIN for token in tokens):
+        raise NoToken(
+            f"a token in {path} has fewer than {TOKEN_CHARS_MIN} characters, and could be guessed: "
+            "put a longer one there, for one of 'openssl rand -hex 32'"
+        )
+    return tokens
+
+
+class AdminToken:
+    """The administrator's token, as it is in a file now; or a fixed one.
+
+    Looks and reads at once, without a thread: a few hundred bytes, once a second.
+    """
+
+    def __init__(self, path: Path | None, fixed: str = "") -> None:
+        self.path = path
+        self._tokens = [digest(fixed)] if fixed else []
+        self._seen: tuple[int, int, int] | None = None
+        self._look_at = 0.0
+        self._complained = ""
+        if path is not None:
+            self._read()
+            if not self._tokens:
+                raise NoToken(self._complained or f"{path} is empty: put the token there, one line")
+
+    @classmethod
+    def at(cls, data: Path, given: Path | None) -> "AdminToken":
+        """Of the file that was given, or the data folder's, which is made at the first start."""
+        if given is None:
+            admin_token(data)
+        return cls(given or data / FILE)
+
+    def digests(self) -> tuple[str, ...]:
+        """Of what is good now: all lines of the file, and what is being replaced."""
+        if self.path is not None and ambient.monotonic() >= self._look_at:
+            self._look_at = ambient.monotonic() + LOOK_S
+            self._read()
+        return (*self._tokens, *self._before())
+
+    def _read(self) -> None:
+        """A file that cannot be read, or is empty, changes nothing: somebody is writing it."""
+        assert self.path is not None
+        try:
+            stat = self.path.stat()
+            seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if seen == self._seen:
+                return
+            tokens = tokens_in(self.path)
+        except (OSError, NoToken) as error:
+            why = str(error)
+            if why != self._complained and self._tokens:
+                log.error("the administrator's token stays as it was", error=why)
+            self._complained = why
+            return
+        if tokens:
+            if self._seen is not None:
+                log.info("the administrator's token was replaced")
+            self._tokens, self._seen, self._complained = [digest(t) for t in tokens], seen, ""
+
+    def _before(self) -> tuple[str, ...]:
+        if self.path is None:
+            return ()
+        place = self.path.with_name(self.path.name + BEFORE)
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads(place.read_text("ascii"))
+            if ambient.wall() < float(kept["until"]):
+                return (str(kept["digest"]),)
+            place.unlink()
+        return ()
+
+    def rotate(self, overlap_s: float) -> str:
+        """Put a new token into the file; the old one stays good for `overlap_s`. Raises OSError."""
+        assert self.path is not None
+        self._read()  # somebody may have replaced it a moment ago
+        present, token = self._tokens[0], new_token()
+        before = self.path.with_name(self.path.name + BEFORE)
+        kept = {"digest": present, "until": ambient.wall() + overlap_s}
+        # In this order: whatever is cut off, one of the two is good.
+        _replace(before, json.dumps(kept) + "\n")
+        _replace(self.path, token + "\n")
+        self._look_at = 0.0
+        return token
+
+
+def _replace(path: Path, text: str) -> None:
+    """As a whole or not at all, for its owner only."""
+    aside = path.with_name(path.name + ".new")
+    aside.unlink(missing_ok=True)
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)

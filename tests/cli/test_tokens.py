@@ -1,0 +1,228 @@
+"""Commands about tokens and the audit log, against a server that answers from a table."""
+
+import json
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+
+import diloco_cli.cluster
+from diloco_cli.__main__ import main
+from diloco_cli.cluster import Where, endpoint_of, token_of
+from diloco_cli.commands.tokens import audit_lines, expiry_of, seconds_of, token_line
+from diloco_cli.up.folder import Folder
+from diloco_cli.words import CONFLICT, REFUSED
+from diloco_client import Client
+
+Diloco = Callable[..., tuple[int, str, str]]
+EVE: dict[str, Any] = {
+    "name": "eve",
+    "scopes": ["read", "operate"],
+    "runs": [],
+    "sites": [],
+    "expires_at": None,
+    "used_at": None,
+    "previous_until": 0.0,
+    "created_by": "admin",
+}
+
+
+@pytest.fixture(autouse=True)
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Any]]:
+    """What a cluster at http://far:1 was asked: method and path, token, body."""
+    found: list[tuple[str, str, Any]] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else None
+        place = f"{request.method} {request.url.path}"
+        found.append((place, request.headers["Authorization"], body))
+        return httpx.Response(200, json={"token": "n3w", "tokens": [EVE], "members": []})
+
+    def client(url: str, token: str, **_: str) -> Client:
+        return Client(url, token, transport=httpx.MockTransport(handle))
+
+    monkeypatch.setattr(diloco_cli.cluster, "Client", client)
+    monkeypatch.setenv("DILOCO_URL", "http://far:1")
+    monkeypatch.setenv("DILOCO_TOKEN", "t0ken")
+    return found
+
+
+@pytest.fixture
+def diloco(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Diloco:
+    def command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["diloco", *arguments])
+        status = 0
+        try:
+            main()
+        except SystemExit as exit_:
+            status = int(exit_.code or 0)
+        return (status, *capsys.readouterr())
+
+    return command
+
+
+def test_a_token_is_made_with_scopes_limits_and_an_end(diloco: Diloco, asked: Any) -> None:
+    limits = ("--run", "mine-*", "--run", "demo", "--site", "paris-*", "--expires", "12h")
+    assert diloco("token", "make", "eve", "read", "operate", *limits) == (0, "n3w\n", "")
+    assert asked[-1][2] == {
+        "name": "eve",
+        "scopes": ["read", "operate"],
+        "runs": ["mine-*", "demo"],
+        "sites": ["paris-*"],
+        "expires_in_s": 43_200.0,
+    }
+    assert diloco("token", "make", "bob", "fault", "--expires", "never")[0] == 0
+    assert asked[-1][2]["never"] is True
+    assert diloco("token", "make", "bob", "viewer")[0] == 2
+    assert diloco("token", "make", "bob")[0] == 2
+
+
+def test_tokens_are_listed_and_revoked(diloco: Diloco, asked: Any) -> None:
+    assert diloco("token", "list")[1].startswith("eve: read, operate; never expires")
+    assert json.loads(diloco("token", "list", "--json")[1]) == [EVE]
+    assert diloco("token", "revoke", "eve") == (0, "the token eve is revoked\n", "")
+    assert asked[-1][0] == "DELETE /v1/tokens/eve"
+
+
+def test_a_token_is_changed_over(diloco: Diloco, asked: Any) -> None:
+    assert diloco("token", "rotate", "admin", "--overlap", "1h") == (0, "n3w\n", "")
+    assert asked[-1][0::2] == ("POST /v1/tokens/admin/rotate", {"overlap_s": 3600.0})
+    assert diloco("token", "rotate", "eve", "--overlap", "soon")[0] == 2
+    _, out, _ = diloco("token", "rotate", "eve", "--json")
+    assert json.loads(out) == {"name": "eve", "token": "n3w"}
+
+
+def test_a_new_token_goes_into_a_file_of_its_owner(
+    diloco: Diloco, asked: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "eve"
+    status, out, _ = diloco("token", "make", "eve", "read", "--to", str(file))
+    assert status == 0 and "n3w" not in out and str(file) in out
+    assert file.read_text() == "n3w\n" and stat.S_IMODE(file.stat().st_mode) == 0o600
+    before = len(asked)
+    assert diloco("token", "rotate", "eve", "--to", str(file))[0] == CONFLICT
+    assert len(asked) == before, "the old secret is not replaced by one that cannot be kept"
+
+
+def test_an_event_says_whose_request_caused_it(
+    diloco: Diloco, asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    event = {
+        "at": 0.0,
+        "source": "coordinator",
+        "kind": "run-paused",
+        "text": "demo shall be paused",
+    }
+    both = [event | {"data": {"actor": "anna"}}, event | {"data": {}}]
+    monkeypatch.setattr(Client, "events", lambda *_: both)
+    assert diloco("events")[1].splitlines() == [
+        "00:00:00 coordinator run-paused: demo shall be paused (by anna)",
+        "00:00:00 coordinator run-paused: demo shall be paused",
+    ]
+
+
+def test_a_token_on_the_command_line_is_warned_of_and_a_file_is_not(
+    diloco: Diloco, asked: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert diloco("members")[2] == ""
+    status, _, err = diloco("members", "--token", "s3cret")
+    assert status == 0 and "--token-file" in err and "s3cret" not in err
+    monkeypatch.delenv("DILOCO_TOKEN")
+    file = tmp_path / "token"
+    file.write_text("new-one\nold-one\n")
+    assert diloco("members", "--token-file", str(file))[2] == ""
+    monkeypatch.setenv("DILOCO_TOKEN_FILE", str(file))
+    assert diloco("members")[2] == ""
+    assert [bearer for _, bearer, _ in asked] == [
+        "Bearer t0ken",
+        "Bearer s3cret",
+        "Bearer new-one",
+        "Bearer new-one",
+    ]
+    file.write_text("\n")
+    status, _, err = diloco("members")
+    assert status == REFUSED and "is empty" in err
+
+
+def test_other_commands_find_the_token_where_the_coordinator_was_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(tmp_path)
+    folder.announce(url="http://here:1")
+    assert endpoint_of(tmp_path)["token_file"] == str(tmp_path / "admin-token")
+    monkeypatch.setenv("DILOCO_ADMIN_TOKEN_FILE", str(tmp_path / "given"))
+    folder.announce(url="http://here:1")
+    (tmp_path / "given").write_text("t0ken\n")
+    assert token_of(Where(data=tmp_path)) == "t0ken"
+
+
+def test_lists_say_what_each_may_and_until_when() -> None:
+    assert token_line(EVE, 0.0) == "eve: read, operate; never expires; not used yet; made by admin"
+    limited = EVE | {
+        "runs": ["a", "b-*"],
+        "sites": ["paris-*"],
+        "expires_at": 86_400.0 * 2,
+        "used_at": 3600.0,
+        "previous_until": 7200.0,
+        "created_by": "",
+    }
+    assert token_line(limited, 4000.0) == (
+        "eve: read, operate; only runs a b-*; only members paris-*; expires 1970-01-03; used "
+        "1970-01-01 01:00; the one it replaces is good until 1970-01-01 02:00"
+    )
+    assert "; expired 1970-01-03" in token_line(limited, 1e6)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("90d", {"expires_in_s": 7_776_000.0}),
+        ("1.5h", {"expires_in_s": 5400.0}),
+        ("never", {"never": True}),
+        ("1970-01-02", {"expires_at": 172_800.0}),
+    ],
+)
+def test_an_end_is_a_length_of_time_a_day_or_never(text: str, said: dict[str, Any]) -> None:
+    assert expiry_of(text) == said
+
+
+@pytest.mark.parametrize("text", ["", "90", "d", "-1d", "1e3s", "2027-13-01", "9" * 12 + "d"])
+def test_what_is_no_length_of_time_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="90d"):
+        seconds_of(text, "--expires")
+
+
+@pytest.mark.parametrize("width", [20, 80, 120, 200])
+def test_audit_rows_fit_the_terminal_and_lose_nothing(width: int) -> None:
+    row = {
+        "at": 0.0,
+        "actor": "anna",
+        "address": "10.0.0.1",
+        "method": "POST",
+        "route": "/v1/runs/{run}/checkpoints/{number}/restore",
+        "target": {"run": "demo", "number": "3", "as": "again"},
+        "status": 403,
+        "outcome": "refused",
+        "why": "The token does not allow this",
+        "left_out": 5,
+    }
+    lines = list(audit_lines([row, row | {"actor": ""}], width))
+    assert all(len(line) <= width for line in lines)
+    text = "".join("".join(lines).split())
+    for part in ("1970-01-01", "anna", "/v1/runs/demo/checkpoints/3/restore", "as=again", "(403)"):
+        assert part in text
+    assert "(unknown)" in text and "5refused" in text
