@@ -10,8 +10,9 @@ a token is read like the token, and left out of the loss.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from diloco_shared.spec.shapes import Shape as Shape
 from diloco_shared.spec.shapes import layer_tensors
 
 Params = dict[str, Any]
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Layers are unrolled up to this many: a loop costs a small model more than it saves to compile.
 UNROLLED_MAX = 4
@@ -165,9 +167,13 @@ def _scanned(block: Any, x_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, Non
     return block(x_BxLxD, *layer), None
 
 
-# The backward pass computes it again from its arguments, which it has anyway: a few operations per
-# value, where keeping what lies between would cost half as much memory again, in fp32.
-_again = partial(jax.checkpoint, prevent_cse=False, static_argnums=0)
+def _again(function: F) -> F:
+    """The backward pass computes it again from its arguments, which it has anyway.
+
+    That takes a few operations a value, where keeping what lies between would cost half as much
+    memory again, in fp32. The first argument is static.
+    """
+    return cast(F, jax.checkpoint(function, prevent_cse=False, static_argnums=0))
 
 
 def _remat(shape: Shape, block: Any) -> Any:
