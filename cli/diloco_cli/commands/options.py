@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +11,21 @@ from typing import Annotated, Any
 import typer
 
 from diloco_cli.cluster import HERE, Where
+from diloco_cli.words import INVALID, CliError
+from diloco_shared.reach.local import DataRoots, Factories, users_factories
 
 Url = Annotated[str, typer.Option(envvar="DILOCO_URL", help="Coordinator of a cluster elsewhere.")]
 Token = Annotated[str, typer.Option(envvar="DILOCO_TOKEN", help="Its token.")]
 TokenFile = Annotated[str, typer.Option(help="File that holds the token.")]
 Folder = Annotated[Path, typer.Option(help="Data folder of 'diloco up' on this machine.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+DataRoot = Annotated[
+    str,
+    typer.Option(
+        envvar="DILOCO_DATA_ROOT",
+        help="Folders that a run may read, as for a learner; separated by commas.",
+    ),
+]
 Run = Annotated[str, typer.Argument(help="Name of the run; the newest if left out.")]
 
 _WHERE: tuple[tuple[str, Any, Any], ...] = (
@@ -24,6 +34,24 @@ _WHERE: tuple[tuple[str, Any, Any], ...] = (
     ("token_file", TokenFile, ""),
     ("data", Folder, HERE),
 )
+
+
+def first_of(data_root: str) -> Path:
+    """Where relative paths of a run's file begin."""
+    try:
+        return DataRoots.of(data_root).roots[0]
+    except ValueError as error:
+        raise CliError(str(error), INVALID) from None
+
+
+def own_factories() -> str:
+    """Whose modules runs may name on this machine, as the user says it or by where they are."""
+    found = users_factories(os.environ, Path.cwd())
+    try:
+        Factories.of(found)
+    except ValueError as error:
+        raise CliError(str(error), INVALID) from None
+    return found
 
 
 def anywhere(command: Callable[..., None]) -> Callable[..., None]:
