@@ -162,7 +162,7 @@ def test_without_its_weights_nothing_is_known_of_the_model_and_the_text_is_looke
 
 
 def of_process(program: str, check_s_max: float = 60.0) -> list[Finding]:
-    checker = Checker(Path(), command=(sys.executable, "-c", program), check_s_max=check_s_max)
+    checker = Checker(".", command=(sys.executable, "-c", program), check_s_max=check_s_max)
     return list(checker.findings(SPEC))
 
 

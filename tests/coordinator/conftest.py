@@ -112,6 +112,7 @@ class World:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "world")
         self.checkpoints = "/nonexistent/checkpoints"
+        self.places: tuple[str, ...] = ()  # where else they may be
         self.folder = folder
         self.exporter: Any = None  # nothing is exported, unless a test says how
         self.sampler: Any = ChildSampler({})
@@ -152,6 +153,7 @@ class World:
             TOKEN,
             chaos=chaos,
             checkpoints=self.checkpoints,
+            places=self.places,
             exports=exports,
             sampler=self.sampler,
         )

@@ -14,7 +14,7 @@ from diloco_coordinator.app import AddressTaken, listen
 from diloco_shared.protocol import subjects
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
-OPEN = ("/", "/main.js", "/style.css", "/healthz", "/readyz", "/metrics", "/openapi.json")
+OPEN = ("/", "/main.js", "/style.css", "/healthz", "/readyz", "/openapi.json")
 
 
 async def test_everything_about_the_cluster_needs_a_token(world: Any) -> None:
@@ -23,6 +23,7 @@ async def test_everything_about_the_cluster_needs_a_token(world: Any) -> None:
             assert (await desk.http.get(path)).status_code == 200, path
         described = (await desk.http.get("/openapi.json")).json()
         assert described["openapi"].startswith("3.1")
+        assert (await desk.http.get("/metrics")).status_code == 401
         for path, operations in described["paths"].items():
             for method in operations if path.startswith("/v1") else ():
                 answer = await desk.http.request(method, path)
@@ -158,7 +159,7 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
         registry = desk.registry
         await until(lambda: registry.statuses and len(registry.roll.living) == 2)
         await until(lambda: registry.events[-1][1].kind == "evaluation")
-        lines = (await desk.http.get("/metrics")).text.splitlines()
+        lines = (await desk.ask("GET", "/metrics")).text.splitlines()
         for line in (
             'diloco_members{role="learner"} 2.0',
             'diloco_runs{state="running"} 1.0',
@@ -187,7 +188,7 @@ async def test_metrics_of_a_run_that_nobody_leads_any_more_go_on_ageing(
         registry = desk.registry
         await until(lambda: bool(registry.statuses))
         registry.standings.renewed_at[subjects.status_key("demo", 0)] -= 100.0
-        text = (await desk.http.get("/metrics")).text
+        text = (await desk.ask("GET", "/metrics")).text
         (line,) = [x for x in text.splitlines() if x.startswith("diloco_seconds_since_round{")]
         assert float(line.split()[1]) >= 102.0
 

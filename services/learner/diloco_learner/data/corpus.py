@@ -17,11 +17,11 @@ from diloco_shared.corpora.sequences import Tokens
 from diloco_shared.corpora.sources import STDLIB, find, stdlib
 from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
-from diloco_shared.reach.local import DataRoots, OutOfReach, Root, located
+from diloco_shared.reach.local import OutOfReach, Root, located
 from diloco_shared.spec.run import Data, Part, RunSpec
 from diloco_shared.spec.shapes import shape_of
 
-HERE = DataRoots((Path(),))
+HERE = Path()
 
 
 def load(data: Data, root: Root = HERE, cache: Cache | None = None) -> Corpus | Mixture:

@@ -81,7 +81,12 @@ class OnThisMachine:
         await asyncio.sleep(seconds)
 
     def build(self, spec: RunSpec) -> Built:
-        """Seconds: it compiles. Minutes if a large text is prepared first."""
+        """Seconds: it compiles. Minutes if a large text is prepared first.
+
+        Raises OutOfReach, among others, for what runs may not open here.
+        """
+        if spec.model.factory is not None:
+            self.reach.factories.check(spec.model.factory)  # else nothing of it is imported
         try:
             return self._built(spec)
         except (Exception, SystemExit):
@@ -89,8 +94,6 @@ class OnThisMachine:
             raise
 
     def _built(self, spec: RunSpec) -> Built:
-        if spec.model.factory is not None:
-            self.reach.factories.check(spec.model.factory)
         corpus = load(spec.data, self.reach.data, self.cache)
         check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
