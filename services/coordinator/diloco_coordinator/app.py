@@ -256,7 +256,7 @@ async def serve(settings: Settings) -> None:
                 settings, bus, folder, token, address=address, loop_watch=loop_watch
             )
             watching = tasks.create_task(loop_watch.keep())
-            async with _measured(coordinator, probed):
+            async with measured(coordinator, probed):
                 await coordinator.run(_listening(_server(settings, coordinator.api), bound))
             watching.cancel()
     finally:
@@ -266,7 +266,7 @@ async def serve(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def _measured(coordinator: Coordinator, bound: socket.socket) -> AsyncIterator[None]:
+async def measured(coordinator: Coordinator, bound: socket.socket) -> AsyncIterator[None]:
     """Health and metrics on a port of their own, for which no token is needed."""
     metrics: ClusterMetrics = coordinator.api.state.metrics
     server = HealthServer(coordinator.health, metrics.collectors)

@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from waiting import until
 
 from diloco_coordinator.api.auth_io import REFUSALS_BURST, admin_token
 from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
-from diloco_coordinator.app import AddressTaken, listen
+from diloco_coordinator.app import AddressTaken, Coordinator, Settings, listen, measured
+from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
@@ -177,6 +179,23 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
             'diloco_http_requests_total{method="POST",status="2xx"} 1.0',
         ):
             assert line in lines, line
+
+
+async def test_health_and_metrics_are_on_a_port_of_their_own(world: Any, tmp_path: Path) -> None:
+    """Loopback unless told so, and without a token; the API's own metrics need one."""
+    settings = Settings(data=tmp_path / "kept")
+    assert settings.health_host == settings.host == "127.0.0.1" and not settings.chaos
+    folder = DataFolder(settings.data, "coordinator")
+    coordinator = Coordinator(settings, world.bus, folder, "secret")
+    with listen(settings.health_host, settings.health_port, "DILOCO_HEALTH_PORT") as bound:
+        base = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        async with measured(coordinator, bound), httpx.AsyncClient(base_url=base) as http:
+            assert "diloco_members" in (await http.get("/metrics")).text
+            assert (await http.get("/healthz")).json() == {"id": "coordinator", "bus": "connected"}
+            assert (await http.get("/readyz")).status_code == 503, "nothing is mirrored yet"
+            for path in ("/v1/runs", "/", "/openapi.json"):
+                assert (await http.get(path)).status_code == 404
+    folder.release()
 
 
 async def test_metrics_of_a_run_that_nobody_leads_any_more_go_on_ageing(
