@@ -73,11 +73,6 @@ class _Heard:
         self.under_way, self.late = "", False
         self.watch: threading.Timer | None = None
 
-    @property
-    def places(self) -> tuple[str, ...]:
-        """All where run-wide checkpoints may be. Raises ValueError for more than anybody needs."""
-        return roots_of(self.checkpoints, self.checkpoint_roots)
-
     def findings(self, spec: RunSpec) -> Iterator[Finding]:
         last = ""
         for line in self._lines(spec):

@@ -217,7 +217,7 @@ class Learner(Worker[Settings]):
         """Work for the run once; None, after a while, if this process is unfit for it."""
         began = ambient.monotonic()
         try:
-            self.work = work = Work(self._context(spec), self.faults, self.computing)
+            self.work = work = Work(await self._context(spec), self.faults, self.computing)
             work.fit = lambda: self.membership.update(state="working", reason="")
             leave = await work.run()
             # Whoever refused it may let it in later: another configuration, or a free place.
@@ -235,11 +235,12 @@ class Learner(Worker[Settings]):
             await asyncio.sleep(pause_after(ambient.monotonic() - began))
             return None
 
-    def _context(self, spec: RunSpec) -> RunContext:
+    async def _context(self, spec: RunSpec) -> RunContext:
         """Of an attempt. Raises Unfit for a run that keeps its checkpoints where none may be."""
-        places = self.settings.checkpoint_places
+        places, named = self.settings.checkpoint_places, spec.keeping.run_checkpoint_root
         try:
-            root = place_of_run(spec.keeping.run_checkpoint_root, places)
+            # Links are followed, on a disk that may hang.
+            root = await asyncio.to_thread(place_of_run, named, places) if named else places[0]
         except OutOfReach as error:
             raise Unfit(f"keeping.run_checkpoint_root: {error}") from None
         return RunContext(

@@ -121,9 +121,10 @@ class Syncer(Worker[Settings]):
             shown = {"state": state, "reason": reason[:500]} if state else {}
             self.membership.update(**shown, tape_seq=tape_seq)
 
+        places, named = self.settings.checkpoint_places, spec.keeping.run_checkpoint_root
         try:
-            places = self.settings.checkpoint_places
-            root = place_of_run(spec.keeping.run_checkpoint_root, places)
+            # Links are followed, on a disk that may hang.
+            root = await asyncio.to_thread(place_of_run, named, places) if named else places[0]
         except OutOfReach as error:
             # Only another setting mends it, and that is read at the next start.
             log.error("unfit", run=run, reason=str(error))
