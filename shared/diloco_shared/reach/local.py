@@ -104,7 +104,10 @@ def _real(path: Path) -> Path | None:
 
 def _is_in(path: Path, root: Path) -> bool:
     real = _real(root)
-    return real is not None and path.is_relative_to(real)
+    # A service whose supervisor starts it in / has said nothing: only "/" itself means all files.
+    if real is None or (real == Path("/") and not root.is_absolute()):
+        return False
+    return path.is_relative_to(real)
 
 
 # --------------------------------------------------------------------------------------------------

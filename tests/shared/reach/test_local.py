@@ -77,6 +77,16 @@ def test_without_a_setting_it_is_the_working_directory(
         DataRoots.of("").path(f"{site}/more")
 
 
+def test_a_service_that_is_started_in_the_root_of_all_reaches_nothing_by_that(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+    for text in ("", ".", "./"):
+        with pytest.raises(OutOfReach, match="DILOCO_DATA_ROOT"):
+            DataRoots.of(text).path(str(site / "more"))
+    assert DataRoots.of("/").path(str(site / "more")) == site / "more"
+
+
 def test_a_refusal_tells_nothing_of_what_is_outside(site: Path) -> None:
     def said(name: str) -> str:
         with pytest.raises(OutOfReach, match="DILOCO_DATA_ROOT") as refused:
