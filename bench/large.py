@@ -95,7 +95,7 @@ class Measured:
         self.standins: dict[str, subprocess.Popen[bytes]] = {}
         self.killed: list[str] = []
         self.phases: dict[str, float] = {}
-        self.watching = Watching(self._members, self._addresses, self._streams)
+        self.watching = Watching(self._members, self._addresses, self._streams, stack.token)
 
     # --- looking -------------------------------------------------------------------------------
 

@@ -217,7 +217,7 @@ class SlowStart:
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """The whole of it."""
-    os.environ["PYTHONPATH"] = str(HERE)  # where learners find the model
+    os.environ["PYTHONPATH"] = str(HERE)  # where learners find the model, and may import it from
     rate = args.mbit * 1e6 / 8
     with Stack(folder, learners=2, syncers=1, linked=LEARNERS, link_bytes_per_s=rate) as stack:
         run = SlowStart(stack, args)

@@ -27,10 +27,15 @@ def anonymous_bytes(pid: int) -> int:
     return int(found.group(1)) << 10 if found else 0
 
 
-def lag_of(address: str) -> tuple[float, str]:
-    """Seconds for which a process's event loop was held longest, and by what, as it says itself."""
+def lag_of(address: str, token: str) -> tuple[float, str]:
+    """Seconds for which a process's event loop was held longest, and by what, as it says itself.
+
+    `token`: of the coordinator's API, which asks for one.
+    """
+    headers = {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"http://{address}/metrics", headers=headers)
     try:
-        with urllib.request.urlopen(f"http://{address}/metrics", timeout=2) as answer:
+        with urllib.request.urlopen(request, timeout=2) as answer:
             found = LAG.findall(answer.read().decode())
     except OSError:
         return 0.0, ""
@@ -39,18 +44,20 @@ def lag_of(address: str) -> tuple[float, str]:
 
 class Watching(threading.Thread):
     """Samples until `stop`. `members`: pid of each name; `addresses`: its health endpoint;
-    `streams`: (bytes held, bytes that the budget says at most) by kind."""
+    `streams`: (bytes held, bytes that the budget says at most) by kind; `token`: the API's."""
 
     def __init__(
         self,
         members: Callable[[], dict[str, int]],
         addresses: Callable[[], dict[str, str]],
         streams: Callable[[], dict[str, tuple[int, int]]],
+        token: str,
     ) -> None:
         super().__init__(name="watching", daemon=True)
         self.members = members
         self.addresses = addresses
         self.streams = streams
+        self.token = token
         self.held: dict[str, tuple[int, int]] = {}  # the most, and the budget
         self.peak: dict[str, int] = {}
         self.lag: dict[str, tuple[float, str]] = {}
@@ -71,7 +78,7 @@ class Watching(threading.Thread):
 
     def _lags(self) -> None:
         for name, address in self.addresses().items():
-            self.lag[name] = max(self.lag.get(name, (0.0, "")), lag_of(address))
+            self.lag[name] = max(self.lag.get(name, (0.0, "")), lag_of(address, self.token))
 
     def _streams(self) -> None:
         for kind, (held, needed) in self.streams().items():

@@ -75,6 +75,7 @@ class Stack:
         )
         endpoint = until("the cluster", self.endpoint)
         token = until("its token", lambda: Path(endpoint["token_file"]).read_text().strip())
+        self.token = token
         self.client = Client(endpoint["url"], token)
         until("the coordinator", self.client.ready)
 

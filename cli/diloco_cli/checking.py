@@ -16,6 +16,7 @@ from typing import Any
 
 from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding, read, wrong
 from diloco_shared.process.stopping import how_ended
+from diloco_shared.reach.places import roots_of
 from diloco_shared.spec.run import RunSpec
 
 COMMAND = (sys.executable, "-m", "diloco_learner.preflight")
@@ -28,18 +29,27 @@ LINE_CHARS_MAX = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Checker:
-    """`root`: where relative paths begin. `cache`: where text is prepared, if not as usual.
-    `checkpoints`: where run-wide checkpoints are."""
+    """`data_root`: folders that a run may read, as DILOCO_DATA_ROOT says them. `cache`: where text
+    is prepared, if not as usual. `checkpoints`: where run-wide checkpoints are, `checkpoint_roots`:
+    where else. `factories`: whose modules model.factory may name, as DILOCO_FACTORIES says it."""
 
-    root: Path
+    data_root: str
     cache: Path | None = None
     checkpoints: str = ""
+    checkpoint_roots: str = ""
+    factories: str = ""
     command: Sequence[str] = COMMAND
     check_s_max: float = CHECK_S_MAX
 
+    @property
+    def places(self) -> tuple[str, ...]:
+        """All where run-wide checkpoints may be. Raises ValueError for more than anybody needs."""
+        return roots_of(self.checkpoints, self.checkpoint_roots)
+
     def findings(self, spec: RunSpec) -> Iterator[Finding]:
         """As they are made. A check that ends the process, or takes for ever, is one of them."""
-        arguments = ["--data-root", str(self.root), "--parent", str(os.getpid())]
+        arguments = ["--data-root", self.data_root, "--factories", self.factories]
+        arguments += ["--checkpoint-roots", self.checkpoint_roots, "--parent", str(os.getpid())]
         arguments += ["--checkpoints", self.checkpoints] if self.checkpoints else []
         arguments += [] if self.cache is None else ["--cache", str(self.cache)]
         process = subprocess.Popen(

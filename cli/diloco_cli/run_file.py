@@ -2,6 +2,7 @@
 or those that a plan chose."""
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ def read_run(file: Path) -> dict[str, Any]:
         raise CliError(f"{file} cannot be read: {why(error)}", INVALID) from None
 
 
-def fill_in(spec: dict[str, Any], root: Path, checkpoints: str = "") -> list[SpecFault]:
+def fill_in(
+    spec: dict[str, Any], root: Path, checkpoints: str = "", further: Sequence[str] = ()
+) -> list[SpecFault]:
     """The weights to begin from, and which corpus every site needs; changes `spec`.
 
     Relative paths begin at `root`. What is not here is left as it is: it may be where learners are.
     `checkpoints`: where run-wide checkpoints are; none: a run that begins from one is left to the
-    coordinator. Returns what is here and not sound.
+    coordinator. `further`: where else they may be. Returns what is here and not sound.
     """
-    return [*_fill_corpora(spec, root), *_fill_weights(spec, root, checkpoints)]
+    return [*_fill_corpora(spec, root), *_fill_weights(spec, root, checkpoints, further)]
 
 
 def _fill_corpora(spec: dict[str, Any], root: Path) -> list[SpecFault]:
@@ -58,7 +61,9 @@ def _corpus_digest(part: dict[str, Any], root: Path) -> str | None:
     return digest_of(open_corpus(folder)) if is_prepared(folder) else None
 
 
-def _fill_weights(spec: dict[str, Any], root: Path, checkpoints: str) -> list[SpecFault]:
+def _fill_weights(
+    spec: dict[str, Any], root: Path, checkpoints: str, further: Sequence[str]
+) -> list[SpecFault]:
     model = spec.get("model")
     if not isinstance(model, dict) or not model.get("weights") or model.get("weights_digest"):
         return []
@@ -72,7 +77,7 @@ def _fill_weights(spec: dict[str, Any], root: Path, checkpoints: str) -> list[Sp
         if not named.startswith((OF_CHECKPOINT, OF_RUN)):
             spec["model"] = resolved(model, root)
         elif named.startswith(OF_CHECKPOINT) and checkpoints:
-            spec["model"] = begun_from(model, checkpoints)
+            spec["model"] = begun_from(model, checkpoints, further)
     except (WrongCheckpoint, CheckpointError, VaultError) as error:
         return [SpecFault("model.weights", str(error))]
     return []

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,3 +233,28 @@ def test_each_broken_promise_is_one_that_is_told(broken: dict[str, Any]) -> None
     told = verdicts(GOOD | broken)
     assert [kept for _, kept in told].count(False) == 1
     assert json.dumps(told)
+
+
+def test_learners_here_may_import_what_lies_here_unless_the_user_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else gets the setting."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/own/modules")
+    monkeypatch.setenv("DILOCO_CHECKPOINT_ROOTS", "/more")
+    monkeypatch.delenv("DILOCO_FACTORIES", raising=False)
+
+    def told(name: str) -> dict[str, str]:
+        stack = Stack(tmp_path / "d", learners=1, port=0, chaos=False, threads=1)
+        stack.nats = SimpleNamespace(url="nats://x")  # type: ignore[assignment]
+        (child,) = [c for c in stack._all_children() if c.name == name]
+        return dict(child.environment)
+
+    assert told("learner-1")["DILOCO_FACTORIES"] == f"{tmp_path}/,/own/modules/"
+    assert "DILOCO_FACTORIES" not in told("coordinator")
+    assert told("coordinator")["DILOCO_CHECKPOINT_ROOTS"] == "/more"
+    monkeypatch.setenv("DILOCO_FACTORIES", "mine")
+    assert told("learner-1")["DILOCO_FACTORIES"] == "mine"
+    monkeypatch.setenv("DILOCO_FACTORIES", "not-a-module")
+    with pytest.raises(CliError, match="DILOCO_FACTORIES has the entry 'not-a-module'"):
+        told("learner-1")

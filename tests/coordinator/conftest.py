@@ -115,6 +115,7 @@ class World:
         self.broker = MemoryBroker()
         self.bus = MemoryBus(self.broker, "world")
         self.checkpoints = "/nonexistent/checkpoints"
+        self.places: tuple[str, ...] = ()  # where else they may be
         self.folder = folder
         self.exporter: Any = None  # nothing is exported, unless a test says how
         self.sampler: Any = ChildSampler({})
@@ -156,6 +157,7 @@ class World:
             self.admin,
             chaos=chaos,
             checkpoints=self.checkpoints,
+            places=self.places,
             exports=exports,
             sampler=self.sampler,
             audit=Audit(self.folder if self.folder.exists() else None),

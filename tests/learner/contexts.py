@@ -25,11 +25,19 @@ def context(spec: RunSpec, bus: Bus, me: str = "a", incarnation: int = 1) -> Run
 
 @asynccontextmanager
 async def learner(
-    broker: MemoryBroker, tmp_path: Path, name: str, computing: Computing | None = None
+    broker: MemoryBroker,
+    tmp_path: Path,
+    name: str,
+    computing: Computing | None = None,
+    *,
+    data_root: str = "/",
+    factories: str = "",
 ) -> AsyncIterator[tuple[Learner, "asyncio.Task[None]"]]:
-    """A whole learner but for the process, until the end of the block."""
+    """A whole learner but for the process, until the end of the block. It may read any file."""
     folder = DataFolder(tmp_path, name)
-    settings = Settings(id=name, data=tmp_path, chaos=True)
+    settings = Settings(
+        id=name, data=tmp_path, chaos=True, data_root=data_root, factories=factories
+    )
     control, data = MemoryBus(broker, f"{name}-control"), MemoryBus(broker, f"{name}-data")
     app = Learner(settings, control, data, folder, computing)
     task = asyncio.create_task(app.run())

@@ -24,6 +24,7 @@ from diloco_shared.corpora.prepare import prepare
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.templates import template_of
 from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.reach.local import Factories, Reach
 from diloco_shared.spec.run import Data, Model, RunSpec
 from diloco_shared.spec.shapes import Shape
 
@@ -241,7 +242,7 @@ def spec(source: Path | str, **changed: Any) -> RunSpec:
 @pytest.mark.whole
 def test_a_learner_trains_on_documents_kept_apart(tmp_path: Path) -> None:
     prepared(folder_of(tmp_path / "text", 200, words=1), tmp_path / "corpus")
-    learner = OnThisMachine(cache=Cache(tmp_path / "cache"))
+    learner = OnThisMachine(Reach(tmp_path), Cache(tmp_path / "cache"))
     built = learner.build(spec(tmp_path / "corpus"))
     trainer = built.trainer
     program = trainer.program
@@ -266,6 +267,7 @@ def test_the_reference_trains_on_documents_kept_apart(tmp_path: Path) -> None:
 
 def test_a_model_of_ones_own_decides_by_itself(tmp_path: Path) -> None:
     prepared(folder_of(tmp_path / "text", 60), tmp_path / "corpus")
-    learner = OnThisMachine(cache=Cache(tmp_path / "cache"))
+    reach = Reach(tmp_path, Factories.of("own"))
+    learner = OnThisMachine(reach, Cache(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"own:model\) attends to is decided by that model"):
         learner.build(spec(tmp_path / "corpus", model={"factory": "own:model"}))

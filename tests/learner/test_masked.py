@@ -29,6 +29,7 @@ from diloco_shared.corpora.prepared import Corpus
 from diloco_shared.corpora.sources import find
 from diloco_shared.corpora.templates import template_of
 from diloco_shared.corpora.tokenizers import Bytes
+from diloco_shared.reach.local import Factories, Reach
 from diloco_shared.spec.run import Data, Inner, RunSpec
 
 TINY = Shape(vocabulary=50, width=16, layers=1, heads=4, kv_heads=2, head_width=4, hidden=24)
@@ -184,7 +185,8 @@ def test_a_model_of_ones_own_that_knows_no_signs_is_refused(
 
     own.Plain, own.Signs = Plain, Signs
     monkeypatch.setitem(sys.modules, "own_models", own)
-    learner = OnThisMachine(cache=Cache(tmp_path / "cache"))
+    reach = Reach(tmp_path, Factories.of("own_models"))
+    learner = OnThisMachine(reach, Cache(tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"own_models:Plain.* set masked_tokens = True on"):
         learner.build(spec(polite, factory="own_models:Plain"))
     # What was refused is read anew the next time, as a mended file would be.

@@ -117,7 +117,7 @@ async def a_run(server: NatsServer, data: Path) -> AsyncIterator[Run]:
     async with AsyncExitStack() as stack:
         bus = await NatsBus.connect(server.url, name="test")
         stack.push_async_callback(bus.close)
-        run = Run(bus, stack.enter_context(services(data, server.url)))
+        run = Run(bus, stack.enter_context(services(data, server.url, DILOCO_DATA_ROOT=str(data))))
         await run.prepare()
         listening = asyncio.create_task(run.listen())
         stack.callback(listening.cancel)

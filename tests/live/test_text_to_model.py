@@ -68,7 +68,10 @@ def losses(stack: Stack, run: str) -> list[float]:
     return [float(e["val_loss"]) for e in sorted(found, key=lambda e: e["steps"])]
 
 
-def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(tmp_path: Path) -> None:
+def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DILOCO_DATA_ROOT", f"{tmp_path},.")
     text, numbers = texts(tmp_path / "text"), others(tmp_path / "numbers.jsonl")
     corpus, more = tmp_path / "corpus", tmp_path / "more"
     tokenizer, model = tmp_path / "tokenizer", tmp_path / "model"

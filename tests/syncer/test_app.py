@@ -2,10 +2,13 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
+from waiting import until
 
 from diloco_shared.bus.port import BusError, StreamSpec
+from diloco_shared.checkpoints.vault_io import Vault
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Assignment, Event, RunRecord
@@ -17,13 +20,13 @@ from diloco_syncer.app import Settings, Syncer
 from diloco_syncer.leadership.candidate_io import Candidate
 
 
-async def assigned(broker: MemoryBroker) -> MemoryBus:
+async def assigned(broker: MemoryBroker, **tables: Any) -> MemoryBus:
     """A hub on which syncer s is assigned to run r."""
     bus = MemoryBus(broker, "s")
     for bucket in subjects.BUCKETS:
         await bus.ensure_bucket(bucket)
     await bus.ensure_stream(StreamSpec(subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,), 1 << 20))
-    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+    spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}, **tables})
     record = RunRecord(
         name="r", spec=spec.model_dump(mode="json"), desired="running", quorum=1, created_at=0.0
     )
@@ -46,6 +49,29 @@ async def told(bus: MemoryBus, broker: MemoryBroker, folder_path: Path, kind: st
         await asyncio.gather(work, return_exceptions=True)
         folder.release()
     return decode(stored.payload, Event).text
+
+
+async def test_a_run_of_another_place_of_checkpoints_is_not_worked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever let it in: the syncer judges by its own settings, and opens nothing there."""
+    opened: list[str] = []
+    monkeypatch.setattr(Vault, "__init__", lambda vault, root: opened.append(root))
+    broker = MemoryBroker()
+    bus = await assigned(broker, keeping={"run_checkpoint_root": "s3://evil/x"})
+    folder = DataFolder(tmp_path, "s")
+    syncer = Syncer(Settings(id="s", data=tmp_path), bus, MemoryBus(broker, "d"), folder)
+    work = asyncio.create_task(syncer.run())
+    try:
+        await until(lambda: syncer.membership.record.state == "ineligible")
+        reason = syncer.membership.record.reason
+        assert reason.startswith("keeping.run_checkpoint_root: 's3://evil/x' is not below a place")
+        assert await bus.kv_get(subjects.LEASES, subjects.leader_lease("r", 0)) is None
+        assert not opened
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        folder.release()
 
 
 async def test_one_that_cannot_read_the_tape_says_so_and_does_not_lead(tmp_path: Path) -> None:

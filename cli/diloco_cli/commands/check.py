@@ -1,6 +1,7 @@
 """`diloco check`: whether a run can work on this machine, before it is submitted."""
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ import typer
 
 from diloco_cli.checking import Checker
 from diloco_cli.cluster import HERE
-from diloco_cli.commands.options import Json
+from diloco_cli.commands.options import DataRoot, Json, first_of, own_factories
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.words import FAILED, INVALID, CliError, counted
 from diloco_learner.preflight.findings import Finding, skipped
@@ -30,12 +31,7 @@ VERDICT, NAME = 9, 15
 @app.command("check")
 def check(
     file: Annotated[Path, typer.Argument(help="run.toml")],
-    data_root: Annotated[
-        Path,
-        typer.Option(
-            envvar="DILOCO_DATA_ROOT", help="Where relative paths begin, as for a learner."
-        ),
-    ] = Path(),
+    data_root: DataRoot = ".",
     corpora: Annotated[
         Path | None,
         typer.Option(envvar="DILOCO_CORPORA", help="Where text is prepared, as for a learner."),
@@ -50,7 +46,9 @@ def check(
 ) -> None:
     """Try a run on this machine: model, weights, corpus, room, and one step. Needs no cluster."""
     cache = corpora or (HERE / "corpora" if HERE.is_dir() else None)
-    made = _findings(read_run(file), Checker(data_root, cache, checkpoints), file)
+    further = os.environ.get("DILOCO_CHECKPOINT_ROOTS", "")
+    checker = Checker(data_root, cache, checkpoints, further, own_factories())
+    made = _findings(read_run(file), checker, file)
     findings = list(_shown(made, quiet=as_json))
     bad = [f for f in findings if not f.ok and not f.skipped]
     if as_json:
@@ -65,7 +63,7 @@ def check(
 
 def _findings(body: dict[str, Any], checker: Checker, file: Path) -> Iterator[Finding]:
     """Of the file's run. Raises CliError for faults that need no machine to be seen."""
-    faults = fill_in(body, checker.root, checker.checkpoints)
+    faults = fill_in(body, first_of(checker.data_root), checker.checkpoints, checker.places)
     unsound = any(fault.path == "model.weights" for fault in faults)
     if unsound:
         given = {k: v for k, v in body["model"].items() if k not in ("preset", "overrides")}

@@ -3,6 +3,7 @@
 import functools
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from diloco_cli.cluster import HERE, Where
+from diloco_cli.words import INVALID, CliError
+from diloco_shared.reach.local import DataRoots, Factories, users_factories
 
 Url = Annotated[str, typer.Option(envvar="DILOCO_URL", help="Coordinator of a cluster elsewhere.")]
 Token = Annotated[
@@ -30,6 +33,13 @@ Authority = Annotated[
 ]
 Folder = Annotated[Path, typer.Option(help="Data folder of 'diloco up' on this machine.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+DataRoot = Annotated[
+    str,
+    typer.Option(
+        envvar="DILOCO_DATA_ROOT",
+        help="Folders that a run may read, as for a learner; separated by commas.",
+    ),
+]
 Run = Annotated[str, typer.Argument(help="Name of the run; the newest if left out.")]
 
 _WHERE: tuple[tuple[str, Any, Any], ...] = (
@@ -43,6 +53,24 @@ _SEEN = (
     "diloco: whoever may list the processes of this machine sees --token: use --token-file, or set "
     "DILOCO_TOKEN\n"
 )
+
+
+def first_of(data_root: str) -> Path:
+    """Where relative paths of a run's file begin."""
+    try:
+        return DataRoots.of(data_root).roots[0]
+    except ValueError as error:
+        raise CliError(str(error), INVALID) from None
+
+
+def own_factories() -> str:
+    """Whose modules runs may name on this machine, as the user says it or by where they are."""
+    found = users_factories(os.environ, Path.cwd())
+    try:
+        Factories.of(found)
+    except ValueError as error:
+        raise CliError(str(error), INVALID) from None
+    return found
 
 
 def anywhere(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from diloco_cli.cluster import Where, connect, newest_rounds, only_run
-from diloco_cli.commands.options import Json, Run, anywhere, show
+from diloco_cli.commands.options import DataRoot, Json, Run, anywhere, first_of, show
 from diloco_cli.from_run import names_a_run, put_weights
 from diloco_cli.run_file import fill_in, read_run
 from diloco_cli.view import run_lines, state_line
@@ -30,27 +30,22 @@ def submit(
         str,
         typer.Option(help="A run whose weights this one begins from: NAME, or NAME@VERSION."),
     ] = "",
-    data_root: Annotated[
-        Path,
-        typer.Option(
-            envvar="DILOCO_DATA_ROOT", help="Where relative paths begin, as for a learner."
-        ),
-    ] = Path(),
+    data_root: DataRoot = ".",
     if_absent: Annotated[bool, typer.Option(help="No error if the run exists already.")] = False,
     as_json: Json = False,
 ) -> None:
     """Submit a run."""
-    spec = read_run(file)
+    spec, root = read_run(file), first_of(data_root)
     if from_run:
         _begin_from(spec, from_run)
-    _fill(spec, data_root)
+    _fill(spec, root)
     with connect(where) as client:
         if names_a_run(spec):
             if if_absent and (there := _there(client, spec)) is not None:
                 show(there, as_json, lambda: [state_line(there)])
                 return
-            put_weights(client, spec, data_root, quiet=as_json)
-            _fill(spec, data_root)
+            put_weights(client, spec, root, quiet=as_json)
+            _fill(spec, root)
         try:
             run = (
                 client.create_run_from(checkpoint, spec) if checkpoint else client.create_run(spec)

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
+from diloco_cli.commands.options import own_factories
 from diloco_cli.up.folder import Folder, unusable
 from diloco_cli.up.process import Child, bound, last_line
 from diloco_cli.words import CONFLICT, INVALID, CliError
@@ -115,7 +116,7 @@ class Stack:
 
     def _all_children(self) -> list[Child]:
         """In the order of their start."""
-        learners = {"DILOCO_THREADS": str(self.threads)}
+        learners = {"DILOCO_THREADS": str(self.threads), "DILOCO_FACTORIES": own_factories()}
         return [
             self._child("coordinator", "diloco_coordinator", {}),
             *(
@@ -240,6 +241,7 @@ def _inherited() -> dict[str, str]:
         "DILOCO_CRASH_AT",
         "DILOCO_CACHE",
         "DILOCO_CACHE_BYTES_MAX",
+        "DILOCO_CHECKPOINT_ROOTS",
         "DILOCO_DATA_ROOT",
         "DILOCO_CORPORA",
         "DILOCO_CORPORA_BYTES_MAX",

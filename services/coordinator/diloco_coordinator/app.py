@@ -3,14 +3,14 @@
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import structlog
 import uvicorn
-from fastapi import FastAPI, Response
+from fastapi import Depends, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from pydantic import Field
@@ -40,6 +40,7 @@ from diloco_coordinator.runs.registry_io import MIRRORED, Registry
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.process.crash_points import arm
+from diloco_shared.process.health import Health, HealthServer
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.process.membership import DataFolder, Membership
 from diloco_shared.process.serving import connected
@@ -94,6 +95,7 @@ def create_app(
     *,
     chaos: bool,
     checkpoints: str,
+    places: Sequence[str] = (),
     exports: Exports,
     sampler: Sampler,
     loop_watch: LoopWatch | None = None,
@@ -101,8 +103,9 @@ def create_app(
 ) -> FastAPI:
     """The API over a registry; the caller keeps the registry fed.
 
-    `token`: the administrator's. `checkpoints`: where runs keep theirs unless they say otherwise.
-    `audit`: where changes are noted; in memory alone if it is not given.
+    `token`: the administrator's. `checkpoints`: where runs keep theirs unless they say otherwise;
+    `places`: where else a run or a request may say that they are. `audit`: where changes are noted;
+    in memory alone if it is not given.
     """
     # The usual pages for /docs load scripts from the internet; the description itself is served.
     app = FastAPI(
@@ -112,10 +115,10 @@ def create_app(
     guard, audit = Guard(registry, token), audit or Audit()
     streams = Streams(registry, guard.good)
     app.state.streams = streams
-    runs = Runs(registry, guard, streams, checkpoints)
+    runs = Runs(registry, guard, streams, checkpoints, places)
     app.include_router(runs.router)
-    app.include_router(CheckpointRoutes(registry, guard, runs, checkpoints).router)
-    app.include_router(ExportRoutes(registry, guard, runs, exports, checkpoints).router)
+    app.include_router(CheckpointRoutes(registry, guard, runs).router)
+    app.include_router(ExportRoutes(registry, guard, runs, exports).router)
     samples = SampleRoutes(guard, runs, exports, streams, Samples(sampler))
     app.include_router(samples.router)
     app.include_router(Members(registry, guard, streams).router)
@@ -124,6 +127,7 @@ def create_app(
     app.include_router(Plans(guard).router)
     requests: Counter[tuple[str, str]] = Counter()
     metrics = ClusterMetrics(registry, requests, loop_watch, exports)
+    app.state.metrics = metrics
     app.add_middleware(Gateway, requests=requests, audit=audit)
 
     @app.get("/healthz", tags=["health"])
@@ -138,7 +142,7 @@ def create_app(
         text = "ready\n" if ready else "the bus is away\n"
         return PlainTextResponse(text, 200 if ready else 503)
 
-    @app.get("/metrics", include_in_schema=False)
+    @app.get("/metrics", include_in_schema=False, dependencies=[Depends(guard.needs("read"))])
     async def _metrics() -> Response:
         return PlainTextResponse(metrics.text())
 
@@ -201,11 +205,18 @@ class Coordinator:
             token,
             chaos=settings.chaos,
             checkpoints=settings.checkpoint_root,
+            places=settings.checkpoint_places,
             exports=self.exports,
             sampler=ChildSampler.of(settings),
             loop_watch=loop_watch,
             audit=Audit(folder.path),
         )
+
+    def health(self) -> Health:
+        """What a probe on the own port is told."""
+        connected = self.registry.bus.connected
+        detail = {"id": self.membership.record.id, "bus": "connected" if connected else "away"}
+        return Health(True, self.registry.ready and connected, detail)
 
     async def run(self, serving: Coroutine[Any, Any, None]) -> None:
         """Until `serving`, which answers requests, is over."""
@@ -224,8 +235,8 @@ class Coordinator:
             await self.membership.leave()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; raises AddressTaken saying what to do."""
+def listen(host: str, port: int, setting: str = "DILOCO_PORT") -> socket.socket:
+    """A bound socket; raises AddressTaken saying what to do. `setting`: where the port is from."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -234,8 +245,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         bound.close()
         raise AddressTaken(
-            f"cannot listen on {host}:{port} ({error.strerror}): give another DILOCO_PORT, or 0 "
-            "for a free one"
+            f"cannot listen on {host}:{port} ({error.strerror}): give another {setting}, or 0 for "
+            "a free one"
         ) from None
     return bound
 
@@ -244,10 +255,12 @@ async def serve(settings: Settings) -> None:
     """Connect and serve until the process is told to stop."""
     folder = DataFolder(settings.data, settings.id)
     arm(settings.crash_at, settings.id, folder.path)
-    bound: socket.socket | None = None
+    sockets: list[socket.socket] = []
     try:
         token = AdminToken.at(settings.data, settings.admin_token_file)
-        bound = listen(settings.host, settings.port)
+        sockets.append(bound := listen(settings.host, settings.port))
+        probed = listen(settings.health_host, settings.health_port, "DILOCO_HEALTH_PORT")
+        sockets.append(probed)
         port = bound.getsockname()[1]
         scheme = "https" if settings.tls_cert else "http"
         (folder.path / URL_FILE).write_text(f"{scheme}://{settings.host}:{port}\n")
@@ -257,12 +270,27 @@ async def serve(settings: Settings) -> None:
                 settings, bus, folder, token, address=address, loop_watch=loop_watch
             )
             watching = tasks.create_task(loop_watch.keep())
-            await coordinator.run(_listening(_server(settings, coordinator.api), bound))
+            async with measured(coordinator, probed):
+                await coordinator.run(_listening(_server(settings, coordinator.api), bound))
             watching.cancel()
     finally:
-        if bound is not None:
-            bound.close()
+        for opened in sockets:
+            opened.close()
         folder.release()
+
+
+@asynccontextmanager
+async def measured(coordinator: Coordinator, bound: socket.socket) -> AsyncIterator[None]:
+    """Health and metrics on a port of their own, for which no token is needed."""
+    metrics: ClusterMetrics = coordinator.api.state.metrics
+    server = HealthServer(coordinator.health, metrics.collectors)
+    await server.start_on(bound)
+    host, port = bound.getsockname()[:2]
+    log.info("health and metrics", address=f"{host}:{port}")
+    try:
+        yield
+    finally:
+        await server.close()
 
 
 async def _listening(server: uvicorn.Server, bound: socket.socket) -> None:

@@ -26,6 +26,8 @@ from diloco_shared.process.health import speed_metrics
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
 from diloco_shared.protocol.run_states import over
+from diloco_shared.reach.local import OutOfReach
+from diloco_shared.reach.places import place_of_run
 from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
@@ -58,9 +60,8 @@ class Learner(Worker[Settings]):
     ) -> None:
         super().__init__(settings, control, data, folder)
         self.computing = computing or OnThisMachine(
-            settings.data_root,
+            settings.reach,
             Cache(settings.corpus_cache, settings.corpora_bytes_max, log.info),
-            settings.checkpoint_root,
         )
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last
@@ -214,20 +215,11 @@ class Learner(Worker[Settings]):
 
     async def _attempt(self, spec: RunSpec) -> Leave | None:
         """Work for the run once; None, after a while, if this process is unfit for it."""
-        context = RunContext(
-            spec,
-            self.settings.id,
-            self.membership.record.boot,
-            self.control,
-            self.data,
-            self.folder.path,
-            self.settings.checkpoint_root,
-        )
-        self.work = Work(context, self.faults, self.computing)
-        self.work.fit = lambda: self.membership.update(state="working", reason="")
         began = ambient.monotonic()
         try:
-            leave = await self.work.run()
+            self.work = work = Work(await self._context(spec), self.faults, self.computing)
+            work.fit = lambda: self.membership.update(state="working", reason="")
+            leave = await work.run()
             # Whoever refused it may let it in later: another configuration, or a free place.
             if leave.outcome == "refused" and not await self._is_over(spec):
                 raise Unfit(leave.reason)
@@ -242,6 +234,25 @@ class Learner(Worker[Settings]):
                 await self._tell_unfit(spec.name, str(unfit))
             await asyncio.sleep(pause_after(ambient.monotonic() - began))
             return None
+
+    async def _context(self, spec: RunSpec) -> RunContext:
+        """Of an attempt. Raises Unfit for a run that keeps its checkpoints where none may be."""
+        places, named = self.settings.checkpoint_places, spec.keeping.run_checkpoint_root
+        try:
+            # Links are followed, on a disk that may hang.
+            root = await asyncio.to_thread(place_of_run, named, places) if named else places[0]
+        except OutOfReach as error:
+            raise Unfit(f"keeping.run_checkpoint_root: {error}") from None
+        return RunContext(
+            spec,
+            self.settings.id,
+            self.membership.record.boot,
+            self.control,
+            self.data,
+            self.folder.path,
+            root,
+            checkpoint_places=places,
+        )
 
     async def _tell_unfit(self, run: str, why: str) -> None:
         me = self.settings.id

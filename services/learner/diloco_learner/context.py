@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class RunContext:
     """`me`: this learner's member id. `boot`: of its process. `incarnation`: -1 until it has one.
 
-    `folder`: what this learner keeps lies in it. `checkpoint_root`: where the checkpoints of runs
-    are that name no other place.
+    `folder`: what this learner keeps lies in it. `checkpoint_root`: where the checkpoints of
+    this run are. `checkpoint_places`: where those may be that it goes back to.
     """
 
     spec: RunSpec
@@ -26,3 +26,4 @@ class RunContext:
     folder: Path
     checkpoint_root: str
     incarnation: int = -1
+    checkpoint_places: tuple[str, ...] = ()

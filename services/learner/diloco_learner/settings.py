@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from diloco_learner.training.kept import KEPT_BYTES_MAX, OFF
 from diloco_shared.process.settings import WorkerSettings
+from diloco_shared.reach.local import DataRoots, Factories, Reach
 
 
 class Settings(WorkerSettings):
@@ -14,10 +15,18 @@ class Settings(WorkerSettings):
     threads: int = Field(
         0, ge=0, description="CPU threads for computation, 0 for all; 1 when learners share cores."
     )
-    data_root: Path = Field(
-        Path("."),
-        description="Where relative paths of a run's corpora and tokenizers are looked for; the "
-        "working directory unless it is given.",
+    data_root: str = Field(
+        ".",
+        description="Folders, separated by commas, that hold all that runs may read here: corpora, "
+        "tokenizers and weights. Relative paths begin in the first one; the working directory "
+        "unless it is given.",
+    )
+    factories: str = Field(
+        "",
+        description="Whose modules a run's model.factory may name: modules, or folders with them "
+        "('.' or with a slash), separated by commas; '*' allows any, and so the execution of what "
+        "is installed. Empty: only the built-in models. 'diloco up' sets its folder and "
+        "PYTHONPATH.",
     )
     corpora: Path | None = Field(
         None,
@@ -39,6 +48,19 @@ class Settings(WorkerSettings):
         ge=1 << 20,
         description="The least recently used of them are removed above so many bytes.",
     )
+
+    @field_validator("factories")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        Factories.of(text)
+        return text
+
+    @property
+    def reach(self) -> Reach:
+        """What runs may open here."""
+        return Reach(
+            DataRoots.of(self.data_root), Factories.of(self.factories), self.checkpoint_places
+        )
 
     @property
     def corpus_cache(self) -> Path:

@@ -16,6 +16,8 @@ from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
 from diloco_shared.process.settings import WorkerSettings
+from diloco_shared.reach.local import OutOfReach
+from diloco_shared.reach.places import place_of_run
 from diloco_syncer.context import RunContext
 from diloco_syncer.leadership.candidate_io import Candidate
 from diloco_syncer.leadership.leader_io import Leader
@@ -119,6 +121,15 @@ class Syncer(Worker[Settings]):
             shown = {"state": state, "reason": reason[:500]} if state else {}
             self.membership.update(**shown, tape_seq=tape_seq)
 
+        places, named = self.settings.checkpoint_places, spec.keeping.run_checkpoint_root
+        try:
+            # Links are followed, on a disk that may hang.
+            root = await asyncio.to_thread(place_of_run, named, places) if named else places[0]
+        except OutOfReach as error:
+            # Only another setting mends it, and that is read at the next start.
+            log.error("unfit", run=run, reason=str(error))
+            show("ineligible", f"keeping.run_checkpoint_root: {error}", 0)
+            return
         context = RunContext(
             spec,
             shard,
@@ -127,8 +138,9 @@ class Syncer(Worker[Settings]):
             self.data,
             self.folder.path,
             SnapshotStore(folder_of(self.folder.path, spec.folder, shard)),
-            spec.keeping.run_checkpoint_root or self.settings.checkpoint_root,
+            root,
             self.settings.payload_bytes_max,
+            places,
         )
         keeper = LeaseKeeper(self.control, run, me.id, me.boot, me.lock, lease_s, shard)
         self.candidate = candidate = Candidate(context, keeper, show)

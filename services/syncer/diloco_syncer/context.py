@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class RunContext:
     """`me`: this syncer's member id. `folder`: what members keep on this machine lies in it.
 
-    `checkpoint_root`: where this run's checkpoints and archived tape are. `payload_bytes_max`:
-    encoded contributions held in memory at once; None: what the run needs.
+    `checkpoint_root`: where this run's checkpoints and archived tape are, `checkpoint_places`:
+    where those may be that it goes back to. `payload_bytes_max`: encoded contributions held in
+    memory at once; None: what the run needs.
     """
 
     spec: RunSpec
@@ -28,3 +29,4 @@ class RunContext:
     snapshots: "SnapshotStore"
     checkpoint_root: str
     payload_bytes_max: int | None = None
+    checkpoint_places: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ written over. Parts and arrays carry their digest in the key; `<name>.json` is a
 Not for an event loop: every method waits for the vault.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import xxhash
@@ -22,6 +22,7 @@ from diloco_shared.protocol.checkpoints import (
     parse_reference,
     reference,
 )
+from diloco_shared.reach.places import reference_in
 from diloco_shared.spec.run import OF_CHECKPOINT
 
 Part = TypeVar("Part", ShardPart, LearnerPart)
@@ -39,13 +40,17 @@ class RunCheckpoints:
         self.vault = Vault(root)
 
     @classmethod
-    def at(cls, text: str, root: str) -> tuple["RunCheckpoints", str]:
-        """The checkpoints that a reference speaks of, and the reference among them."""
+    def at(cls, text: str, root: str, further: Sequence[str] = ()) -> tuple["RunCheckpoints", str]:
+        """The checkpoints that a reference speaks of, and the reference among them.
+
+        An address of its own must be in `root` or a further one: CheckpointError for any other,
+        which is neither listed nor asked.
+        """
         try:
-            own, folder, number = parse_reference(text)
+            place, folder, number = reference_in(text, root, further)
         except ValueError as error:
             raise CheckpointError(str(error)) from None
-        return cls(own or root), reference(folder, number)
+        return cls(place), reference(folder, number)
 
     # --- writing -------------------------------------------------------------------------------
 
@@ -137,10 +142,11 @@ class RunCheckpoints:
         return body
 
 
-def begun_from(model: Mapping[str, Any], root: str) -> dict[str, Any]:
+def begun_from(model: Mapping[str, Any], root: str, further: Sequence[str] = ()) -> dict[str, Any]:
     """A run's table [model] with what its checkpoint says of the model, and its digest.
 
-    `model.weights` reads "checkpoint:" and a reference; one without an address is under `root`.
+    `model.weights` reads "checkpoint:" and a reference; one without an address is under `root`,
+    and an address is in `root` or in a further place.
     Overrides in the table stay, beside the checkpoint's. Any other table is left as it is, and so
     is one with a digest. Reads the manifest, which names all that it means by digest. Raises
     CheckpointError, VaultError.
@@ -150,7 +156,7 @@ def begun_from(model: Mapping[str, Any], root: str) -> dict[str, Any]:
         return dict(model)
     if model.get("weights_digest"):
         return dict(model)
-    there, ref = RunCheckpoints.at(named.removeprefix(OF_CHECKPOINT), root)
+    there, ref = RunCheckpoints.at(named.removeprefix(OF_CHECKPOINT), root, further)
     manifest, digest = there.manifest(ref)
     source = manifest.spec.get("model", {})
     found = {**model, "weights_digest": digest}

@@ -4,9 +4,8 @@ Every object is compared with its digest, and every fragment with the digest tha
 it. Not for an event loop: every function waits for the place of the checkpoint.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +16,7 @@ from diloco_shared.hf.weights import HfWeights
 from diloco_shared.numerics.arrays import Layout, digest_array, unpack
 from diloco_shared.protocol.checkpoints import CheckpointManifest, ShardPart
 from diloco_shared.protocol.messages import TensorSpec
+from diloco_shared.reach.local import Root
 from diloco_shared.spec.run import Model, RunSpec
 from diloco_shared.spec.shapes import shape_of
 
@@ -101,12 +101,13 @@ class KeptParameters:
         return found
 
 
-def open_kept(source: str, root: str) -> KeptParameters:
-    """What describes the parameters of a checkpoint: FOLDER/NUMBER under `root`, or an address.
+def open_kept(source: str, root: str, further: Sequence[str] = ()) -> KeptParameters:
+    """What describes the parameters of a checkpoint: FOLDER/NUMBER under `root`, or an
+    address in `root` or in a further place.
 
     Raises ValueError (CheckpointError where there is none), and OSError.
     """
-    there, ref = RunCheckpoints.at(source, root)
+    there, ref = RunCheckpoints.at(source, root, further)
     manifest, digest = there.manifest(ref)
     parts = [there.part(ref, stored, ShardPart) for stored in manifest.shards]
     store = parts[0].store
@@ -128,16 +129,18 @@ def open_kept(source: str, root: str) -> KeptParameters:
 # What a run begins from.
 
 
-def beginning_of(model: Model, root: Path, checkpoints: str) -> HfWeights | KeptParameters | None:
+def beginning_of(
+    model: Model, root: Root, checkpoints: str, further: Sequence[str] = ()
+) -> HfWeights | KeptParameters | None:
     """The parameters that `model.weights` names, which must be those that the run means.
 
-    None: the run begins from its seed. Relative folders begin at `root`; a checkpoint without an
-    address of its own is under `checkpoints`. Raises ValueError and OSError. Reads a folder whole,
-    for its digest; of a checkpoint no array yet.
+    None: the run begins from its seed. Folders are looked for in `root`; a checkpoint without an
+    address of its own is under `checkpoints`, and an address there or in a further place. Raises
+    ValueError and OSError. Reads a folder whole, for its digest; of a checkpoint no array yet.
     """
     if not model.checkpoint:
         return weights_of(model, root)
-    kept = open_kept(model.checkpoint, checkpoints)
+    kept = open_kept(model.checkpoint, checkpoints, further)
     if kept.digest != model.weights_digest:
         raise CheckpointError(
             f"{kept.ref} in {kept.there.root} is another checkpoint than the run begins from: its "

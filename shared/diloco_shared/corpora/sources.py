@@ -37,6 +37,7 @@ from diloco_shared.corpora.tables import (
     parquet_records,
     saved_files,
 )
+from diloco_shared.reach.local import Root, located
 
 STDLIB = "stdlib"
 # Not the library itself: installed packages, and tests, which some distributions leave out.
@@ -145,7 +146,7 @@ def _documents(file: SourceFile, source: Source) -> Iterator[Document]:
 
 
 def find(
-    name: str, root: Path | None = None, field: str = "text", chat: Chat | None = None
+    name: str, root: Root | None = None, field: str = "text", chat: Chat | None = None
 ) -> Source:
     """The files of source `name`; a relative path is looked for in `root`.
 
@@ -154,7 +155,7 @@ def find(
     """
     if not name.strip() or "\0" in name:
         raise ValueError("the source has no name: 'stdlib', or a folder or file of text")
-    path = stdlib() if name == STDLIB else (root or Path()) / Path(name).expanduser()
+    path = stdlib() if name == STDLIB else located(name, root)
     with readable(path):
         if path.is_file():
             return Source(name, path.resolve(), (_file(path, path.name),), True, field, chat)

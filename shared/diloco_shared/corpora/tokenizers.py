@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from diloco_shared.reach.local import Root, located
+
 BYTES = "bytes"
 # Of a file that describes a tokenizer; those with a quarter of a million pieces have 35 MB.
 FILE_BYTES_MAX = 512 << 20
@@ -233,14 +235,14 @@ class SentencePiece:
         return text
 
 
-def load(name: str, root: Path | None = None) -> Tokenizer:
+def load(name: str, root: Root | None = None) -> Tokenizer:
     """`bytes`, or the tokenizer at a path; a relative one is looked for in `root`.
 
     Raises ValueError that names the file and what is wrong with it.
     """
     if name == BYTES:
         return Bytes()
-    path = (root or Path()) / Path(name).expanduser()
+    path = located(name, root)
     if path.is_dir():
         return _from_folder(path)
     if not path.is_file():

@@ -5,24 +5,24 @@ Whoever submits reads shape and digest from the folder. Every learner compares i
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from diloco_shared.hf.weights import HfWeights, WrongCheckpoint, digest_of, open_weights
+from diloco_shared.reach.local import Root, located
 from diloco_shared.spec.run import Model
 from diloco_shared.spec.shapes import SHAPES, Shape, shape_of
 
 
-def resolved(model: Mapping[str, Any], root: Path) -> dict[str, Any]:
+def resolved(model: Mapping[str, Any], root: Root) -> dict[str, Any]:
     """The table with preset, overrides and digest of the checkpoint at `weights`.
 
     What the table says itself stays. Without `weights`, or with a digest, nothing is changed.
-    Raises WrongCheckpoint for a folder that is none.
+    Raises WrongCheckpoint for a folder that is none, OutOfReach for one that `root` leaves out.
     """
     named = model.get("weights")
     if not isinstance(named, str) or not named or model.get("weights_digest"):
         return dict(model)
-    weights = open_weights(root / named)
+    weights = open_weights(located(named, root))
     preset, overrides = nearest(weights.shape)
     given = model.get("overrides") or {}
     return {
@@ -57,14 +57,15 @@ def differing(there: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     return "; ".join(found[:5])
 
 
-def weights_of(model: Model, root: Path) -> HfWeights | None:
+def weights_of(model: Model, root: Root) -> HfWeights | None:
     """The weights that `model` names, which must be those that the run means; none: a seed.
 
-    A relative path begins at `root`. Raises WrongCheckpoint. Reads all of it once, for its digest.
+    The folder is looked for in `root`. Raises WrongCheckpoint, OutOfReach. Reads all of it once,
+    for its digest.
     """
     if not model.weights:
         return None
-    weights = open_weights(root / model.weights)
+    weights = open_weights(located(model.weights, root))
     wanted = shape_of(model)
     there = asdict(replace(weights.shape, remat=wanted.remat))
     if wrong := differing(there, asdict(wanted)):

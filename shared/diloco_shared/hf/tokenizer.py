@@ -1,23 +1,23 @@
 """The tokenizer's files in a checkpoint: what others need to turn text into the model's tokens."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 from diloco_shared.corpora.prepared import is_prepared, open_corpus
 from diloco_shared.corpora.tokenizers import CONFIG, JSON, Bytes, Tokenizer, load
+from diloco_shared.reach.local import Root, located
 from diloco_shared.spec.run import Data
 
 # Byte 0 ends a document; as text it is shown so.
 END_OF_BYTES = "<|endoftext|>"
 
 
-def tokenizer_of(data: Data, root: Path) -> Tokenizer:
+def tokenizer_of(data: Data, root: Root) -> Tokenizer:
     """That of the corpus, which has a copy of it; or the one that the run names.
 
     Raises ValueError.
     """
-    folder = root / Path(data.sources[0].source).expanduser()
+    folder = located(data.sources[0].source, root)
     if is_prepared(folder):
         found = open_corpus(folder).tokenizer
         if found is not None:

@@ -5,6 +5,7 @@ A few lines of HTTP/1.1 for GET, loopback unless told otherwise; nothing here ch
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,10 @@ class HealthServer:
         self.server = await asyncio.start_server(self._serve, host, port, limit=REQUEST_BYTES_MAX)
         bound: int = self.server.sockets[0].getsockname()[1]
         return bound
+
+    async def start_on(self, bound: socket.socket) -> None:
+        """Listen on a socket that is bound."""
+        self.server = await asyncio.start_server(self._serve, sock=bound, limit=REQUEST_BYTES_MAX)
 
     async def close(self) -> None:
         if self.server is not None:

@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from diloco_shared.process.crash_points import CrashAt
 from diloco_shared.protocol.subjects import Id
+from diloco_shared.reach.places import roots_of
 
 # Of a file with a secret: longer than any token, and far too short to be a mistaken model.
 SECRET_BYTES_MAX = 4096
@@ -51,8 +52,19 @@ class ProcessSettings(BaseSettings):
         description="Where run-wide checkpoints are unless the run says; <data>/checkpoints if "
         "empty. The same place for every process of a run.",
     )
+    checkpoint_roots: str = Field(
+        "",
+        description="Further places, separated by commas, that requests and runs may name for "
+        "run-wide checkpoints: folders, or file://, gs://, s3://, each with all below it.",
+    )
     chaos: bool = Field(False, description="Whether faults may be requested of this process.")
     log: str = Field("info", description="Log level.")
+    health_host: str = Field(
+        "127.0.0.1",
+        description="Address of /healthz, /readyz and /metrics, which ask for no token; loopback "
+        "unless told so.",
+    )
+    health_port: int = Field(0, ge=0, le=65535, description="Their port; 0 takes any free one.")
     crash_at: CrashAt = Field("", description="For tests: where to die; see crash_points.py.")
 
     @model_validator(mode="before")
@@ -72,6 +84,11 @@ class ProcessSettings(BaseSettings):
     def checkpoint_root(self) -> str:
         """Where run-wide checkpoints are unless the run says."""
         return self.checkpoints or str(self.data / "checkpoints")
+
+    @property
+    def checkpoint_places(self) -> tuple[str, ...]:
+        """All places that a request or a run may name for them; the first is `checkpoint_root`."""
+        return roots_of(self.checkpoint_root, self.checkpoint_roots)
 
 
 class WorkerSettings(ProcessSettings):
@@ -95,5 +112,3 @@ class WorkerSettings(ProcessSettings):
     downlink_bytes_per_s: float = Field(
         0.0, ge=0, description="Most payload bytes fetched per second, on average; 0: no limit."
     )
-    health_host: str = Field("127.0.0.1", description="Address of /healthz and /metrics.")
-    health_port: int = Field(0, ge=0, le=65535, description="0 takes any free port.")

@@ -8,7 +8,9 @@ The manifest names its parts by digest, each part its arrays: what was read whol
 """
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from diloco_shared.protocol.messages import Count, Digest, Message, Reason, Seconds, Stamp, Version
 from diloco_shared.protocol.records import ShardLease
@@ -16,13 +18,13 @@ from diloco_shared.protocol.subjects import Id
 
 MANIFEST = "manifest.json"
 # A reference to a checkpoint: of the root in use, or an address of its own.
-_REFERENCE = re.compile(r"(?:(?P<root>.*)/)?(?P<folder>[a-z0-9][a-z0-9.-]*)/(?P<number>\d{6})/?")
+_REFERENCE = re.compile(r"(?:(?P<root>.*)/)?(?P<folder>[a-z0-9][a-z0-9.-]*)/(?P<number>[0-9]{6})/?")
 
 
 class Object(Message):
-    """One stored object, beside the manifest."""
+    """One stored object, beside the manifest: no key leads elsewhere."""
 
-    key: str
+    key: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,254}$")]
     bytes: Count
     digest: Digest
 

@@ -1,6 +1,6 @@
 """Learners from within: what their exchanges decide and hold, shown to the checkers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, inf
@@ -222,12 +222,14 @@ def going_back(watch_of: Callable[[str], RunWatch | None]) -> Iterator[None]:
     module: Any = recoverer  # by whatever names it has
     read = module.read_part
 
-    def looked_at(root: str, source: str, learner: str, check: Any) -> Any:
-        found, faults = read(root, source, learner, check)
+    def looked_at(
+        root: str, source: str, learner: str, check: Any, further: Sequence[str] = ()
+    ) -> Any:
+        found, faults = read(root, source, learner, check, further)
         process = current()
         work = None if process is None else process.app.work
         if found is not None and work is not None and (watch := watch_of(work.spec.name)):
-            there, ref = RunCheckpoints.at(source, root)
+            there, ref = RunCheckpoints.at(source, root, further)
             own = learner in there.manifest(ref)[0].learners and not faults
             watch.reached("moments of", "its own part" if own else "somebody else's part")
             state = moments.views(moments.pack(found))["moments"]

@@ -10,11 +10,12 @@ from waiting import until
 
 from diloco_coordinator.api.auth_io import FAILURES_BURST
 from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
-from diloco_coordinator.app import AddressTaken, listen
+from diloco_coordinator.app import AddressTaken, Coordinator, Settings, listen, measured
+from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
-OPEN = ("/", "/main.js", "/style.css", "/healthz", "/readyz", "/metrics", "/openapi.json")
+OPEN = ("/", "/main.js", "/style.css", "/healthz", "/readyz", "/openapi.json")
 
 
 async def test_everything_about_the_cluster_needs_a_token(world: Any) -> None:
@@ -23,6 +24,7 @@ async def test_everything_about_the_cluster_needs_a_token(world: Any) -> None:
             assert (await desk.http.get(path)).status_code == 200, path
         described = (await desk.http.get("/openapi.json")).json()
         assert described["openapi"].startswith("3.1")
+        assert (await desk.http.get("/metrics")).status_code == 401
         for path, operations in described["paths"].items():
             for method in operations if path.startswith("/v1") else ():
                 answer = await desk.http.request(method, path)
@@ -127,7 +129,7 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
         registry = desk.registry
         await until(lambda: registry.statuses and len(registry.roll.living) == 2)
         await until(lambda: registry.events[-1][1].kind == "evaluation")
-        lines = (await desk.http.get("/metrics")).text.splitlines()
+        lines = (await desk.ask("GET", "/metrics")).text.splitlines()
         for line in (
             'diloco_members{role="learner"} 2.0',
             'diloco_runs{state="running"} 1.0',
@@ -149,6 +151,23 @@ async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., An
             assert line in lines, line
 
 
+async def test_health_and_metrics_are_on_a_port_of_their_own(world: Any, tmp_path: Path) -> None:
+    """Loopback unless told so, and without a token; the API's own metrics need one."""
+    settings = Settings(data=tmp_path / "kept")
+    assert settings.health_host == settings.host == "127.0.0.1" and not settings.chaos
+    folder = DataFolder(settings.data, "coordinator")
+    coordinator = Coordinator(settings, world.bus, folder, "secret")
+    with listen(settings.health_host, settings.health_port, "DILOCO_HEALTH_PORT") as bound:
+        base = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        async with measured(coordinator, bound), httpx.AsyncClient(base_url=base) as http:
+            assert "diloco_members" in (await http.get("/metrics")).text
+            assert (await http.get("/healthz")).json() == {"id": "coordinator", "bus": "connected"}
+            assert (await http.get("/readyz")).status_code == 503, "nothing is mirrored yet"
+            for path in ("/v1/runs", "/", "/openapi.json"):
+                assert (await http.get(path)).status_code == 404
+    folder.release()
+
+
 async def test_metrics_of_a_run_that_nobody_leads_any_more_go_on_ageing(
     world: Any, status: Callable[..., Any]
 ) -> None:
@@ -158,7 +177,7 @@ async def test_metrics_of_a_run_that_nobody_leads_any_more_go_on_ageing(
         registry = desk.registry
         await until(lambda: bool(registry.statuses))
         registry.standings.renewed_at[subjects.status_key("demo", 0)] -= 100.0
-        text = (await desk.http.get("/metrics")).text
+        text = (await desk.ask("GET", "/metrics")).text
         (line,) = [x for x in text.splitlines() if x.startswith("diloco_seconds_since_round{")]
         assert float(line.split()[1]) >= 102.0
 

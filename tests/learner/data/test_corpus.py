@@ -152,9 +152,9 @@ def test_a_learner_reads_under_its_data_root(
     folder_of(tmp_path / "site" / "text", 60)
     for name in ("Program", "Trainer"):
         monkeypatch.setattr(computing_io, name, Nothing)
-    settings = Settings(data=tmp_path / "kept", data_root=tmp_path / "site")
+    settings = Settings(data=tmp_path / "kept", data_root=str(tmp_path / "site"))
     assert settings.corpus_cache == tmp_path / "kept" / "corpora"
-    learner = OnThisMachine(settings.data_root, Cache(settings.corpus_cache))
+    learner = OnThisMachine(settings.reach, Cache(settings.corpus_cache))
     shape = {"context_tokens": 8, "overrides": {"vocabulary": 256}}
     body = {"name": "x", "budget": {"steps": 1}, "data": data("text").model_dump(), "model": shape}
     built = learner.build(RunSpec.model_validate(body))

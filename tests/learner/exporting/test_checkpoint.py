@@ -17,9 +17,9 @@ SPEC = spec(4)
 REF = reference(SPEC.folder, 1)
 
 
-async def export(root: Path, to: Path, source: str = REF) -> Any:
+async def export(root: Path, to: Path, source: str = REF, places: tuple[str, ...] = ()) -> Any:
     progress = Progress(lambda line: None)
-    asked = Checkpointed(source, str(root), progress.fetching)
+    asked = Checkpointed(source, str(root), progress.fetching, places)
     return await make(asked, Order(to, checkpoint=source), progress), progress
 
 
@@ -35,9 +35,12 @@ async def test_a_checkpoint_is_written_as_what_is_published(tmp_path: Path, shar
     assert progress.fetched == progress.to_fetch > 0
 
 
-async def test_a_checkpoint_may_be_elsewhere(tmp_path: Path) -> None:
+async def test_a_checkpoint_may_be_elsewhere_where_the_settings_say_so(tmp_path: Path) -> None:
     kept(tmp_path / "far", SPEC)
-    manifest, _ = await export(tmp_path / "root", tmp_path / "out", f"{tmp_path}/far/{REF}")
+    far, out = f"{tmp_path}/far/{REF}", tmp_path / "out"
+    with pytest.raises(Unreadable, match="DILOCO_CHECKPOINT_ROOTS"):
+        await export(tmp_path / "root", out, far)
+    manifest, _ = await export(tmp_path / "root", out, far, (str(tmp_path),))
     assert manifest.run == "r"
 
 

@@ -108,7 +108,7 @@ def test_a_table_gains_the_model_of_the_checkpoint_and_its_digest(tmp_path: Path
     assert begun_from({"weights": "folder"}, "nowhere") == {"weights": "folder"}
     (tmp_path / "far").mkdir()
     kept(tmp_path / "far", SOURCE)
-    far = begun_from({"weights": f"checkpoint:{tmp_path}/far/{REF}"}, "nowhere")
+    far = begun_from({"weights": f"checkpoint:{tmp_path}/far/{REF}"}, "nowhere", (str(tmp_path),))
     assert far["weights_digest"] == table["weights_digest"], "wherever it lies"
     with pytest.raises(CheckpointError, match=rf"no checkpoint .*000007 .*known: {REF}"):
         begun_from({"weights": f"checkpoint:{reference(SOURCE.folder, 7)}"}, str(tmp_path))

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 from tests.shared.checkpoints.bucket import Bucket
 
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
@@ -13,6 +14,7 @@ from diloco_shared.numerics.arrays import pack, unpack
 from diloco_shared.protocol.checkpoints import (
     MANIFEST,
     CheckpointManifest,
+    Object,
     ShardPart,
     parse_reference,
     reference,
@@ -185,3 +187,11 @@ def test_a_bucket_holds_what_a_folder_does(
 def test_arrays_of_something_else_are_refused() -> None:
     with pytest.raises(ValueError, match="not a blob of arrays"):
         unpack(b"rubbish")
+
+
+@pytest.mark.parametrize(
+    "key", ["../../etc/passwd", "/etc/passwd", "a/b", "..", "", "a\0b", "x" * 256]
+)
+def test_no_object_of_a_manifest_lies_elsewhere(key: str) -> None:
+    with pytest.raises(ValidationError, match="key"):
+        Object(key=key, bytes=1, digest="0" * 32)

@@ -52,12 +52,12 @@ class RestoreRequest(BaseModel):
 
 
 class CheckpointRoutes:
-    """The routes, over one registry. `root`: where the checkpoints of most runs are."""
+    """The routes, over one registry."""
 
-    def __init__(self, registry: Registry, guard: Guard, runs: Runs, root: str) -> None:
+    def __init__(self, registry: Registry, guard: Guard, runs: Runs) -> None:
         self.registry = registry
         self.runs = runs
-        self.root = root
+        self.root = runs.checkpoints
         self.router = APIRouter(prefix="/v1", tags=["checkpoints"])
         look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
         act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
@@ -76,10 +76,10 @@ class CheckpointRoutes:
 
     # --- where ---------------------------------------------------------------------------------
 
-    def _of(self, run: str) -> tuple[RunCheckpoints, str]:
+    async def _of(self, run: str) -> tuple[RunCheckpoints, str]:
         """Where a run's checkpoints are, and the name of its folder there."""
         spec = spec_of(self.runs.record(run))
-        return self._at(spec.keeping.run_checkpoint_root or self.root), spec.folder
+        return self._at(await _asked(lambda: self.runs.checkpoints_of(spec))), spec.folder
 
     def _at(self, root: str) -> RunCheckpoints:
         with _problems():
@@ -97,7 +97,7 @@ class CheckpointRoutes:
 
     async def index(self, run: str) -> dict[str, Any]:
         """Complete checkpoints of a run, oldest first."""
-        there, folder = self._of(run)
+        there, folder = await self._of(run)
         return {"checkpoints": await self._list(there, folder)}
 
     async def _list(self, there: RunCheckpoints, folder: str) -> list[dict[str, Any]]:
@@ -108,7 +108,7 @@ class CheckpointRoutes:
 
     async def show(self, run: str, number: int) -> dict[str, Any]:
         """One checkpoint, and the specification it was made under."""
-        there, folder = self._of(run)
+        there, folder = await self._of(run)
         ref = reference(folder, number)
         manifest = await self._manifest(there, ref)
         return _view(ref, manifest) | {"spec": jsonable(manifest.spec)}
@@ -132,7 +132,7 @@ class CheckpointRoutes:
 
     async def remove(self, run: str, number: int) -> None:
         """Remove one checkpoint for good."""
-        await self._remove(*self._of(run), number)
+        await self._remove(*await self._of(run), number)
 
     async def remove_stored(self, folder: str, number: int) -> None:
         """Remove one by its folder, of a deleted run perhaps."""
@@ -140,8 +140,7 @@ class CheckpointRoutes:
         await self._remove(self._at(self.root), folder, number)
 
     async def _remove(self, there: RunCheckpoints, folder: str, number: int) -> None:
-        with _problems():
-            _, ref = RunCheckpoints.at(reference(folder, number), there.root)
+        _, ref = await _asked(lambda: RunCheckpoints.at(reference(folder, number), there.root))
         await self._manifest(there, ref)
         await _asked(lambda: there.remove(ref))
 
@@ -149,7 +148,7 @@ class CheckpointRoutes:
         self, run: str, number: int, request: RestoreRequest, response: Response
     ) -> dict[str, Any]:
         """Go back to a checkpoint: this run itself, or a new one that begins with it."""
-        there, folder = self._of(run)
+        there, folder = await self._of(run)
         ref = reference(folder, number)
         manifest = await self._manifest(there, ref)
         if request.as_run is None:
@@ -176,15 +175,20 @@ class CheckpointRoutes:
     async def submit(
         self, checkpoint: str, body: Annotated[dict[str, Any], Body()], response: Response
     ) -> dict[str, Any]:
-        """Submit a run that begins with a checkpoint: FOLDER/NUMBER, or an address of its own."""
+        """Submit a run that begins with a checkpoint: FOLDER/NUMBER, or an address of its own.
+
+        An address outside the places of checkpoints is refused, and neither listed nor asked.
+        """
         must("operate", str(body.get("name") or "")[:63])
         must_see(checkpoint)
-        with _problems():
-            there, ref = RunCheckpoints.at(checkpoint, self.root)
+        there, ref = await _asked(lambda: self._found(checkpoint))
         manifest = await self._manifest(there, ref)
         record = await self._begin(body, there, ref, manifest)
         response.headers["Location"] = f"/v1/runs/{record.name}"
         return self.runs.view(record)
+
+    def _found(self, checkpoint: str) -> tuple[RunCheckpoints, str]:
+        return RunCheckpoints.at(checkpoint, self.root, self.runs.places)
 
     async def _begin(
         self, body: dict[str, Any], there: RunCheckpoints, ref: str, manifest: CheckpointManifest

@@ -41,15 +41,12 @@ class ExportRequest(BaseModel):
 
 
 class ExportRoutes:
-    """The routes, over one registry. `root`: where the checkpoints of most runs are."""
+    """The routes, over one registry."""
 
-    def __init__(
-        self, registry: Registry, guard: Guard, runs: Runs, exports: Exports, root: str
-    ) -> None:
+    def __init__(self, registry: Registry, guard: Guard, runs: Runs, exports: Exports) -> None:
         self.registry = registry
         self.runs = runs
         self.exports = exports
-        self.root = root
         self.router = APIRouter(prefix="/v1/runs/{run}/exports", tags=["exports"])
         look: dict[str, Any] = {"dependencies": [Depends(guard.needs("read"))]}
         act: dict[str, Any] = {"dependencies": [Depends(guard.needs("operate"))]}
@@ -97,14 +94,14 @@ class ExportRoutes:
     def _checkpoint(self, run: str, text: str) -> str:
         """The reference of a checkpoint that is there: 404 names those that are."""
         spec = spec_of(self.runs.record(run))
-        root = spec.keeping.run_checkpoint_root or self.root
         source = reference(spec.folder, int(text)) if text.isdecimal() else text
         if source is text:
             must_see(text)
         with _problems():
-            there, ref = RunCheckpoints.at(source, root)
+            root = self.runs.checkpoints_of(spec)
+            there, ref = RunCheckpoints.at(source, root, self.runs.places)
             there.manifest(ref)
-        return ref if there.root == self.root else f"{there.root.rstrip('/')}/{ref}"
+        return ref if there.root == self.runs.checkpoints else f"{there.root.rstrip('/')}/{ref}"
 
     async def index(self, run: str) -> dict[str, Any]:
         """Exports of a run, oldest first: complete ones, the one being made, those that failed."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Body, Depends, Header, Query, Request, Response
@@ -50,6 +50,8 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeRecord
 from diloco_shared.protocol.records import Restore, RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape
+from diloco_shared.reach.local import OutOfReach
+from diloco_shared.reach.places import place_of_run
 from diloco_shared.spec.run import OF_CHECKPOINT, RunSpec
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
@@ -112,10 +114,16 @@ class Runs:
     """The routes, over one registry."""
 
     def __init__(
-        self, registry: Registry, guard: Guard, streams: Streams, checkpoints: str = ""
+        self,
+        registry: Registry,
+        guard: Guard,
+        streams: Streams,
+        checkpoints: str = "",
+        places: Sequence[str] = (),
     ) -> None:
         self.registry = registry
         self.checkpoints = checkpoints  # where those of most runs are, and archived tapes
+        self.places = (checkpoints, *places)  # all where those of a run may be
         self.streams = streams
         self.leaving: dict[str, float] = {}  # by id: since when a run is to be deleted
         # One at a time, lest two requests for one name undo each other's steps.
@@ -198,15 +206,30 @@ class Runs:
             if isinstance(model, dict):
                 if (named := str(model.get("weights", ""))).startswith(OF_CHECKPOINT):
                     must_see(named.removeprefix(OF_CHECKPOINT))
-                found = await asyncio.to_thread(begun_from, model, self.checkpoints)
+                found = await asyncio.to_thread(begun_from, model, self.checkpoints, self.places)
                 body = {**body, "model": found}
-            return await asyncio.to_thread(check, body)
+            spec = await asyncio.to_thread(check, body)
+            await asyncio.to_thread(place_of_run, spec.keeping.run_checkpoint_root, self.places)
+            return spec
+        except OutOfReach as error:
+            fault = {"path": "keeping.run_checkpoint_root", "message": str(error)}
+            raise invalid("run", [fault]) from None
         except (CheckpointError, VaultError) as error:
             fault = {"path": "model.weights", "message": str(error)}
             raise invalid("run", [fault]) from None
         except Invalid as error:
             faults = [{"path": f.path, "message": f.message} for f in error.faults]
             raise invalid("run", faults) from None
+
+    def checkpoints_of(self, spec: RunSpec) -> str:
+        """Where those of a run are. Not for an event loop: a folder's links are followed.
+
+        Raises CheckpointError where they may not be: the setting was another one at submission.
+        """
+        try:
+            return place_of_run(spec.keeping.run_checkpoint_root, self.places)
+        except OutOfReach as error:
+            raise CheckpointError(f"keeping.run_checkpoint_root: {error}") from None
 
     async def begin(
         self,
@@ -459,10 +482,10 @@ class Runs:
     async def _tape(self, spec: RunSpec, start: int) -> list[Stored]:
         """Of all shards, from the stream and the archive."""
         stream, bus = subjects.tape_stream(spec.name), self.registry.bus
-        archives = archives_of(spec, self.checkpoints)
         try:
+            archives = archives_of(spec, await asyncio.to_thread(self.checkpoints_of, spec))
             return await read_tape(bus, spec.name, archives, after=start - 1, limit=FETCH)
-        except VaultError as error:
+        except (CheckpointError, VaultError) as error:
             raise Problem(503, "The tape's archive cannot be read", str(error)) from None
         except Unavailable:
             # A missing stream looks like a missing server, unless one asks for its sizes.

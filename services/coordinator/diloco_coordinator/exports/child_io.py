@@ -161,6 +161,7 @@ def environment_of(settings: ProcessSettings) -> dict[str, str]:
         "DILOCO_NATS_URL": settings.nats_url,
         "DILOCO_NATS_TOKEN": settings.nats_token,
         "DILOCO_CHECKPOINTS": settings.checkpoint_root,
+        "DILOCO_CHECKPOINT_ROOTS": settings.checkpoint_roots,
         "DILOCO_LOG": settings.log,
     }
     inherited = {k: v for k, v in os.environ.items() if k not in ("DILOCO_ID", *told)}

@@ -14,17 +14,18 @@ from diloco_shared.corpora.mix import Mixture, whole_weights
 from diloco_shared.corpora.prepared import Corpus, digest_of, is_prepared
 from diloco_shared.corpora.pretokenised import is_tokens, open_tokens
 from diloco_shared.corpora.sequences import Tokens
-from diloco_shared.corpora.sources import STDLIB, find
+from diloco_shared.corpora.sources import STDLIB, find, stdlib
 from diloco_shared.corpora.tokenizers import BYTES, Tokenizer
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
+from diloco_shared.reach.local import OutOfReach, Root, located
 from diloco_shared.spec.run import Data, Part, RunSpec
 from diloco_shared.spec.shapes import shape_of
 
 HERE = Path()
 
 
-def load(data: Data, root: Path = HERE, cache: Cache | None = None) -> Corpus | Mixture:
-    """Open the corpus, or the mixture, that `data` names; relative paths are under `root`.
+def load(data: Data, root: Root = HERE, cache: Cache | None = None) -> Corpus | Mixture:
+    """Open the corpus, or the mixture, that `data` names; paths are looked for in `root`.
 
     Raises ValueError that says what is missing, or which corpus is not the one that it should be.
     """
@@ -122,8 +123,8 @@ def _check_separator(corpus: Corpus) -> None:
         )
 
 
-def _part(part: Part, data: Data, root: Path, cache: Cache) -> Corpus:
-    path = root / Path(part.source).expanduser()
+def _part(part: Part, data: Data, root: Root, cache: Cache) -> Corpus:
+    path = stdlib() if part.source == STDLIB else located(part.source, root)
     if part.source != STDLIB and is_prepared(path):
         corpus = opened(path)
         _check_tokenizer(corpus, data, root)
@@ -142,19 +143,19 @@ def _part(part: Part, data: Data, root: Path, cache: Cache) -> Corpus:
     return corpus
 
 
-def _of_text(name: str, tokenizer: Tokenizer, root: Path, cache: Cache, fraction: float) -> Corpus:
+def _of_text(name: str, tokenizer: Tokenizer, root: Root, cache: Cache, fraction: float) -> Corpus:
     try:
         return cache.corpus(find(name, root), tokenizer, fraction)
     except ValueError as error:
         raise ValueError(f"data.source: {error}") from None
 
 
-def _check_tokenizer(corpus: Corpus, data: Data, root: Path) -> None:
+def _check_tokenizer(corpus: Corpus, data: Data, root: Root) -> None:
     """The corpus has a tokenizer of its own: another one in the settings is a mistake.
 
     `bytes` is what settings have that say nothing; a path may be of where the corpus was made.
     """
-    if data.tokenizer == BYTES or not (root / Path(data.tokenizer).expanduser()).exists():
+    if data.tokenizer == BYTES or not _is_here(data.tokenizer, root):
         return
     given = load_tokenizer(data.tokenizer, root).digest
     assert corpus.index is not None
@@ -164,6 +165,13 @@ def _check_tokenizer(corpus: Corpus, data: Data, root: Path) -> None:
             f"data.tokenizer ({data.tokenizer}) is {given}: prepare the corpus again, or leave "
             "data.tokenizer out"
         )
+
+
+def _is_here(name: str, root: Root) -> bool:
+    try:
+        return located(name, root).exists()
+    except OutOfReach:
+        return False
 
 
 def _check_one_tokenizer(corpora: tuple[Corpus, ...]) -> None:

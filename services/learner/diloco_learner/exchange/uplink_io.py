@@ -74,7 +74,8 @@ class Uplink:
         self.checkpoints = checkpoints
         self.leases = leases
         self.put = put
-        self.checkpoint_root = spec.keeping.run_checkpoint_root or context.checkpoint_root
+        self.checkpoint_root = context.checkpoint_root
+        self.checkpoint_places = context.checkpoint_places
         self.checkpoint_lock = asyncio.Lock()
         self.own_disk, self.vault = Storing(), Storing()
         self.initial_lock = asyncio.Lock()

@@ -33,6 +33,7 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.exports import ExportDone, ExportFailed, ExportMoved
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import WireError
+from diloco_shared.reach.local import Root
 from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
@@ -90,8 +91,8 @@ async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec:
     return spec
 
 
-def of_tokenizer(spec: RunSpec, root: Path) -> Companions:
-    """The files of the run's tokenizer; relative paths are under `root`.
+def of_tokenizer(spec: RunSpec, root: Root) -> Companions:
+    """The files of the run's tokenizer; paths are looked for in `root`.
 
     Nothing, and a line in the log, where its files are not on this machine: the weights are worth
     having without them.
@@ -108,14 +109,15 @@ async def _export(settings: Settings, wanted: argparse.Namespace) -> None:
     tokens = {name: int(number) for name, _, number in (t.partition("=") for t in wanted.token)}
 
     def companions(spec: RunSpec) -> Companions:
-        found = of_tokenizer(spec, settings.data_root)
+        found = of_tokenizer(spec, settings.reach.data)
         return replace(found, files=tuple(wanted.file), tokens={**found.tokens, **tokens})
 
     order = Order(wanted.to, wanted.dtype, wanted.checkpoint, companions)
     progress = Progress(_Teller().moved)
     source: Source
     if wanted.checkpoint:
-        source = Checkpointed(wanted.checkpoint, settings.checkpoint_root, progress.fetching)
+        root, places = settings.checkpoint_root, settings.checkpoint_places
+        source = Checkpointed(wanted.checkpoint, root, progress.fetching, places)
         await make(source, order, progress)
     else:
         links: dict[str, Any] = {

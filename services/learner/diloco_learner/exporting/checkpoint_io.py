@@ -5,7 +5,7 @@ of the largest fragment.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from diloco_learner.exporting.assembling import Values
 from diloco_learner.exporting.observing_io import Unreadable
@@ -25,9 +25,9 @@ class Checkpointed:
     spec: RunSpec
     manifest: CheckpointManifest
 
-    def __init__(self, source: str, root: str, moved: Moved) -> None:
-        """`source`: FOLDER/NUMBER under `root`, or an address of its own."""
-        self.source, self.root = source, root
+    def __init__(self, source: str, root: str, moved: Moved, places: Sequence[str] = ()) -> None:
+        """`source`: FOLDER/NUMBER under `root`, or an address there or in one of the places."""
+        self.source, self.root, self.places = source, root, places
         self.moved = moved
 
     @property
@@ -42,7 +42,7 @@ class Checkpointed:
     async def begin(self) -> None:
         """Read what describes it. Raises Unreadable."""
         try:
-            self.kept = await asyncio.to_thread(open_kept, self.source, self.root)
+            self.kept = await asyncio.to_thread(open_kept, self.source, self.root, self.places)
         except (ValueError, OSError) as error:  # a CheckpointError, a VaultError, another release's
             raise Unreadable(str(error)) from None
         self.layout, self.spec, self.manifest = (

@@ -12,10 +12,12 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from diloco_learner.preflight.findings import SOFTWARE, Finding, wrong
 from diloco_shared.process.stopping import die_with
+from diloco_shared.reach.local import DataRoots, Factories, Reach
+from diloco_shared.reach.places import roots_of
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -23,9 +25,11 @@ Say = Callable[[dict[str, Any]], None]
 def main() -> None:
     """Check it, and say what was found."""
     parser = argparse.ArgumentParser(prog="diloco_learner.preflight", description=__doc__)
-    parser.add_argument("--data-root", type=Path, default=Path(), help="where relative paths begin")
+    parser.add_argument("--data-root", default=".", help="folders that the run may read")
+    parser.add_argument("--factories", default="", help="whose modules model.factory may name")
     parser.add_argument("--cache", type=Path, help="where text is prepared")
     parser.add_argument("--checkpoints", default="", help="where run-wide checkpoints are")
+    parser.add_argument("--checkpoint-roots", default="", help="where they may be besides")
     parser.add_argument("--parent", type=int, help="process with which this one is to end")
     given = parser.parse_args()
     if given.parent is not None:
@@ -34,8 +38,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     say = _mouth()
     try:
-        folders = Folders(given.data_root, given.cache, given.checkpoints)
-        findings = _checked(folders, sys.stdin.read(), say)
+        places = roots_of(given.checkpoints, given.checkpoint_roots)
+        reach = Reach(DataRoots.of(given.data_root), Factories.of(given.factories), places)
+        findings = _checked(reach, given.cache, sys.stdin.read(), say)
     except ImportError as error:
         remedy = "install what learners need: pip install 'decoupled-diloco[learner]'"
         findings = [wrong(SOFTWARE, str(error), remedy)]
@@ -43,14 +48,6 @@ def main() -> None:
     sys.stderr.flush()
     # Threads of a model or of a compiler, and what they do at exit, concern nobody any more.
     os._exit(0 if all(f.ok for f in findings) else 1)
-
-
-class Folders(NamedTuple):
-    """Where relative paths begin, where text is prepared, where run-wide checkpoints are."""
-
-    root: Path
-    cache: Path | None
-    checkpoints: str
 
 
 def _mouth() -> Say:
@@ -64,7 +61,7 @@ def _mouth() -> Say:
     return say
 
 
-def _checked(folders: Folders, run: str, say: Say) -> list[Finding]:
+def _checked(reach: Reach, cache: Path | None, run: str, say: Say) -> list[Finding]:
     """What each check found, said as it is found. Raises ImportError where software is missing."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from diloco_learner.data.cache import Cache, users_cache
@@ -79,11 +76,14 @@ def _checked(folders: Folders, run: str, say: Say) -> list[Finding]:
     spec = RunSpec.model_validate_json(run)
     made = check(
         spec,
-        folders.root,
-        Cache(folders.cache or users_cache(), tell=lambda text: print(text, file=sys.stderr)),
+        reach.data,
+        Cache(cache or users_cache(), tell=lambda text: print(text, file=sys.stderr)),
         now=ambient.monotonic,
         begins=lambda name: say({"begins": name}),
-        beginning=lambda model, root: beginning_of(model, root, folders.checkpoints),
+        factories=reach.factories,
+        beginning=lambda model, root: beginning_of(
+            model, root, reach.checkpoint_root, reach.checkpoints
+        ),
     )
     findings = []
     for finding in made:

@@ -46,12 +46,13 @@ from diloco_shared.corpora.splits import SPLITS
 from diloco_shared.corpora.tokenizers import BYTES
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 from diloco_shared.hf.resolving import weights_of
+from diloco_shared.reach.local import Factories, OutOfReach, Root, located
 from diloco_shared.spec.run import Model, RunSpec
 
 # What a check gives: what it found in words, and figures of it.
 Found = tuple[str, dict[str, float]]
 # What a run begins from, of its model and the folder where relative paths begin.
-BeginningOf = Callable[[Model, Path], Beginning | None]
+BeginningOf = Callable[[Model, Root], Beginning | None]
 
 REMEDIES = {
     "devices": "look at the driver and at JAX_PLATFORMS; JAX must find a device in this Python",
@@ -70,6 +71,8 @@ REMEDIES = {
     "compile": "mend what the model computes: it could be traced, and not be compiled here",
     "step": "look at the model's loss and what it begins with: no step of such a run would count",
 }
+# Of what runs may not reach here; the finding names the setting.
+NOT_ALLOWED = "name what runs may use on this machine, or have that setting changed"
 # Of a model whose module, or one that it imports, is not found.
 NOT_FOUND = (
     "install it, or let it lie where learners are started or in a folder of their PYTHONPATH"
@@ -78,21 +81,22 @@ NOT_FOUND = (
 
 def check(
     spec: RunSpec,
-    root: Path,
+    root: Root,
     cache: Cache,
     *,
     now: Callable[[], float],
     begins: Callable[[str], None] = lambda name: None,
     beginning: BeginningOf = weights_of,
+    factories: Factories | None = None,
 ) -> Iterator[Finding]:
     """Every check in turn; one that needs what is wrong is skipped.
 
-    Relative paths begin at `root`; text is prepared into `cache`, on whose disk the learner's own
+    Paths are looked for in `root`; text is prepared into `cache`, on whose disk the learner's own
     files are counted too. `now`: seconds, monotonic. `begins` hears the name of each check before
     it is made, so that one that ends this process is known. `beginning` opens what the run begins
-    from; by default a folder.
+    from; by default a folder. `factories`: whose modules the run's model may be of; by default any.
     """
-    made = _Checks(spec, root, cache, now, beginning)
+    made = _Checks(spec, root, cache, now, beginning, factories)
     causes = Causes()
     for name in CHECKS:
         if (left_out := causes.skip(name)) is not None:
@@ -110,6 +114,8 @@ def _made(name: str, look: Callable[[], Found]) -> Finding:
     except Wrong as error:
         return wrong(name, error.text, error.remedy)
     except (Exception, SystemExit) as error:  # a user's model or data may raise anything
+        if isinstance(error, OutOfReach):
+            return wrong(name, told(error), NOT_ALLOWED)
         missing = name == "model" and isinstance(origin(error), ImportError)
         return wrong(name, told(error), NOT_FOUND if missing else REMEDIES.get(name, ""))
     return Finding(name, True, text, figures=figures)
@@ -130,12 +136,13 @@ class _Checks:
     def __init__(
         self,
         spec: RunSpec,
-        root: Path,
+        root: Root,
         cache: Cache,
         now: Callable[[], float],
         beginning: BeginningOf,
+        factories: Factories | None,
     ) -> None:
-        self.beginning = beginning
+        self.beginning, self.factories = beginning, factories
         self.spec, self.root, self.cache, self.now = spec, root, cache, now
         self.sequences_B = spec.inner.batch_sequences * spec.inner.accumulation
 
@@ -151,6 +158,8 @@ class _Checks:
 
     def model(self) -> Found:
         """It can be imported, cut into fragments, and its loss traced; nothing is compiled."""
+        if self.spec.model.factory is not None and self.factories is not None:
+            self.factories.check(self.spec.model.factory)
         # Which token is between documents the corpus will say; to trace with, any does as well.
         separator = None if self.spec.data.documents == "packed" else 0
         self.program = program = Program.build(self.spec, separator=separator)
@@ -195,7 +204,7 @@ class _Checks:
         if self.starting is None:
             return f"fresh ones, from seed {self.spec.seed}", {}
         model = self.spec.model
-        where = model.weights if model.checkpoint else self.root / model.weights
+        where = model.weights if model.checkpoint else self._path(model.weights)
         return f"{where}, digest {model.weights_digest}", {}
 
     def tokenizer(self) -> Found:
@@ -245,10 +254,13 @@ class _Checks:
         return found.corpora if isinstance(found, Mixture) else (found,)
 
     def _path(self, named: str) -> Path:
-        return self.root / Path(named).expanduser()
+        return located(named, self.root)
 
     def _is_prepared(self, source: str) -> bool:
-        return source != STDLIB and is_prepared(self._path(source))
+        try:
+            return source != STDLIB and is_prepared(self._path(source))
+        except OutOfReach:  # the corpus's own check says so
+            return False
 
     # --- room ----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -161,15 +161,16 @@ def write_part(
 
 
 def read_part(
-    root: str, source: str, learner: str, check: Check
+    root: str, source: str, learner: str, check: Check, further: Sequence[str] = ()
 ) -> tuple[Arrays | None, list[str]]:
     """A sound inner state, this learner's own first, and why others were passed over.
 
-    `check` raises ValueError for moments that cannot be used.
+    `check` raises ValueError for moments that cannot be used. A source with an address of its own
+    must be in `root` or in a further place.
     """
     faults: list[str] = []
     try:
-        there, ref = RunCheckpoints.at(source, root)
+        there, ref = RunCheckpoints.at(source, root, further)
         manifest, _ = there.manifest(ref)
     except (OSError, CheckpointError) as error:
         return None, [str(error)[:300]]

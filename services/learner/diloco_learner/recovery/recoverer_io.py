@@ -216,6 +216,7 @@ class Recoverer:
             restored.source,
             self.recovery.learner,
             self.trainer.check_inner_state,
+            self.up.checkpoint_places,
         )
         for fault in faults:
             self.up.tell_soon("checkpoint-skipped", fault, {})

@@ -19,7 +19,7 @@ import psutil
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.cache import Cache
-from diloco_learner.data.corpus import HERE, check_signs, check_vocabulary, load, separator_of
+from diloco_learner.data.corpus import check_signs, check_vocabulary, load, separator_of
 from diloco_learner.data.shards import cut_of
 from diloco_learner.events import Leave
 from diloco_learner.models import forget
@@ -30,6 +30,7 @@ from diloco_learner.training.train import Rest, Slowed, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared import ambient
 from diloco_shared.checkpoints.parameters_io import beginning_of
+from diloco_shared.reach.local import Reach
 from diloco_shared.spec.run import RunSpec
 
 T = TypeVar("T")
@@ -70,20 +71,22 @@ class Computing(Protocol):
 class OnThisMachine:
     """On the devices of this process, by a thread of its own: see `Computing`."""
 
-    def __init__(
-        self, root: Path = HERE, cache: Cache | None = None, checkpoints: str = ""
-    ) -> None:
-        """`root`: where relative paths of corpora are; `cache`: where they are prepared;
-        `checkpoints`: where run-wide checkpoints are that a run may begin from."""
-        self.root = root
+    def __init__(self, reach: Reach | None = None, cache: Cache | None = None) -> None:
+        """`reach`: what runs may open here, by default what lies in the working directory;
+        `cache`: where corpora are prepared."""
+        self.reach = reach or Reach()
         self.cache = cache
-        self.checkpoints = checkpoints
 
     async def handed(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
     def build(self, spec: RunSpec) -> Built:
-        """Seconds: it compiles. Minutes if a large text is prepared first."""
+        """Seconds: it compiles. Minutes if a large text is prepared first.
+
+        Raises OutOfReach, among others, for what runs may not open here.
+        """
+        if spec.model.factory is not None:
+            self.reach.factories.check(spec.model.factory)  # else nothing of it is imported
         try:
             return self._built(spec)
         except (Exception, SystemExit):
@@ -91,12 +94,14 @@ class OnThisMachine:
             raise
 
     def _built(self, spec: RunSpec) -> Built:
-        corpus = load(spec.data, self.root, self.cache)
+        corpus = load(spec.data, self.reach.data, self.cache)
         check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
         sequences = spec.inner.batch_sequences * spec.inner.accumulation
         held_out = held_out_of(spec, corpus.validation)
-        beginning = beginning_of(spec.model, self.root, self.checkpoints)
+        beginning = beginning_of(
+            spec.model, self.reach.data, self.reach.checkpoint_root, self.reach.checkpoints
+        )
         program = Program.build(spec, beginning, separator_of(spec.data, corpus))
         check_signs(spec, program.model, corpus)
         # Else it would be found while compiling, in the middle of the work: the process would end,

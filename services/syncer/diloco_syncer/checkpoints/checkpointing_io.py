@@ -33,6 +33,7 @@ class Checkpointer:
     def __init__(self, context: RunContext, put: Callable[[Event], None]) -> None:
         self.spec, self.shard = context.spec, context.shard
         self.root, self.control = context.checkpoint_root, context.control
+        self.places = context.checkpoint_places
         self.put = put
         self.shelf = context.snapshots.shelf  # of stores that are loaded
         self.captured: tuple[Capture, dict[str, Any], Object] | None = None  # with `History.meta`
@@ -102,7 +103,13 @@ class Checkpointer:
         """Read a checkpoint; the store is kept for `install`, or until `unload`."""
         try:
             state = await asyncio.to_thread(
-                load, self.spec, self.shard, restore.source, self.root, shelf=self.shelf
+                load,
+                self.spec,
+                self.shard,
+                restore.source,
+                self.root,
+                shelf=self.shelf,
+                further=self.places,
             )
         except (OSError, ValueError, KeyError) as error:
             self.put(Loaded(restore, fault=str(error)[:400]))

@@ -132,14 +132,16 @@ def load(
     root: str,
     digest: str = "",
     shelf: Shelf = in_memory,
+    further: Sequence[str] = (),
 ) -> RestoredState:
     """The state of a checkpoint, every digest checked. Not for an event loop.
 
-    `digest`: of the manifest, if it must be a certain one; `shelf`: of the store. Raises
+    `digest`: of the manifest, if it must be a certain one; `shelf`: of the store; `further`: where
+    it may be, besides `root`. Raises
     CheckpointError, VaultError (an OSError), or another ValueError for what this program would cut
     otherwise.
     """
-    there, ref = RunCheckpoints.at(source, root)
+    there, ref = RunCheckpoints.at(source, root, further)
     manifest, found = there.manifest(ref)
     if digest and found != digest:
         raise CheckpointError(f"the manifest of {source} is another one than was restored")
@@ -171,7 +173,12 @@ def read_store(
 
 
 def load_recorded(
-    spec: RunSpec, shard: int, record: TapeRestore, root: str, shelf: Shelf = in_memory
+    spec: RunSpec,
+    shard: int,
+    record: TapeRestore,
+    root: str,
+    shelf: Shelf = in_memory,
+    further: Sequence[str] = (),
 ) -> RestoredState:
     """What a restore on the tape speaks of."""
-    return load(spec, shard, record.source, root, record.digest, shelf)
+    return load(spec, shard, record.source, root, record.digest, shelf, further)

@@ -231,10 +231,16 @@ class Follower:
                 raise Purged(f"the run began again from what was published, and {error}") from None
         if not isinstance(record, TapeRestore):
             return None
-        root = self.finder.root
+        root, places = self.finder.root, self.finder.places
         try:
             return await asyncio.to_thread(
-                load_recorded, self.spec, self.tape.shard, record, root, self.snapshots.shelf
+                load_recorded,
+                self.spec,
+                self.tape.shard,
+                record,
+                root,
+                self.snapshots.shelf,
+                places,
             )
         except (OSError, ValueError, KeyError) as error:
             raise Unread(f"the tape goes back to {record.source}, and {error}") from None

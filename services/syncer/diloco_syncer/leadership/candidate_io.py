@@ -44,7 +44,12 @@ class Candidate:
         self.keeper = keeper
         self.show = show
         self.finder = Finder(
-            self.spec, self.shard, context.folder, self.snapshots, context.checkpoint_root
+            self.spec,
+            self.shard,
+            context.folder,
+            self.snapshots,
+            context.checkpoint_root,
+            context.checkpoint_places,
         )
         self.leader: Leader | None = None
 

@@ -44,13 +44,20 @@ class Finder:
     """For one syncer in one run. `data` is its own data folder, beside which others may lie."""
 
     def __init__(
-        self, spec: RunSpec, shard: int, data: Path, snapshots: SnapshotStore, root: str
+        self,
+        spec: RunSpec,
+        shard: int,
+        data: Path,
+        snapshots: SnapshotStore,
+        root: str,
+        places: tuple[str, ...] = (),
     ) -> None:
+        """`root`: where checkpoints of the run are; `places`: where others may be."""
         self.spec = spec
         self.shard = shard
         self.data = data
         self.snapshots = snapshots
-        self.root = root
+        self.root, self.places = root, places
 
     def own(self) -> tuple[FoundState | None, list[str]]:
         """The newest sound snapshot of our own; and why others were passed over."""
