@@ -17,6 +17,11 @@ class ProcessSettings(BaseSettings):
 
     nats_url: str = Field("nats://127.0.0.1:4222", description="Where the bus is.")
     nats_token: str = Field("", description="Token for the bus, if it wants one.")
+    nats_credentials: str = Field(
+        "",
+        description="File of this process's identity, as the hub gave it to its site; beats the "
+        "token. Read anew for every connection.",
+    )
     data: Path = Field(Path("diloco-data"), description="What a member keeps is in <data>/<id>/.")
     checkpoints: str = Field(
         "",

@@ -5,6 +5,7 @@ a reconnect instead of a closed client, and any byte that comes counts as a sign
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import PING_PROTO, Client
 
+from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.port import Traffic
 
 
@@ -52,9 +54,22 @@ class _Counted:
 class RepairedClient(Client):
     """Each method says what of the library it repairs."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, address: Address) -> None:
         super().__init__()
         self._traffic = traffic
+        self._address = address
+        self._login: dict[str, str] = {}
+
+    # The library reads a file of credentials in one form only, and once.
+    def _connect_command(self) -> bytes:
+        line: bytes = super()._connect_command()
+        if self._address.credentials is None:
+            return line
+        # A file that is being replaced: the server refuses this attempt, and the next reads anew.
+        with suppress(ValueError):
+            self._login = self._address.login(self._server_info)
+        verb, _, body = line.partition(b" ")
+        return verb + b" " + json.dumps(json.loads(body) | self._login).encode() + b"\r\n"
 
     # It shows a server's version and not which start of it this is.
     @property
