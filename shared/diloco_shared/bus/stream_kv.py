@@ -16,10 +16,14 @@ import structlog
 
 from diloco_shared.bus.port import Conflict, KeyEntry, Stored, StreamInfo
 from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.protocol import subjects
 
 # Deletion markers stay this long: watchers read them at once, and polls do not need them.
 MARKER_S = 60
 POLL_S = 2.0
+# Buckets of whose keys none expires, and in which sites write beside each other: there no header of
+# a message may remove other keys.
+LASTING = (subjects.INCARNATIONS, subjects.SHARDS)
 # Changes waiting for a slow watcher; the pump pauses beyond, and the stream keeps the newest.
 _WATCH_LIMIT = 1024
 # A creation meets a marker, replaces it, and may meet another: each time somebody made progress.
@@ -62,6 +66,7 @@ class StreamKv(RawStreams):
     """A client's bucket calls, on its own streams. See `bus.Bus` for what each promises."""
 
     async def ensure_bucket(self, bucket: str) -> None:
+        expiring = bucket not in LASTING
         await self.ensure(
             {
                 "name": bucket_stream(bucket),
@@ -77,9 +82,9 @@ class StreamKv(RawStreams):
                 "num_replicas": 1,
                 "deny_delete": True,
                 "allow_direct": True,
-                "allow_rollup_hdrs": True,
+                "allow_rollup_hdrs": expiring,  # markers take it
                 "allow_msg_ttl": True,
-                "subject_delete_marker_ttl": MARKER_S * 1_000_000_000,
+                "subject_delete_marker_ttl": MARKER_S * 1_000_000_000 if expiring else 0,
                 "duplicate_window": 120 * 1_000_000_000,
             }
         )

@@ -167,6 +167,13 @@ def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
     return ""
 
 
+def write_secret(path: Path, credentials: Credentials) -> None:
+    """A credentials file; raises ValueError where there is a file already, and OSError."""
+    if path.exists():
+        raise ValueError(f"{path} is there already, and may be a secret in use: name another file")
+    _replace(path, credentials.document())
+
+
 # --------------------------------------------------------------------------------------------------
 
 

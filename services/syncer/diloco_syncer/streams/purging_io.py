@@ -73,9 +73,7 @@ async def forget_states(context: RunContext) -> None:
     async def forget(request: Delivery) -> bytes:
         newcomer = request.subject.rsplit(".", 1)[-1]
         with left_undone("purge of inner state"):
-            await context.data.purge(
-                subjects.state_stream(run), subjects.states_of(run, newcomer)
-            )
+            await context.data.purge(subjects.state_stream(run), subjects.states_of(run, newcomer))
         return b""
 
     async with context.control.serve(subjects.forget_state(run, "*"), forget):

@@ -75,9 +75,7 @@ class NatsLink:
         self._repeats = 0
 
     @classmethod
-    async def connect(
-        cls, address: Address, *, name: str, timeout_s: float = 10.0
-    ) -> "NatsLink":
+    async def connect(cls, address: Address, *, name: str, timeout_s: float = 10.0) -> "NatsLink":
         """Connect, trying again until `timeout_s`; raises Unavailable with the last error."""
         link = cls(address, name)
         client = link._client
