@@ -48,8 +48,7 @@ class Address:
         Raises ValueError for a credentials file that cannot be used.
         """
         if (identity := self.identity()) is not None:
-            nonce = str(info.get("nonce", ""))
-            return {"nkey": identity.public_key, "sig": identity.signed(nonce)}
+            return identity.login(info)
         parts = self._parts()
         if self.user is not None:
             return {"user": self.user, "pass": self.password or ""}

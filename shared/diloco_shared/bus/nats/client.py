@@ -14,6 +14,7 @@ import nats.errors
 from nats.aio.client import PING_PROTO, Client
 
 from diloco_shared.bus.nats.access import Address
+from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.port import Traffic
 
 
@@ -58,18 +59,18 @@ class RepairedClient(Client):
         super().__init__()
         self._traffic = traffic
         self._address = address
-        self._login: dict[str, str] = {}
+        self._identity: Credentials | None = None
 
     # The library reads a file of credentials in one form only, and once.
     def _connect_command(self) -> bytes:
         line: bytes = super()._connect_command()
-        if self._address.credentials is None:
+        with suppress(ValueError):  # while the file is being replaced, as it said before
+            self._identity = self._address.identity()
+        if self._identity is None:
             return line
-        # A file that is being replaced: the server refuses this attempt, and the next reads anew.
-        with suppress(ValueError):
-            self._login = self._address.login(self._server_info)
         verb, _, body = line.partition(b" ")
-        return verb + b" " + json.dumps(json.loads(body) | self._login).encode() + b"\r\n"
+        options = json.loads(body) | self._identity.login(self._server_info)
+        return verb + b" " + json.dumps(options).encode() + b"\r\n"
 
     # It shows a server's version and not which start of it this is.
     @property

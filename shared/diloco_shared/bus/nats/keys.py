@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,10 @@ class Credentials:
         """The signature that lets this identity in, in base64."""
         signature = _signing(self.secret).sign(nonce.encode()).signature
         return base64.urlsafe_b64encode(signature).decode().rstrip("=")
+
+    def login(self, info: Mapping[str, Any]) -> dict[str, str]:
+        """The part of CONNECT that says who we are, to a server that says `info` of itself."""
+        return {"nkey": self.public_key, "sig": self.signed(str(info.get("nonce", "")))}
 
     def document(self) -> str:
         """What a credentials file holds. It contains the secret."""
