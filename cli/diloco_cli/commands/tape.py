@@ -14,6 +14,7 @@ from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError, counted, why
 from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.nats.keys import read_credentials
 from diloco_shared.bus.port import Bus, BusError, Unavailable
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
@@ -103,6 +104,11 @@ def _on_tape(
 
     where, key = login.url, login.token or None
     file = Path(login.credentials) if login.credentials else None
+    try:
+        if file is not None:
+            read_credentials(file)
+    except ValueError as error:
+        raise CliError(str(error), INVALID) from None
     if not login.url:
         where = f"nats://{endpoint_of(data)['nats']}"
         try:
