@@ -19,6 +19,7 @@ from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.training.train import Anchored
 from diloco_shared.bus import blobs
 from diloco_shared.bus.blobs import announcement_subject, put_blob
+from diloco_shared.bus.port import Delivery
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.process.health import traffic_metrics
@@ -407,6 +408,22 @@ async def test_inner_state_is_taken_from_the_granted_donor(rig: Rig) -> None:
     await rig.down.forget_state()
     assert rig.down.states == {}
     assert await rig.syncer.bus.fetch(subjects.state_stream("r"), "state.r.>") == []
+
+
+async def test_a_leader_is_asked_to_remove_inner_state(rig: Rig) -> None:
+    """Who may not remove it need not: there is nothing left to do once a leader has answered."""
+    await rig.syncer.prepare()
+    await send_state(rig, b"moments")
+    asked: list[str] = []
+
+    async def forget(request: Delivery) -> bytes:
+        asked.append(request.subject)
+        return b""
+
+    async with rig.syncer.bus.serve(subjects.forget_state("r", "*"), forget):
+        await rig.down.forget_state()
+    assert asked == [subjects.forget_state("r", "b")]
+    assert await rig.syncer.bus.fetch(subjects.state_stream("r"), "state.r.>") != []
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.messages.outbox_io import Outbox
 from diloco_syncer.streams import purging_io as purging
-from diloco_syncer.streams.purging_io import UpPurger
+from diloco_syncer.streams.purging_io import UpPurger, forget_states
 
 COVERS = 10
 
@@ -130,3 +130,22 @@ async def test_not_longer_than_until_the_stream_is_half_full() -> None:
     bus = await bus_with(bytes(600 << 10), 1 << 20)
     await show(bus, "s2", "standby", COVERS - 1)
     await purged(bus, spec())
+
+
+async def test_a_leader_removes_the_state_that_a_learner_says_it_uses() -> None:
+    """A site's own account may not: a purge's filter could name any learner's."""
+    bus, run = await bus_with(), spec()
+    stream = subjects.state_stream("r")
+    await bus.ensure_stream(StreamSpec(stream, ("state.r.>",), 1 << 30))
+    for newcomer in ("a", "b"):
+        await bus.append(subjects.state("r", "donor", newcomer, "n"), b"moments")
+    task = asyncio.create_task(forget_states(context(run, bus, "s1")))
+
+    async def asked() -> bool:
+        return await bus.request(subjects.forget_state("r", "b"), b"") == b""
+
+    await until(asked, "a leader", tolerated=(Unavailable,))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    there = [message.subject for message in await bus.fetch(stream, "state.r.>")]
+    assert there == [subjects.state("r", "donor", "a", "n")]

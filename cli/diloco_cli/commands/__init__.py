@@ -10,6 +10,7 @@ from diloco_cli.commands import (
     data,
     export,
     generate,
+    hub,
     local,
     model,
     plan,
@@ -39,6 +40,7 @@ for group in (
     tape.app,
     plan.app,
     budget.app,
+    hub.app,
 ):
     app.add_typer(group)
 app.add_typer(sim, name="sim")

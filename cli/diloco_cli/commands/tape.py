@@ -14,6 +14,7 @@ from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError, counted, why
 from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.nats.keys import read_credentials
 from diloco_shared.bus.port import Bus, BusError, Unavailable
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
@@ -44,8 +45,21 @@ Checkpoints = Annotated[
     typer.Option(help="Where run-wide checkpoints and archived tapes are; in --data if left out."),
 ]
 NatsToken = Annotated[str, typer.Option(envvar="DILOCO_NATS_TOKEN", help="Its token.")]
+Credentials = Annotated[
+    str,
+    typer.Option(envvar="DILOCO_NATS_CREDENTIALS", help="File of an identity that it knows."),
+]
 # For a server that is there; a command should not hang on one that is not.
 CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Login:
+    """As the options say; no `url`: that of the cluster of this machine, with its token."""
+
+    url: str
+    token: str
+    credentials: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +74,7 @@ class Recorded:
 def _on_tape(
     run: str,
     data: Path,
-    url: str,
-    token: str,
+    login: _Login,
     act: Callable[[Recorded], Awaitable[T]],
     shard: int = 0,
     checkpoints: str = "",
@@ -70,7 +83,9 @@ def _on_tape(
 
     async def work() -> T:
         try:
-            bus = await NatsBus.connect(where, name="diloco", token=key, timeout_s=CONNECT_S)
+            bus = await NatsBus.connect(
+                where, name="diloco", token=key, credentials=file, timeout_s=CONNECT_S
+            )
         except Unavailable as error:
             raise CliError(
                 f"no message server answers at {where.rpartition('@')[2]} ({error}): start the "
@@ -87,8 +102,14 @@ def _on_tape(
         finally:
             await bus.close()
 
-    where, key = url, token or None
-    if not url:
+    where, key = login.url, login.token or None
+    file = Path(login.credentials) if login.credentials else None
+    try:
+        if file is not None:
+            read_credentials(file)
+    except ValueError as error:
+        raise CliError(str(error), INVALID) from None
+    if not login.url:
         where = f"nats://{endpoint_of(data)['nats']}"
         try:
             key = (data / "nats-token").read_text(encoding="ascii").strip()
@@ -138,6 +159,7 @@ def show_tape(
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
+    nats_credentials: Credentials = "",
     as_json: Json = False,
 ) -> None:
     """Every record, one line each."""
@@ -145,7 +167,8 @@ def show_tape(
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return [(seq, record) for seq, record in found.records if seq >= begin]
 
-    records = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
+    login = _Login(nats_url, nats_token, nats_credentials)
+    records = _on_tape(run, data, login, act, shard, checkpoints)
     shown = [{"seq": seq, **plain(record.model_dump(mode="json"))} for seq, record in records]
     show(shown, as_json, lambda: [_line(s, r) for s, r in records] or ["the tape is empty"])
 
@@ -159,6 +182,7 @@ def export(
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
+    nats_credentials: Credentials = "",
 ) -> None:
     """Write every record to a file."""
     _format(file)
@@ -166,7 +190,8 @@ def export(
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return found.records
 
-    records = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
+    login = _Login(nats_url, nats_token, nats_credentials)
+    records = _on_tape(run, data, login, act, shard, checkpoints)
     rows = [{"seq": seq, **record.model_dump(mode="json")} for seq, record in records]
     try:
         with file.open("wb") as out:
@@ -205,6 +230,7 @@ def verify(
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
+    nats_credentials: Credentials = "",
     as_json: Json = False,
 ) -> None:
     """Whether records follow each other, and every contribution still needed is there and sound."""
@@ -215,7 +241,8 @@ def verify(
             found.spec, found.bus, found.records, str(checkpoints or data / "checkpoints"), shard
         )
 
-    result = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
+    login = _Login(nats_url, nats_token, nats_credentials)
+    result = _on_tape(run, data, login, act, shard, checkpoints)
     follow = "" if result.unfollowed else " follow each other"
     summary = (
         f"{result.records} records{follow}; {result.contributions} contributions "
@@ -248,6 +275,7 @@ def replay(
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
+    nats_credentials: Credentials = "",
     as_json: Json = False,
 ) -> None:
     """Execute a run's merges again and compare every digest; status 1 at the first difference."""
@@ -267,7 +295,8 @@ def replay(
             shard,
         )
 
-    result = _on_tape(run, data, nats_url, nats_token, act, shard, checkpoints)
+    login = _Login(nats_url, nats_token, nats_credentials)
+    result = _on_tape(run, data, login, act, shard, checkpoints)
     show(asdict(result), as_json, lambda: replayed_lines(result))
     if result.fault is not None:
         raise typer.Exit(FAILED)

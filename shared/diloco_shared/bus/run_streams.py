@@ -1,10 +1,12 @@
 """What runs have on the bus: the buckets of all, and the four streams and the record of each."""
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from diloco_shared.bus.port import Bus, Refused, StreamSpec
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.stored_records import record_at
+from diloco_shared.bus.stream_kv import bucket_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.spec.run import RunSpec
@@ -25,10 +27,22 @@ async def ensure_run_streams(bus: Bus, run: str, limits: Mapping[str, int]) -> N
             await bus.ensure_stream(StreamSpec(name, (captured[name],), limit, synced=synced))
 
 
-async def ensure_buckets(bus: Bus, buckets: Iterable[str] = subjects.BUCKETS) -> None:
-    """They are there afterwards; whoever comes first makes them. Waits for the bus."""
+async def ensure_buckets(
+    bus: Bus, buckets: Iterable[str] = subjects.BUCKETS, *, renew: bool = False
+) -> None:
+    """They are there afterwards; whoever comes first makes them. Waits for the bus.
+
+    Who may make none, as a learner with credentials of its own, waits for those who may. `renew`:
+    those that are there get what this release wants of buckets.
+    """
     for bucket in buckets:
-        await until_done(lambda b=bucket: bus.ensure_bucket(b), "buckets", pauses=PROMPT)  # type: ignore[misc]
+        make = bus.ensure_bucket if renew else partial(_make_missing, bus)
+        await until_done(partial(make, bucket), "buckets", pauses=PROMPT)
+
+
+async def _make_missing(bus: Bus, bucket: str) -> None:
+    if await _limit(bus, bucket_stream(bucket)) < 0:
+        await bus.ensure_bucket(bucket)
 
 
 async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec | None:

@@ -16,10 +16,14 @@ import structlog
 
 from diloco_shared.bus.port import Conflict, KeyEntry, Stored, StreamInfo
 from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.protocol import subjects
 
 # Deletion markers stay this long: watchers read them at once, and polls do not need them.
 MARKER_S = 60
 POLL_S = 2.0
+# Buckets of whose keys none expires, and in which sites write beside each other: there no header of
+# a message may remove other keys.
+LASTING = (subjects.INCARNATIONS, subjects.SHARDS)
 # Changes waiting for a slow watcher; the pump pauses beyond, and the stream keeps the newest.
 _WATCH_LIMIT = 1024
 # A creation meets a marker, replaces it, and may meet another: each time somebody made progress.
@@ -62,9 +66,10 @@ class StreamKv(RawStreams):
     """A client's bucket calls, on its own streams. See `bus.Bus` for what each promises."""
 
     async def ensure_bucket(self, bucket: str) -> None:
+        expiring = bucket not in LASTING
         await self.ensure(
             {
-                "name": _stream(bucket),
+                "name": bucket_stream(bucket),
                 "subjects": [_subject(bucket, ">")],
                 "retention": "limits",
                 "storage": "file",
@@ -77,15 +82,15 @@ class StreamKv(RawStreams):
                 "num_replicas": 1,
                 "deny_delete": True,
                 "allow_direct": True,
-                "allow_rollup_hdrs": True,
+                "allow_rollup_hdrs": expiring,  # markers take it
                 "allow_msg_ttl": True,
-                "subject_delete_marker_ttl": MARKER_S * 1_000_000_000,
+                "subject_delete_marker_ttl": MARKER_S * 1_000_000_000 if expiring else 0,
                 "duplicate_window": 120 * 1_000_000_000,
             }
         )
 
     async def kv_get(self, bucket: str, key: str) -> KeyEntry | None:
-        message = await self.last_raw(_stream(bucket), _subject(bucket, key))
+        message = await self.last_raw(bucket_stream(bucket), _subject(bucket, key))
         return None if message is None or _is_marker(message) else _entry(bucket, message)
 
     async def kv_create(
@@ -96,7 +101,7 @@ class StreamKv(RawStreams):
             try:
                 return await self._kv_write(bucket, key, value, ttl_s, expected)
             except Conflict:
-                found = await self.last_raw(_stream(bucket), _subject(bucket, key))
+                found = await self.last_raw(bucket_stream(bucket), _subject(bucket, key))
                 if found is not None and not _is_marker(found):
                     raise
                 expected = 0 if found is None else found.seq
@@ -117,7 +122,7 @@ class StreamKv(RawStreams):
         await self.append(_subject(bucket, key), b"", headers=headers)
 
     async def kv_all(self, bucket: str, key: str = ">") -> dict[str, KeyEntry]:
-        found = await self.fetch_raw(_stream(bucket), _subject(bucket, key))
+        found = await self.fetch_raw(bucket_stream(bucket), _subject(bucket, key))
         entries = [_entry(bucket, message) for message in found]
         return {entry.key: entry for entry in entries if entry.value is not None}
 
@@ -184,7 +189,7 @@ class Watch:
         poller = asyncio.create_task(self._poll_for_ever(), name=f"poll {self._bucket}")
         try:
             async with self._bus.read_raw(
-                _stream(self._bucket), _subject(self._bucket, self._key), start_seq=1
+                bucket_stream(self._bucket), _subject(self._bucket, self._key), start_seq=1
             ) as messages:
                 async for message in messages:
                     await self._room.wait()
@@ -220,7 +225,7 @@ class Watch:
         await again_and_again(self._poll, f"poll of {self._bucket}", POLL_S)
 
     async def _poll(self) -> None:
-        sizes = await self._bus.stream_info(_stream(self._bucket))
+        sizes = await self._bus.stream_info(bucket_stream(self._bucket))
         if sizes == self._sizes:
             return
         found = await self._bus.kv_all(self._bucket, self._key)
@@ -242,7 +247,8 @@ class Watch:
         self._sizes = sizes
 
 
-def _stream(bucket: str) -> str:
+def bucket_stream(bucket: str) -> str:
+    """The stream that holds a bucket's keys."""
     return f"KV_{bucket}"
 
 

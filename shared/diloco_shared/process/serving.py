@@ -7,6 +7,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
@@ -120,7 +121,10 @@ async def connected(settings: ProcessSettings, name: str, **links: Any) -> Async
     `links`: what carries payloads, as `NatsBus.connect` takes it.
     """
     token = settings.nats_token or None
-    bus = await NatsBus.connect(settings.nats_url, name=name, token=token, **links)
+    credentials = Path(settings.nats_credentials) if settings.nats_credentials else None
+    bus = await NatsBus.connect(
+        settings.nats_url, name=name, token=token, credentials=credentials, **links
+    )
     try:
         yield bus
     finally:

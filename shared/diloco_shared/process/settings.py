@@ -46,6 +46,11 @@ class ProcessSettings(BaseSettings):
         description="File that holds that token, as supervisors hand secrets to a process; give "
         "this or the token itself.",
     )
+    nats_credentials: str = Field(
+        "",
+        description="File of this process's identity, as the hub gave it to its site; beats the "
+        "token. Read anew for every connection.",
+    )
     data: Path = Field(Path("diloco-data"), description="What a member keeps is in <data>/<id>/.")
     checkpoints: str = Field(
         "",

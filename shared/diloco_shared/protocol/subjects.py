@@ -20,6 +20,9 @@ SHARDS = "shards"  # <run>.<data shard> -> ShardLease
 PLACES = "places"  # <run>.<data shard>.<syncer shard> -> Place, by that shard's leader only
 LEASES = "leases"  # <run>.<syncer shard> -> LeaderLease, per-key TTL
 DELETED = "deleted"  # <id of a run> -> Deleted, per-key TTL
+# The coordinator's own: NOTES <member>, TOKENS <name> (who may use its API), REPEATS <digest>.
+NOTES, TOKENS, REPEATS = "notes", "tokens", "repeats"
+PRIVATE_BUCKETS = (NOTES, TOKENS, REPEATS)
 BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, PLACES, LEASES, DELETED)
 
 EVENTS_STREAM = "EVENTS"
@@ -95,6 +98,16 @@ def donate(run: str, donor: str) -> str:
     return f"ctl.{run}.donate.{donor}"
 
 
+def forget_state(run: str, newcomer: str) -> str:
+    """The state that was sent to a learner is in use: asked of leaders, who remove it."""
+    return f"ctl.{run}.forget.{newcomer}"
+
+
+def states_of(run: str, newcomer: str) -> str:
+    """Filter of all that was sent to a newcomer, or to a standby."""
+    return f"state.{run}.*.{newcomer}.>"
+
+
 def chaos(target: str) -> str:
     """Faults for one process; answered by its agent. Not tied to a run."""
     return f"ctl.chaos.{target}"
@@ -146,6 +159,17 @@ def publication(run: str, epoch: int, fragment: int, version: int, term: int) ->
 
 def state(run: str, donor: str, newcomer: str, nonce: str) -> str:
     return f"state.{run}.{donor}.{newcomer}.{nonce}"
+
+
+def matches(pattern: str, subject: str) -> bool:
+    """Whether `subject` matches `pattern` with NATS wildcards: `*` one token, `>` all the rest."""
+    wanted, given = pattern.split("."), subject.split(".")
+    for index, token in enumerate(wanted):
+        if token == ">":
+            return len(given) > index
+        if index >= len(given) or token not in ("*", given[index]):
+            return False
+    return len(wanted) == len(given)
 
 
 @dataclass(frozen=True, slots=True)

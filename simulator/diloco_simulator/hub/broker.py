@@ -23,6 +23,7 @@ from diloco_shared.bus.port import (
     StreamInfo,
     Unavailable,
 )
+from diloco_shared.protocol import subjects
 
 # As the embedded server is configured.
 PAYLOAD_BYTES_MAX = 2 << 20
@@ -37,16 +38,8 @@ Fate = Literal["deliver", "lose_request", "lose_answer"]
 Fault = Callable[[str, str, str], Fate]
 
 
-@lru_cache(maxsize=65536)  # a few subjects each of a few dozen members and fragments
-def matches(pattern: str, subject: str) -> bool:
-    """Whether `subject` matches `pattern` with NATS wildcards: `*` one token, `>` all the rest."""
-    wanted, given = pattern.split("."), subject.split(".")
-    for index, token in enumerate(wanted):
-        if token == ">":
-            return len(given) > index
-        if index >= len(given) or token not in ("*", given[index]):
-            return False
-    return len(wanted) == len(given)
+# A few subjects each of a few dozen members and fragments.
+matches = lru_cache(maxsize=65536)(subjects.matches)
 
 
 def overlap(a: str, b: str) -> bool:

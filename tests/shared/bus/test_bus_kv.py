@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 
 from diloco_shared.bus.port import Bus, Conflict, KeyEntry
+from diloco_shared.bus.run_streams import ensure_buckets
 
 Open = Callable[[], AbstractAsyncContextManager[tuple[Bus, Bus]]]
 
@@ -112,3 +113,21 @@ async def test_iteration_of_a_watch_ends_with_the_bus(open_buses: Open) -> None:
         async with one.kv_watch("b") as changes:
             await one.close()
             assert [entry async for entry in changes] == []
+
+
+async def test_who_may_make_no_buckets_takes_those_that_are_there(open_buses: Open) -> None:
+    async with open_buses() as (one, two):
+        made: list[str] = []
+        making = two.ensure_bucket
+
+        async def make(bucket: str) -> None:
+            made.append(bucket)
+            await making(bucket)
+
+        two.ensure_bucket = make  # type: ignore[method-assign]
+        await one.ensure_bucket("a")
+        await ensure_buckets(two, ("a", "b"))
+        assert made == ["b"]
+        await ensure_buckets(two, ("a", "b"), renew=True)
+        assert made == ["b", "a", "b"]
+        await one.kv_put("b", "k", b"v")

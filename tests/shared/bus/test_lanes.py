@@ -12,8 +12,9 @@ from shared.bus.proxy import PAYLOAD, SPEC, through
 from waiting import until
 
 from diloco_shared.bus.blobs import BlobIncomplete, GaveUp, get_blob, put_blob
+from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.nats.lane_socket import Address, LaneBroken, LaneSocket
+from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.port import Refused, TransferProgress, Unavailable
 from diloco_shared.process.nats_server import NatsServer
 

@@ -9,7 +9,8 @@ from waiting import until
 
 from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats import lanes
-from diloco_shared.bus.nats.lane_socket import Address, LaneSocket
+from diloco_shared.bus.nats.access import Address
+from diloco_shared.bus.nats.lane_socket import LaneSocket
 from diloco_shared.bus.nats.wire import Pong
 from diloco_shared.bus.port import Traffic
 from diloco_shared.process.nats_server import NatsServer

@@ -160,6 +160,7 @@ def environment_of(settings: ProcessSettings) -> dict[str, str]:
     told = {
         "DILOCO_NATS_URL": settings.nats_url,
         "DILOCO_NATS_TOKEN": settings.nats_token,
+        "DILOCO_NATS_CREDENTIALS": settings.nats_credentials,
         "DILOCO_CHECKPOINTS": settings.checkpoint_root,
         "DILOCO_CHECKPOINT_ROOTS": settings.checkpoint_roots,
         "DILOCO_LOG": settings.log,

@@ -42,9 +42,9 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 # The coordinator's own buckets.
-NOTES = "notes"  # <member> -> MemberNote, JSON
-TOKENS = "tokens"  # <name> -> TokenRecord, JSON
-REPEATS = "repeats"  # <digest of an Idempotency-Key> -> what was asked, for a day
+NOTES = subjects.NOTES  # <member> -> MemberNote, JSON
+TOKENS = subjects.TOKENS  # <name> -> TokenRecord, JSON
+REPEATS = subjects.REPEATS  # <digest of an Idempotency-Key> -> what was asked, for a day
 
 MIRRORED = (
     NOTES,  # first: they tell what a member was before its key is looked at
@@ -110,7 +110,7 @@ class Registry:
         Each request by itself: what is done need not be done again where a later one fails.
         """
         bus, stream, every = self.bus, subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
-        await ensure_buckets(bus, (*subjects.BUCKETS, NOTES, TOKENS, REPEATS))
+        await ensure_buckets(bus, (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS), renew=True)
         kept = StreamSpec(stream, (every,), EVENTS_BYTES_MAX, drop_oldest=True)
         await _done(lambda: bus.ensure_stream(kept))
         for bucket in MIRRORED:

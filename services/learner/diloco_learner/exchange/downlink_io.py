@@ -385,9 +385,11 @@ class Downlink:
         """The inner state is in use: remove what was sent to this learner."""
         self.states = {}
         with left_undone("purge of inner state"):
-            await self.data.purge(
-                subjects.state_stream(self.run), f"state.{self.run}.*.{self.learner}.>"
-            )
+            try:
+                await self.control.request(subjects.forget_state(self.run, self.learner), b"")
+            except Unavailable:  # no leader now: who has the right removes it himself
+                everything = subjects.states_of(self.run, self.learner)
+                await self.data.purge(subjects.state_stream(self.run), everything)
 
 
 def _same(initial: Callable[[int], Values], m: PublicationManifest) -> memoryview | None:

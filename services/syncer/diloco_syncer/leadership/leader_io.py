@@ -66,7 +66,7 @@ from diloco_syncer.snapshots.handover_io import SnapshotSender
 from diloco_syncer.status.status import size
 from diloco_syncer.status.status_writer_io import Showing, until_over
 from diloco_syncer.streams.fullness_io import Fullness
-from diloco_syncer.streams.purging_io import UpPurger
+from diloco_syncer.streams.purging_io import UpPurger, forget_states
 from diloco_syncer.streams.room import Horizon
 
 log = structlog.get_logger()
@@ -174,6 +174,7 @@ class Leader:
                     self.inbox.contributions(start_seq),
                     self.outbox.events_out(),
                     self.purger.work(),
+                    forget_states(self.context),
                     self.sender.send(),
                     self.showing.keep(),
                     self.fullness.keep(),

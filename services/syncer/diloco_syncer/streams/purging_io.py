@@ -1,11 +1,13 @@
-"""Removes from UP what a snapshot covers, once the standbys have executed it too."""
+"""Removes from UP what a snapshot covers, once the standbys have executed it too; and from STATE
+what was sent to learners, once they say that it is in use: they may have no right to remove it.
+"""
 
 import asyncio
 
 import structlog
 
-from diloco_shared.bus.port import Bus
-from diloco_shared.bus.repeating import again_and_again
+from diloco_shared.bus.port import Bus, Delivery
+from diloco_shared.bus.repeating import again_and_again, left_undone
 from diloco_shared.bus.stored_records import records_in
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
@@ -62,6 +64,20 @@ class UpPurger:
             log.warning("contributions go before these standbys used them", standbys=standbys)
             return True
         return False
+
+
+async def forget_states(context: RunContext) -> None:
+    """Remove what learners say they use, for ever."""
+    run = context.spec.name
+
+    async def forget(request: Delivery) -> bytes:
+        newcomer = request.subject.rsplit(".", 1)[-1]
+        with left_undone("purge of inner state"):
+            await context.data.purge(subjects.state_stream(run), subjects.states_of(run, newcomer))
+        return b""
+
+    async with context.control.serve(subjects.forget_state(run, "*"), forget):
+        await asyncio.Event().wait()
 
 
 async def standbys_behind(

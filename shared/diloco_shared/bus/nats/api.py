@@ -45,12 +45,12 @@ def failure(error: dict[str, Any], what: str) -> BusError:
 
 
 async def api_call(link: NatsLink, call: str, body: dict[str, Any], *, what: str) -> dict[str, Any]:
-    """One request to `$JS.API.<call>`; raises an error reply as `failure` says.
+    """One request for `<call>` of JetStream's API; raises an error reply as `failure` says.
 
     `what` begins the text of the exception.
     """
     reply = await link.request(
-        f"$JS.API.{call}", json.dumps(body).encode(), timeout_s=API_TIMEOUT_S
+        f"{link.api}.{call}", json.dumps(body).encode(), timeout_s=API_TIMEOUT_S
     )
     return answer_of(reply.payload, what)
 

@@ -3,11 +3,12 @@ use one for control and one for data, so that a link full of chunks never delays
 """
 
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 from diloco_shared.bus.deliveries import Answers, Deliveries
-from diloco_shared.bus.nats.lane_socket import Address
+from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.lanes import NatsLanes
 from diloco_shared.bus.nats.link import NatsLink, Raw
 from diloco_shared.bus.nats.streams import NatsStreams
@@ -18,6 +19,7 @@ from diloco_shared.bus.port import (
     Traffic,
     Unavailable,
 )
+from diloco_shared.protocol import subjects
 
 
 class NatsBus(NatsStreams):
@@ -39,6 +41,7 @@ class NatsBus(NatsStreams):
         user: str | None = None,
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
+        credentials: Path | None = None,
         timeout_s: float = 10.0,
         connections: int = 1,
         uplink_bytes_per_s: float = 0.0,
@@ -49,19 +52,13 @@ class NatsBus(NatsStreams):
         `name` is what the server's monitoring shows for this connection. Payloads of `put_blob`
         and `get_blob` go over `connections` further ones each (lanes, opened when first needed),
         within the byte budgets (0: no limit); everything else is small and is not held back.
+        `credentials` is the file of an identity, and beats all other ways to be let in.
         """
-        link = await NatsLink.connect(
-            url,
-            name=name,
-            token=token,
-            user=user,
-            password=password,
-            tls=tls,
-            timeout_s=timeout_s,
-        )
+        address = Address(url, token, user, password, tls, credentials)
+        link = await NatsLink.connect(address, name=name, timeout_s=timeout_s)
         lanes = NatsLanes(
             link,
-            Address(url, token, user, password, tls),
+            address,
             connections=connections,
             uplink_bytes_per_s=uplink_bytes_per_s,
             downlink_bytes_per_s=downlink_bytes_per_s,
@@ -101,9 +98,10 @@ class NatsBus(NatsStreams):
         self, subject: str, *, limit: int = 1024
     ) -> AsyncIterator[AsyncIterator[Delivery]]:
         waiting = Deliveries(subject, limit, self.traffic)
+        take = self._meant_for(subject, waiting.put)
         async with (
             self._link.on_close(waiting.end),
-            self._link.subscribed(subject, lambda raw: waiting.put(_delivery(raw))),
+            self._link.subscribed(subject, take),
         ):
             await self._link.flush()
             yield waiting
@@ -115,10 +113,25 @@ class NatsBus(NatsStreams):
     async def serve(self, subject: str, handler: Handler) -> AsyncIterator[None]:
         async with (
             Answers(subject, handler, self.publish, self.traffic) as answers,
-            self._link.subscribed(subject, lambda raw: answers.start(_delivery(raw))),
+            self._link.subscribed(subject, self._meant_for(subject, answers.start)),
         ):
             await self._link.flush()
             yield
+
+    def _meant_for(self, wanted: str, take: Callable[[Delivery], None]) -> Callable[[Raw], None]:
+        """Leaves out what was published elsewhere.
+
+        A consumer of somebody's making can have the messages of a stream delivered anywhere; they
+        keep the subject that they were stored under.
+        """
+
+        def taken(raw: Raw) -> None:
+            if subjects.matches(wanted, raw.subject):
+                take(_delivery(raw))
+            else:
+                self.traffic.count_refused("message", "subject")
+
+        return taken
 
 
 def _delivery(raw: Raw) -> Delivery:

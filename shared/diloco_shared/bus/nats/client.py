@@ -5,6 +5,7 @@ a reconnect instead of a closed client, and any byte that comes counts as a sign
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import nats.errors
 from nats.aio.client import PING_PROTO, Client
 
+from diloco_shared.bus.nats.access import Address
+from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.port import Traffic
 
 
@@ -52,9 +55,22 @@ class _Counted:
 class RepairedClient(Client):
     """Each method says what of the library it repairs."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, address: Address) -> None:
         super().__init__()
         self._traffic = traffic
+        self._address = address
+        self._identity: Credentials | None = None
+
+    # The library reads a file of credentials in one form only, and once.
+    def _connect_command(self) -> bytes:
+        line: bytes = super()._connect_command()
+        with suppress(ValueError):  # while the file is being replaced, as it said before
+            self._identity = self._address.identity()
+        if self._identity is None:
+            return line
+        verb, _, body = line.partition(b" ")
+        options = json.loads(body) | self._identity.login(self._server_info)
+        return verb + b" " + json.dumps(options).encode() + b"\r\n"
 
     # It shows a server's version and not which start of it this is.
     @property

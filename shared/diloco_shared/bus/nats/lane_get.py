@@ -30,9 +30,12 @@ class Receiving:
         budget: Bytes,
         traffic: Traffic,
         connect: Connect,
+        *,
+        api: str,
     ) -> None:
         self.stopped = False
         self.failure: BusError | None = None
+        self.api = api  # JetStream is asked below this subject
         self.consumer = consumer
         self.traffic = traffic
         self._incoming = incoming
@@ -165,7 +168,7 @@ class _Receiver:
             return LOOK_S
         count, wait_s = self._receiving.ask(room)
         if count:
-            subject, body = pull(self._receiving.consumer, count)
+            subject, body = pull(self._receiving.api, self._receiving.consumer, count)
             self._lane.send(publish_line(subject, self._reply, body))
             self._asked_at.extend([time.monotonic()] * count)
         return min(wait_s or LOOK_S, LOOK_S)

@@ -12,10 +12,9 @@ import ssl
 import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
 
+from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.wire import (
     Event,
     Info,
@@ -50,46 +49,6 @@ class LaneBroken(Unavailable):
     """The connection is gone, or the peer does not speak the protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the server is and how to be let in; what is given beats what the URL says."""
-
-    url: str
-    token: str | None = None
-    user: str | None = None
-    password: str | None = None
-    tls: ssl.SSLContext | None = None
-
-    def endpoint(self) -> tuple[str, int]:
-        """Host and port."""
-        parts = self._parts()
-        return parts.hostname or "127.0.0.1", parts.port or 4222
-
-    def credentials(self) -> dict[str, str]:
-        """The part of CONNECT that says who we are."""
-        parts = self._parts()
-        if self.user is not None:
-            return {"user": self.user, "pass": self.password or ""}
-        if self.token is not None:
-            return {"auth_token": self.token}
-        if parts.username is None:
-            return {}
-        if parts.password is None:
-            return {"auth_token": parts.username}
-        return {"user": parts.username, "pass": parts.password}
-
-    def context(self, tls_required: bool) -> ssl.SSLContext | None:
-        """How to encrypt, if the server or the address asks for it; never silently not."""
-        if self.tls is not None:
-            return self.tls
-        if tls_required or self._parts().scheme == "tls":
-            return ssl.create_default_context()
-        return None
-
-    def _parts(self) -> SplitResult:
-        return urlsplit(self.url if "://" in self.url else f"nats://{self.url}")
-
-
 class LaneSocket:
     """An open connection. Not for several threads at a time, save `abort`."""
 
@@ -106,8 +65,7 @@ class LaneSocket:
         self.life = ""  # of the server: see `bus.Bus.life`
         self.broken = False
         self._unanswered = 0  # pings
-        # Answers of all that is asked on this connection come below this subject.
-        self.inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self.inbox = ""  # answers of all that is asked on this connection come below this subject
 
     @classmethod
     def open(cls, address: Address, name: str, traffic: Traffic) -> "LaneSocket":
@@ -145,7 +103,8 @@ class LaneSocket:
         options = {"verbose": False, "pedantic": False, "lang": "python", "version": "1",
                    "protocol": 1, "name": name, "headers": True,
                    "no_responders": True}  # fmt: skip
-        self.send(connect_line(options | address.credentials()), b"PING\r\n")
+        self.inbox = f"{address.inbox()}.{secrets.token_hex(11)}"
+        self.send(connect_line(options | address.login(info)), b"PING\r\n")
         self._await(Pong, until)
         self.send(sub_line(f"{self.inbox}.>", 1))
 

@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.api import STREAM_NOT_FOUND, ApiRefused
 from diloco_shared.bus.nats.lane_get import Receiving
 from diloco_shared.bus.nats.lane_put import Sending
-from diloco_shared.bus.nats.lane_socket import Address, LaneSocket
+from diloco_shared.bus.nats.lane_socket import LaneSocket
 from diloco_shared.bus.nats.link import NatsLink
 from diloco_shared.bus.nats.pulls import forget_consumer, open_consumer
 from diloco_shared.bus.port import TransferProgress, Unavailable
@@ -113,6 +114,7 @@ class NatsLanes:
                     self._down,
                     self._link.traffic,
                     self.socket,
+                    api=self._link.api,
                 )
                 await self._run(receiving, min(self._connections, there), progress)
         finally:

@@ -6,7 +6,6 @@ is raised again.
 """
 
 import asyncio
-import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
+from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.client import RepairedClient
 from diloco_shared.bus.nats.wire import status_of
 from diloco_shared.bus.port import Refused, Traffic, Unavailable
@@ -57,15 +57,16 @@ class Raw:
 class NatsLink:
     """A connection; make one with `connect`."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, address: Address, name: str) -> None:
         # For logs and errors: without credentials.
-        self.url = url.rsplit("@", 1)[-1].removeprefix("nats://").removeprefix("tls://")
+        self.url = address.url.rsplit("@", 1)[-1].removeprefix("nats://").removeprefix("tls://")
         self.name = name
         self.traffic = Traffic()
         self.errors = 0
         self.reconnects = 0
         self.closed = False
-        self._client = RepairedClient(self.traffic)
+        self.api = address.api
+        self._client = RepairedClient(self.traffic, address)
         self._up = asyncio.Event()
         self._on_reconnect: set[Callable[[], None]] = set()
         self._on_close: set[Callable[[], None]] = set()
@@ -74,29 +75,24 @@ class NatsLink:
         self._repeats = 0
 
     @classmethod
-    async def connect(
-        cls,
-        url: str,
-        *,
-        name: str,
-        token: str | None = None,
-        user: str | None = None,
-        password: str | None = None,
-        tls: ssl.SSLContext | None = None,
-        timeout_s: float = 10.0,
-    ) -> "NatsLink":
+    async def connect(cls, address: Address, *, name: str, timeout_s: float = 10.0) -> "NatsLink":
         """Connect, trying again until `timeout_s`; raises Unavailable with the last error."""
-        link = cls(url, name)
+        link = cls(address, name)
         client = link._client
+        try:
+            inbox = address.inbox()
+        except ValueError as error:
+            raise Unavailable(str(error)) from None
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(
-                    servers=url,
+                    servers=address.url,
                     name=name,
-                    token=token,
-                    user=user,
-                    password=password,
-                    tls=tls,
+                    token=address.token,
+                    user=address.user,
+                    password=address.password,
+                    tls=address.tls,
+                    inbox_prefix=inbox,
                     error_cb=link._error,
                     disconnected_cb=link._disconnected,
                     reconnected_cb=link._reconnected,

@@ -53,18 +53,18 @@ async def open_consumer(
 async def forget_consumer(link: NatsLink, stream: str, name: str) -> None:
     """The server is told, if it listens."""
     with suppress(BusError):
-        await link.publish(f"$JS.API.CONSUMER.DELETE.{stream}.{name}", b"")
+        await link.publish(f"{link.api}.CONSUMER.DELETE.{stream}.{name}", b"")
 
 
-def pull(consumer: str, count: int, **limits: int) -> tuple[str, bytes]:
-    """(subject, body) of the request for so many messages of `<stream>.<name>`."""
+def pull(api: str, consumer: str, count: int, **limits: int) -> tuple[str, bytes]:
+    """(subject, body) of the request, below `api`, for messages of `<stream>.<name>`."""
     body = {
         "batch": count,
         "expires": EXPIRES_S * NS_PER_S,
         "idle_heartbeat": HEARTBEAT_S * NS_PER_S,
         **limits,
     }
-    return f"$JS.API.CONSUMER.MSG.NEXT.{consumer}", json.dumps(body).encode()
+    return f"{api}.CONSUMER.MSG.NEXT.{consumer}", json.dumps(body).encode()
 
 
 def delivered(reply: str) -> Delivered:

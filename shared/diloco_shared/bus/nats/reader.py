@@ -178,7 +178,7 @@ class Reader:
 
     async def _pull(self, count: int) -> None:
         consumer = f"{self._stream}.{self._consumer}"
-        subject, body = pull(consumer, count, max_bytes=READ_BYTES_MAX)
+        subject, body = pull(self._link.api, consumer, count, max_bytes=READ_BYTES_MAX)
         await self._link.publish(subject, body, reply=self._reply)
         self._asked += count
 

@@ -229,7 +229,7 @@ class NatsStreams(StreamKv):
                 self._link.subscribed(self._link.new_inbox(), inbox.put)
             )
             await self._link.publish(
-                f"$JS.API.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=reply
+                f"{self._link.api}.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=reply
             )
             while True:
                 message = await inbox.get(API_TIMEOUT_S)

@@ -1,0 +1,168 @@
+"""Commands about a hub: its message server's configuration, and which sites may connect."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diloco_cli.commands.options import Json, show
+from diloco_cli.words import INVALID, CliError, why
+from diloco_shared.bus.nats.keys import Credentials
+from diloco_shared.bus.nats.rights import Role
+from diloco_shared.process import hub_folder
+
+app = typer.Typer()
+hub = typer.Typer(no_args_is_help=True, help="The message server of a hub, and its identities.")
+site = typer.Typer(no_args_is_help=True, help="Which sites may connect to a hub.")
+app.add_typer(hub, name="hub")
+app.add_typer(site, name="site")
+
+Name = Annotated[str, typer.Argument(help="Name of the identity: that of a site, mostly.")]
+Hub = Annotated[Path, typer.Option("--hub", help="Folder that 'diloco hub init' made.")]
+PublicKey = Annotated[
+    str, typer.Option(help="Of a key that the site made itself ('diloco site key').")
+]
+HERE = Path("hub")
+
+
+@hub.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder to make.")],
+    listen: Annotated[str, typer.Option(help="Where it listens: ADDRESS:PORT.")] = "0.0.0.0:4222",
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of its streams; FOLDER/store if left out.")
+    ] = None,
+    cert: Annotated[str, typer.Option(help="File of its TLS certificate.")] = "",
+    key: Annotated[str, typer.Option(help="File of the certificate's key.")] = "",
+    max_bytes: Annotated[
+        int, typer.Option(min=0, help="What all streams may hold; 0: the server's own rule.")
+    ] = 0,
+) -> None:
+    """Write a message server's configuration, with credentials for the hub's own processes."""
+    if bool(cert) != bool(key):
+        raise CliError("give --cert and --key together: each is useless alone", INVALID)
+    try:
+        made = hub_folder.create(
+            folder,
+            listen=listen,
+            store=store or folder / "store",
+            certificate=cert,
+            key=key,
+            file_bytes_max=max_bytes,
+        )
+    except (ValueError, OSError) as error:
+        raise _amiss(folder, error) from None
+    config = folder.resolve() / hub_folder.CONFIG
+    print(f"{config}: start the message server with 'nats-server -c {config}'")
+    for path in made:
+        print(f"credentials of {path.name}: {path}")
+    if not cert:
+        print("without --cert and --key nothing is encrypted: other networks can read everything")
+
+
+@site.command()
+def add(
+    name: Name,
+    folder: Hub = HERE,
+    learner: Annotated[
+        list[str] | None,
+        typer.Option(help="Id of a learner of the site; several times for several. Else NAME."),
+    ] = None,
+    role: Annotated[
+        str, typer.Option(help="learner; or syncer, reader, supervisor for the hub's own.")
+    ] = "learner",
+    public_key: PublicKey = "",
+) -> None:
+    """Let another site in."""
+    if role not in ("learner", "syncer", "reader", "supervisor"):
+        raise CliError(f"--role {role}: give learner, syncer, reader or supervisor", INVALID)
+    kind: Role = role  # type: ignore[assignment]
+    try:
+        made = hub_folder.add(folder, name, kind, learner or (), public_key=public_key)
+    except (ValueError, OSError) as error:
+        raise _amiss(folder, error) from None
+    _handed_out(name, made)
+    _reload(folder)
+
+
+@site.command()
+def revoke(name: Name, folder: Hub = HERE) -> None:
+    """Cut a site off, and let it in no more."""
+    try:
+        hub_folder.revoke(folder, name)
+    except (ValueError, OSError) as error:
+        raise _amiss(folder, error) from None
+    _reload(folder)
+
+
+@site.command()
+def rotate(
+    name: Name,
+    folder: Hub = HERE,
+    public_key: PublicKey = "",
+    finish: Annotated[
+        bool, typer.Option("--finish", help="The site has its new key: the old one is good no more")
+    ] = False,
+) -> None:
+    """Give a site a new key; the old one is good until you call this with --finish."""
+    if finish and public_key:
+        raise CliError("--finish makes no new key: leave --public-key out", INVALID)
+    try:
+        if finish:
+            hub_folder.retire(folder, name)
+        else:
+            _handed_out(name, hub_folder.rotate(folder, name, public_key=public_key))
+    except (ValueError, OSError) as error:
+        raise _amiss(folder, error) from None
+    _reload(folder)
+
+
+@site.command("list")
+def list_(folder: Hub = HERE, as_json: Json = False) -> None:
+    """Show who may connect."""
+    try:
+        found = hub_folder.identities_of(folder)
+    except ValueError as error:
+        raise _amiss(folder, error) from None
+    rows = [
+        {"name": i.name, "role": i.role, "learners": [*i.members], "keys": [*i.keys]} for i in found
+    ]
+    show(
+        rows,
+        as_json,
+        lambda: [
+            f"{i.name}: {i.role}"
+            + (f" of {', '.join(i.members)}" if i.members else "")
+            + (", old and new key" if len(i.keys) > 1 else "")
+            for i in found
+        ],
+    )
+
+
+@site.command("key")
+def key_(
+    name: Name, to: Annotated[Path, typer.Option(help="File to write the secret to.")]
+) -> None:
+    """At a site: make a key whose secret stays here, and print what the hub needs of it."""
+    try:
+        credentials = Credentials.new(name)
+        hub_folder.write_secret(to, credentials)
+    except (ValueError, OSError) as error:
+        raise _amiss(to, error) from None
+    print(credentials.public_key)
+
+
+def _handed_out(name: str, path: Path | None) -> None:
+    if path is not None:
+        print(f"{path}: give it to {name} alone, as DILOCO_NATS_CREDENTIALS, and remove it here")
+
+
+def _reload(folder: Path) -> None:
+    rest = hub_folder.reload(folder)
+    print(rest or "the message server knows it")
+
+
+def _amiss(path: Path, error: ValueError | OSError) -> CliError:
+    if isinstance(error, OSError):
+        return CliError(f"{path} cannot be written: {why(error)}")
+    return CliError(str(error), INVALID)

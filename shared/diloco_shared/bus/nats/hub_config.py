@@ -1,0 +1,182 @@
+"""What a hub's message server is told: its own settings, and who may connect. Text, and no IO.
+
+Every fenced identity (rights.py) has an account. From it lead *service imports*: what is published
+there on one of its subjects arrives in the hub's account, with an answer's subject of the server's
+own, so that an answer can only come back. And *stream imports*: what is published in the hub on one
+of its subjects arrives there. The patterns of `rights_of` stand in both the imports and the user's
+permissions.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from diloco_shared.bus.nats.access import API, HUB_API
+from diloco_shared.bus.nats.keys import inbox_of
+from diloco_shared.bus.nats.rights import (
+    IDENTITIES_MAX,
+    Identity,
+    Rights,
+    of_any_site,
+    rights_of,
+)
+from diloco_shared.protocol import subjects
+
+HUB = "HUB"
+ACCOUNTS = "accounts.conf"  # beside the server's configuration, which includes it
+PID = "nats-server.pid"
+# One message may be a manifest of 1 MiB plus headers; chunks are half a MiB.
+PAYLOAD_BYTES_MAX = 2 << 20
+# An answer may be given once, within this: askers wait for 2 s.
+_ANSWERS = {"max": 1, "expires": "5s"}
+
+
+def hub_conf(
+    *,
+    listen: str,
+    store: str,
+    pid_file: str,
+    certificate: str = "",
+    key: str = "",
+    file_bytes_max: int = 0,
+) -> str:
+    """A nats-server's configuration, to lie beside ACCOUNTS. Operators may change it.
+
+    `file_bytes_max`: what all streams together may hold; 0: the server's own rule.
+    """
+    jetstream = [f"store_dir: {_quoted(store)}", "sync_interval: always"]
+    if file_bytes_max:
+        jetstream.append(f"max_file_store: {file_bytes_max}")
+    lines = [
+        "# The message server of a hub. Who may connect stands in accounts.conf, which is made",
+        "# anew by every diloco site command; this file is yours to change.",
+        'server_name: "hub"',
+        f"listen: {_quoted(listen)}",
+        f"max_payload: {PAYLOAD_BYTES_MAX}",
+        'ping_interval: "10s"',
+        "ping_max: 2",
+        f"pid_file: {_quoted(pid_file)}",
+    ]
+    if certificate:
+        lines.append(f"tls {{ cert_file: {_quoted(certificate)}, key_file: {_quoted(key)} }}")
+    lines += ["jetstream {", *(f"  {line}" for line in jetstream), "}", f"include {ACCOUNTS!r}", ""]
+    return "\n".join(lines)
+
+
+def accounts_conf(identities: Sequence[Identity]) -> str:
+    """The text of ACCOUNTS. Raises ValueError where identities do not go together."""
+    check_together(identities)
+    found = {HUB: _hub(identities)}
+    found |= {_account(i): _site(i) for i in identities if i.fenced}
+    # The server's configuration language takes JSON.
+    return f"accounts: {json.dumps(found, indent=1)}\n"
+
+
+def check_together(identities: Sequence[Identity]) -> None:
+    """Raises ValueError: too many, or two of one name, of one key, or for one member."""
+    if len(identities) > IDENTITIES_MAX:
+        raise ValueError(f"{len(identities)} identities: a hub takes {IDENTITIES_MAX}")
+    _differ("name", ((i.name, i.name) for i in identities))
+    _differ("key", ((key, i.name) for i in identities for key in i.keys))
+    _differ("member", ((member, i.name) for i in identities for member in i.spoken_for))
+
+
+def _differ(what: str, owned: Iterable[tuple[str, str]]) -> None:
+    owners: dict[str, str] = {}
+    for thing, owner in owned:
+        if thing in owners:
+            raise ValueError(f"{what} {thing} is of both {owners[thing]} and {owner}")
+        owners[thing] = owner
+
+
+def _account(identity: Identity) -> str:
+    return f"SITE-{identity.name}"
+
+
+def _hub(identities: Sequence[Identity]) -> dict[str, Any]:
+    """The account with the streams, and of all that works at the hub itself."""
+    shared = of_any_site()
+    return {
+        "jetstream": "enabled",
+        "mappings": {f"{HUB_API}.>": f"{API}.>"},
+        "users": _users([i for i in identities if not i.fenced]),
+        # No list of accounts: this file alone says who imports what, and it need not change here
+        # when a site comes or goes.
+        "exports": [
+            *(_service(_asked(pattern)) for pattern in _leading_in(shared)),
+            *({"stream": pattern} for pattern in _leading_out(shared, "*")),
+        ],
+        "imports": [
+            {"service": {"account": _account(i), "subject": subjects.chaos(member)}}
+            for i in identities
+            if i.fenced
+            for member in i.spoken_for
+        ],
+    }
+
+
+def _site(identity: Identity) -> dict[str, Any]:
+    """The account of one fenced identity: it has no streams of its own."""
+    rights = rights_of(identity)
+    faults = [subjects.chaos(member) for member in identity.spoken_for]
+    return {
+        "users": _users([identity]),
+        "imports": [
+            *(_imported(pattern) for pattern in _leading_in(rights)),
+            *(
+                {"stream": {"account": HUB, "subject": pattern}}
+                for pattern in _leading_out(rights, identity.name)
+                if pattern not in faults
+            ),
+        ],
+        "exports": [{"service": pattern, "accounts": [HUB]} for pattern in faults],
+    }
+
+
+def _imported(pattern: str) -> dict[str, Any]:
+    found: dict[str, Any] = {"service": {"account": HUB, "subject": _asked(pattern)}}
+    # An account's own questions about streams go to itself, which has none: hence the other name.
+    return found | ({"to": pattern} if pattern != _asked(pattern) else {})
+
+
+def _asked(pattern: str) -> str:
+    """The same in the hub's account."""
+    return API + pattern.removeprefix(HUB_API) if pattern.startswith(HUB_API) else pattern
+
+
+def _all_asked(patterns: Iterable[str]) -> list[str]:
+    # The hub's account translates what is asked before it looks whether that is allowed.
+    return [_asked(pattern) for pattern in patterns]
+
+
+def _service(pattern: str) -> dict[str, Any]:
+    # A question about a stream's messages is answered with many.
+    kind = "stream" if pattern.startswith(API) else "singleton"
+    return {"service": pattern, "response_type": kind}
+
+
+def _leading_in(rights: Rights) -> list[str]:
+    return [pattern for pattern in rights.publish if not pattern.startswith("$JS.ACK")]
+
+
+def _leading_out(rights: Rights, name: str) -> list[str]:
+    return [p for p in rights.subscribe if p != f"{inbox_of(name)}.>" and p != subjects.chaos("*")]
+
+
+def _users(identities: Sequence[Identity]) -> list[dict[str, Any]]:
+    found = []
+    for identity in identities:
+        rights = rights_of(identity)
+        name = list if identity.fenced else _all_asked
+        permissions: dict[str, Any] = {
+            "publish": {"allow": name(rights.publish), "deny": name(rights.never)},
+            "subscribe": {"allow": [*rights.subscribe]},
+        }
+        if rights.answers:
+            permissions["allow_responses"] = _ANSWERS
+        found += [{"nkey": key, "permissions": permissions} for key in identity.keys]
+    return found
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)

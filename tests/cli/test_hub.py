@@ -1,0 +1,94 @@
+"""`diloco hub` and `diloco site`: what they write, say and refuse."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from diloco_cli.__main__ import main
+from diloco_cli.words import INVALID
+from diloco_shared.bus.nats.keys import check_public_key, read_credentials
+from diloco_shared.process import hub_folder
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["diloco", *map(str, words)])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    return int(stopped.value.code or 0)
+
+
+def test_a_hub_and_its_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = tmp_path / "hub"
+    assert run(monkeypatch, "hub", "init", hub, "--listen", "127.0.0.1:4222") == 0
+    said = capsys.readouterr().out
+    assert f"nats-server -c {hub / 'nats-server.conf'}" in said
+    assert f"credentials of syncer-a: {hub / 'credentials' / 'syncer-a'}" in said
+    assert "nothing is encrypted" in said
+
+    learners = ("--learner", "rome-1", "--learner", "rome-2")
+    assert run(monkeypatch, "site", "add", "rome", "--hub", hub, *learners) == 0
+    said = capsys.readouterr().out
+    assert f"{hub / 'credentials' / 'rome'}: give it to rome alone" in said
+    assert "--signal reload=PID" in said
+    first = read_credentials(hub / "credentials" / "rome").public_key
+
+    assert run(monkeypatch, "site", "rotate", "rome", "--hub", hub) == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "site", "list", "--hub", hub) == 0
+    assert "rome: learner of rome-1, rome-2, old and new key" in capsys.readouterr().out
+    assert run(monkeypatch, "site", "rotate", "rome", "--finish", "--hub", hub) == 0
+    capsys.readouterr()
+    assert run(monkeypatch, "site", "list", "--hub", hub, "--json") == 0
+    rome = json.loads(capsys.readouterr().out)[-1]
+    assert (rome["name"], rome["learners"], len(rome["keys"])) == ("rome", ["rome-1", "rome-2"], 1)
+    assert rome["keys"] != [first]
+
+    assert run(monkeypatch, "site", "revoke", "rome", "--hub", hub) == 0
+    assert "rome" not in [i.name for i in hub_folder.identities_of(hub)]
+
+
+def test_a_site_makes_its_key_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub_folder.create(tmp_path / "hub", listen="127.0.0.1:4222", store=tmp_path / "store")
+    mine = tmp_path / "mine"
+    assert run(monkeypatch, "site", "key", "rome", "--to", mine) == 0
+    public = check_public_key(capsys.readouterr().out.strip())
+    words = ("site", "add", "rome", "--hub", tmp_path / "hub", "--public-key", public)
+    assert run(monkeypatch, *words) == 0
+    assert hub_folder.identities_of(tmp_path / "hub")[-1].keys == (public,)
+    assert "give it to" not in capsys.readouterr().out
+    assert run(monkeypatch, "site", "key", "rome", "--to", mine) == INVALID
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("hub", "init", "HUB"), "a hub's folder already"),
+        (("hub", "init", "new", "--cert", "c.pem"), "give --cert and --key together"),
+        (("site", "add", "x", "--hub", "none"), "no hub's folder to write in"),
+        (("site", "add", "x", "--hub", "HUB", "--role", "coordinator"), "--role coordinator: give"),
+        (("site", "add", "X", "--hub", "HUB"), "not a valid id"),
+        (("site", "revoke", "x", "--hub", "HUB"), "no identity x; known: coordinator"),
+        (("site", "rotate", "reader", "--hub", "HUB", "--finish", "--public-key", "U"), "--finish"),
+        (("site", "list", "--hub", "none"), "diloco hub init"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(
+    words: tuple[str, ...],
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hub_folder.create(tmp_path / "HUB", listen="127.0.0.1:4222", store=tmp_path / "store")
+    assert run(monkeypatch, *words) == INVALID
+    said = capsys.readouterr()
+    assert text in said.err
+    assert len(said.err.splitlines()) == 1

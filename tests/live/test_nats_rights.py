@@ -1,0 +1,365 @@
+"""Rights on a real nats-server: what an identity may, what a stolen one cannot, and how it ends."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+from shared.bus.test_rights import ALL, HEARD, PUBLISHED
+from waiting import until
+
+from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
+from diloco_shared.bus.nats.api import api_call
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.nats.keys import Credentials
+from diloco_shared.bus.nats.rights import Identity
+from diloco_shared.bus.port import BusError, Delivery, Refused, StreamSpec, Unavailable
+from diloco_shared.bus.run_streams import ensure_buckets
+from diloco_shared.process import hub_folder
+from diloco_shared.process.nats_binary import find_binary
+from diloco_shared.process.stopping import dies_with_parent
+from diloco_shared.protocol import subjects as s
+
+pytestmark = pytest.mark.live
+
+PAYLOAD = os.urandom(3 << 20)
+
+
+class Hub:
+    """A message server with a folder of identities, as an operator has it."""
+
+    def __init__(self, folder: Path, pid: int, url: str) -> None:
+        self.folder, self.pid, self.url = folder, pid, url
+
+    @asynccontextmanager
+    async def bus(self, name: str, file: Path | None = None) -> AsyncIterator[NatsBus]:
+        """A connection of the identity `name`, whose credentials are in `file`."""
+        bus = await NatsBus.connect(self.url, name=name, credentials=file or self.file(name))
+        try:
+            yield bus
+        finally:
+            await bus.close()
+
+    def file(self, name: str) -> Path:
+        return self.folder / hub_folder.CREDENTIALS / name
+
+    async def reload(self) -> None:
+        assert await asyncio.to_thread(hub_folder.reload, self.folder) == ""
+
+
+def started(folder: Path) -> "subprocess.Popen[bytes]":
+    """The server of a hub's folder; its address will be in `ports/`."""
+    (folder / "ports").mkdir()
+    config = folder / hub_folder.CONFIG
+    with config.open("a") as file:
+        file.write(f'ports_file_dir: "{folder / "ports"}"\nlog_file: "{folder / "log"}"\n')
+    return subprocess.Popen(
+        [str(find_binary(None)), "-c", str(config)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=dies_with_parent(signal.SIGKILL),
+    )
+
+
+@asynccontextmanager
+async def a_hub(folder: Path, *learners: str) -> AsyncIterator[Hub]:
+    """One that runs, with the streams of the run `r` and all buckets."""
+    hub_folder.create(folder, listen="127.0.0.1:-1", store=folder / "store")
+    for learner in learners:
+        hub_folder.add(folder, learner, "learner")
+    process, ports = started(folder), folder / "ports"
+    try:
+        await until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
+        url = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
+        hub = Hub(folder, process.pid, url)
+        async with hub.bus("coordinator") as bus:
+            await ensure_buckets(bus, (*s.BUCKETS, *s.PRIVATE_BUCKETS))
+            specs = [StreamSpec(n, (f,), 64 << 20) for n, f in s.run_streams("r").items()]
+            for spec in (*specs, StreamSpec(s.EVENTS_STREAM, (s.EVENTS_FILTER,), 64 << 20)):
+                await bus.ensure_stream(spec)
+        yield hub
+        assert process.poll() is None, "the server was started anew, or died"
+    finally:
+        process.kill()
+        process.wait()
+
+
+# --------------------------------------------------------------------------------------------------
+# What is allowed.
+
+
+async def refused(bus: NatsBus, kind: str, subject: str) -> bool:
+    """Whether the server says that this identity may not do that."""
+    before = bus.errors
+    if kind == "publish":
+        await bus.publish(subject, b"")
+        await bus._link.flush(20)
+    else:
+        async with bus._link.subscribed(subject, lambda _: None):
+            await bus._link.flush(20)
+    return bus.errors > before
+
+
+@pytest.mark.parametrize("who", ALL, ids=[i.name for i in ALL])
+async def test_the_server_keeps_the_table(who: Identity, tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub") as hub:
+        if who.name != "reader":  # that one is there from the start
+            hub_folder.add(hub.folder, who.name, who.role, who.members)
+            await hub.reload()
+        wrong = []
+        async with hub.bus(who.name) as bus:
+            for kind, table in (("publish", PUBLISHED), ("subscribe", HEARD)):
+                for subject, allowed in table:
+                    if await refused(bus, kind, subject) == (who in allowed):
+                        wrong.append((kind, subject))
+        assert wrong == []
+
+
+async def test_a_site_does_all_its_work_through_its_account(tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
+        oslo = await stack.enter_async_context(hub.bus("oslo"))
+        syncer = await stack.enter_async_context(hub.bus("syncer-a"))
+        for sender, receiver, stream, subject in (
+            (oslo, syncer, "UP-r", s.contribution("r", "oslo", 0, 0, 0, 0)),
+            (syncer, oslo, "DN-r", s.publication("r", 0, 0, 0, 0)),
+        ):
+            blob = await put_blob(sender, subject, PAYLOAD, chunk_bytes=256 << 10)
+            assert bytes(await get_blob(receiver, stream, blob)) == PAYLOAD
+            await sender.append(subject + ".m", b"manifest")
+            async with receiver.read(stream, subject + ".m") as messages:
+                assert (await anext(messages)).payload == b"manifest"
+            assert await receiver.last(stream, subject + ".m") is not None
+            assert len(await receiver.fetch(stream, subject)) == blob.chunks
+        await ensure_buckets(oslo)
+        revision = await oslo.kv_create(s.MEMBERS, "oslo", b"1", ttl_s=60)
+        async with oslo.kv_watch(s.MEMBERS, "oslo") as entries:
+            assert (await anext(entries)).value == b"1"
+            await oslo.kv_update(s.MEMBERS, "oslo", b"2", revision)
+            assert (await anext(entries)).value == b"2"
+        await oslo.kv_delete(s.MEMBERS, "oslo")
+        assert await oslo.kv_all(s.MEMBERS) == {}
+        async with oslo.subscribe(s.grant("r", "oslo")) as grants:
+            await syncer.publish(s.grant("r", "oslo"), b"granted")
+            assert (await anext(grants)).payload == b"granted"
+        async with syncer.subscribe(s.progress("r", "*")) as reports:
+            await oslo.publish(s.progress("r", "oslo"), b"step")
+            assert (await anext(reports)).subject == s.progress("r", "oslo")
+        assert (oslo.errors, syncer.errors) == (0, 0)
+
+
+async def answer(_: Delivery) -> bytes:
+    return b"suffered"
+
+
+async def test_a_site_answers_the_hub_and_a_syncer_a_site(tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
+        oslo = await stack.enter_async_context(hub.bus("oslo"))
+        syncer = await stack.enter_async_context(hub.bus("syncer-a"))
+        coordinator = await stack.enter_async_context(hub.bus("coordinator"))
+        for asked, asker, subject in (
+            (oslo, coordinator, s.chaos("oslo")),
+            (syncer, coordinator, s.chaos("syncer-a")),
+            (syncer, oslo, s.forget_state("r", "oslo")),
+        ):
+            async with asked.serve(subject, answer):
+                assert await asker.request(subject, b"") == b"suffered"
+        assert (oslo.errors, syncer.errors, coordinator.errors) == (0, 0, 0)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a stolen learner's credential cannot do.
+
+
+async def test_a_site_writes_in_no_other_name_and_nowhere_else(tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, hub.bus("oslo") as thief:
+        for subject in (
+            "$KV.tokens.mine",
+            "$KV.runs.r",
+            "$KV.assignments.rome",
+            s.tape("r", 0),
+            s.contribution("r", "rome", 0, 0, 0, 0),
+            s.publication("r", 0, 0, 0, 0),
+        ):
+            with pytest.raises(Unavailable):
+                await thief.append(subject, b"forged", timeout_s=0.3)
+        for target in ("rome", "nats", "syncer-a"):
+            with pytest.raises(Unavailable):
+                await thief.request(s.chaos(target), b"", timeout_s=0.3)
+        async with hub.bus("coordinator") as bus:
+            assert await bus.kv_all(s.TOKENS) == await bus.kv_all(s.RUNS) == {}
+            for kind in s.STREAM_KINDS:
+                assert (await bus.stream_info(s.run_stream("r", kind))).messages == 0
+
+
+async def test_a_sites_answers_lead_nowhere_but_back(tmp_path: Path) -> None:
+    """Every request names where its answer goes, and the server writes it there unasked."""
+    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, AsyncExitStack() as stack:
+        thief = await stack.enter_async_context(hub.bus("oslo"))
+        rome = await stack.enter_async_context(hub.bus("rome"))
+        coordinator = await stack.enter_async_context(hub.bus("coordinator"))
+        beats = await stack.enter_async_context(rome.subscribe(s.beat("r")))
+        subject = s.contribution("r", "oslo", 0, 0, 0, 0)
+        await thief.append(subject, b"forged")
+        wish = json.dumps({"last_by_subj": subject}).encode()
+        consumer = {"name": "c", "deliver_policy": "all", "ack_policy": "none"}
+        made = {"stream_name": "UP-r", "config": consumer | {"mem_storage": True}}
+        await api_call(thief._link, "CONSUMER.CREATE.UP-r.c", made, what="consumer")
+        for target in ("$KV.tokens.mine", "$KV.runs.r", s.tape("r", 0), s.beat("r")):
+            for asked, body in (
+                (subject, b"forged"),
+                ("$JS.hub.API.DIRECT.GET.UP-r", wish),
+                ("$JS.hub.API.STREAM.MSG.GET.UP-r", wish),
+                ("$JS.hub.API.CONSUMER.MSG.NEXT.UP-r.c", b"1"),
+            ):
+                await thief._link.publish(asked, body, reply=target)
+        await thief._link.flush(20)
+        await coordinator.publish(s.event("r", "x"), b"")  # whatever came before has come
+        assert await coordinator.kv_all(s.TOKENS) == await coordinator.kv_all(s.RUNS) == {}
+        assert (await coordinator.stream_info("TAPE-r")).messages == 0
+        assert (await coordinator.stream_info("UP-r")).messages == 5
+        async with hub.bus("syncer-a") as syncer:
+            await syncer.publish(s.beat("r"), b"true")
+            assert (await anext(beats)).payload == b"true"
+
+
+async def test_a_sites_consumers_deliver_nothing_that_anybody_takes(tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, AsyncExitStack() as stack:
+        thief = await stack.enter_async_context(hub.bus("oslo"))
+        rome = await stack.enter_async_context(hub.bus("rome"))
+        coordinator = await stack.enter_async_context(hub.bus("coordinator"))
+        beats = await stack.enter_async_context(rome.subscribe(s.beat("r")))
+        faults: list[Delivery] = []
+
+        async def suffer(request: Delivery) -> bytes:
+            faults.append(request)
+            return b""
+
+        await stack.enter_async_context(rome.serve(s.chaos("rome"), suffer))
+        await coordinator.append(s.event("r", "x"), b"there")
+        await thief.append(s.contribution("r", "oslo", 0, 0, 0, 0), b"forged")
+        targets = (
+            s.beat("r"),
+            s.chaos("rome"),
+            s.tape("r", 0),
+            "$KV.tokens.mine",
+            "$JS.API.STREAM.PURGE.EVENTS",
+        )
+        for number, target in enumerate(targets):
+            config = {"name": f"p{number}", "ack_policy": "none", "deliver_subject": target}
+            body = {"stream_name": "UP-r", "config": config | {"deliver_policy": "all"}}
+            await api_call(thief._link, f"CONSUMER.CREATE.UP-r.p{number}", body, what="consumer")
+        # Those that somebody listens for come, under the subject of what was stored, and are left.
+        await until(lambda: rome.traffic.refused["message", "subject"] >= 2, "what is left out")
+        async with hub.bus("syncer-a") as syncer:
+            await syncer.publish(s.beat("r"), b"true")
+            assert (await anext(beats)).payload == b"true"
+        assert faults == []
+        assert await coordinator.kv_all(s.TOKENS) == {}
+        assert (await coordinator.stream_info("TAPE-r")).messages == 0
+        assert (await coordinator.stream_info(s.EVENTS_STREAM)).messages == 1
+
+
+async def test_a_site_removes_nobodys_lives_and_leases_by_a_header(tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
+        thief = await stack.enter_async_context(hub.bus("oslo"))
+        coordinator = await stack.enter_async_context(hub.bus("coordinator"))
+        for bucket, theirs, own in (
+            (s.INCARNATIONS, "r.rome", "r.oslo"),
+            (s.SHARDS, "r.1", "r.2"),
+        ):
+            await coordinator.kv_put(bucket, theirs, b"there")
+            with pytest.raises(Refused, match="rollup"):
+                await thief.append(f"$KV.{bucket}.{own}", b"", headers={"Nats-Rollup": "all"})
+            assert set(await coordinator.kv_all(bucket)) == {theirs}
+
+
+# --------------------------------------------------------------------------------------------------
+# Who comes, goes and changes while the server runs.
+
+
+async def test_a_revoked_site_is_cut_off_and_nobody_else(tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, AsyncExitStack() as stack:
+        oslo = await stack.enter_async_context(hub.bus("oslo"))
+        rome = await stack.enter_async_context(hub.bus("rome"))
+        syncer = await stack.enter_async_context(hub.bus("syncer-a"))
+        for bus, name in ((oslo, "oslo"), (rome, "rome")):
+            await put_blob(bus, s.contribution("r", name, 0, 0, 0, 0), PAYLOAD)  # opens lanes
+        kept = tmp_path / "stolen"
+        kept.write_bytes(hub.file("oslo").read_bytes())
+        hub_folder.revoke(hub.folder, "oslo")
+        await hub.reload()
+        await until(lambda: not oslo.connected, "the end of its connection")
+        with pytest.raises(GaveUp):
+            await put_blob(oslo, s.contribution("r", "oslo", 0, 0, 1, 0), PAYLOAD, deadline_s=1)
+        with pytest.raises(Unavailable, match="Authorization"):
+            await NatsBus.connect(hub.url, name="again", credentials=kept, timeout_s=1)
+        await put_blob(rome, s.contribution("r", "rome", 0, 0, 1, 0), PAYLOAD)
+        await syncer.append(s.tape("r", 0), b"record")
+        assert (rome.reconnects, syncer.reconnects, rome.connected) == (0, 0, True)
+
+
+async def test_a_site_that_comes_is_served_and_a_running_one_takes_its_new_key(
+    tmp_path: Path,
+) -> None:
+    async with a_hub(tmp_path / "hub", "rome") as hub, hub.bus("rome") as rome:
+        hub_folder.add(hub.folder, "oslo", "learner", ("oslo-1", "oslo-2"))
+        await hub.reload()
+        mine, old = tmp_path / "mine", hub.file("oslo").read_bytes()
+        mine.write_bytes(old)
+        async with hub.bus("oslo", mine) as oslo:
+            await oslo.append("up.r.oslo-2.0.0.0.0", b"")
+            assert hub_folder.rotate(hub.folder, "oslo") == hub.file("oslo")
+            await hub.reload()
+            await oslo.append("up.r.oslo-2.0.0.1.0", b"")
+            assert oslo.reconnects == 0  # until it has the new one the old one is good
+            mine.write_bytes(hub.file("oslo").read_bytes())
+            hub_folder.retire(hub.folder, "oslo")
+            await hub.reload()
+            await until(lambda: oslo.reconnects > 0, "a connection with the new key")
+            await oslo.append("up.r.oslo-2.0.0.2.0", b"")
+            await put_blob(oslo, "up.r.oslo-1.0.0.2.0", PAYLOAD)
+        (tmp_path / "old").write_bytes(old)
+        with pytest.raises(Unavailable, match="Authorization"):
+            await NatsBus.connect(hub.url, name="oslo", credentials=tmp_path / "old", timeout_s=1)
+        assert rome.reconnects == 0
+
+
+async def test_a_file_that_is_being_replaced_is_read_again(tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub", "oslo") as hub:
+        mine = tmp_path / "mine"
+        good = hub.file("oslo").read_bytes()
+        mine.write_bytes(good)
+        async with hub.bus("oslo", mine) as oslo:
+            mine.write_text("{")
+            oslo._link._client.drop_socket()
+            await until(lambda: oslo.reconnects == 1, "a connection with the key it knows")
+            await oslo.append("up.r.oslo.0.0.0.0", b"")
+            with pytest.raises(GaveUp, match=f"{mine} is not one"):
+                await put_blob(oslo, "up.r.oslo.0.0.1.0", PAYLOAD, deadline_s=1)
+            mine.write_bytes(good)
+            await put_blob(oslo, "up.r.oslo.0.0.2.0", PAYLOAD)
+
+
+async def test_who_has_no_credentials_or_unknown_ones_is_told_so(tmp_path: Path) -> None:
+    stranger = tmp_path / "stranger"
+    stranger.write_text(Credentials.new("oslo").document())
+    async with a_hub(tmp_path / "hub", "oslo") as hub:
+        for given in ({}, {"token": "secret"}, {"credentials": stranger}):
+            with pytest.raises(Unavailable, match="Authorization") as error:
+                await NatsBus.connect(hub.url, name="x", timeout_s=1, **given)  # type: ignore[arg-type]
+            assert "secret" not in str(error.value)
+        with pytest.raises(BusError, match="cannot be read"):
+            await NatsBus.connect(hub.url, name="x", credentials=tmp_path / "none")
+
+
+def test_without_a_server_at_hand_it_is_said_how_to_reload(tmp_path: Path) -> None:
+    hub_folder.create(tmp_path / "hub", listen="127.0.0.1:-1", store=tmp_path / "store")
+    assert "nats-server --signal reload=PID" in hub_folder.reload(tmp_path / "hub")
+    (tmp_path / "hub" / "nats-server.pid").write_text(str(os.getpid()))  # of something else by now
+    assert "nats-server --signal reload=PID" in hub_folder.reload(tmp_path / "hub")

@@ -1,0 +1,251 @@
+"""Who may do what at a hub, as a table; and what the table must keep whatever it says."""
+
+import json
+from typing import Any
+
+import pytest
+
+from diloco_shared.bus.nats.hub_config import HUB, accounts_conf, check_together, hub_conf
+from diloco_shared.bus.nats.keys import Credentials
+from diloco_shared.bus.nats.rights import (
+    IDENTITIES_MAX,
+    ROLES,
+    Identity,
+    Role,
+    of_any_site,
+    rights_of,
+)
+from diloco_shared.protocol import subjects as s
+
+API = "$JS.hub.API"
+
+
+def identity(name: str, role: Role, *members: str) -> Identity:
+    return Identity(name, role, (Credentials.new(name).public_key,), members)
+
+
+ROME = identity("rome", "learner", "rome-1", "rome-2")
+OSLO = identity("oslo", "learner", "oslo")
+SYNCER, READER = identity("sync", "syncer"), identity("reader", "reader")
+COORDINATOR, SUPERVISOR = identity("coord", "coordinator"), identity("sup", "supervisor")
+ALL = (ROME, OSLO, SYNCER, READER, COORDINATOR, SUPERVISOR)
+
+# (subject, who of ALL may publish it)
+PUBLISHED: tuple[tuple[str, tuple[Identity, ...]], ...] = (
+    (s.progress("r", "rome-1"), (ROME,)),
+    (s.progress("r", "rome-2"), (ROME,)),
+    (s.progress("r", "oslo"), (OSLO,)),
+    (s.speed("r", "oslo"), (OSLO,)),
+    (s.join("r"), (ROME, OSLO)),
+    (s.forget_state("r", "oslo"), (OSLO,)),
+    (s.contribution("r", "rome-1", 0, 1, 2, 3), (ROME,)),
+    (s.contribution("r", "oslo", 0, 1, 2, 3) + ".m", (OSLO,)),
+    (s.initial("r", "oslo", 0, 1) + ".m", (OSLO,)),
+    (s.state("r", "oslo", "rome-1", "x") + ".a", (OSLO,)),
+    (s.state("r", "sync", "sync-2", "x"), (SYNCER,)),
+    (s.beat("r"), (SYNCER,)),
+    (s.lapsed_beat("r"), (SYNCER,)),
+    (s.pull("r"), (SYNCER,)),
+    (s.grant("r", "oslo"), (SYNCER,)),
+    (s.donate("r", "oslo"), (SYNCER,)),
+    (s.snapshot_wish("r", 1), (SYNCER,)),
+    (s.snapshot_wish_to("r", 1, "sync-2"), (SYNCER,)),
+    (s.publication("r", 0, 1, 2, 3), (SYNCER,)),
+    (s.tape("r", 0), (SYNCER,)),
+    (s.event("r", "join"), (ROME, OSLO, SYNCER, COORDINATOR, SUPERVISOR)),
+    (s.chaos("oslo"), (COORDINATOR,)),
+    (s.chaos("nats"), (COORDINATOR,)),
+    ("$KV.members.oslo", (OSLO, COORDINATOR)),
+    ("$KV.members.rome-2", (ROME, COORDINATOR)),
+    ("$KV.members.sync", (SYNCER, COORDINATOR)),
+    ("$KV.members.sup", (SUPERVISOR, COORDINATOR)),
+    ("$KV.incarnations.r.oslo", (OSLO, COORDINATOR)),
+    ("$KV.shards.r.7", (ROME, OSLO, SYNCER, COORDINATOR)),
+    ("$KV.places.r.7.0", (SYNCER, COORDINATOR)),
+    ("$KV.leases.r.0", (SYNCER, COORDINATOR)),
+    ("$KV.status.r", (SYNCER, COORDINATOR)),
+    ("$KV.status.r.1", (SYNCER, COORDINATOR)),
+    ("$KV.runs.r", (COORDINATOR,)),
+    ("$KV.assignments.oslo", (COORDINATOR,)),
+    ("$KV.deleted.abc", (COORDINATOR,)),
+    ("$KV.tokens.mine", (COORDINATOR,)),
+    ("$KV.notes.oslo", (COORDINATOR,)),
+    ("$KV.repeats.abc", (COORDINATOR,)),
+    *((f"{API}.{call}", ALL) for call in (
+        "STREAM.INFO.UP-r",
+        "STREAM.MSG.GET.KV_members",
+        "DIRECT.GET.DN-r",
+        "CONSUMER.CREATE.DN-r.b1",
+        "CONSUMER.MSG.NEXT.DN-r.b1",
+        "CONSUMER.DELETE.DN-r.b1",
+    )),
+    *((f"{API}.{call}", (COORDINATOR,)) for call in (
+        "INFO",
+        "STREAM.LIST",
+        "STREAM.DELETE.DN-r",
+        "STREAM.INFO.KV_tokens",
+        "STREAM.MSG.GET.KV_tokens",
+        "STREAM.UPDATE.KV_tokens",
+        "STREAM.PURGE.KV_tokens",
+        "STREAM.PURGE.KV_runs",
+        "STREAM.PURGE.EVENTS",
+        "DIRECT.GET.KV_notes",
+        "CONSUMER.CREATE.KV_tokens.b1",
+        "CONSUMER.MSG.NEXT.KV_tokens.b1",
+    )),
+    *((f"{API}.{call}", (COORDINATOR, SYNCER)) for call in (
+        "STREAM.CREATE.DN-r",
+        "STREAM.UPDATE.DN-r",
+        "STREAM.PURGE.STATE-r",
+    )),
+)  # fmt: skip
+# (subject, who of ALL may hear it)
+HEARD: tuple[tuple[str, tuple[Identity, ...]], ...] = (
+    *((f"_INBOX_{i.name}.x.y", (i,)) for i in ALL),
+    ("_INBOX.x", ()),
+    (s.beat("r"), (ROME, OSLO, COORDINATOR)),
+    (s.lapsed_beat("r"), (COORDINATOR,)),
+    (s.pull("r"), (ROME, OSLO)),
+    (s.grant("r", "oslo"), (OSLO,)),
+    (s.donate("r", "rome-2"), (ROME,)),
+    (s.progress("r", "oslo"), (SYNCER,)),
+    (s.speed("r", "oslo"), (COORDINATOR,)),
+    (s.join("r"), (SYNCER,)),
+    (s.forget_state("r", "oslo"), (SYNCER,)),
+    (s.snapshot_wish("r", 0), (SYNCER,)),
+    (s.snapshot_wish_to("r", 0, "sync"), (SYNCER,)),
+    (s.chaos("oslo"), (OSLO,)),
+    (s.chaos("rome-1"), (ROME,)),
+    (s.chaos("sync"), (SYNCER,)),
+    (s.chaos("coord"), (COORDINATOR,)),
+    (s.chaos("nats"), (SUPERVISOR,)),
+    ("up.r.oslo.0.0.0.0", ()),
+    ("$KV.runs.r", ()),
+    ("$JS.EVENT.ADVISORY.x", ()),
+)
+
+
+@pytest.mark.parametrize(("subject", "allowed"), PUBLISHED)
+def test_who_may_publish(subject: str, allowed: tuple[Identity, ...]) -> None:
+    may = {who.name for who in ALL if rights_of(who).may_publish(subject)}
+    assert may == {who.name for who in allowed}
+
+
+@pytest.mark.parametrize(("subject", "allowed"), HEARD)
+def test_who_may_hear(subject: str, allowed: tuple[Identity, ...]) -> None:
+    may = {who.name for who in ALL if rights_of(who).may_subscribe(subject)}
+    assert may == {who.name for who in allowed}
+
+
+def test_nobody_of_the_hub_listens_where_streams_or_questions_to_them_are() -> None:
+    """A consumer of a site's making delivers only where somebody listens; streams do not count.
+
+    So nobody may listen there: what a site had stored would be stored, or carried out, once more.
+    """
+    captured = ("up.", "dn.", "tape.", "state.", "ev.", "$KV.", "$JS.", "$SYS.", ">", "*")
+    for who in ALL:
+        heard = rights_of(who).subscribe
+        assert not [pattern for pattern in heard if pattern.startswith(captured)], who.name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_whoever_reads_may_not_have_it_noted_for_answers(role: Role) -> None:
+    """Else the server keeps a list of deliveries, and looks through it at each one."""
+    rights = rights_of(identity("x", role, *(("x",) if role == "learner" else ())))
+    assert rights.may_publish("$JS.ACK.DN-r.b1.1.2.3.4.5") == rights.answers
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def accounts(*identities: Identity) -> dict[str, Any]:
+    text = accounts_conf(identities)
+    assert text.startswith("accounts: ")
+    found: dict[str, Any] = json.loads(text.removeprefix("accounts: "))
+    return found
+
+
+def test_each_site_has_an_account_and_the_hub_one() -> None:
+    found = accounts(*ALL)
+    assert set(found) == {HUB, "SITE-rome", "SITE-oslo", "SITE-reader"}
+    keys = {name: [user["nkey"] for user in account["users"]] for name, account in found.items()}
+    assert keys["SITE-rome"] == [*ROME.keys]
+    assert keys[HUB] == [*SYNCER.keys, *COORDINATOR.keys, *SUPERVISOR.keys]
+    assert [name for name, account in found.items() if "jetstream" in account] == [HUB]
+
+
+def test_what_leads_into_the_hub_is_what_the_site_may_publish() -> None:
+    found = accounts(ROME)["SITE-rome"]["imports"]
+    led = {i.get("to", i["service"]["subject"]) for i in found if "service" in i}
+    assert led == {*rights_of(ROME).publish} - {"$JS.ACK.>"}
+    assert all(i["service"]["account"] == HUB for i in found if "service" in i)
+    out = {i["stream"]["subject"] for i in found if "stream" in i}
+    own = {"_INBOX_rome.>", s.chaos("rome-1"), s.chaos("rome-2")}
+    assert out == {*rights_of(ROME).subscribe} - own
+
+
+def test_the_hub_exports_all_that_any_site_imports_and_does_not_change_with_sites() -> None:
+    one, two = accounts(ROME)[HUB]["exports"], accounts(ROME, OSLO, READER)[HUB]["exports"]
+    assert one == two
+    services = {e["service"] for e in one if "service" in e}
+    for site in (ROME, OSLO, READER):
+        for pattern in {*rights_of(site).publish} - {"$JS.ACK.>"}:
+            asked = pattern.replace("$JS.hub.API", "$JS.API")
+            general = [".".join("*" if t in site.members else t for t in asked.split("."))]
+            assert {asked, *general} & services, pattern
+    assert "ctl.chaos.*" not in services
+    assert of_any_site().subscribe
+
+
+@pytest.mark.parametrize(
+    ("identities", "text"),
+    [
+        ((ROME, ROME), "name rome is of both"),
+        ((ROME, Identity("x", "reader", ROME.keys)), r"key U.* is of both rome and x"),
+        ((ROME, identity("x", "learner", "rome-2")), "member rome-2 is of both rome and x"),
+        ((SYNCER, identity("x", "learner", "sync")), "member sync is of both sync and x"),
+        ((ROME,) * (IDENTITIES_MAX + 1), "a hub takes 1000"),
+    ],
+)
+def test_identities_that_do_not_go_together(identities: tuple[Identity, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        check_together(identities)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (("Rome", "learner", (), ("a",)), "not a valid id"),
+        (("rome", "king", (), ()), "none of"),
+        (("rome", "learner", ("SU",), ("a",)), "no public key"),
+        (("rome", "learner", (), ()), "names its learners"),
+        (("rome", "syncer", (), ("a",)), "names its learners"),
+        (("rome", "learner", (), ("a.b",)), "not a valid id"),
+        (("rome", "learner", (), ("*",)), "not a valid id"),
+        (("rome", "learner", (), ("join",)), "cannot be called 'join'"),
+        (("beat", "syncer", (), ()), "cannot be called 'beat'"),
+        (("rome", "learner", ROME.keys * 3, ("a",)), "3 keys"),
+        (("rome", "learner", (), tuple(f"a{n}" for n in range(65))), "more than 64"),
+    ],
+)
+def test_what_cannot_be_an_identity(given: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Identity(*given)
+
+
+def test_the_servers_own_configuration() -> None:
+    text = hub_conf(
+        listen="0.0.0.0:4222",
+        store='/a "b"',
+        pid_file="/p",
+        certificate="c",
+        key="k",
+        file_bytes_max=7,
+    )
+    lines = text.splitlines()
+    assert 'tls { cert_file: "c", key_file: "k" }' in lines
+    assert '  store_dir: "/a \\"b\\""' in lines
+    assert "  max_file_store: 7" in lines
+    assert lines[-1] == "include 'accounts.conf'"
+    plain = hub_conf(listen="h:1", store="s", pid_file="p")
+    assert "tls" not in plain and "max_file_store" not in plain

@@ -1,0 +1,120 @@
+"""A hub's folder: what stands in it after every change, and what is refused and changes nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from diloco_shared.bus.nats.keys import Credentials, read_credentials
+from diloco_shared.process import hub_folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """A folder as `create` leaves it."""
+    hub_folder.create(tmp_path / "hub", listen="127.0.0.1:4222", store=tmp_path / "store")
+    return tmp_path / "hub"
+
+
+def keys_in_accounts(hub: Path) -> set[str]:
+    """Whom the server will let in."""
+    accounts = json.loads((hub / "accounts.conf").read_text().removeprefix("accounts: "))
+    return {user["nkey"] for account in accounts.values() for user in account["users"]}
+
+
+def key_in(path: Path | None) -> str:
+    assert path is not None
+    return read_credentials(path).public_key
+
+
+def test_a_hub_lets_in_who_it_handed_credentials_to(hub: Path) -> None:
+    assert [i.name for i in hub_folder.identities_of(hub)] == [n for n, _ in hub_folder.FIRST]
+    handed = {key_in(path) for path in (hub / "credentials").iterdir()}
+    assert keys_in_accounts(hub) == handed
+    assert len(handed) == len(hub_folder.FIRST)
+
+
+def test_only_the_owner_reads_it(hub: Path) -> None:
+    hub_folder.add(hub, "rome", "learner")
+    files = [path for path in hub.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert {p.stat().st_mode & 0o777 for p in (hub, hub / "credentials")} == {0o700}
+    assert not [path for path in files if path.suffix == ".new"]
+
+
+def test_secrets_are_nowhere_but_in_the_files_handed_out(hub: Path) -> None:
+    path = hub_folder.add(hub, "rome", "learner")
+    assert path is not None
+    seed = json.loads(path.read_text())["seed"]
+    others = [p for p in hub.rglob("*") if p.is_file() and p != path]
+    assert not [p for p in others if seed in p.read_text()]
+
+
+def test_adding_rotating_retiring_and_revoking(hub: Path) -> None:
+    first = key_in(hub_folder.add(hub, "rome", "learner", ("rome-1", "rome-2")))
+    rome = hub_folder.identities_of(hub)[-1]
+    assert (rome.name, rome.role, rome.members) == ("rome", "learner", ("rome-1", "rome-2"))
+    second = key_in(hub_folder.rotate(hub, "rome"))
+    assert {first, second} <= keys_in_accounts(hub)
+    third = key_in(hub_folder.rotate(hub, "rome"))
+    assert {second, third} <= keys_in_accounts(hub)
+    assert first not in keys_in_accounts(hub)
+    hub_folder.retire(hub, "rome")
+    assert hub_folder.identities_of(hub)[-1].keys == (third,)
+    others = keys_in_accounts(hub) - {third}
+    hub_folder.revoke(hub, "rome")
+    assert keys_in_accounts(hub) == others
+    assert not (hub / "credentials" / "rome").exists()
+
+
+def test_a_site_may_keep_its_secret_to_itself(hub: Path, tmp_path: Path) -> None:
+    mine = Credentials.new("rome")
+    hub_folder.write_secret(tmp_path / "mine", mine)
+    assert read_credentials(tmp_path / "mine") == mine
+    assert hub_folder.add(hub, "rome", "learner", public_key=mine.public_key) is None
+    assert mine.public_key in keys_in_accounts(hub)
+    assert not (hub / "credentials" / "rome").exists()
+    with pytest.raises(ValueError, match="there already"):
+        hub_folder.write_secret(tmp_path / "mine", Credentials.new("rome"))
+    assert read_credentials(tmp_path / "mine") == mine
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda hub: hub_folder.add(hub, "reader", "reader"), "identity reader already"),
+        (lambda hub: hub_folder.add(hub, "x", "learner", ("syncer-a",)), "member syncer-a is of"),
+        (lambda hub: hub_folder.add(hub, "../x", "learner"), "not a valid id"),
+        (lambda hub: hub_folder.add(hub, "x", "learner", public_key="SU"), "no public key"),
+        (lambda hub: hub_folder.revoke(hub, "rome"), "no identity rome; known: coordinator"),
+        (lambda hub: hub_folder.rotate(hub, "rome"), "no identity rome"),
+        (lambda hub: hub_folder.retire(hub, "rome"), "no identity rome"),
+        (
+            lambda hub: hub_folder.create(hub, listen="h:1", store=hub),
+            "a hub's folder already: nothing was changed",
+        ),
+    ],
+)
+def test_what_is_refused_changes_nothing(
+    hub: Path, change: Callable[[Path], object], text: str
+) -> None:
+    before = {p: p.read_bytes() for p in hub.rglob("*") if p.is_file() and p.name != "lock"}
+    with pytest.raises(ValueError, match=text):
+        change(hub)
+    after = {p: p.read_bytes() for p in hub.rglob("*") if p.is_file() and p.name != "lock"}
+    assert after == before
+
+
+def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="diloco hub init"):
+        hub_folder.identities_of(tmp_path)
+    with pytest.raises(ValueError, match="no hub's folder to write in"):
+        hub_folder.add(tmp_path / "none", "rome", "learner")
+
+
+@pytest.mark.parametrize("held", [b"", b"{}x", b"[1]", b'[{"name": "x"}]', b"[" * 100_000])
+def test_a_damaged_list_of_identities_is_named(hub: Path, held: bytes) -> None:
+    (hub / "identities.json").write_bytes(held)
+    with pytest.raises(ValueError, match=r"identities.json is not a list of identities.*backup"):
+        hub_folder.identities_of(hub)
