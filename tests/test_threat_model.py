@@ -70,6 +70,7 @@ def test_defaults_are_safe(kind: type, monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_containers_allow_no_faults_and_publish_the_api_alone_to_this_machine() -> None:
     text = (ROOT / "compose" / "compose.yaml").read_text("utf-8")
     assert re.findall(r"DILOCO_CHAOS: (.*?) +#", text) == ['"${DILOCO_CHAOS:-0}"']
-    assert re.findall(r"^ *ports: (.*)$", text, re.MULTILINE) == [
+    services = (ROOT / "compose" / "services.yaml").read_text("utf-8")
+    assert re.findall(r"^ *ports: (.*)$", text + services, re.MULTILINE) == [
         '["127.0.0.1:${DILOCO_PORT:-8400}:8400"]'
     ]

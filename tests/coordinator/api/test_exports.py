@@ -242,7 +242,7 @@ async def test_one_that_fails_says_why_and_leaves_no_files(
         place = world.folder / "exports" / maker.asked[0].folder / failed["id"]
         assert os.listdir(place) == ["record.json"]
         (event,) = await until(lambda: told(desk, "export-failed"))
-        metrics = (await desk.http.get("/metrics")).text.splitlines()
+        metrics = (await desk.ask("GET", "/metrics")).text.splitlines()
         assert 'diloco_export_failed{run="demo"} 1.0' in metrics
         assert maker.fault in event.text
 
@@ -369,7 +369,7 @@ async def test_a_full_disk_is_told_once_where_nobody_asked(
         await world.says(status("demo", rounds_committed=10))
         await until(lambda: len(tried) > 3)
         (event,) = told(desk, "export-failed")
-        metrics = (await desk.http.get("/metrics")).text.splitlines()
+        metrics = (await desk.ask("GET", "/metrics")).text.splitlines()
         assert 'diloco_export_failed{run="demo"} 1.0' in metrics
         assert "disk is full" in event.text
         monkeypatch.setattr(Shelf, "begin", begin)
