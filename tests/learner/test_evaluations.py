@@ -20,6 +20,7 @@ from diloco_learner.training.evaluate import Losses, Unwanted
 from diloco_learner.training.train import ToSend, Work, carried_out
 from diloco_learner.training.trainer import Trainer
 from diloco_shared.protocol.messages import Stamp
+from diloco_shared.reach.local import Reach
 from diloco_simulator.hub.broker import MemoryBroker
 
 T = TypeVar("T")
@@ -181,7 +182,7 @@ async def test_who_leaves_gives_up_what_is_under_way_and_waits_until_it_is_over(
 
 
 async def test_a_thread_of_its_own_carries_it_out() -> None:
-    machine = OnThisMachine()
+    machine = OnThisMachine(Reach(Path("/")))
     assert await machine.beside(threading.current_thread) is not threading.current_thread()
 
     def fails() -> None:

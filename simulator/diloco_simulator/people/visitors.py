@@ -269,7 +269,7 @@ class Visitors:
     async def makes_a_token(self) -> None:
         """It works, as what it is for, until it is revoked."""
         name = f"of-visitor-{self.rng.randrange(1000)}"
-        body = {"name": name, "role": "viewer"}
+        body = {"name": name, "scopes": ["read"]}
         status, said = await self.ask("POST", "/tokens", body, may=(201, 409))
         if status != 201:
             return

@@ -14,7 +14,7 @@ from diloco_simulator.worlds.world import World, WorldResult, played
 
 # When trouble strikes, and how long after the lease the next leader may take: two looks at the
 # lease, one at the tape, a few messages of 0.1 s each; then some steps of a second to a round.
-STRIKE_S, TAKEOVER_S, ROUND_S = 20.0, 3.0, 8.0
+STRIKE_S, TAKEOVER_S, ROUND_S = 20.0, 3.5, 8.0
 LEASE_S = 3.0
 CALM = Options.calm(learners=2, quorum=1, steps=60, snapshot_every_rounds=2)
 
