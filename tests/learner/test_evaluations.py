@@ -30,7 +30,7 @@ class Gated(OnThisMachine):
     """Whose evaluations begin, and then wait for the test."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Reach(Path("/")))
         self.begun = 0
         self.gate = asyncio.Event()
 
@@ -182,7 +182,7 @@ async def test_who_leaves_gives_up_what_is_under_way_and_waits_until_it_is_over(
 
 
 async def test_a_thread_of_its_own_carries_it_out() -> None:
-    machine = OnThisMachine(Reach(Path("/")))
+    machine = OnThisMachine()
     assert await machine.beside(threading.current_thread) is not threading.current_thread()
 
     def fails() -> None:

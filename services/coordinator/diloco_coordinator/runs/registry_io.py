@@ -76,6 +76,8 @@ class Registry:
         self.statuses = self.standings.statuses
         self.assignments: dict[str, Assignment] = {}
         self.tokens: dict[str, TokenRecord] = {}
+        # One change at a time: noting a token's last use must not bring a revoked one back.
+        self._changing_tokens = asyncio.Lock()
         self.revisions: dict[tuple[str, str], int] = {}  # not of members and statuses
         self.waiting: dict[str, str] = {}  # run -> what it lacks
         self.histories = Histories()
@@ -514,31 +516,37 @@ class Registry:
     async def put_token(self, record: TokenRecord) -> None:
         """Conflict if the name is taken."""
         place = (TOKENS, record.name)
-        revision = await self.bus.kv_create(*place, record.model_dump_json().encode())
-        if revision >= self.revisions.get(place, 0):
-            self.tokens[record.name], self.revisions[place] = record, revision
+        async with self._changing_tokens:
+            revision = await self.bus.kv_create(*place, record.model_dump_json().encode())
+            if revision >= self.revisions.get(place, 0):
+                self.tokens[record.name], self.revisions[place] = record, revision
 
     async def update_token(self, known: TokenRecord, changed: TokenRecord) -> None:
         """Replace what is mirrored here; Conflict, and a fresh mirror, if it is another by now."""
         place = (TOKENS, known.name)
-        if self.tokens.get(known.name) != known:
-            raise Conflict(f"the token {known.name} changed meanwhile")
-        try:
-            value = changed.model_dump_json().encode()
-            revision = await self.bus.kv_update(*place, value, self.revisions.get(place, 0))
-        except Conflict:
-            await self._look_again(*place)
-            raise
-        if revision >= self.revisions.get(place, 0):
-            self.tokens[known.name], self.revisions[place] = changed, revision
+        async with self._changing_tokens:
+            if self.tokens.get(known.name) != known:
+                raise Conflict(f"the token {known.name} changed meanwhile")
+            try:
+                value = changed.model_dump_json().encode()
+                revision = await self.bus.kv_update(*place, value, self.revisions.get(place, 0))
+            except Conflict:
+                await self._look_again(*place)
+                raise
+            if revision >= self.revisions.get(place, 0):
+                self.tokens[known.name], self.revisions[place] = changed, revision
 
     async def delete_token(self, name: str) -> None:
-        """At once: the echo of its making may still be on its way."""
-        place, token = (TOKENS, name), self.tokens.get(name)
-        await self.bus.kv_delete(*place)
-        if self.tokens.get(name) == token:  # else another one has the name by now
-            self.tokens.pop(name, None)
-            self.revisions[place] = self.revisions.get(place, 0) + 1
+        """At once: the echo of its making, or of its last use, may still be on its way."""
+        place = (TOKENS, name)
+        async with self._changing_tokens:
+            token = self.tokens.get(name)
+            await self.bus.kv_delete(*place)
+            there = self.tokens.get(name)
+            # Else another one has the name by now, which another coordinator made.
+            if there is None or token is None or there.created_at == token.created_at:
+                self.tokens.pop(name, None)
+                self.revisions[place] = self.revisions.get(place, 0) + 1
 
     async def tell(self, run: str, kind: str, text: str, data: dict[str, Any]) -> None:
         """Write to the event log; of what a request caused, `data` says whose it was."""
