@@ -34,11 +34,12 @@ def test_outside_of_a_world_disks_are_what_they_are(tmp_path: Path) -> None:
 
 
 def test_what_a_torn_folder_loses_is_of_its_newest_snapshot(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshots"
     for number in (3, 12):
-        (tmp_path / f"snapshot-{number:012d}").mkdir()
-        (tmp_path / f"snapshot-{number:012d}" / "meta.json").write_text("{}")
-    shared = tmp_path / "snapshot-000000000003" / "0.arrays"
+        (folder / f"snapshot-{number:012d}").mkdir(parents=True)
+        (folder / f"snapshot-{number:012d}" / "meta.json").write_text("{}")
+    shared = folder / "snapshot-000000000003" / "0.arrays"
     shared.write_text("values")
-    os.link(shared, tmp_path / "snapshot-000000000012" / "0.arrays")
-    found = disks._written(tmp_path.parent, tmp_path.stat())
-    assert found == [tmp_path / "snapshot-000000000012" / "meta.json"]
+    os.link(shared, folder / "snapshot-000000000012" / "0.arrays")
+    found = disks._written(tmp_path, folder.stat())
+    assert found == [folder / "snapshot-000000000012" / "meta.json"]
