@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import signal
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +21,6 @@ from diloco_shared.bus.port import BusError, Delivery, Refused, StreamSpec, Unav
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.process import hub_folder
 from diloco_shared.process.nats_binary import find_binary
-from diloco_shared.process.stopping import dies_with_parent
 from diloco_shared.protocol import subjects as s
 
 pytestmark = pytest.mark.live
@@ -63,7 +61,6 @@ def started(folder: Path) -> "subprocess.Popen[bytes]":
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        preexec_fn=dies_with_parent(signal.SIGKILL),
     )
 
 
