@@ -56,6 +56,7 @@ def named(stack: Stack, member: str) -> bool:
     return folder in shown and "free disk space there" in shown and line in reason
 
 
+@pytest.mark.long
 def test_nobody_waits_for_a_member_whose_disk_is_full(stack: Stack) -> None:
     stack.client.create_run(spec())
     stack.wait_until(lambda: all(kept(stack, m) for m in MEMBERS), "something on each disk")

@@ -82,6 +82,7 @@ async def purged(stack: Stack) -> bool:
         return (await bus.stream_info(subjects.up_stream("r"))).first_seq > 1
 
 
+@pytest.mark.long
 def test_all_syncers_are_replaced_on_empty_disks_and_the_run_goes_on(tmp_path: Path) -> None:
     often = {"every_steps": 48, "sequences": 64}
     body = spec(evaluation=often, keeping=KEEPING, membership={"learners_min": 1})

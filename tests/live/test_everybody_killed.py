@@ -16,6 +16,7 @@ async def anchors(stack: Stack) -> dict[tuple[int, int], str]:
         return await published(bus)
 
 
+@pytest.mark.long
 def test_everybody_is_killed_and_the_run_goes_on_from_its_last_round(tmp_path: Path) -> None:
     often = {"evaluation": {"every_steps": 48, "sequences": 64}}
     with up(tmp_path / "data", "--learners", "2", "--syncers", "2") as stack:

@@ -65,6 +65,7 @@ def checked(stack: Stack, folder: Path) -> dict[str, Any]:
     return told
 
 
+@pytest.mark.long
 def test_a_run_gives_its_weights_while_it_trains_and_afterwards(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--learners", "2", "--syncers", "2") as stack:
         stack.client.create_run(spec(algorithm=SHARDED, keeping=SELDOM))
