@@ -1,5 +1,10 @@
 """Evaluation: the same held-out sequences every time, and the mean over all of them."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -173,3 +178,63 @@ def test_corpora_with_like_names_are_told_apart() -> None:
 def test_tokens_say_how_many_sequences_are_evaluated() -> None:
     assert len(held_out_of(a_run(evaluation={"tokens": 209}), TOKENS).sequences_SxL1) == 20
     assert len(held_out_of(a_run(evaluation={"tokens": 3}), TOKENS).sequences_SxL1) == 1
+
+
+# Sets up JAX as a learner with one thread does, takes steps as its train loop does, and evaluates
+# beside them. Says how many steps were taken until the evaluation was over, at most STEPS.
+BESIDE = """
+import os, sys, threading
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+import diloco_learner.__main__ as learner
+from diloco_learner.settings import Settings
+
+learner._set_up_jax(Settings(threads=1, cache=sys.argv[1]))
+import jax, jax.numpy as jnp
+
+STEPS = int(sys.argv[2])
+square = jnp.full((256, 256), 1 / 256)
+over = threading.Event()
+begun = threading.Event()
+taken = []
+
+@jax.jit
+def step(x):
+    for _ in range(20):
+        x = jnp.tanh(x @ square)
+    return x, x.sum()
+
+def train():
+    x, before = step(square)
+    while not over.is_set() and len(taken) < STEPS:
+        x, loss = step(x)
+        float(before)  # read while the next one is computed
+        before = loss
+        taken.append(1)
+        begun.set()
+    over.set()
+
+evaluate = jax.jit(lambda x: jnp.sin(x @ square).sum()).lower(square).compile()
+thread = threading.Thread(target=train)
+thread.start()
+begun.wait()
+for _ in range(3):
+    float(evaluate(square))
+    if over.is_set():
+        break
+over.set()
+thread.join()
+print(len(taken))
+"""
+STEPS_BESIDE_MAX = 1000
+
+
+def test_an_evaluation_beside_training_has_its_turn_on_one_thread(tmp_path: Path) -> None:
+    """With a pool of one thread, each step that is asked for would be computed before it."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))}
+    command = [sys.executable, "-c", BESIDE, str(tmp_path), str(STEPS_BESIDE_MAX)]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) < STEPS_BESIDE_MAX

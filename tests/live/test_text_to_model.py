@@ -68,6 +68,10 @@ def losses(stack: Stack, run: str) -> list[float]:
     return [float(e["val_loss"]) for e in sorted(found, key=lambda e: e["steps"])]
 
 
+def evaluated_at_its_end(stack: Stack, run: str) -> bool:
+    return any(e["final"] for e in stack.client.metrics(run)["evaluations"])
+
+
 def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +98,7 @@ def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(
         stack.wait_until(lambda: len(losses(stack, "first")) >= 2, "the second evaluation")
         stack.send(signal.SIGKILL, "learner-2")
         stack.wait_until(lambda: stack.client.run("first")["state"] == "finished", "the end")
+        stack.wait_until(lambda: evaluated_at_its_end(stack, "first"), "its last evaluation")
         before = losses(stack, "first")
         assert before[-1] < before[0] - 0.5
 
@@ -121,6 +126,8 @@ def test_from_a_folder_of_text_to_a_model_and_on_to_a_better_one(
         begun = stack.client.run("second")["spec"]["model"]
         assert begun["weights_digest"] == weights_digest(open_weights(model))
         stack.wait_until(lambda: stack.client.run("second")["state"] == "finished", "its end")
+        # The state is of the budget: the evaluation of the end follows.
+        stack.wait_until(lambda: evaluated_at_its_end(stack, "second"), "the last evaluation")
         after = losses(stack, "second")
         assert after[-1] < after[0] - 0.5
         stack.run("export", "second", "--to", str(tmp_path / "better"))

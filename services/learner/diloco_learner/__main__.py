@@ -69,7 +69,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 
 def _set_up_jax(settings: "Settings") -> None:
-    """Before jax is imported: threads and memory. Then where compiled programs are kept."""
+    """Before jax is imported: threads and memory. Then who computes, and where compiled programs
+    are kept."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if threads := settings.threads:
         # The first bounds XLA's pool of threads, the flags what a single operation uses of it.
@@ -77,6 +78,11 @@ def _set_up_jax(settings: "Settings") -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         limit = f"--xla_cpu_multi_thread_eigen={'false' if threads == 1 else 'true'}"
         os.environ["XLA_FLAGS"] = f"{flags} {limit} intra_op_parallelism_threads={threads}".strip()
+    import jax
+
+    # On a CPU each thread computes what it asks for. Otherwise XLA's pool does: where that has one
+    # thread, the next step would always come before an evaluation beside training.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     if settings.compiled is not None:
         import structlog
 
