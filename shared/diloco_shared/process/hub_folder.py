@@ -296,13 +296,13 @@ def _sign_for_hub(folder: Path, hosts: Sequence[str]) -> None:
 
 def _authority(folder: Path) -> "Pair":
     """The hub's own; made when it is first needed. Raises ValueError and OSError."""
-    if (folder / AUTHORITY_KEY).exists():
-        return _signing().Pair(
-            (folder / AUTHORITY).read_text("ascii"), (folder / AUTHORITY_KEY).read_text()
-        )
-    made = _signing().new_authority(datetime.now(UTC))
-    _replace(folder / AUTHORITY, made.certificate)
-    _replace(folder / AUTHORITY_KEY, made.key)
+    kept = (folder / AUTHORITY, folder / AUTHORITY_KEY)
+    if kept[1].exists():
+        there: Pair = _signing().Pair(*(path.read_text("ascii") for path in kept))
+        return there
+    made: Pair = _signing().new_authority(datetime.now(UTC))
+    _replace(kept[0], made.certificate)
+    _replace(kept[1], made.key)
     return made
 
 
