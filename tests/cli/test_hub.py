@@ -51,6 +51,30 @@ def test_a_hub_and_its_sites(
     assert "rome" not in [i.name for i in hub_folder.identities_of(hub)]
 
 
+def test_a_hub_that_demands_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = tmp_path / "hub"
+    named = ("--host", "hub.example.org", "--mutual-tls")
+    assert run(monkeypatch, "hub", "init", hub, *named) == 0
+    said = capsys.readouterr().out
+    assert f"{hub / 'authority.pem'}: every process trusts it by DILOCO_NATS_CA" in said
+    assert f"{hub / 'certificates' / 'syncer-a.pem'}: give it to syncer-a alone" in said
+    assert "nothing is encrypted" not in said
+    assert run(monkeypatch, "site", "add", "rome", "--hub", hub) == 0
+    said = capsys.readouterr().out
+    certificate = hub / "certificates" / "rome.pem"
+    assert f"{certificate}: give it to rome alone, as DILOCO_NATS_CLIENT_CERT" in said
+    assert run(monkeypatch, "hub", "renew", hub, "--host", "hub.example.org") == 0
+    assert "certificate is new" in capsys.readouterr().out
+    for wrong, text in (
+        (("--mutual-tls",), "--mutual-tls needs --host"),
+        (("--host", "h", "--cert", "c", "--key", "k"), "--host is for a certificate that is made"),
+    ):
+        assert run(monkeypatch, "hub", "init", tmp_path / "other", *wrong) != 0
+        assert text in capsys.readouterr().err
+
+
 def test_a_site_makes_its_key_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

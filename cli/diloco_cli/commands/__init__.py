@@ -8,6 +8,7 @@ from diloco_cli.commands import (
     checkpoints,
     control,
     data,
+    doctor,
     export,
     generate,
     hub,
@@ -41,6 +42,7 @@ for group in (
     plan.app,
     budget.app,
     hub.app,
+    doctor.app,
 ):
     app.add_typer(group)
 app.add_typer(sim, name="sim")

@@ -48,7 +48,7 @@ def check(
     cache = corpora or (HERE / "corpora" if HERE.is_dir() else None)
     further = os.environ.get("DILOCO_CHECKPOINT_ROOTS", "")
     checker = Checker(data_root, cache, checkpoints, further, own_factories())
-    made = _findings(read_run(file), checker, file)
+    made = findings_of(*filled(read_run(file), checker, file), checker)
     findings = list(_shown(made, quiet=as_json))
     bad = [f for f in findings if not f.ok and not f.skipped]
     if as_json:
@@ -61,14 +61,22 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def _findings(body: dict[str, Any], checker: Checker, file: Path) -> Iterator[Finding]:
-    """Of the file's run. Raises CliError for faults that need no machine to be seen."""
+def filled(body: dict[str, Any], checker: Checker, file: Path) -> tuple[RunSpec, bool]:
+    """The file's run, with what only this machine tells of it; whether its weights are not sound.
+
+    Raises CliError for faults that need no machine to be seen.
+    """
     faults = fill_in(body, first_of(checker.data_root), checker.checkpoints, checker.places)
     unsound = any(fault.path == "model.weights" for fault in faults)
     if unsound:
         given = {k: v for k, v in body["model"].items() if k not in ("preset", "overrides")}
         body["model"] = {**given, "weights_digest": UNKNOWN}
-    for finding in checker.findings(_spec(body, file)):
+    return _spec(body, file), unsound
+
+
+def findings_of(spec: RunSpec, unsound: bool, checker: Checker) -> Iterator[Finding]:
+    """Of a run as `filled` gives it."""
+    for finding in checker.findings(spec):
         yield skipped(finding.name, ["weights"]) if _unknown(finding, unsound) else finding
 
 

@@ -34,6 +34,17 @@ def init(
     ] = None,
     cert: Annotated[str, typer.Option(help="File of its TLS certificate.")] = "",
     key: Annotated[str, typer.Option(help="File of the certificate's key.")] = "",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address under which sites reach it, several times for several: an "
+            "authority of its own signs a certificate for it, where you have none."
+        ),
+    ] = None,
+    mutual_tls: Annotated[
+        bool,
+        typer.Option("--mutual-tls", help="Whoever connects must present a certificate too."),
+    ] = False,
     max_bytes: Annotated[
         int, typer.Option(min=0, help="What all streams may hold; 0: the server's own rule.")
     ] = 0,
@@ -41,6 +52,10 @@ def init(
     """Write a message server's configuration, with credentials for the hub's own processes."""
     if bool(cert) != bool(key):
         raise CliError("give --cert and --key together: each is useless alone", INVALID)
+    if cert and host:
+        raise CliError("--host is for a certificate that is made: leave out it, or --cert", INVALID)
+    if mutual_tls and not (cert or host):
+        raise CliError("--mutual-tls needs --host NAME, or --cert and --key of your own", INVALID)
     try:
         made = hub_folder.create(
             folder,
@@ -48,6 +63,8 @@ def init(
             store=store or folder / "store",
             certificate=cert,
             key=key,
+            hosts=host or (),
+            mutual_tls=mutual_tls,
             file_bytes_max=max_bytes,
         )
     except (ValueError, OSError) as error:
@@ -56,8 +73,29 @@ def init(
     print(f"{config}: start the message server with 'nats-server -c {config}'")
     for path in made:
         print(f"credentials of {path.name}: {path}")
-    if not cert:
-        print("without --cert and --key nothing is encrypted: other networks can read everything")
+        _certified(folder, path.name)
+    if host:
+        print(
+            f"{folder.resolve() / hub_folder.AUTHORITY}: every process trusts it by DILOCO_NATS_CA"
+        )
+    if not cert and not host:
+        print("without --host, or --cert and --key, nothing is encrypted: others can read it all")
+
+
+@hub.command()
+def renew(
+    host: Annotated[
+        list[str], typer.Option(help="Name or address of the hub, several times for several.")
+    ],
+    folder: Annotated[Path, typer.Argument(help="Folder that 'diloco hub init' made.")] = HERE,
+) -> None:
+    """Have the hub's own authority sign another certificate of the message server."""
+    try:
+        made = hub_folder.renew(folder, host)
+    except (ValueError, OSError) as error:
+        raise _amiss(folder, error) from None
+    print(f"{made}: the message server's certificate is new")
+    _reload(folder)
 
 
 @site.command()
@@ -81,7 +119,7 @@ def add(
         made = hub_folder.add(folder, name, kind, learner or (), public_key=public_key)
     except (ValueError, OSError) as error:
         raise _amiss(folder, error) from None
-    _handed_out(name, made)
+    _handed_out(folder, name, made)
     _reload(folder)
 
 
@@ -111,7 +149,8 @@ def rotate(
         if finish:
             hub_folder.retire(folder, name)
         else:
-            _handed_out(name, hub_folder.rotate(folder, name, public_key=public_key))
+            made = hub_folder.rotate(folder, name, public_key=public_key)
+            _handed_out(folder, name, made)
     except (ValueError, OSError) as error:
         raise _amiss(folder, error) from None
     _reload(folder)
@@ -152,9 +191,16 @@ def key_(
     print(credentials.public_key)
 
 
-def _handed_out(name: str, path: Path | None) -> None:
+def _handed_out(folder: Path, name: str, path: Path | None) -> None:
     if path is not None:
         print(f"{path}: give it to {name} alone, as DILOCO_NATS_CREDENTIALS, and remove it here")
+    _certified(folder, name)
+
+
+def _certified(folder: Path, name: str) -> None:
+    path = hub_folder.certificate_of(folder.resolve(), name)
+    if path.exists():
+        print(f"{path}: give it to {name} alone, as DILOCO_NATS_CLIENT_CERT, and remove it here")
 
 
 def _reload(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Commands about a run's tape. They speak to the message server itself: REST has no tape."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from diloco_cli.cluster import HERE, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.tape_file import FORMATS, check, plain, written
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError, counted, why
+from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.keys import read_credentials
 from diloco_shared.bus.port import Bus, BusError, Unavailable
@@ -49,6 +51,7 @@ Credentials = Annotated[
     str,
     typer.Option(envvar="DILOCO_NATS_CREDENTIALS", help="File of an identity that it knows."),
 ]
+TLS = ("CA", "CLIENT_CERT", "CLIENT_KEY")
 # For a server that is there; a command should not hang on one that is not.
 CONNECT_S = 5.0
 
@@ -84,7 +87,7 @@ def _on_tape(
     async def work() -> T:
         try:
             bus = await NatsBus.connect(
-                where, name="diloco", token=key, credentials=file, timeout_s=CONNECT_S
+                where, name="diloco", token=key, credentials=file, tls=tls, timeout_s=CONNECT_S
             )
         except Unavailable as error:
             raise CliError(
@@ -104,6 +107,10 @@ def _on_tape(
 
     where, key = login.url, login.token or None
     file = Path(login.credentials) if login.credentials else None
+    # As every process of the cluster is told; no options, since people have them in their profile.
+    tls = (
+        TlsFiles.named(*(os.environ.get(f"DILOCO_NATS_{of}", "") for of in TLS)) if where else None
+    )
     try:
         if file is not None:
             read_credentials(file)

@@ -4,6 +4,9 @@
     accounts.conf       who may do what; made anew by every change
     identities.json     what accounts.conf is made from; no secrets
     credentials/NAME    a secret, for the one that it is made for, who takes it away
+    authority.pem, authority-key.pem    a hub's own authority, if it has one; the key is a secret
+    hub.pem, hub-key.pem    what the message server proves its name with, signed by that authority
+    certificates/NAME.pem   certificate and key of an identity, if the hub demands them
 
 Every file is readable by its owner only, and replaced as a whole. A change counts once the server
 has read its configuration again, which `reload` tells it to do. Whoever is not in it any more is
@@ -18,11 +21,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from diloco_shared.bus.nats.hub_config import ACCOUNTS, PID, accounts_conf, hub_conf
 from diloco_shared.bus.nats.keys import Credentials, check_public_key
 from diloco_shared.bus.nats.rights import KEYS_MAX, Identity, Role
+
+if TYPE_CHECKING:  # it needs a package that only a hub has
+    from diloco_shared.process.certificates import Pair
 
 CONFIG, IDENTITIES, CREDENTIALS, LOCK = (
     "nats-server.conf",
@@ -30,6 +39,10 @@ CONFIG, IDENTITIES, CREDENTIALS, LOCK = (
     "credentials",
     "lock",
 )
+AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
+HUB_CERTIFICATE, HUB_KEY = "hub.pem", "hub-key.pem"
+# Of identities; the folder is there only where the hub demands certificates.
+CERTIFICATES = "certificates"
 # Who a hub has from the start. Readers serve exports and the commands that read a tape.
 FIRST: tuple[tuple[str, Role], ...] = (
     ("coordinator", "coordinator"),
@@ -51,29 +64,65 @@ def create(
     store: Path,
     certificate: str = "",
     key: str = "",
+    hosts: Sequence[str] = (),
+    mutual_tls: bool = False,
     file_bytes_max: int = 0,
 ) -> list[Path]:
     """Make the folder, with the identities of FIRST; where their credentials are.
 
+    `hosts`: names or addresses of the hub, for which an authority of its own signs a certificate
+    where none is given. `mutual_tls`: whoever connects must present one of that authority's.
     Raises ValueError where there is a hub already, and OSError.
     """
+    if mutual_tls and not (certificate or hosts):
+        raise ValueError(
+            "certificates are demanded of sites over TLS only: give the hub's own certificate, or "
+            "its name, for which one is made"
+        )
     folder = folder.resolve()
     if (folder / IDENTITIES).exists() or (folder / CONFIG).exists():
         raise ValueError(f"{folder} is a hub's folder already: nothing was changed")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    text = hub_conf(
-        listen=listen,
-        store=str(store.resolve()),
-        pid_file=str(folder / PID),
-        certificate=certificate,
-        key=key,
-        file_bytes_max=file_bytes_max,
-    )
     with _locked(folder):
+        if not certificate and hosts:
+            certificate, key = str(folder / HUB_CERTIFICATE), str(folder / HUB_KEY)
+            _sign_for_hub(folder, hosts)
+        if mutual_tls:
+            (folder / CERTIFICATES).mkdir(exist_ok=True, mode=0o700)
+        text = hub_conf(
+            listen=listen,
+            store=str(store.resolve()),
+            pid_file=str(folder / PID),
+            certificate=certificate,
+            key=key,
+            clients_authority=str(folder / AUTHORITY) if mutual_tls else "",
+            file_bytes_max=file_bytes_max,
+        )
         made = [(Credentials.new(name), role) for name, role in FIRST]
         _write_identities(folder, [Identity(c.name, role, (c.public_key,)) for c, role in made])
         _replace(folder / CONFIG, text)
-        return [_hand_out(folder, credentials) for credentials, _ in made]
+        found = (_hand_out(folder, credentials.name, credentials) for credentials, _ in made)
+        return [path for path in found if path is not None]
+
+
+def certificate_of(folder: Path, name: str) -> Path:
+    """Where certificate and key of an identity are, if the hub demands them."""
+    return folder / CERTIFICATES / f"{name}.pem"
+
+
+def renew(folder: Path, hosts: Sequence[str]) -> Path:
+    """Another certificate of the message server, by the hub's own authority; where it is.
+
+    Raises ValueError where the hub has no authority, and OSError.
+    """
+    with _locked(folder):
+        if not (folder / AUTHORITY_KEY).exists() or not (folder / HUB_CERTIFICATE).exists():
+            raise ValueError(
+                f"{folder} has no authority that signed the hub's certificate: renew it where you "
+                "had it from"
+            )
+        _sign_for_hub(folder, hosts)
+        return folder / HUB_CERTIFICATE
 
 
 def identities_of(folder: Path) -> list[Identity]:
@@ -115,7 +164,7 @@ def add(
         credentials = None if public_key else Credentials.new(name)
         key = credentials.public_key if credentials else check_public_key(public_key)
         _write_identities(folder, [*identities, Identity(name, role, (key,), tuple(members))])
-        return _hand_out(folder, credentials) if credentials else None
+        return _hand_out(folder, name, credentials)
 
 
 def revoke(folder: Path, name: str) -> None:
@@ -125,6 +174,7 @@ def revoke(folder: Path, name: str) -> None:
         _one(identities, name)
         _write_identities(folder, [i for i in identities if i.name != name])
         (folder / CREDENTIALS / name).unlink(missing_ok=True)
+        certificate_of(folder, name).unlink(missing_ok=True)
 
 
 def rotate(folder: Path, name: str, *, public_key: str = "") -> Path | None:
@@ -136,7 +186,7 @@ def rotate(folder: Path, name: str, *, public_key: str = "") -> Path | None:
     key = credentials.public_key if credentials else check_public_key(public_key)
     with _locked(folder):
         _change(folder, name, lambda i: replace(i, keys=(*i.keys, key)[-KEYS_MAX:]))
-        return _hand_out(folder, credentials) if credentials else None
+        return _hand_out(folder, name, credentials)
 
 
 def retire(folder: Path, name: str) -> None:
@@ -213,11 +263,47 @@ def _write_identities(folder: Path, identities: Sequence[Identity]) -> None:
     _replace(folder / IDENTITIES, body + "\n")
 
 
-def _hand_out(folder: Path, credentials: Credentials) -> Path:
+def _hand_out(folder: Path, name: str, credentials: Credentials | None) -> Path | None:
+    """What an identity takes away; where its credentials are, if it has not made them itself."""
+    if (folder / CERTIFICATES).is_dir():
+        signed = _signing().for_site(_authority(folder), name, datetime.now(UTC))
+        _replace(certificate_of(folder, name), signed.document)
+    if credentials is None:
+        return None
     there = folder / CREDENTIALS
     there.mkdir(exist_ok=True, mode=0o700)
-    _replace(there / credentials.name, credentials.document())
-    return there / credentials.name
+    _replace(there / name, credentials.document())
+    return there / name
+
+
+def _signing() -> ModuleType:
+    try:
+        from diloco_shared.process import certificates
+    except ImportError:
+        raise ValueError(
+            "certificates are made with the package cryptography: pip install 'cryptography', or "
+            "this software with the extra [nats]"
+        ) from None
+    return certificates
+
+
+def _sign_for_hub(folder: Path, hosts: Sequence[str]) -> None:
+    signed = _signing().for_hub(_authority(folder), hosts, datetime.now(UTC))
+    # A server that reads both in between refuses them, and goes on with those that it has.
+    _replace(folder / HUB_KEY, signed.key)
+    _replace(folder / HUB_CERTIFICATE, signed.certificate)
+
+
+def _authority(folder: Path) -> "Pair":
+    """The hub's own; made when it is first needed. Raises ValueError and OSError."""
+    kept = (folder / AUTHORITY, folder / AUTHORITY_KEY)
+    if kept[1].exists():
+        there: Pair = _signing().Pair(*(path.read_text("ascii") for path in kept))
+        return there
+    made: Pair = _signing().new_authority(datetime.now(UTC))
+    _replace(kept[0], made.certificate)
+    _replace(kept[1], made.key)
+    return made
 
 
 def _replace(path: Path, text: str) -> None:

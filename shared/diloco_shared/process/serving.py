@@ -123,7 +123,12 @@ async def connected(settings: ProcessSettings, name: str, **links: Any) -> Async
     token = settings.nats_token or None
     credentials = Path(settings.nats_credentials) if settings.nats_credentials else None
     bus = await NatsBus.connect(
-        settings.nats_url, name=name, token=token, credentials=credentials, **links
+        settings.nats_url,
+        name=name,
+        token=token,
+        credentials=credentials,
+        tls=settings.nats_tls,
+        **links,
     )
     try:
         yield bus

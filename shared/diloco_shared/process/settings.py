@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.process.crash_points import CrashAt
 from diloco_shared.protocol.subjects import Id
 from diloco_shared.reach.places import roots_of
@@ -51,6 +52,19 @@ class ProcessSettings(BaseSettings):
         description="File of this process's identity, as the hub gave it to its site; beats the "
         "token. Read anew for every connection.",
     )
+    nats_ca: str = Field(
+        "",
+        description="PEM file of the authority that signed the bus's certificate, if it is the "
+        "hub's own. Only that one is trusted then; else those of the system, or of SSL_CERT_FILE.",
+    )
+    nats_client_cert: str = Field(
+        "", description="PEM file of this site's certificate, where the bus demands one."
+    )
+    nats_client_key: str = Field(
+        "",
+        description="PEM file of its key, without a password; not needed where the key lies in the "
+        "file of the certificate.",
+    )
     data: Path = Field(Path("diloco-data"), description="What a member keeps is in <data>/<id>/.")
     checkpoints: str = Field(
         "",
@@ -84,6 +98,11 @@ class ProcessSettings(BaseSettings):
                 f"DILOCO_NATS_TOKEN and {file} differ: unset the one that is not to be used"
             )
         return {**given, "nats_token": token}
+
+    @property
+    def nats_tls(self) -> TlsFiles | None:
+        """None: as the URL and the bus say, with the authorities of the system."""
+        return TlsFiles.named(self.nats_ca, self.nats_client_cert, self.nats_client_key)
 
     @property
     def checkpoint_root(self) -> str:

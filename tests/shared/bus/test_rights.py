@@ -247,5 +247,9 @@ def test_the_servers_own_configuration() -> None:
     assert '  store_dir: "/a \\"b\\""' in lines
     assert "  max_file_store: 7" in lines
     assert lines[-1] == "include 'accounts.conf'"
+    mutual = hub_conf(
+        listen="h:1", store="s", pid_file="p", certificate="c", key="k", clients_authority="a"
+    )
+    assert 'tls { cert_file: "c", key_file: "k", ca_file: "a", verify: true }' in mutual
     plain = hub_conf(listen="h:1", store="s", pid_file="p")
     assert "tls" not in plain and "max_file_store" not in plain

@@ -1,11 +1,14 @@
 """A hub's folder: what stands in it after every change, and what is refused and changes nothing."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.process import hub_folder
 
@@ -118,3 +121,71 @@ def test_a_damaged_list_of_identities_is_named(hub: Path, held: bytes) -> None:
     (hub / "identities.json").write_bytes(held)
     with pytest.raises(ValueError, match=r"identities.json is not a list of identities.*backup"):
         hub_folder.identities_of(hub)
+
+
+# --------------------------------------------------------------------------------------------------
+# A hub with an authority of its own.
+
+
+def tls_line(hub: Path) -> str:
+    found = [line for line in (hub / "nats-server.conf").read_text().splitlines() if "tls" in line]
+    return "".join(found)
+
+
+def created(folder: Path, **more: Any) -> Path:
+    hub_folder.create(folder, listen="127.0.0.1:4222", store=folder / "store", **more)
+    return folder
+
+
+def test_a_named_hub_has_a_certificate_of_its_own_authority(tmp_path: Path) -> None:
+    hub = created(tmp_path / "hub", hosts=("hub.example.org", "10.0.0.1"))
+    assert f'cert_file: "{hub}/hub.pem", key_file: "{hub}/hub-key.pem"' in tls_line(hub)
+    assert "verify" not in tls_line(hub)
+    assert hub_folder.add(hub, "rome", "learner") is not None
+    assert not hub_folder.certificate_of(hub, "rome").exists()
+    first = (hub / "hub.pem").read_text()
+    assert hub_folder.renew(hub, ("hub.example.org",)) == hub / "hub.pem"
+    assert (hub / "hub.pem").read_text() != first
+    files = [path for path in hub.rglob("*") if path.is_file()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_a_hub_that_demands_certificates_hands_one_to_everybody(tmp_path: Path) -> None:
+    hub = created(tmp_path / "hub", hosts=("hub.example.org",), mutual_tls=True)
+    assert f'ca_file: "{hub}/authority.pem", verify: true' in tls_line(hub)
+    for name, _ in hub_folder.FIRST:
+        assert hub_folder.certificate_of(hub, name).exists()
+    # One that makes its key itself needs a certificate all the same.
+    assert (
+        hub_folder.add(hub, "rome", "learner", public_key=Credentials.new("r").public_key) is None
+    )
+    path = hub_folder.certificate_of(hub, "rome")
+    first = path.read_text()
+    TlsFiles(hub / "authority.pem", path).context()
+    hub_folder.rotate(hub, "rome")
+    assert path.read_text() != first
+    hub_folder.revoke(hub, "rome")
+    assert not path.exists()
+
+
+def test_a_hub_with_a_certificate_of_its_own_may_demand_them_too(tmp_path: Path) -> None:
+    hub = created(tmp_path / "hub", certificate="/c.pem", key="/k.pem", mutual_tls=True)
+    assert 'cert_file: "/c.pem"' in tls_line(hub) and "verify: true" in tls_line(hub)
+    assert not (hub / "hub.pem").exists() and (hub / "authority.pem").exists()
+    with pytest.raises(ValueError, match="renew it where you had it from"):
+        hub_folder.renew(hub, ("hub.example.org",))
+
+
+def test_certificates_are_demanded_over_tls_only(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="over TLS only"):
+        created(tmp_path / "hub", mutual_tls=True)
+    assert not (tmp_path / "hub").exists()
+
+
+def test_without_the_package_it_is_said_which_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "diloco_shared.process.certificates", None)
+    monkeypatch.delattr("diloco_shared.process.certificates", raising=False)
+    with pytest.raises(ValueError, match="pip install 'cryptography'"):
+        created(tmp_path / "hub", hosts=("h",))

@@ -19,6 +19,55 @@ HUB_API = "$JS.hub.API"
 
 
 @dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: whom to trust, and who we are to a server that demands a certificate of ours.
+
+    `authority` None: the authorities of the system (or of SSL_CERT_FILE). `key` None: the key lies
+    in the file of the certificate. Read anew for every connection, as credentials are.
+    """
+
+    authority: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    @classmethod
+    def named(cls, authority: str, certificate: str, key: str) -> "TlsFiles | None":
+        """As settings name them; "" is none of that kind. None where no file is named."""
+        files = [Path(name) if name else None for name in (authority, certificate, key)]
+        return cls(*files) if any(files) else None
+
+    def context(self) -> ssl.SSLContext:
+        """How to encrypt. Raises ValueError naming the file and what to do."""
+        try:
+            context = ssl.create_default_context(cafile=self.authority)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"the authority's file {self.authority} {_unusable(error)}: "
+                "DILOCO_NATS_CA must name a PEM file with the certificate of the authority that "
+                "signed the hub's"
+            ) from None
+        if self.certificate is None:
+            return context
+        try:
+            # Of a key that a password protects OpenSSL would ask the terminal, and wait.
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
+        except (OSError, ValueError) as error:
+            beside = f" with the key {self.key}" if self.key else ""
+            raise ValueError(
+                f"the certificate {self.certificate}{beside} {_unusable(error)}: "
+                "DILOCO_NATS_CLIENT_CERT and DILOCO_NATS_CLIENT_KEY must name the PEM files that "
+                "the hub gave to this site, the key without a password"
+            ) from None
+        return context
+
+
+def _unusable(error: Exception) -> str:
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        return f"cannot be read ({error.strerror})"
+    return "cannot be used"
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
     """Where the server is and how to be let in; what is given beats what the URL says.
 
@@ -30,7 +79,7 @@ class Address:
     token: str | None = field(default=None, repr=False)
     user: str | None = None
     password: str | None = field(default=None, repr=False)
-    tls: ssl.SSLContext | None = None
+    tls: ssl.SSLContext | TlsFiles | None = None
     credentials: Path | None = None
 
     def endpoint(self) -> tuple[str, int]:
@@ -70,12 +119,20 @@ class Address:
         identity = self.identity()
         return "_INBOX" if identity is None else identity.inbox
 
+    @property
+    def wants_tls(self) -> bool:
+        """Whether nothing may be said unencrypted, whatever the server offers."""
+        return self.tls is not None or self._parts().scheme == "tls"
+
     def context(self, tls_required: bool) -> ssl.SSLContext | None:
-        """How to encrypt, if the server or the address asks for it; never silently not."""
-        if self.tls is not None:
+        """How to encrypt, if the server or the address asks for it; never silently not.
+
+        Raises ValueError for a file that cannot be used.
+        """
+        if isinstance(self.tls, ssl.SSLContext):
             return self.tls
-        if tls_required or self._parts().scheme == "tls":
-            return ssl.create_default_context()
+        if tls_required or self.wants_tls:
+            return (self.tls or TlsFiles()).context()
         return None
 
     def _parts(self) -> SplitResult:

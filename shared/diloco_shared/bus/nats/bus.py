@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from diloco_shared.bus.deliveries import Answers, Deliveries
-from diloco_shared.bus.nats.access import Address
+from diloco_shared.bus.nats.access import Address, TlsFiles
 from diloco_shared.bus.nats.lanes import NatsLanes
 from diloco_shared.bus.nats.link import NatsLink, Raw
 from diloco_shared.bus.nats.streams import NatsStreams
@@ -40,7 +40,7 @@ class NatsBus(NatsStreams):
         token: str | None = None,
         user: str | None = None,
         password: str | None = None,
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | TlsFiles | None = None,
         credentials: Path | None = None,
         timeout_s: float = 10.0,
         connections: int = 1,

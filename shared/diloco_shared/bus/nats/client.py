@@ -6,6 +6,7 @@ a reconnect instead of a closed client, and any byte that comes counts as a sign
 
 import asyncio
 import json
+import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -61,8 +62,22 @@ class RepairedClient(Client):
         self._address = address
         self._identity: Credentials | None = None
 
-    # The library reads a file of credentials in one form only, and once.
+    # It reads the files of TLS once, and has no client certificate in any other form.
+    @property
+    def ssl_context(self) -> ssl.SSLContext:
+        try:
+            context = self._address.context(True)
+        except ValueError as error:
+            raise nats.errors.Error(str(error)) from None
+        assert context is not None
+        return context
+
+    # It goes on unencrypted where the server says that it has no TLS, whatever the URL wants: so
+    # would whoever stands between us and the server. And it reads a file of credentials in one form
+    # only, and once.
     def _connect_command(self) -> bytes:
+        if self._address.wants_tls and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server offers no TLS, and this process demands it")
         line: bytes = super()._connect_command()
         with suppress(ValueError):  # while the file is being replaced, as it said before
             self._identity = self._address.identity()

@@ -38,11 +38,14 @@ def hub_conf(
     pid_file: str,
     certificate: str = "",
     key: str = "",
+    clients_authority: str = "",
     file_bytes_max: int = 0,
 ) -> str:
     """A nats-server's configuration, to lie beside ACCOUNTS. Operators may change it.
 
-    `file_bytes_max`: what all streams together may hold; 0: the server's own rule.
+    `clients_authority`: the file of the authority that must have signed a certificate of whoever
+    connects; empty: nobody needs one. `file_bytes_max`: what all streams together may hold; 0: the
+    server's own rule.
     """
     jetstream = [f"store_dir: {_quoted(store)}", "sync_interval: always"]
     if file_bytes_max:
@@ -58,7 +61,10 @@ def hub_conf(
         f"pid_file: {_quoted(pid_file)}",
     ]
     if certificate:
-        lines.append(f"tls {{ cert_file: {_quoted(certificate)}, key_file: {_quoted(key)} }}")
+        tls = [f"cert_file: {_quoted(certificate)}", f"key_file: {_quoted(key)}"]
+        if clients_authority:
+            tls += [f"ca_file: {_quoted(clients_authority)}", "verify: true"]
+        lines.append(f"tls {{ {', '.join(tls)} }}")
     lines += ["jetstream {", *(f"  {line}" for line in jetstream), "}", f"include {ACCOUNTS!r}", ""]
     return "\n".join(lines)
 

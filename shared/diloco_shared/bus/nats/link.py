@@ -81,6 +81,7 @@ class NatsLink:
         client = link._client
         try:
             inbox = address.inbox()
+            address.context(False)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         try:
@@ -91,7 +92,6 @@ class NatsLink:
                     token=address.token,
                     user=address.user,
                     password=address.password,
-                    tls=address.tls,
                     inbox_prefix=inbox,
                     error_cb=link._error,
                     disconnected_cb=link._disconnected,

@@ -1,0 +1,1 @@
+"""`diloco doctor`: whether a machine can work for a hub; `judging` decides, `*_io.py` measure."""

@@ -1,0 +1,82 @@
+"""What this machine has: devices, room on its disk, and what a run finds here."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from diloco_cli.doctor import judging
+from diloco_cli.doctor.judging import Finding
+from diloco_learner.preflight.findings import Finding as OfRun
+from diloco_shared.budget import Need
+from diloco_shared.process.disk_watch import free_bytes
+
+# Eight GPUs take a minute to be found the first time; a driver that hangs never answers.
+DEVICES_S = 120.0
+# The last check of a run that is made here: compiling and stepping are left to 'diloco check', and
+# room on the disk is looked for where learners keep what they keep.
+LAST = "host memory"
+_DEVICES = "import json, jax; print(json.dumps([d.device_kind for d in jax.local_devices()]))"
+# What a small file needs; a disk without a free block or inode refuses it.
+_TRY_BYTES = 4096
+
+
+def devices() -> Finding:
+    """In a process of its own: the libraries of devices may hang, or end it."""
+    if importlib.util.find_spec("jax") is None:
+        return judging.devices(None, "")
+    # A learner that runs here has the memory already, and must keep it.
+    environment = {**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _DEVICES],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEVICES_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return judging.late("devices", DEVICES_S, "look for a driver that hangs, in the system log")
+    try:
+        return judging.devices([str(kind) for kind in json.loads(done.stdout)], "")
+    except ValueError:
+        said = done.stderr.strip().rpartition("\n")[2]
+        return judging.devices([], said or f"it ended with status {done.returncode}")
+
+
+def disk(folder: Path, need: Need | None) -> Finding:
+    """Where members keep what they keep; the folder need not be there yet."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    error = ""
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(bytes(_TRY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as trouble:
+        error = (trouble.strerror or str(trouble)).lower()
+    return judging.disk(str(folder), free_bytes(there), error, need)
+
+
+def of_run(made: Iterator[OfRun]) -> Iterator[Finding]:
+    """What a run finds on this machine, by the checks of 'diloco check' up to LAST."""
+    for each in made:
+        verdict: judging.Verdict = "ok" if each.ok else "skipped" if each.skipped else "FAIL"
+        name = each.name if each.name == "devices" else f"run: {each.name}"
+        yield Finding(name, verdict, each.text, each.remedy, each.figures)
+        if each.name == LAST:
+            return
+
+
+def release() -> str:
+    """Of this software."""
+    try:
+        return version("decoupled-diloco")
+    except PackageNotFoundError:  # a copy of the sources that was never installed
+        return "not installed"

@@ -1,0 +1,82 @@
+"""What a process is told of TLS, as files: what is used of it, and what is said of bad ones."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization as s11n
+
+from diloco_shared.bus.nats.access import Address, TlsFiles
+from diloco_shared.process.certificates import for_site, new_authority
+from diloco_shared.process.settings import ProcessSettings
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> Path:
+    """ca.pem, and site.pem with site-key.pem and both in both.pem."""
+    authority = new_authority(datetime.now(UTC))
+    site = for_site(authority, "rome", datetime.now(UTC))
+    for name, text in (
+        ("ca.pem", authority.certificate),
+        ("site.pem", site.certificate),
+        ("site-key.pem", site.key),
+        ("both.pem", site.document),
+        ("empty.pem", ""),
+    ):
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_an_authority_of_ones_own_is_the_only_one_that_is_trusted(pem: Path) -> None:
+    context = TlsFiles(pem / "ca.pem").context()
+    assert [c["subject"] for c in context.get_ca_certs()] == [
+        ((("commonName", "diloco hub authority"),),)
+    ]
+    assert context.check_hostname
+
+
+def test_a_certificate_may_have_its_key_beside_it_or_in_it(pem: Path) -> None:
+    TlsFiles(None, pem / "both.pem").context()
+    TlsFiles(pem / "ca.pem", pem / "site.pem", pem / "site-key.pem").context()
+
+
+def test_files_that_cannot_be_used_are_named_with_the_setting(pem: Path) -> None:
+    for files, text in (
+        (TlsFiles(pem / "none.pem"), "none.pem cannot be read .*DILOCO_NATS_CA"),
+        (TlsFiles(pem / "empty.pem"), "empty.pem cannot be used: DILOCO_NATS_CA"),
+        (TlsFiles(None, pem / "none.pem"), "none.pem cannot be read .*DILOCO_NATS_CLIENT_CERT"),
+        (TlsFiles(None, pem / "site.pem"), "site.pem cannot be used"),
+        (TlsFiles(None, pem / "site.pem", pem / "ca.pem"), "with the key .*ca.pem cannot be used"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            files.context()
+
+
+def test_nobody_is_asked_for_a_keys_password(pem: Path) -> None:
+    """A service has no terminal; with one it would wait there."""
+    key = s11n.load_pem_private_key((pem / "site-key.pem").read_bytes(), password=None)
+    locked = key.private_bytes(
+        s11n.Encoding.PEM, s11n.PrivateFormat.PKCS8, s11n.BestAvailableEncryption(b"x")
+    )
+    (pem / "locked.pem").write_bytes(locked)
+    with pytest.raises(ValueError, match="without a password"):
+        TlsFiles(None, pem / "site.pem", pem / "locked.pem").context()
+
+
+def test_who_names_a_file_wants_tls_whatever_the_server_says(pem: Path) -> None:
+    assert Address("nats://h", tls=TlsFiles(pem / "ca.pem")).context(False) is not None
+    assert Address("tls://h").wants_tls
+    plain = Address("nats://h")
+    assert plain.context(False) is None and plain.context(True) is not None
+    assert not plain.wants_tls
+
+
+def test_settings_name_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ProcessSettings().nats_tls is None
+    monkeypatch.setenv("DILOCO_NATS_CA", "/ca.pem")
+    monkeypatch.setenv("DILOCO_NATS_CLIENT_CERT", "")  # as Compose passes what is not set
+    assert ProcessSettings().nats_tls == TlsFiles(Path("/ca.pem"))
+    monkeypatch.setenv("DILOCO_NATS_CLIENT_CERT", "/c.pem")
+    monkeypatch.setenv("DILOCO_NATS_CLIENT_KEY", "/k.pem")
+    found = ProcessSettings().nats_tls
+    assert found == TlsFiles(Path("/ca.pem"), Path("/c.pem"), Path("/k.pem"))
