@@ -24,7 +24,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop soak quality claims compose-smoke clean
+.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test soak quality claims compose-smoke clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -118,6 +118,10 @@ interop: install $(INTEROP)/.installed
 	rm -rf build/interop && mkdir -p build
 	$(BIN)/python tests/interop/write_ours.py build/interop
 	$(INTEROP)/bin/python tests/interop/compare.py build/interop
+
+# A hub and two sites on networks of their own; needs root.
+sites-test: install
+	$(BIN)/python bench/sites.py $(if $(JSON),--json $(JSON))
 
 soak: install
 	$(BIN)/python bench/soak.py --minutes $(MINUTES) $(if $(JSON),--json $(JSON))

@@ -1,0 +1,372 @@
+"""A hub and two sites on networks of their own: a link is cut, a site is exchanged, one is revoked.
+
+    make sites-test            (python bench/sites.py [--cut 120] [--json FILE])
+
+Three network namespaces on this machine, so it needs root: `hub` with the message server, the
+coordinator and a syncer; `oslo` and `bergen` with a learner each. A site's only way out is a link
+to the hub, and over it everything goes through TLS with credentials and certificate of the site, as
+`diloco hub init --mutual-tls` and `diloco site add` write them.
+
+    cut       oslo's link is gone for `--cut` seconds: bergen's work is merged meanwhile, oslo
+              steps on, and is merged again without a new life
+    exchange  bergen's learner is stopped and started again, as for another release
+    revoke    bergen is revoked while it trains: it is out, oslo goes on, the server stays up
+
+Exit status 0 only if all of that happened and every token is accounted for.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from runs import surroundings
+
+from diloco_client import ApiError, Client, Unreachable
+from diloco_shared.process import hub_folder
+from diloco_shared.process.nats_binary import find_binary
+
+HUB, SITES = "hub", ("oslo", "bergen")
+# Of every link the first address is the hub's. The last one is for whoever asks the coordinator.
+LINKS = {"oslo": "10.201.1", "bergen": "10.201.2", "": "10.201.3"}
+RUN = "sites"
+SPEC: dict[str, Any] = {
+    "name": RUN,
+    "algorithm": {"fragments": 6, "quorum": 1},
+    "inner": {"batch_sequences": 8},
+    "membership": {"learners_min": 2},
+    "evaluation": {"every_steps": 100_000, "sequences": 8},
+    "keeping": {"checkpoint_every_steps": 200},
+    "budget": {"steps": 10_000_000},
+}
+# Four processes start jax or compile meanwhile, on two cores that may be busy.
+PATIENCE_S = 240.0
+MORE_ROUNDS = 6
+
+
+def until(what: str, look: Callable[[], Any]) -> Any:
+    """The first true value of `look`; RuntimeError naming `what` when patience ends."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        try:
+            value = look()
+        except (ApiError, Unreachable, LookupError, TypeError):
+            value = None
+        if value:
+            return value
+        time.sleep(0.1)
+    raise RuntimeError(f"never came: {what}")
+
+
+class Networks:
+    """The namespaces of hub and sites, and their links. Removed by `close`."""
+
+    def __init__(self) -> None:
+        self.tag = f"diloco{os.getpid()}"
+        self.made: list[str] = []
+
+    def open(self) -> None:
+        for place in (HUB, *SITES):
+            self.ip("netns", "add", self.name(place))
+            self.made.append(place)
+            self.ip("-n", self.name(place), "link", "set", "lo", "up")
+        for number, (site, net) in enumerate(LINKS.items()):
+            near, far = self.end(number), f"{self.end(number)}s"
+            self.ip("link", "add", near, "type", "veth", "peer", "name", far)
+            self.ip("link", "set", near, "netns", self.name(HUB))
+            self._up(HUB, near, f"{net}.1/24")
+            if site:
+                self.ip("link", "set", far, "netns", self.name(site))
+            self._up(site, far, f"{net}.2/24")
+
+    def _up(self, place: str, link: str, address: str) -> None:
+        where = ("-n", self.name(place)) if place else ()
+        self.ip(*where, "address", "add", address, "dev", link)
+        self.ip(*where, "link", "set", link, "up")
+
+    def cut(self, site: str, *, healed: bool = False) -> None:
+        link = self.end(list(LINKS).index(site))
+        self.ip("-n", self.name(HUB), "link", "set", link, "up" if healed else "down")
+
+    def close(self) -> None:
+        for place in self.made:
+            subprocess.run(["ip", "netns", "del", self.name(place)], check=False)
+
+    def name(self, place: str) -> str:
+        return f"{self.tag}-{place}"
+
+    def end(self, number: int) -> str:
+        return f"dl{os.getpid() % 10**7}{'abc'[number]}"
+
+    @staticmethod
+    def ip(*arguments: str) -> None:
+        done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+
+
+class Cluster:
+    """The processes of hub and sites, in `folder`."""
+
+    def __init__(self, folder: Path, networks: Networks) -> None:
+        self.folder, self.networks = folder, networks
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def prepare(self) -> None:
+        """What an operator does before anything starts."""
+        hosts = [word for net in LINKS.values() for word in ("--host", f"{net}.1")]
+        self.diloco("hub", "init", str(self.hub), "--mutual-tls", *hosts)
+        for site in SITES:
+            self.diloco("site", "add", site, "--hub", str(self.hub))
+
+    @property
+    def hub(self) -> Path:
+        return self.folder / "hub"
+
+    def diloco(self, *arguments: str) -> str:
+        command = [sys.executable, "-m", "diloco_cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"diloco {' '.join(arguments)}: {done.stderr or done.stdout}")
+        return done.stdout
+
+    def start(self, place: str, name: str, *command: str, **more: str) -> None:
+        """A process of this name in a namespace, with nothing of ours but what it is told."""
+        net = LINKS[place] if place in LINKS else LINKS["oslo"]
+        credentials = self.hub / hub_folder.CREDENTIALS / name
+        certificate = str(self.hub / hub_folder.CERTIFICATES / f"{name}.pem")
+        told = {
+            "DILOCO_ID": name,
+            "DILOCO_NATS_URL": f"tls://{net}.1:4222",
+            "DILOCO_NATS_CREDENTIALS": str(credentials),
+            "DILOCO_DATA": str(self.folder / "data"),
+            "DILOCO_NATS_CA": str(self.hub / hub_folder.AUTHORITY),
+            "DILOCO_NATS_CLIENT_CERT": certificate,
+            "DILOCO_NATS_CLIENT_KEY": certificate,
+            "OMP_NUM_THREADS": "1",
+        }
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("DILOCO_")}
+        kept = {k: v for k, v in os.environ.items() if k == "DILOCO_CACHE"}
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                ["ip", "netns", "exec", self.networks.name(place), *command],
+                env=inherited | kept | (told if credentials.exists() else {}) | more,
+                stdout=log,
+                stderr=log,
+            )
+
+    def start_all(self) -> Client:
+        config = str(self.hub / "nats-server.conf")
+        self.start(HUB, "nats", str(find_binary(None)), "-c", config)
+        api = {"DILOCO_HOST": f"{LINKS['']}.1", "DILOCO_PORT": "8400", "DILOCO_HEALTH_PORT": "0"}
+        self.start(HUB, "coordinator", sys.executable, "-m", "diloco_coordinator", **api)
+        self.start(HUB, "syncer-a", sys.executable, "-m", "diloco_syncer")
+        for site in SITES:
+            self.learner(site)
+        token = self.folder / "data" / "admin-token"
+        until("the administrator's token", lambda: token.exists() and token.read_text())
+        client = Client(f"http://{LINKS['']}.1:8400", token.read_text().strip())
+        until("the coordinator", client.ready)
+        return client
+
+    def learner(self, site: str) -> None:
+        self.start(site, site, sys.executable, "-m", "diloco_learner", DILOCO_THREADS="1")
+
+    def stop(self, name: str) -> None:
+        """As a supervisor does: asked first, killed when it takes a minute."""
+        process = self.running.pop(name)
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def close(self) -> None:
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+    def connected(self, site: str) -> bool:
+        """Whether the hub's machine has a connection from that site."""
+        command = ["ip", "netns", "exec", self.networks.name(HUB), "ss", "-Htn"]
+        shown = subprocess.run(
+            [*command, "state", "established", "( sport = :4222 )"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return f"{LINKS[site]}.2:" in shown.stdout
+
+    def tails(self) -> str:
+        logs = sorted(self.folder.glob("*.log"))
+        return "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in logs)
+
+
+class Drill:
+    """What is done to a run that trains at both sites, and what is seen of it."""
+
+    def __init__(self, cluster: Cluster, client: Client, cut_s: float) -> None:
+        self.cluster, self.client, self.cut_s = cluster, client, cut_s
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self.client.run(RUN)["status"]
+        return status
+
+    def committed(self, since: int = -1) -> list[dict[str, Any]]:
+        rounds = self.client.rounds(RUN)
+        return [r for r in rounds if r["outcome"] == "committed" and r["round"] > since]
+
+    def newest(self) -> int:
+        return max((r["round"] for r in self.committed()), default=-1)
+
+    def merged(self, site: str, since: int) -> list[int]:
+        """Lives of a site's learner that were merged in later rounds."""
+        return [
+            v["incarnation"]
+            for r in self.committed(since)
+            for v in r["verdicts"]
+            if (v["learner"], v["outcome"]) == (site, "merged")
+        ]
+
+    def steps(self, site: str) -> int:
+        return int(self.status()["learners"][site]["step"])
+
+    def go_on(self, what: str, *sites: str) -> float:
+        """Seconds until each of these sites was merged in later rounds."""
+        began, newest = time.monotonic(), self.newest()
+        for site in sites:
+            until(f"{site} merged {what}", lambda site=site: self.merged(site, newest))
+        until(f"rounds {what}", lambda: len(self.committed(newest)) >= MORE_ROUNDS)
+        return round(time.monotonic() - began, 1)
+
+    def begin(self) -> float:
+        self.client.create_run(SPEC)
+        return self.go_on("at first", *SITES)
+
+    def cut(self) -> dict[str, Any]:
+        """Oslo's link is gone for a while."""
+        life, steps, rounds = max(self.merged("oslo", -1)), self.steps("oslo"), self.newest()
+        self.cluster.networks.cut("oslo")
+        cut = time.monotonic()
+        until("oslo missed", lambda: "oslo" not in self.status()["alive"])
+        before = self.newest()
+        time.sleep(max(0.0, self.cut_s - (time.monotonic() - cut)))
+        alone = self.newest() - before
+        self.cluster.networks.cut("oslo", healed=True)
+        healed, newest = time.monotonic(), self.newest()
+        lives = until("oslo merged after the cut", lambda: self.merged("oslo", newest))
+        if set(lives) != {life}:
+            raise RuntimeError(f"oslo was merged as life {lives}, and was life {life} before")
+        if not alone:
+            raise RuntimeError("no round was committed while oslo was cut off")
+        return {
+            "seconds": self.cut_s,
+            "rounds_without_it": alone,
+            "steps_of_it_until_merged": self.steps("oslo") - steps,
+            "rounds_until_merged": self.newest() - rounds,
+            "seconds_healed_to_merged": round(time.monotonic() - healed, 1),
+        }
+
+    def exchange(self) -> dict[str, Any]:
+        """Bergen's learner is stopped, and another process takes its place."""
+        began, newest = time.monotonic(), self.newest()
+        life = max(self.merged("bergen", -1))
+        self.cluster.stop("bergen")
+        stopped = time.monotonic()
+        self.cluster.learner("bergen")
+        until("bergen's new life", lambda: max(self.merged("bergen", newest), default=0) > life)
+        return {
+            "seconds_to_stop": round(stopped - began, 1),
+            "seconds_stopped_to_merged": round(time.monotonic() - stopped, 1),
+        }
+
+    def revoke(self) -> dict[str, Any]:
+        """Bergen is no site of this hub any more."""
+        server = self.cluster.running["nats"].pid
+        began = time.monotonic()
+        self.cluster.diloco("site", "revoke", "bergen", "--hub", str(self.cluster.hub))
+        until("bergen cut off", lambda: not self.cluster.connected("bergen"))
+        out_s = round(time.monotonic() - began, 2)
+        until("bergen missed", lambda: "bergen" not in self.status()["alive"])
+        newest = self.newest()
+        seconds = self.go_on("after bergen was revoked", "oslo")
+        if self.merged("bergen", newest):
+            raise RuntimeError("bergen was merged after it was revoked")
+        if self.cluster.running["nats"].poll() is not None:
+            raise RuntimeError(f"the message server {server} did not stay up")
+        return {"seconds_to_be_out": out_s, "seconds_six_rounds_of_the_other": seconds}
+
+    def ledger(self) -> dict[str, int]:
+        """What became of every token; RuntimeError if some are missing."""
+        self.client.stop(RUN)
+        until("the end of the run", lambda: self.status()["settled"])
+        status = self.status()
+        tokens: dict[str, int] = dict(status["tokens"])
+        if sum(tokens.values()) != status["tokens_processed"]:
+            raise RuntimeError(f"{status['tokens_processed']} tokens processed, but {tokens}")
+        return tokens
+
+
+def drilled(folder: Path, cut_s: float) -> dict[str, Any]:
+    """From nothing to the end; raises RuntimeError naming what did not happen."""
+    with ExitStack() as closing:
+        networks = Networks()
+        closing.callback(networks.close)
+        networks.open()
+        cluster = Cluster(folder, networks)
+        closing.callback(cluster.close)
+        cluster.prepare()
+        try:
+            with cluster.start_all() as client:
+                drill = Drill(cluster, client, cut_s)
+                return {
+                    "seconds_to_first_rounds": drill.begin(),
+                    "cut": drill.cut(),
+                    "exchange": drill.exchange(),
+                    "revoke": drill.revoke(),
+                    "tokens": drill.ledger(),
+                }
+        except Exception:
+            print(cluster.tails(), file=sys.stderr)
+            raise
+
+
+def lines(found: dict[str, Any], at: str = "") -> list[str]:
+    """One line per figure."""
+    shown: list[str] = []
+    for name, value in found.items():
+        where = f"{at} {name.replace('_', ' ')}".strip()
+        shown += lines(value, where) if isinstance(value, dict) else [f"{where:48} {value}"]
+    return shown
+
+
+def main() -> None:
+    """Run it; whatever happens, no process and no network is left."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--cut", type=float, default=120.0, help="seconds without a link")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if os.geteuid() or shutil.which("ip") is None or shutil.which("ss") is None:
+        sys.exit("sites-test: needs root, and the commands ip and ss (Debian: iproute2)")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            found = drilled(Path(folder), args.cut)
+        except RuntimeError as error:
+            sys.exit(f"sites-test: {error}")
+    print("\n".join(lines(found)))
+    if args.json:
+        report = surroundings("sites.py") | {"command": "make sites-test"} | found
+        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
