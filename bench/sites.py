@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -244,7 +245,7 @@ class Drill:
         """Seconds until each of these sites was merged in later rounds."""
         began, newest = time.monotonic(), self.newest()
         for site in sites:
-            until(f"{site} merged {what}", lambda site=site: self.merged(site, newest))
+            until(f"{site} merged {what}", partial(self.merged, site, newest))
         until(f"rounds {what}", lambda: len(self.committed(newest)) >= MORE_ROUNDS)
         return round(time.monotonic() - began, 1)
 
