@@ -96,6 +96,17 @@ async def test_lost_messages_and_answers_leave_one_manifest(
     assert not fates
 
 
+async def test_what_an_older_life_has_sent_is_no_repeat_of_what_a_newer_one_sends(
+    up: Uplink, syncer: Any
+) -> None:
+    """Else the life that was asked would be waited for, and nothing of it ever came."""
+    await syncer.prepare()
+    for life in (1, 2, 2):
+        up.incarnation = life
+        await up.send(ToSend(contribute(), SENT))
+    assert [m.incarnation for m in await uploaded(syncer)] == [1, 2]
+
+
 async def test_what_is_too_late_is_not_sent(up: Uplink, syncer: Any) -> None:
     await syncer.prepare()
     await up.send(ToSend(contribute(seconds=-1.0), SENT))

@@ -19,12 +19,13 @@ from diloco_shared.protocol.messages import (
     TapeRound,
     TapeSnapshot,
 )
-from diloco_shared.protocol.wire import encode
+from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history import audit_io as audit
 from diloco_syncer.history.audit_io import reexecute, verify
+from diloco_syncer.history.follow_io import payloads_of
 from diloco_syncer.snapshots.snapshots_io import SnapshotStore
 
 ROUNDS = 6
@@ -100,6 +101,39 @@ async def test_a_contribution_that_is_not_the_one_merged_is_named(recording: Rec
         assert fault is not None
         assert (fault.seq, fault.subject) == (6, subject)
         assert f"{subject} has digest " in fault.text and ", the tape says " in fault.text
+
+
+@pytest.mark.parametrize("others", [1, 40])
+@pytest.mark.parametrize("before", [False, True])
+async def test_of_several_manifests_of_a_subject_the_one_counts_that_was_merged_i9(
+    recording: Recording, before: bool, others: int
+) -> None:
+    """Others are of another life of the learner, or of one that lies; or nobody can read them."""
+    subject, tape = "up.t.b.0.1.3.1", numbered(recording)
+    bus = await bus_with(recording)
+    stream = subjects.up_stream("t")
+    merged = await bus.last(stream, subject + ".m")
+    assert merged is not None
+    there = await bus.fetch(stream, subject)
+    if before:
+        await bus.purge(stream, subject)
+        await bus.purge(stream, subject + ".m")
+    known = decode(merged.payload, ContributionManifest)
+    for n in range(others):
+        payload = bytes([n]) * known.blob.bytes
+        blob = await put_blob(bus, subject, payload)
+        lie = known.model_copy(update={"blob": blob, "incarnation": 1})
+        await bus.append(subject + ".m", encode(lie))
+        await bus.append(subject + ".m", b"junk")
+    if before:
+        for chunk in there:
+            await bus.append(subject, chunk.payload, headers=chunk.headers)
+        await bus.append(subject + ".m", merged.payload)
+    assert (await verify(SPEC, bus, tape, "")).faults == ()
+    replayed = await replay(bus, tape)
+    assert (replayed.rounds, replayed.fault) == (ROUNDS, None)
+    payloads = await payloads_of("t", bus, recording.tape[5])
+    assert payloads[subject] == recording.payloads[subject]
 
 
 async def replay(bus: MemoryBus, tape: list[tuple[int, TapeRecord]], *folders: Path) -> Any:

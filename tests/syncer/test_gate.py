@@ -67,7 +67,7 @@ def test_a_sound_contribution_passes() -> None:
         ({"fragment": 3}, "malformed", "fragment 3 in a round of fragment 4"),
         ({"values": 99}, "malformed", "99 values"),
         ({"codec": "fp32"}, "malformed", "codec fp32"),
-        ({"base": 11}, "epoch", "version 11, the head is 10"),
+        ({"base": 11}, "ahead", "version 11, the head is 10"),
         ({"base": 8}, "stale", "2 behind"),
         ({"base": -1}, "stale", "11 behind"),
         ({"step_to": 5}, "malformed", "0 steps"),

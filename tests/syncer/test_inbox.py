@@ -130,13 +130,25 @@ async def test_a_manifest_that_lies_is_refused_and_counted_i11(
 ) -> None:
     rig = Rig()
     async with rig.reading():
-        await rig.send("a", 2, **changed)
+        subject = await rig.send("a", 2, **changed)
         event = await rig.seen.get()
         assert isinstance(event, Malformed) and event.kind == "malformed"
+        assert event.answer == subject
         assert dict(rig.bus.traffic.refused) == {("manifest", kind): 1}
         await rig.send("c", 2)
         good = await rig.seen.get()
     assert isinstance(good, ContributionSeen) and good.manifest.learner == "c"
+
+
+async def test_a_contribution_that_there_is_no_room_for_says_what_it_would_have_answered() -> None:
+    rig = Rig()
+    rig.payloads.limit = lambda: codec.bytes_of("fp32", 3) - 1
+    async with rig.reading():
+        subject = await rig.send("a", 2)
+        event = await rig.seen.get()
+    assert isinstance(event, Malformed)
+    assert (event.kind, event.source, event.answer) == ("no-room", "a", subject)
+    assert not rig.payloads.held and rig.inbox.under_way == set()
 
 
 async def test_nobody_speaks_for_another_learner_i11() -> None:

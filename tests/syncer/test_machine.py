@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
+from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import TapeEnd, TapeSetting, TapeTerm, TensorSpec
 from diloco_shared.spec.run import config_hash
 from diloco_syncer.events import (
     Append,
     Appended,
     BusBack,
+    ContributionSeen,
     Drop,
     Ended,
     InitSeen,
@@ -146,6 +148,7 @@ def test_a_lost_pull_is_sent_again(running: Any) -> None:
         ({"values": 3}, "malformed"),
         ({"codec": "fp32"}, "malformed"),
         ({"base": -1, "finite": True}, "stale"),
+        ({"base": 5}, "ahead"),
         ({"step_to": 0}, "malformed"),
         ({"tokens_to": 10**9}, "tokens"),
         ({"finite": False}, "non-finite"),
@@ -188,6 +191,80 @@ def test_what_answers_another_leader_or_comes_of_another_life_takes_no_place_i11
     running.answer(pull, "b")
     (record,) = running.rounds
     assert {v.learner: v.outcome for v in record.verdicts} == {"a": "merged", "b": "merged"}
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_an_answer_that_was_refused_at_the_door_is_not_waited_for(driver: Any, quorum: int) -> None:
+    """A learner answers once, so nothing else of it would come before the deadline of the pull."""
+    driver.start("a", "b")
+    driver.give(Wanted(paused=False, stopping=False, quorum=quorum))
+    driver.step("a", 4)
+    driver.step("b", 4)
+    pull = driver.pulls[0]
+    subject = driver.manifest(pull, "a").blob.subject
+    driver.answer(pull, "b")
+    assert not driver.rounds
+    bad = Malformed("malformed", subject + ".m", "14 bytes for 7 values, not 36", subject)
+    told = of(driver.give(bad), Tell)
+    assert [t.kind for t in told][:1] == ["refused"] and driver.machine.refused["malformed"] == 1
+    (record,) = driver.rounds
+    assert record.outcome == ("committed" if quorum == 1 else "skipped")
+    verdict = next(v for v in record.verdicts if v.learner == "a")
+    assert (verdict.outcome, verdict.incarnation, verdict.tokens_to) == ("missed", 0, 0)
+    assert verdict.reason == ("its answer was refused: malformed: 14 bytes for 7 values, not 36")
+
+
+def test_a_sound_answer_that_follows_a_refused_one_in_time_is_merged_once_i2(running: Any) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    pull = running.pulls[0]
+    subject = running.manifest(pull, "a").blob.subject
+    bad = Malformed("malformed", subject + ".m", "junk", subject)
+    for answer in (bad, running.manifest(pull, "a"), bad, running.manifest(pull, "b")):
+        seen = answer if answer is bad else ContributionSeen(answer, finite=True, norm=1.0)
+        running.give(seen)
+    (record,) = running.rounds
+    assert [(v.learner, v.outcome) for v in record.verdicts] == [("a", "merged"), ("b", "merged")]
+    assert record.verdicts[0].tokens_new == 4 * running.spec.tokens_per_step
+
+
+@pytest.mark.parametrize("part", ["learner", "epoch", "fragment", "round", "term"])
+def test_what_answers_no_open_pull_leaves_nobody_out(running: Any, part: str) -> None:
+    running.step("a", 4)
+    running.step("b", 4)
+    pull = running.pulls[0]
+    place = {
+        "learner": "a",
+        "epoch": pull.epoch,
+        "fragment": pull.fragment,
+        "round_": pull.round,
+        "term": pull.term,
+    }
+    name = "round_" if part == "round" else part
+    place[name] = "c" if part == "learner" else place[name] + 1
+    subject = subjects.contribution("t", **place)
+    running.give(Malformed("malformed", subject + ".m", "junk", subject))
+    running.give(Malformed("wire", "a", "no contribution"))
+    running.answer(pull, "b")
+    assert not running.rounds
+    running.answer(pull, "a")
+    (record,) = running.rounds
+    assert {v.learner: v.outcome for v in record.verdicts} == {"a": "merged", "b": "merged"}
+
+
+def test_a_newer_life_that_answers_ends_the_wait_for_the_one_that_was_asked_i10(
+    running: Any,
+) -> None:
+    """An older one does not: it may be overtaken by the one that was asked."""
+    running.step("a", 4)
+    running.step("b", 4)
+    pull = running.pulls[0]
+    running.answer(pull, "b")
+    running.answer(pull, "a", incarnation=1)
+    (record,) = running.rounds
+    verdict = next(v for v in record.verdicts if v.learner == "a")
+    assert (verdict.outcome, verdict.incarnation) == ("missed", 0)
+    assert "incarnation 1 has taken its place" in verdict.reason
 
 
 def test_malformed_messages_are_counted_and_told_ever_more_rarely(running: Any) -> None:

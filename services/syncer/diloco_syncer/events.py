@@ -80,6 +80,7 @@ class Malformed:
     kind: str
     source: str
     reason: str
+    answer: str = ""  # of a contribution: the subject of its chunks, which says what it answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,6 +171,7 @@ class Machine:
                 kind, effects = self.rounds.contribution(event, now)
                 return [*effects, *self.refused.tell(kind, event.manifest.learner, "contribution")]
             case Malformed():
+                self.rounds.unusable(event)
                 return self.refused.tell(event.kind, event.source, event.reason)
             case Staged():
                 return self.rounds.staged(event, now)

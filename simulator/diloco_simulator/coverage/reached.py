@@ -256,3 +256,5 @@ def _of_round(watch: "RunWatch", of: "OfShard", r: TapeRound) -> None:
             watch.reached("refused:", v.reason.split(":")[0])
         elif v.outcome != "merged":
             watch.reached(v.outcome)
+            if v.reason.startswith("its answer was refused"):
+                watch.reached("missed: its answer was refused")

@@ -174,9 +174,12 @@ class Uplink:
         await self._append(self.data, name, manifest, math.inf, ambient.unique())
 
     async def _manifest(self, subject: str, manifest: Message, seconds: float) -> None:
-        """Last of a blob: from now on it counts."""
+        """Last of a blob: from now on it counts.
+
+        Under an id of this life: what another has sent there is not taken for the first attempt.
+        """
         name = manifest_subject(subject)
-        await self._append(self.data, name, manifest, seconds, name)
+        await self._append(self.data, name, manifest, seconds, f"{name}/{self.incarnation}")
 
     async def _contribute(self, effect: Contribute, handle: Encoded) -> None:
         e = effect

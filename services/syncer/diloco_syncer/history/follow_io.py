@@ -12,6 +12,7 @@ import structlog
 
 from diloco_shared.bus.blobs import BlobIncomplete, fresh, get_blob
 from diloco_shared.bus.port import Bus
+from diloco_shared.bus.stored_records import readable
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
@@ -22,6 +23,7 @@ from diloco_shared.protocol.messages import (
     TapeRebirth,
     TapeRecord,
     TapeRestore,
+    TapeRound,
 )
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
@@ -52,6 +54,8 @@ log = structlog.get_logger()
 READS_MAX = 2
 # Records executed between two looks at whether this process leads by now: some seconds of work.
 BATCH_RECORDS = 64
+# Manifests of one subject that are read at once where the newest is not the one: some KB each.
+BATCH_MANIFESTS = 16
 
 
 class Damaged(Unread):
@@ -267,12 +271,38 @@ class Follower:
 
 
 async def blob_of(data: Bus, stream: str, record: TapeRecord, subject: str) -> Blob | None:
-    """What the manifest names that a record speaks of; None once it is gone. Raises WireError."""
+    """What the manifest names that a record speaks of; None once it is gone. Raises WireError.
+
+    A subject may hold several manifests: of two lives of a learner, or of one that lies after it
+    was merged. A round's record says by its digest which of them counts.
+    """
     kind: type[InitManifest] | type[ContributionManifest] = (
         InitManifest if isinstance(record, TapeInit) else ContributionManifest
     )
     stored = await data.last(stream, subject + ".m")
-    return None if stored is None else decode(stored.payload, kind).blob
+    if stored is None:
+        return None
+    newest = readable(stored.payload, kind)
+    verdicts = record.verdicts if isinstance(record, TapeRound) else ()
+    for digest in (v.digest for v in verdicts if v.subject == subject):
+        if newest is None or newest.blob.digest != digest:
+            named = await _blob_with(digest, data, stream, subject)
+            if named is not None:
+                return named
+    return decode(stored.payload, kind).blob
+
+
+async def _blob_with(digest: str, data: Bus, stream: str, subject: str) -> Blob | None:
+    """What the first manifest on a contribution's subject names that has this digest."""
+    start_seq = 1
+    where = stream, subject + ".m"
+    while batch := await data.fetch(*where, start_seq=start_seq, limit=BATCH_MANIFESTS):
+        for stored in batch:
+            manifest = readable(stored.payload, ContributionManifest)
+            if manifest is not None and manifest.blob.digest == digest:
+                return manifest.blob
+        start_seq = batch[-1].seq + 1
+    return None
 
 
 async def payloads_of(run: str, data: Bus, record: TapeRecord) -> dict[str, bytes]:

@@ -165,7 +165,7 @@ class Inbox:
                 raise WireError(f"{m.blob.bytes} bytes for {m.values} values, not {expected}")
         except (WireError, ValueError) as error:
             self.data.traffic.count_refused("manifest", kind)
-            self.put(Malformed("malformed", stored.subject, str(error)[:300]))
+            self.put(Malformed("malformed", stored.subject, str(error)[:300], subject))
             return None
         return m
 
@@ -186,7 +186,7 @@ class Inbox:
                     self.payloads.put(blob.subject, payload, found.norms_P)
         except (BusError, PayloadsFull, ValueError) as error:
             kind = "no-room" if isinstance(error, PayloadsFull) else "malformed"
-            self.put(Malformed(kind, manifest.learner, str(error)[:300]))
+            self.put(Malformed(kind, manifest.learner, str(error)[:300], blob.subject))
             return
         finally:
             self.under_way.discard(blob.subject)

@@ -75,7 +75,7 @@ def judge(
             f"{m.values} values, the fragment has {e.values}",
         ),
         (m.codec != e.codec, "malformed", f"codec {m.codec[:20]}, the run's is {e.codec}"),
-        (stale < 0, "epoch", f"based on version {m.base}, the head is {e.version}"),
+        (stale < 0, "ahead", f"based on version {m.base}, the head is {e.version}"),
         (stale > e.staleness_max, "stale", f"based on a version {stale} behind"),
         (steps < 1, "malformed", f"{steps} steps"),
         (

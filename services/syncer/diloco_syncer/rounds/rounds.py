@@ -6,6 +6,7 @@ effects; hands finished rounds to the machine as tape records, strictly in order
 
 from collections.abc import Iterator
 
+from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import ContributionManifest, Pull, TapeRound
 from diloco_syncer.events import (
     Append,
@@ -14,6 +15,7 @@ from diloco_syncer.events import (
     Drop,
     Effect,
     Install,
+    Malformed,
     Publish,
     Published,
     SendPull,
@@ -33,7 +35,7 @@ from diloco_syncer.streams.room import Room
 # A lost pull is resent this often, in seconds: well above a LAN round trip, far below a timeout.
 RESEND_S = 0.5
 # Faults of what answers somebody else's pull, or comes of another life: refused, and the learner's
-# own answer is still awaited.
+# own answer is still awaited. Any other fault is its answer: it gives one to each pull.
 NO_ANSWERS = frozenset({"epoch", "term", "incarnation"})
 
 
@@ -129,9 +131,14 @@ class Rounds:
         """A learner's newer life does not answer for the one that was asked: that is not waited
         for. What it has sent before is taken all the same, should it come in time."""
         for learner in r.unanswered:
-            asked, newest = r.participants[learner], self.roster.newest(learner)
-            if newest > asked:
-                r.leave_out(learner, asked, "missed", f"incarnation {newest} has taken its place")
+            self._replaced(r, learner, self.roster.newest(learner))
+
+    @staticmethod
+    def _replaced(r: Round, learner: str, newest: int) -> None:
+        """Leave an unanswered participant out if a newer life of it speaks."""
+        asked = r.participants[learner]
+        if newest > asked:
+            r.leave_out(learner, asked, "missed", f"incarnation {newest} has taken its place")
 
     def _collect(self, r: Round, now: float) -> None:
         reached, why = self._quorum(r, now)
@@ -228,6 +235,8 @@ class Rounds:
         known = r.answer(manifest.learner)
         drop: list[Effect] = [] if manifest.learner in r.kept and known == key else [Drop(key)]
         if refusal is not None and refusal.kind in NO_ANSWERS:
+            if refusal.kind == "incarnation" and manifest.learner in r.unanswered:
+                self._replaced(r, manifest.learner, manifest.incarnation)
             return refusal.kind, drop
         if known:
             return "" if known == key else "second", drop
@@ -239,6 +248,17 @@ class Rounds:
         self.stragglers.in_time(manifest.learner)
         self._hurry(r, now)
         return "", []
+
+    def unusable(self, event: Malformed) -> None:
+        """A participant's answer was refused before anybody could look into it. No other follows
+        it, so the round waits no longer; one that comes in time all the same is taken."""
+        h = self.history
+        for r in self._pulling:
+            place = h.epoch, r.fragment, r.n, h.term
+            for learner in r.unanswered:
+                if event.answer == subjects.contribution(h.spec.name, learner, *place):
+                    why = f"its answer was refused: {event.kind}: {event.reason}"
+                    r.leave_out(learner, r.participants[learner], "missed", why[:500])
 
     @property
     def _pulling(self) -> Iterator[Round]:
