@@ -145,7 +145,8 @@ def test_who_is_let_in_how() -> None:
         ({"version": "2.10.29"}, {}, "FAIL"),
         ({"version": "?"}, {}, "FAIL"),
         ({"jetstream": False}, {}, "FAIL"),
-        ({"max_payload": 1 << 20}, {}, "FAIL"),
+        ({"max_payload": 1 << 20}, {}, "warn"),
+        ({"max_payload": 1 << 19}, {}, "FAIL"),
     ],
 )
 def test_versions(server: dict[str, Any], others: dict[str, list[str]], expected: str) -> None:

@@ -17,7 +17,7 @@ from waiting import until
 
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec, Unavailable
-from diloco_shared.process import hub_watch
+from diloco_shared.process import hub_folder, hub_watch
 from diloco_shared.process import nats_server as nats_server_module
 from diloco_shared.process.hub_watch import answers
 from diloco_shared.process.nats_binary import ServerError, find_binary
@@ -158,24 +158,48 @@ async def test_one_that_stands_still_is_started_anew(
     assert not await asyncio.to_thread(nats_server.ails)
 
 
-async def test_the_keeper_starts_anew_what_answers_nothing(tmp_path: Path) -> None:
-    """As the image of Compose runs it; told to end, it ends the server too."""
-    port = free_port()
-    config = tmp_path / "nats.conf"
-    config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{tmp_path}" }}\n')
+def keeper_of(port: int, monitor: int, store: Path, config: Path) -> psutil.Popen:
+    """As the image of Compose runs it, in a hurry."""
     code = (
         "import sys; from diloco_shared.process import hub_watch, keep_hub; "
         "hub_watch.SILENT_S = 0.5; keep_hub.LOOK_S = 0.2; keep_hub.ENDS_S = 0.5; "
         "sys.exit(keep_hub.main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, "--at", f"127.0.0.1:{port}", str(tmp_path)]
-    keeper = psutil.Popen([*command, str(find_binary()), "-c", str(config)])
+    where = ["--at", f"127.0.0.1:{port}", "--monitor", f"127.0.0.1:{monitor}"]
+    server = [str(find_binary()), "-c", str(config)]
+    return psutil.Popen([sys.executable, "-c", code, *where, str(store), *server])
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "with TLS and credentials"])
+async def test_the_keeper_starts_anew_what_answers_nothing(closed: bool, tmp_path: Path) -> None:
+    """Told to end, it ends the server too."""
+    port, monitor = free_port(), free_port()
+    config = tmp_path / "nats.conf"
+    if closed:
+        hub_folder.create(
+            tmp_path / "hub",
+            listen=f"127.0.0.1:{port}",
+            store=tmp_path,
+            hosts=("127.0.0.1",),
+            mutual_tls=True,
+            monitor=f"127.0.0.1:{monitor}",
+        )
+        config = tmp_path / "hub" / hub_folder.CONFIG
+    else:
+        config.write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{tmp_path}" }}\n')
+    keeper = keeper_of(port, monitor, tmp_path, config)
+
+    def well() -> bool:
+        at = ("127.0.0.1", monitor)
+        return listens(port) and answers("127.0.0.1", port, timeout_s=1.0, monitor=at)
+
     try:
-        await until(lambda: bool(keeper.children()) and listens(port))
+        await until(lambda: bool(keeper.children()) and well())
         (first,) = keeper.children()
         first.suspend()
+        assert not await asyncio.to_thread(well)
         await until(lambda: any(child != first for child in keeper.children()))
-        await until(lambda: listens(port) and answers("127.0.0.1", port, timeout_s=1.0))
+        await until(well)
         (second,) = keeper.children()
         keeper.terminate()
         assert await asyncio.to_thread(keeper.wait, 30) == 0
@@ -185,6 +209,41 @@ async def test_the_keeper_starts_anew_what_answers_nothing(tmp_path: Path) -> No
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         await asyncio.to_thread(keeper.wait, 30)
+
+
+async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) -> None:
+    """What of a suspended one shows above, and what nobody can tell: then it is left alone."""
+    port, monitor, other = free_port(), free_port(), free_port()
+    said: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" + said[0])
+        writer.close()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"server_id":"OURS","tls_required":true}\r\n')
+        await reader.read()
+        writer.close()
+
+    def asked(at: int | None) -> bool:
+        where = None if at is None else ("127.0.0.1", at)
+        return answers("127.0.0.1", port, timeout_s=2.0, monitor=where)
+
+    async with (
+        await asyncio.start_server(greet, "127.0.0.1", port),
+        await asyncio.start_server(listen, "127.0.0.1", monitor),
+    ):
+        for body, expected in (
+            (b'{"server_id":"OURS","streams":4}', True),
+            (b'{"server_id":"OURS","disabled":true}', False),
+            (b'{"server_id":"ANOTHER","disabled":true}', True),
+            (b"no JSON", False),
+        ):
+            said[:] = [body]
+            assert await asyncio.to_thread(asked, monitor) == expected, body
+        assert await asyncio.to_thread(asked, None)
+        assert await asyncio.to_thread(asked, other)
 
 
 def free_port() -> int:

@@ -45,6 +45,12 @@ def init(
         bool,
         typer.Option("--mutual-tls", help="Whoever connects must present a certificate too."),
     ] = False,
+    monitor: Annotated[
+        str,
+        typer.Option(
+            help="Where it tells this machine how it is, for keep_hub: ADDRESS:PORT; '': nowhere."
+        ),
+    ] = "127.0.0.1:8222",
     max_bytes: Annotated[
         int, typer.Option(min=0, help="What all streams may hold; 0: the server's own rule.")
     ] = 0,
@@ -65,6 +71,7 @@ def init(
             key=key,
             hosts=host or (),
             mutual_tls=mutual_tls,
+            monitor=monitor,
             file_bytes_max=max_bytes,
         )
     except (ValueError, OSError) as error:

@@ -54,8 +54,9 @@ SLOW_S = 2.0
 THIN_BYTES_PER_S = 125_000.0
 # Of the message server: keys of buckets that expire, streams that say how they are kept.
 OLDEST, ADVISED = (2, 11), (2, 12)
-# A manifest of 1 MiB and its headers must fit into one message.
-PAYLOAD_BYTES_MIN = 2 << 20
+# A chunk of a fragment and its headers must fit into one message; for the first parameters of a
+# model of thousands of tensors also a manifest of 1 MiB.
+PAYLOAD_BYTES_MIN, PAYLOAD_BYTES_ADVISED = 1 << 20, 2 << 20
 # Where no run says what it needs: logs, and moments of a small model.
 FREE_BYTES_WARN = 2 << 30
 
@@ -307,9 +308,11 @@ def versions(ours: str, info: Mapping[str, Any], others: Mapping[str, Sequence[s
         return failed("versions", text, f"nats-server must be {wanted} or newer: replace it")
     if not info.get("jetstream"):
         return failed("versions", text, "the message server has no streams: it needs 'jetstream'")
-    if int(info.get("max_payload", 0)) < PAYLOAD_BYTES_MIN:
-        remedy = f"set max_payload: {PAYLOAD_BYTES_MIN} in the message server's configuration"
-        return failed("versions", f"{text}; it takes too short messages", remedy)
+    if (longest := int(info.get("max_payload", 0))) < PAYLOAD_BYTES_ADVISED:
+        verdict: Verdict = "FAIL" if longest < PAYLOAD_BYTES_MIN else "warn"
+        remedy = f"set max_payload: {PAYLOAD_BYTES_ADVISED} in the message server's configuration"
+        text += f"; it takes messages of {longest} bytes at most"
+        return Finding("versions", verdict, text, remedy)
     if number < ADVISED:
         wanted = ".".join(map(str, ADVISED))
         remedy = f"from {wanted} on nats-server keeps fragments faster: replace it when you can"

@@ -66,13 +66,15 @@ def create(
     key: str = "",
     hosts: Sequence[str] = (),
     mutual_tls: bool = False,
+    monitor: str = "",
     file_bytes_max: int = 0,
 ) -> list[Path]:
     """Make the folder, with the identities of FIRST; where their credentials are.
 
     `hosts`: names or addresses of the hub, for which an authority of its own signs a certificate
     where none is given. `mutual_tls`: whoever connects must present one of that authority's.
-    Raises ValueError where there is a hub already, and OSError.
+    `monitor`: where `keep_hub` asks the server how it is. Raises ValueError where there is a hub
+    already, and OSError.
     """
     if mutual_tls and not (certificate or hosts):
         raise ValueError(
@@ -96,6 +98,7 @@ def create(
             certificate=certificate,
             key=key,
             clients_authority=str(folder / AUTHORITY) if mutual_tls else "",
+            monitor=monitor,
             file_bytes_max=file_bytes_max,
         )
         made = [(Credentials.new(name), role) for name, role in FIRST]

@@ -7,6 +7,7 @@ it keeps its connections and answers no question about its streams (nats-server 
 Only the standard library: the image of the message server has nothing else.
 """
 
+import http.client
 import json
 import secrets
 import socket
@@ -20,6 +21,8 @@ ROOM_BYTES = 64 << 20
 LOOK_S = 2.0
 # For one answer about its streams, in seconds.
 ANSWER_S = 5.0
+# What its monitoring says: some 3 kB a stream, of the four of each of a thousand runs.
+JSZ_BYTES_MAX = 16 << 20
 # Without any answer it is started anew after this many seconds: a saturated disk holds up answers
 # for 5 to 10 s. Sooner where it has said that a write failed: then the lock is what to expect.
 SILENT_S, SILENT_FULL_S = 60.0, 10.0
@@ -49,41 +52,69 @@ class HubWatch:
         return ""
 
 
-def answers(host: str, port: int, token: str = "", timeout_s: float = ANSWER_S) -> bool:
+def answers(
+    host: str,
+    port: int,
+    token: str = "",
+    timeout_s: float = ANSWER_S,
+    monitor: tuple[str, int] | None = None,
+) -> bool:
     """Whether the server answers a question about its streams.
 
-    True also where it cannot be asked: it wants TLS or other credentials, or listens to nobody yet.
+    One that wants TLS, or credentials that we have not, is asked at `monitor`, where its monitoring
+    listens (`http` in its configuration), which reads the state of every stream. True also where it
+    cannot be asked: it has no monitoring there, or listens to nobody yet.
     """
+    until = time.monotonic() + timeout_s
     try:
         server = socket.create_connection((host, port), timeout_s)
     except ConnectionRefusedError:
         return True
     except OSError:
         return False
-    with server:
-        try:
-            return _asked(server, token, time.monotonic() + timeout_s)
-        except (OSError, ValueError):  # it hangs, hangs up, or speaks no sense
-            return False
+    try:
+        with server:
+            heard = _heard(server, b"\r\n", until)
+            info = json.loads(heard[len(b"INFO ") :]) if heard.startswith(b"INFO ") else {}
+            said = None if info.get("tls_required") else _asked(server, token, until)
+        if said is None and monitor is not None:
+            left_s = max(until - time.monotonic(), 0.001)
+            return _monitored(monitor, str(info.get("server_id", "")), left_s)
+    except (OSError, ValueError, http.client.HTTPException):  # it hangs, hangs up, talks no sense
+        return False
+    return said is not False
 
 
-def _asked(server: socket.socket, token: str, until: float) -> bool:
-    heard = _heard(server, b"\r\n", until)
-    info = json.loads(heard[len(b"INFO ") :]) if heard.startswith(b"INFO ") else {}
-    if info.get("tls_required"):
-        return True
+def _asked(server: socket.socket, token: str, until: float) -> bool | None:
+    """Over the connection itself; None: it does not let us in."""
     inbox = f"_INBOX.{secrets.token_hex(8)}"
     login = {"verbose": False, "auth_token": token, "headers": True, "no_responders": True}
     ask = f"CONNECT {json.dumps(login)}\r\nSUB {inbox} 1\r\nPUB $JS.API.INFO {inbox} 0\r\n\r\n"
     server.sendall(ask.encode())
     while True:
         line = _heard(server, b"\r\n", until)
-        if line.startswith((b"MSG ", b"-ERR")):
+        if line.startswith(b"MSG "):
             return True
+        if line.startswith(b"-ERR"):
+            return None
         if line.startswith(b"HMSG "):  # nobody listens: it has turned its streams off
             return False
         if line.startswith(b"PING"):
             server.sendall(b"PONG\r\n")
+
+
+def _monitored(monitor: tuple[str, int], server_id: str, timeout_s: float) -> bool:
+    """Over HTTP. Raises OSError, ValueError and HTTPException for what is no answer."""
+    asked = http.client.HTTPConnection(*monitor, timeout=timeout_s)
+    try:
+        asked.request("GET", "/jsz?accounts=true&streams=true")
+        body = json.loads(asked.getresponse().read(JSZ_BYTES_MAX))
+    except ConnectionRefusedError:
+        return True
+    finally:
+        asked.close()
+    # Another server of this machine has the port: nobody can ask ours.
+    return body.get("server_id") != server_id or not body.get("disabled")
 
 
 def _heard(server: socket.socket, end: bytes, until: float) -> bytes:

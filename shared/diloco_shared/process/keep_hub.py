@@ -3,6 +3,8 @@
     python -m diloco_shared.process.keep_hub STORE COMMAND ...
     python -m diloco_shared.process.keep_hub --at 10.0.0.1:4222 STORE nats-server -c nats.conf
 
+A server that wants TLS or credentials is asked at its monitoring, `http: 127.0.0.1:8222` in its
+configuration, which only this machine reaches (--monitor says where it is elsewhere).
 Its log passes through; its exit status is ours. Only the standard library: the image of the message
 server has nothing else.
 """
@@ -22,7 +24,12 @@ from diloco_shared.process.hub_watch import LOOK_S, HubWatch, answers
 ENDS_S = 10.0
 
 
-def run(store: str, at: tuple[str, int], command: list[str], told: threading.Event) -> int | None:
+Place = tuple[str, int]
+
+
+def run(
+    store: str, at: Place, command: list[str], told: threading.Event, monitor: Place | None = None
+) -> int | None:
     """One life of the server: its exit status; None: it shall be started anew."""
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     watch = HubWatch()
@@ -42,7 +49,8 @@ def run(store: str, at: tuple[str, int], command: list[str], told: threading.Eve
             pass
         why = ""
         if not told.is_set():
-            why = watch.look(time.monotonic(), answers=answers(*at), free_bytes=_free(store))
+            heard = answers(*at, monitor=monitor)
+            why = watch.look(time.monotonic(), answers=heard, free_bytes=_free(store))
         if why or told.is_set():
             status = _ended(process)
             if told.is_set():
@@ -68,18 +76,26 @@ def _ended(process: "subprocess.Popen[bytes]") -> int:
         return process.wait()
 
 
+def _place(text: str) -> Place:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--at", default="127.0.0.1:4222", help="where it listens: HOST:PORT")
+    parser.add_argument(
+        "--monitor", default="127.0.0.1:8222", help="where its monitoring listens: HOST:PORT, or ''"
+    )
     parser.add_argument("store", help="its folder: `store_dir` in its configuration")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="nats-server and its options")
     args = parser.parse_args(arguments)
-    host, _, port = args.at.rpartition(":")
+    at, monitor = _place(args.at), _place(args.monitor) if args.monitor else None
     told_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_stop.set())
     while True:
-        status = run(args.store, (host, int(port)), args.command, told_to_stop)
+        status = run(args.store, at, args.command, told_to_stop, monitor)
         if status is not None:
             return status
 

@@ -39,13 +39,15 @@ def hub_conf(
     certificate: str = "",
     key: str = "",
     clients_authority: str = "",
+    monitor: str = "",
     file_bytes_max: int = 0,
 ) -> str:
     """A nats-server's configuration, to lie beside ACCOUNTS. Operators may change it.
 
     `clients_authority`: the file of the authority that must have signed a certificate of whoever
-    connects; empty: nobody needs one. `file_bytes_max`: what all streams together may hold; 0: the
-    server's own rule.
+    connects; empty: nobody needs one. `monitor`: where its monitoring listens, which tells whoever
+    reaches it what streams and connections there are; empty: nowhere. `file_bytes_max`: what all
+    streams together may hold; 0: the server's own rule.
     """
     jetstream = [f"store_dir: {_quoted(store)}", "sync_interval: always"]
     if file_bytes_max:
@@ -60,6 +62,8 @@ def hub_conf(
         "ping_max: 2",
         f"pid_file: {_quoted(pid_file)}",
     ]
+    if monitor:
+        lines.append(f"http: {_quoted(monitor)}")
     if certificate:
         tls = [f"cert_file: {_quoted(certificate)}", f"key_file: {_quoted(key)}"]
         if clients_authority:
