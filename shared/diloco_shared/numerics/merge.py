@@ -19,7 +19,7 @@ Lengths that leave fp32 no room for directions fall back to the mean too. Contri
 where they are used: twice under RDA, or once when their norms are known. Beside its outcome a
 merge holds nothing of the fragment's size. A rule that leaves out values of each coordinate
 (`trimmed`, `median`) has all contributions of 2048 coordinates at hand at a time, which are sorted:
-16 KB for each learner and thread.
+16 KB for each learner and thread, and no more than 64 MB in all.
 """
 
 import math
@@ -42,6 +42,8 @@ from diloco_shared.spec.run import Weighting
 Flags = NDArray[np.bool_]
 
 EMPTY = np.empty(0, np.float32)
+# Of learners times threads that leave out values: 64 MB, whatever the machine has of processors.
+TRIMMING_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +274,7 @@ def _trimmed(
             out_F,
         )
 
-    spread(work, segments.ranges, threads)
+    spread(work, segments.ranges, max(1, min(threads, TRIMMING_MAX // share_M.size)))
 
 
 def _known_norms(
