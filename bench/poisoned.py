@@ -15,7 +15,6 @@ about two per cent are chance. An attacker that studies the run may do better th
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -221,7 +220,7 @@ class PoisonedFleet(Fleet):
     async def _until_over(self, within_s: float) -> None:
         """The watch sees liars break promises, which is their work: what ended counts alone."""
         watch = self.cluster.observer.watch
-        watch.violations = Ignored()  # type: ignore[assignment]
+        watch.violations = Ignored()
         await super()._until_over(within_s)
 
     def _result(self) -> dict[str, Any]:
@@ -332,4 +331,4 @@ def line(row: dict[str, Any], honest: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

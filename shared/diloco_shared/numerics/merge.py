@@ -224,7 +224,7 @@ def _averaged(
     norms_PxM = _known_norms(deltas, reading, segments, ruled_P, threads)
     factor_PxM, ruled_P = np.zeros(norms_PxM.shape, np.float32), ruled_P.copy()
     shares: list[float] = share_M.tolist()
-    for p in np.flatnonzero(ruled_P):
+    for p in np.flatnonzero(ruled_P).tolist():
         factors = _there(rules_P[p]).factors(shares, norms_PxM[p].tolist())
         ruled_P[p] = factors is not None
         factor_PxM[p] = 0.0 if factors is None else factors
@@ -237,7 +237,7 @@ def _averaged(
 
     spread(work, segments.ranges, threads)
     length_P = np.sqrt(by_piece(squares_S, segments.piece_S, ruled_P.size))
-    for p in np.flatnonzero(ruled_P):
+    for p in np.flatnonzero(ruled_P).tolist():
         rule, norms_M = _there(rules_P[p]), norms_PxM[p].tolist()
         scale = rule.scale(weights, norms_M, float(length_P[p]), settled)
         ruled_P[p] = scale is not None
