@@ -27,7 +27,7 @@ SPREAD_MIN = 0.05
 # So many times the median of its own round is an outlier, whatever was seen before. The norm per
 # root step of a learner grows with the root of its steps at most, and a fresh optimizer's first
 # steps are some times the later ones; in honest rounds, warm-up and restarts included, the largest
-# was 2.5 times the median (bench/poisoned.py).
+# was 2.4 times the median (bench/poisoned.py).
 FAR = 30.0
 # With two, nobody knows who is right.
 FAR_LEARNERS_MIN = 3
