@@ -3,11 +3,21 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
-from diloco_shared.protocol.messages import TapeRebirth, TapeRound, TapeSetting, Verdict
+from diloco_shared.numerics.arrays import Layout
+from diloco_shared.numerics.codec import encode
+from diloco_shared.numerics.merge import Delta, merge
+from diloco_shared.protocol.messages import (
+    TapeRebirth,
+    TapeRound,
+    TapeSetting,
+    TensorSpec,
+    Verdict,
+)
 from diloco_simulator.checkers.claims import Claims
 from diloco_simulator.checkers.ledger import Tokens
-from diloco_simulator.checkers.numbers import CheckedNumbers
+from diloco_simulator.checkers.numbers import CheckedNumbers, ruled
 from diloco_simulator.checkers.promises import LeaderLeases, Merges, Report
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.tiny import spec_of
@@ -32,6 +42,21 @@ def test_after_directions_that_cancelled_merges_are_computed_again() -> None:
     numbers.installed(0, master_F, (trace_F,))
     assert numbers.resumed == 1
     assert [list(a) for a in numbers.state[0]] == [[1.0, 2.0], [3.0, 4.0]]
+
+
+@pytest.mark.parametrize("rule", ["clipped", "trimmed", "median"])
+@pytest.mark.parametrize("embedding", [False, True])
+def test_what_a_robust_merge_gives_is_computed_apart(rule: str, embedding: bool) -> None:
+    tensor = TensorSpec(name="t", shape=(9,), embedding=embedding)
+    deltas = list(np.random.default_rng(4).standard_normal((5, 9)).astype(np.float32))
+    deltas[0] *= 50
+    weights = [9.0, 1.0, 1.0, 2.0, 1.0]
+    sent = [Delta(w, "fp32", encode("fp32", d)) for w, d in zip(weights, deltas, strict=True)]
+    merged = merge(sent, Layout.build([tensor], 1).fragments[0], rule)
+    doubles = [d.astype(np.float64) for d in deltas]
+    apart = ruled(rule, embedding, doubles, weights, 0.0)
+    assert apart is not None
+    np.testing.assert_allclose(merged, apart, rtol=1e-5)
 
 
 def test_tokens_of_a_version_that_is_gone_are_merged_no_more() -> None:

@@ -49,7 +49,7 @@ class Recording:
             s: codec.encode("fp32", f) for s, f in zip(subjects, fragments, strict=True)
         }
         self.append(TapeTerm(epoch=0, term=1, leader="s", at=1.0))
-        self.append(first_record(SPEC, subjects, fragments))
+        self.append(first_record(self.history.spec, subjects, fragments))
         self.store = build_store(self.history, subjects, self.payloads)
 
     def round(self, *, skipped: bool = False) -> None:

@@ -1,6 +1,7 @@
 """The gate (I11): each fault alone refuses a contribution, under its own kind."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,6 +75,11 @@ def test_a_sound_contribution_passes() -> None:
         ({"step_to": 4}, "malformed", "-1 steps"),
         ({"tokens_to": 320}, "tokens", "claims 0 tokens"),
         ({"tokens_to": 513}, "tokens", "claims 193 tokens in 3 steps of at most 64"),
+        (
+            {"tokens_from": 384, "tokens_to": 520},
+            "tokens",
+            "claims 520 tokens in a life of 8 steps",
+        ),
     ],
 )
 def test_every_fault_has_its_kind_and_words(changed: dict[str, Any], kind: str, words: str) -> None:
@@ -81,6 +87,23 @@ def test_every_fault_has_its_kind_and_words(changed: dict[str, Any], kind: str, 
     assert refusal is not None
     assert refusal.kind == kind
     assert words in refusal.reason
+
+
+def test_what_is_based_on_the_head_begins_behind_all_that_is_merged_in_it() -> None:
+    merged = replace(EXPECTED, merged_to=321)
+    refusal = judge(manifest(), merged, finite=True, norm=1.0)
+    assert refusal is not None and refusal.kind == "counters"
+    assert "begins at token 320, though 321 of its life are settled" in refusal.reason
+    assert judge(manifest(), replace(EXPECTED, merged_to=320), finite=True, norm=1.0) is None
+    # One that has not adopted the newest version yet holds some of it still.
+    assert judge(manifest(base=9), merged, finite=True, norm=1.0) is None
+
+
+def test_nobody_contributes_steps_beyond_what_it_reports() -> None:
+    assert judge(manifest(), replace(EXPECTED, step_max=8), finite=True, norm=1.0) is None
+    refusal = judge(manifest(), replace(EXPECTED, step_max=7), finite=True, norm=1.0)
+    assert refusal is not None and refusal.kind == "counters"
+    assert "ends at step 8, though by its own reports it is at 7 at most" in refusal.reason
 
 
 @pytest.mark.parametrize(("finite", "norm"), [(False, 0.0), (True, math.nan), (True, -1.0)])

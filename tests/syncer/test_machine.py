@@ -174,6 +174,56 @@ def test_bad_contributions_change_nothing_and_are_counted_i11(
     assert running.machine.history.refused[kind] == 1
 
 
+def test_a_contribution_that_contradicts_its_own_reports_is_refused_i11(running: Any) -> None:
+    """Within two leases and the pull's time, at the speed that it reports, and H steps."""
+    running.step("a", 4), running.step("b", 4)
+    pull = running.pulls[-1]
+    reported, lease_s = running.steps["b"], running.spec.membership.lease_s
+    reach = reported + int(2 * (lease_s + pull.timeout_s)) + running.spec.algorithm.sync_every_steps
+    per_step = running.spec.tokens_per_step
+    running.answer(pull, "a")
+    running.answer(pull, "b", step_to=reach + 1, tokens_to=(reach + 1) * per_step)
+    verdict = next(v for v in running.rounds[-1].verdicts if v.learner == "b")
+    assert verdict.outcome == "refused" and verdict.reason.startswith("counters: ends at step")
+    assert running.machine.history.refused["counters"] == 1
+
+
+def test_work_that_was_merged_is_not_claimed_again_under_the_next_version(running: Any) -> None:
+    """Counters that were too high are contradicted by the next ones that are not."""
+    per_step = running.spec.tokens_per_step
+
+    def outcome(**claims: int) -> str:
+        running.step("b", 4), running.step("a", 4)
+        pull = running.pulls[-1]
+        running.answer(pull, "a")
+        running.answer(pull, "b", **claims)
+        for learner in ("a", "b"):
+            running.adopted_at[learner][pull.fragment] = running.steps[learner]
+        return next(v.reason for v in running.rounds[-1].verdicts if v.learner == "b")
+
+    assert outcome(step_to=10, tokens_to=10 * per_step) == "in time", "within its reports' reach"
+    assert outcome() == "in time", "another fragment"
+    assert outcome().startswith("counters: begins at token")
+
+
+def test_a_far_norm_is_refused_from_the_first_round_on(driver_of: Any) -> None:
+    d = driver_of(quorum=2)
+    d.start("a", "b", "c")
+    for learner in ("a", "b", "c"):
+        d.step(learner, 4)
+    pull = d.pulls[-1]
+    for learner, norm in (("a", 1.0), ("b", 1.0), ("c", 100.0)):
+        d.answer(pull, learner, norm=norm)
+    assert {v.learner: v.outcome for v in d.rounds[-1].verdicts} == {
+        "a": "merged",
+        "b": "merged",
+        "c": "refused",
+    }
+    assert d.rounds[-1].verdicts[2].reason == (
+        "outlier: norm per root step 50 is 100 times the round's median"
+    )
+
+
 @pytest.mark.parametrize(
     ("over", "kind"),
     [({"epoch": 1}, "epoch"), ({"term": 7}, "term"), ({"incarnation": 5}, "incarnation")],
@@ -506,6 +556,7 @@ def test_a_usual_latecomer_is_waited_for_while_that_saves_more_than_it_costs(
         d.answer(pull, "a")
         d.wait(seconds)
         d.answer(pull, "b")
+        d.adopted_at |= {learner: [d.steps[learner]] * 2 for learner in ("a", "b")}
         return next(v.outcome for v in d.rounds[-1].verdicts if v.learner == "b")
 
     # A step takes a second. The first time nobody knows yet how long b takes.

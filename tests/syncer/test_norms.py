@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Piece
-from diloco_syncer.rounds.norms import HISTORY, NormHistory, inspect
+from diloco_syncer.rounds.norms import FAR, HISTORY, NormHistory, far, inspect
 
 
 def history(*seen: float, samples_min: int = 20, z_max: float = 6.0) -> NormHistory:
@@ -57,6 +57,37 @@ def test_equal_norms_so_far_do_not_make_noise_an_outlier() -> None:
     same = history(*[1.0] * 30)
     assert same.judge(0, {"a": 1.0, "b": 1.0, "c": 1.2}) == {}
     assert set(same.judge(0, {"a": 1.0, "b": 1.0, "c": 1.4})) == {"c"}
+
+
+@pytest.mark.parametrize(
+    ("norms", "outliers"),
+    [
+        ({"a": 1.0, "b": 1.0, "c": FAR * 1.01}, {"c"}),
+        ({"a": 1.0, "b": 1.0, "c": FAR}, set()),
+        ({"a": 1.0, "b": 1.0, "c": 1e3, "d": 1e9, "e": 1.0}, {"c", "d"}),
+        ({"a": 1.0, "b": 1e9}, set()),  # of two, who is right?
+        ({"a": 1e9, "b": 1e9, "c": 1.0}, set()),  # a majority is what is usual
+        ({"a": 1.0, "b": 1.0, "c": 1e9, "d": 1e9}, set()),
+        ({"a": 0.0, "b": 0.0, "c": 1.0}, {"c"}),
+        ({"a": 0.0, "b": 0.0, "c": 0.0}, set()),
+    ],
+)
+def test_what_is_far_of_its_round_is_an_outlier_whatever_was_seen(
+    norms: dict[str, float], outliers: set[str]
+) -> None:
+    assert set(far(norms)) == outliers
+    nothing_seen = history().outliers(0, norms)
+    assert set(nothing_seen) == outliers
+    assert all("times the round's median" in why for why in nothing_seen.values())
+
+
+def test_reasons_say_what_an_outlier_is_measured_by() -> None:
+    said = history(*SEEN).outliers(0, {"a": 1.0, "b": 1.0, "c": 5.0, "d": 1e3, "e": 1.0})
+    assert "has robust z" in said["c"]
+    assert said["d"] == "1e+03 is 1e+03 times the round's median"
+    # Half of a round: only what is far of all others is refused.
+    half = history(*SEEN).outliers(0, {"a": 1.0, "b": 1.0, "c": 5.0, "d": 1e3})
+    assert set(half) == {"d"}
 
 
 def test_norms_of_zero_so_far_are_no_reason_to_fail() -> None:

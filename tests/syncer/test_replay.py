@@ -9,6 +9,7 @@ from syncer.recording import SPEC, Recording
 
 from diloco_shared.numerics import codec
 from diloco_shared.protocol.messages import TapeEnd, TapeRecord
+from diloco_shared.spec.run import RunSpec
 from diloco_syncer.history.history import History, TapeFault
 from diloco_syncer.history.replay import payloads_needed, replay
 from diloco_syncer.merging.store import FragmentStore
@@ -49,6 +50,24 @@ def test_a_replayed_tape_gives_the_same_bits_i9(recording: Recording) -> None:
     assert state(store) == state(recording.store)
     assert history.meta() == recording.history.meta()
     assert history.committed == 9 and history.outcome == "stopped"
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped", "trimmed", "median"])
+def test_every_merge_is_replayed_to_the_bit_i9(rule: str) -> None:
+    spec = RunSpec.model_validate(
+        SPEC.model_dump() | {"algorithm": SPEC.algorithm.model_dump() | {"merge": rule}}
+    )
+    recorded = Recording(history=History(spec))
+    recorded.begin()
+    for _ in range(4):
+        recorded.round()
+    again = play(recorded.tape, recorded.payloads, History(spec))
+    assert state(again) == state(recorded.store)
+    other = Recording()
+    other.begin()
+    for _ in range(4):
+        other.round()
+    assert state(other.store) != state(again), "the rule decided something"
 
 
 @pytest.mark.parametrize("covered", [2, 5, 9, 13])

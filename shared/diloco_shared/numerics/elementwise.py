@@ -71,6 +71,36 @@ def add_four_bf16(
 
 
 @kernel
+def order(low_B: Values, high_B: Values, low_share_B: Values, high_share_B: Values) -> None:
+    """Exchange values that are the wrong way round, and their shares; of equal values the larger
+    share is the higher one, so that the order of learners decides nothing."""
+    for i in range(low_B.size):
+        a, b, s, t = low_B[i], high_B[i], low_share_B[i], high_share_B[i]
+        wrong = (b < a) | ((b == a) & (t < s))
+        low_B[i] = b if wrong else a
+        high_B[i] = a if wrong else b
+        low_share_B[i] = t if wrong else s
+        high_share_B[i] = s if wrong else t
+
+
+@kernel
+def add_weighted(value_B: Values, share_B: Values, sum_B: Values, total_B: Values) -> None:
+    for i in range(value_B.size):
+        sum_B[i] += value_B[i] * share_B[i]
+        total_B[i] += share_B[i]
+
+
+@kernel
+def divide_within(low_B: Values, high_B: Values, total_B: Values, sum_B: Values) -> None:
+    """Sums become means, none outside of its bounds; of both zeros the positive one."""
+    for i in range(sum_B.size):
+        mean = sum_B[i] / total_B[i]
+        mean = low_B[i] if mean < low_B[i] else mean
+        mean = high_B[i] if mean > high_B[i] else mean
+        sum_B[i] = mean + np.float32(0)
+
+
+@kernel
 def descend(
     descent: np.float32,
     scale: float,

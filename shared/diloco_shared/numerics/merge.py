@@ -17,7 +17,9 @@ added in fp32 in a fixed order of learners, squares in double precision in fixed
 The sum of M contributions is off by at most about M * 2^-24 of the sum of their magnitudes.
 Lengths that leave fp32 no room for directions fall back to the mean too. Contributions are decoded
 where they are used: twice under RDA, or once when their norms are known. Beside its outcome a
-merge holds nothing of the fragment's size.
+merge holds nothing of the fragment's size. A rule that leaves out values of each coordinate
+(`trimmed`, `median`) has all contributions of 2048 coordinates at hand at a time, which are sorted:
+16 KB for each learner and thread, and no more than 64 MB in all.
 """
 
 import math
@@ -33,13 +35,15 @@ from diloco_shared.numerics import merge_kernels as passes
 from diloco_shared.numerics.arrays import Piece
 from diloco_shared.numerics.compiled import spread
 from diloco_shared.numerics.merge_kernels import MergeState, Outcome, Reading, Rule, Share, Step
-from diloco_shared.numerics.sums import Doubles, Segments, Values, by_piece, cut
+from diloco_shared.numerics.sums import STRIDE, Doubles, Segments, Values, by_piece, cut
 from diloco_shared.spec.merge_rules import MergeRule, named
 from diloco_shared.spec.run import Weighting
 
 Flags = NDArray[np.bool_]
 
 EMPTY = np.empty(0, np.float32)
+# Of learners times threads that leave out values: 64 MB, whatever the machine has of processors.
+TRIMMING_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,7 @@ def warm() -> None:
     deltas = [Delta(1.0, "fp32", codec.encode("fp32", value_F))] * 2
     state = MergeState(value_F, value_F, value_F)
     merge_and_step(deltas, one, "rda", Nesterov(1.0, 0.5), Publishing("fp32", True), state)
+    merge([*deltas, *deltas], one, "trimmed")
 
 
 def _run(
@@ -183,34 +188,44 @@ def _run(
     segments = cut(pieces)
     # A single contribution is its own average: it is taken as it is.
     chosen = named(rule) if len(able) > 1 else None
-    ruled_P = np.array([chosen is not None and not p.embedding for p in pieces], np.bool_)
+    rules_P = [_of(chosen, piece) for piece in pieces]
     settled = outer.settled if outer else 0.0
-    how = _averaged(able, reading, segments, chosen, ruled_P, settled, out.master_F, threads)
+    how = _averaged(able, reading, segments, chosen, rules_P, settled, out.master_F, threads)
     _finish(reading, segments, how, _step(outer, publishing), state, out, threads)
+
+
+def _of(rule: MergeRule | None, piece: Piece) -> MergeRule | None:
+    """By which a piece is merged; None: the weighted mean."""
+    return rule.embeddings if rule is not None and piece.embedding else rule
 
 
 def _averaged(
     deltas: Sequence[Delta],
     reading: Reading,
     segments: Segments,
-    rule: MergeRule | None,
-    ruled_P: Flags,
+    chosen: MergeRule | None,
+    rules_P: Sequence[MergeRule | None],
     settled: float,
     out_F: Values,
     threads: int,
 ) -> Rule:
-    """How every piece is averaged; the sum of what the rule scales comes into `out_F` at once."""
-    weights = [d.weight for d in deltas]
+    """How every piece is averaged; the sum of what a rule scales comes into `out_F` at once."""
+    claimed = [d.weight for d in deltas]
+    weights = claimed if chosen is None else list(chosen.weights(claimed))
     total = math.fsum(weights)
     share_M = np.array([w / total for w in weights], np.float32)
+    ruled_P = np.array([rule is not None for rule in rules_P], np.bool_)
     scale_P = np.ones(ruled_P.size)
-    if rule is None or not ruled_P.any():
+    if chosen is not None and chosen.left_out(len(deltas)):
+        _trimmed(reading, segments, share_M, chosen.left_out(len(deltas)), out_F, threads)
+        return Rule(np.ones(ruled_P.size, np.bool_), scale_P, share_M)
+    if not ruled_P.any():
         return Rule(ruled_P, scale_P, share_M)
     norms_PxM = _known_norms(deltas, reading, segments, ruled_P, threads)
     factor_PxM, ruled_P = np.zeros(norms_PxM.shape, np.float32), ruled_P.copy()
     shares: list[float] = share_M.tolist()
-    for p in np.flatnonzero(ruled_P):
-        factors = rule.factors(shares, norms_PxM[p].tolist())
+    for p in np.flatnonzero(ruled_P).tolist():
+        factors = _there(rules_P[p]).factors(shares, norms_PxM[p].tolist())
         ruled_P[p] = factors is not None
         factor_PxM[p] = 0.0 if factors is None else factors
     squares_S = np.zeros(segments.piece_S.size)
@@ -222,11 +237,44 @@ def _averaged(
 
     spread(work, segments.ranges, threads)
     length_P = np.sqrt(by_piece(squares_S, segments.piece_S, ruled_P.size))
-    for p in np.flatnonzero(ruled_P):
-        scale = rule.scale(weights, norms_PxM[p].tolist(), float(length_P[p]), settled)
+    for p in np.flatnonzero(ruled_P).tolist():
+        rule, norms_M = _there(rules_P[p]), norms_PxM[p].tolist()
+        scale = rule.scale(weights, norms_M, float(length_P[p]), settled)
         ruled_P[p] = scale is not None
         scale_P[p] = 1.0 if scale is None else scale
     return Rule(ruled_P, scale_P, share_M)
+
+
+def _there(rule: MergeRule | None) -> MergeRule:
+    assert rule is not None, "a piece is ruled by nothing"
+    return rule
+
+
+def _trimmed(
+    reading: Reading,
+    segments: Segments,
+    share_M: Values,
+    left_out: int,
+    out_F: Values,
+    threads: int,
+) -> None:
+    """Every coordinate's mean without its outermost values, into `out_F`."""
+
+    def work(first: int, last: int) -> None:
+        values, shares = (np.empty((share_M.size, STRIDE), np.float32) for _ in range(2))
+        passes.trim(
+            reading,
+            segments,
+            share_M,
+            left_out,
+            Share(first, last),
+            values,
+            shares,
+            _room(),
+            out_F,
+        )
+
+    spread(work, segments.ranges, max(1, min(threads, TRIMMING_MAX // share_M.size)))
 
 
 def _known_norms(

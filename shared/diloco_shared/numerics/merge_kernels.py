@@ -2,6 +2,7 @@
 
     squares   reads the contributions           norms, for radial-directional averaging
     direct    reads the contributions           sum of phi(delta_m), written; its norm
+    trim      reads the contributions           mean without the outermost values, written
     finish    reads that sum and the fragment   outer step, publication, new anchor, written
 
 Each works on strides of STRIDE values that stay in the second-level cache, and may be called for
@@ -30,10 +31,13 @@ from diloco_shared.numerics.elementwise import (
     add_four_bf16,
     add_one,
     add_to,
+    add_weighted,
     copy,
     descend,
+    divide_within,
     fill,
     multiply,
+    order,
     rebase,
     subtract,
     to_bf16,
@@ -215,6 +219,63 @@ def direct(
             add_squares(sum_S, lanes_W)
             store(sum_S[a:b], out_F[at + a : at + b])
         squares_S[s] = fold(lanes_W)
+    fence()
+
+
+@kernel
+def _sort(learners: int, value_MxS: Values, share_MxS: Values) -> None:
+    """Ascending over learners in every place, shares with their values, by a network of exchanges.
+
+    Batcher's merge exchange (Knuth, The Art of Computer Programming, 5.2.2 M): which places are
+    compared depends on nothing but their number, so each comparison is a loop over a stride.
+    """
+    top = 1
+    while 2 * top < learners:
+        top *= 2
+    p = top
+    while p > 0:
+        q, r, d = top, 0, p
+        while d > 0:
+            for i in range(learners - d):
+                if i & p == r:
+                    order(value_MxS[i], value_MxS[i + d], share_MxS[i], share_MxS[i + d])
+            q, r, d = q // 2, p, q - p
+        p //= 2
+
+
+@kernel
+def trim(
+    r: Reading,
+    cut: Segments,
+    share_M: Values,
+    left_out: int,
+    share: Share,
+    value_MxS: Values,
+    share_MxS: Values,
+    room: Values,
+    out_F: Values,
+) -> None:
+    """Weighted mean of every coordinate without its `left_out` largest and smallest values.
+
+    It is kept within the values that it is made of, whatever was rounded. All contributions of one
+    stride are at hand at a time: `value_MxS` and `share_MxS`, 16 KB for each learner.
+    """
+    learners, sum_S, total_S = share_M.size, room[:STRIDE], room[STRIDE : 2 * STRIDE]
+    low, high = left_out, learners - left_out
+    first = cut.start_S[cut.first_R[share.first]]
+    end = cut.stop_S[cut.first_R[share.last] - 1]
+    for at in range(first, end, STRIDE):
+        for m in range(learners):
+            _load(r, m, at, value_MxS[m])
+            fill(share_M[m], share_MxS[m])
+        _sort(learners, value_MxS, share_MxS)
+        fill(np.float32(-0.0), sum_S)
+        fill(ZERO, total_S)
+        for m in range(low, high):
+            add_weighted(value_MxS[m], share_MxS[m], sum_S, total_S)
+        divide_within(value_MxS[low], value_MxS[high - 1], total_S, sum_S)
+        stop = min(at + STRIDE, end)
+        store(sum_S[: stop - at], out_F[at:stop])
     fence()
 
 

@@ -84,8 +84,10 @@ class Algorithm(Spec):
         description="Limit on the grace window in seconds, whatever Eq. 3 gives.",
     )
     merge: str = Field(
-        description="Merge of all but embeddings (section 3.5): 'rda', 'mean', or another rule of "
-        "spec/merge_rules.py."
+        description="How contributions become one. The paper's (section 3.5): 'rda', with the mean "
+        "for embeddings, and 'mean'. Where learners may lie: 'clipped' (rda with no length above "
+        "the median), 'trimmed' (each coordinate's mean without the outermost fifths) or 'median'; "
+        "these count no weight beyond twice the median. Or another rule of spec/merge_rules.py."
     )
     weighting: Weighting = Field(
         "quality",

@@ -73,6 +73,16 @@ def radial(deltas: Sequence[Doubles], weights: Sequence[float], settled: float) 
     return direction * (radius / length) * (1 - settled) + direction * radius * settled
 
 
+def trimmed(deltas: Sequence[Doubles], weights: Sequence[float], left_out: int) -> Doubles:
+    """Each coordinate's mean without so many of its largest and its smallest values."""
+    values_MxF = np.stack(deltas)
+    weights_MxF = np.broadcast_to(np.array(weights)[:, None], values_MxF.shape)
+    inner = np.lexsort((weights_MxF, values_MxF), axis=0)[left_out : len(deltas) - left_out]
+    kept, parts = (np.take_along_axis(x, inner, 0) for x in (values_MxF, weights_MxF))
+    mean: Doubles = (kept * parts).sum(0) / parts.sum(0)
+    return mean
+
+
 def ruled(
     rule: str,
     embedding: bool,
@@ -80,13 +90,19 @@ def ruled(
     weights: Sequence[float],
     settled: float,
 ) -> Doubles | None:
-    """By the rule of that name; of one that is not the paper's only its factors are believed."""
-    if embedding or rule == "mean" or len(deltas) == 1:
+    """By the rule of that name; of one that is not the paper's only its decisions are believed."""
+    if rule == "mean" or len(deltas) == 1:
         return weighted(deltas, weights)
     if rule == "rda":
-        return radial(deltas, weights, settled)
-    chosen, total = named(rule), sum(weights)
+        return weighted(deltas, weights) if embedding else radial(deltas, weights, settled)
+    chosen = named(rule)
     assert chosen is not None
+    weights = chosen.weights(weights)
+    if left_out := chosen.left_out(len(deltas)):
+        return trimmed(deltas, weights, left_out)
+    chosen, total = chosen.embeddings if embedding else chosen, sum(weights)
+    if chosen is None:
+        return weighted(deltas, weights)
     norms = [float(np.linalg.norm(d)) for d in deltas]
     factors = chosen.factors([w / total for w in weights], norms)
     if factors is None:

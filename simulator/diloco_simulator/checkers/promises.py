@@ -28,7 +28,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.checkers.lost import Lost
 
 # Faults that no contribution has by bad luck.
-LIES = ("config", "malformed", "tokens", "non-finite")
+LIES = ("config", "malformed", "tokens", "counters", "non-finite")
 
 
 class Report:

@@ -62,6 +62,25 @@ def rda(deltas: Sequence[Values], weights: Sequence[float], offset: int) -> Valu
     return (direction.astype(f64) * (radius / length)).astype(f32)
 
 
+def trimmed(deltas: Sequence[Values], weights: Sequence[float], left_out: int) -> Values:
+    """Each coordinate's weighted mean without its outermost values; equal ones by their shares."""
+    total = math.fsum(weights)
+    shares = np.array([w / total for w in weights], f32)
+    value_MxF = np.stack(deltas)
+    share_MxF = np.broadcast_to(shares[:, None], value_MxF.shape)
+    order = np.lexsort((share_MxF, value_MxF), axis=0)[left_out : len(deltas) - left_out]
+    values, parts = (np.take_along_axis(x, order, 0) for x in (value_MxF, share_MxF))
+    weight = np.zeros(values.shape[1], f32)
+    for part in parts:
+        weight += part
+    summed = np.full(values.shape[1], -0.0, f32)
+    for value, part in zip(values, parts, strict=True):
+        summed += value * part
+    mean = summed / weight
+    mean = np.where(mean < values[0], values[0], mean)
+    return np.where(mean > values[-1], values[-1], mean) + f32(0)
+
+
 def merge(
     deltas: Sequence[Values], weights: Sequence[float], pieces: Sequence[Piece], rule: str
 ) -> Values:

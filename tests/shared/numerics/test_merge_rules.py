@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from statistics import median
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from diloco_shared.numerics.arrays import Layout
 from diloco_shared.numerics.merge import Delta, merge
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec import merge_rules
-from diloco_shared.spec.merge_rules import NORM_MAX, Radial, named
+from diloco_shared.spec.merge_rules import NORM_MAX, MergeRule, Radial, named
 from diloco_shared.spec.run import Algorithm
 
 
@@ -34,26 +33,21 @@ def test_where_radial_has_no_answer_the_mean_stands_in() -> None:
 
 def test_a_rule_that_nobody_knows_is_refused_with_all_names() -> None:
     assert named("mean") is None
-    with pytest.raises(ValueError, match="'median' is not one of rda, mean"):
-        Algorithm.model_validate({"merge": "median"})
+    with pytest.raises(ValueError, match="'mode' is not one of rda, mean, clipped"):
+        Algorithm.model_validate({"merge": "mode"})
 
 
-class Clipped:
-    """The mean of contributions that are cut to the median length."""
+class Shortest(MergeRule):
+    """The mean of contributions that are cut to the shortest one's length."""
 
     def factors(self, shares_M: Sequence[float], norms_M: Sequence[float]) -> list[float] | None:
-        most = median(norms_M)
+        most = min(norms_M)
         return [s * min(1.0, most / n) for s, n in zip(shares_M, norms_M, strict=True)]
-
-    def scale(
-        self, weights_M: Sequence[float], norms_M: Sequence[float], length: float, settled: float
-    ) -> float | None:
-        return 1.0
 
 
 def test_a_rule_of_ones_own_is_merged_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(merge_rules.RULES, "clipped", Clipped())
-    assert Algorithm.model_validate({"merge": "clipped"}).merge == "clipped"
+    monkeypatch.setitem(merge_rules.RULES, "shortest", Shortest())
+    assert Algorithm.model_validate({"merge": "shortest"}).merge == "shortest"
     tensors = [
         TensorSpec(name="t", shape=(7,), embedding=False),
         TensorSpec(name="u", shape=(5,), embedding=True),
@@ -65,11 +59,11 @@ def test_a_rule_of_ones_own_is_merged_like_any_other(monkeypatch: pytest.MonkeyP
     deltas = [
         Delta(w, "fp32", codec.encode("fp32", v)) for w, v in zip(weights, values, strict=True)
     ]
-    merged = merge(deltas, pieces, "clipped")
+    merged = merge(deltas, pieces, "shortest")
     for piece in pieces:
         cut = slice(piece.offset, piece.offset + piece.size)
         norms = [float(np.linalg.norm(v[cut])) for v in values]
-        most = math.inf if piece.embedding else median(norms)
+        most = math.inf if piece.embedding else min(norms)
         expected = sum(
             w / 4 * min(1.0, most / n) * v[cut].astype(np.float64)
             for w, n, v in zip(weights, norms, values, strict=True)

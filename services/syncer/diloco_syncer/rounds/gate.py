@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from diloco_shared.protocol.messages import ContributionManifest
+from diloco_shared.protocol.messages import COUNT_MAX, ContributionManifest
 from diloco_syncer.events import Effect, Tell
 from diloco_syncer.history.history import History
 
@@ -30,10 +30,15 @@ class Expected:
     values: int
     codec: str
     tokens_per_step: int
+    merged_to: int = 0  # tokens of this life up to which all of the fragment's fate is settled
+    step_max: int = COUNT_MAX  # the step that it may have reached, by its own reports
 
 
-def expecting(h: History, fragment: int, incarnation: int) -> Expected:
+def expecting(
+    h: History, fragment: int, learner: str, incarnation: int, step_max: int = COUNT_MAX
+) -> Expected:
     """Of a participant in a round of `fragment` that is pulled now."""
+    life = h.ledger.lives.get(learner, {}).get(incarnation)
     return Expected(
         config_hash=h.config_hash,
         epoch=h.epoch,
@@ -45,6 +50,8 @@ def expecting(h: History, fragment: int, incarnation: int) -> Expected:
         values=h.sizes_P[fragment],
         codec=h.spec.algorithm.codec_up,
         tokens_per_step=h.spec.tokens_per_step,
+        merged_to=0 if life is None else life.mark_P[fragment],
+        step_max=step_max,
     )
 
 
@@ -82,6 +89,22 @@ def judge(
             tokens < 1 or tokens > steps * e.tokens_per_step,
             "tokens",
             f"claims {tokens} tokens in {steps} steps of at most {e.tokens_per_step}",
+        ),
+        (
+            m.tokens_to > m.step_to * e.tokens_per_step,
+            "tokens",
+            f"claims {m.tokens_to} tokens in a life of {m.step_to} steps",
+        ),
+        (
+            # It adopted the head after all that is merged in it.
+            stale == 0 and m.tokens_from < e.merged_to,
+            "counters",
+            f"begins at token {m.tokens_from}, though {e.merged_to} of its life are settled",
+        ),
+        (
+            m.step_to > e.step_max,
+            "counters",
+            f"ends at step {m.step_to}, though by its own reports it is at {e.step_max} at most",
         ),
         (not finite, "non-finite", "has values that are not finite"),
         (not norm >= 0.0, "non-finite", "has no norm"),

@@ -1,4 +1,8 @@
-"""Norm outliers (design section 4, the gate): a robust z-score per fragment, one-sided."""
+"""Norm outliers (design section 4, the gate): a robust z-score per fragment, one-sided.
+
+Before there are norms enough to say what is usual, and besides, what is many times as long as most
+of its own round is one too (`far`).
+"""
 
 import math
 import sys
@@ -20,6 +24,13 @@ HISTORY = 256
 MAD_TO_SIGMA = 1.4826
 # Deviations below this share of the median are noise, whatever the spread so far.
 SPREAD_MIN = 0.05
+# So many times the median of its own round is an outlier, whatever was seen before. The norm per
+# root step of a learner grows with the root of its steps at most, and a fresh optimizer's first
+# steps are some times the later ones; in honest rounds, warm-up and restarts included, the largest
+# was 2.4 times the median (bench/poisoned.py).
+FAR = 30.0
+# With two, nobody knows who is right.
+FAR_LEARNERS_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,15 @@ def inspect(
     length = math.sqrt(math.fsum((norms_P * norms_P).tolist()))
     finite = math.isfinite(length)
     return Inspected(finite, length if finite else 0.0, norms_P)
+
+
+def far(norms: Mapping[str, float]) -> dict[str, float]:
+    """How many times the median of one round's norms the far ones are; none if half or more are."""
+    if len(norms) < FAR_LEARNERS_MIN:
+        return {}
+    usual = max(median_low(norms.values()), sys.float_info.min)
+    times = {learner: value / usual for learner, value in norms.items() if value > FAR * usual}
+    return {} if 2 * len(times) >= len(norms) else times
 
 
 class NormHistory:
@@ -76,6 +96,20 @@ class NormHistory:
         scores = {learner: (value - usual) / spread for learner, value in norms.items()}
         outliers = {learner: z for learner, z in scores.items() if z > self.z_max}
         return {} if 2 * len(outliers) >= len(norms) else outliers
+
+    def outliers(self, fragment: int, norms: Mapping[str, float]) -> dict[str, str]:
+        """Who is one in this round, and why in words: by what was seen, and by the round itself.
+
+        If half or more would be, only what is far of the round.
+        """
+        there, scores = far(norms), self.judge(fragment, norms)
+        if 2 * len({*there, *scores}) >= len(norms):
+            scores = {}
+        why = {m: f"{norms[m]:.3g} has robust z {z:.1f}" for m, z in scores.items()}
+        beyond = {
+            m: f"{norms[m]:.3g} is {n:.3g} times the round's median" for m, n in there.items()
+        }
+        return why | beyond
 
     def to_lists(self) -> dict[str, list[float]]:
         return {str(p): list(seen) for p, seen in self.norms.items()}

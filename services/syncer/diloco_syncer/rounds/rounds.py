@@ -7,7 +7,7 @@ effects; hands finished rounds to the machine as tape records, strictly in order
 from collections.abc import Iterator
 
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import ContributionManifest, Pull, TapeRound
+from diloco_shared.protocol.messages import COUNT_MAX, ContributionManifest, Pull, TapeRound
 from diloco_syncer.events import (
     Append,
     Chosen,
@@ -230,7 +230,9 @@ class Rounds:
             return self._after_all(manifest, now)
         if manifest.learner not in r.participants:
             return "uninvited", [Drop(key)]
-        expected = expecting(self.history, r.fragment, r.participants[manifest.learner])
+        incarnation = r.participants[manifest.learner]
+        step_max = self._step_max(manifest.learner, incarnation, r)
+        expected = expecting(self.history, r.fragment, manifest.learner, incarnation, step_max)
         refusal = judge(manifest, expected, finite=event.finite, norm=event.norm)
         known = r.answer(manifest.learner)
         drop: list[Effect] = [] if manifest.learner in r.kept and known == key else [Drop(key)]
@@ -259,6 +261,21 @@ class Rounds:
                 if event.answer == subjects.contribution(h.spec.name, learner, *place):
                     why = f"its answer was refused: {event.kind}: {event.reason}"
                     r.leave_out(learner, r.participants[learner], "missed", why[:500])
+
+    def _step_max(self, learner: str, incarnation: int, r: Round) -> int:
+        """The step that this life may have reached when it answered, by what it reports itself.
+
+        Its newest report is a lease old at most when it is pulled, and it answers until the
+        deadline. Twice what it steps meanwhile, and a round of every fragment for a report that
+        is only averaged; so that only who contradicts itself is beyond.
+        """
+        member = self.roster.members.get(learner)
+        p = None if member is None or member.incarnation != incarnation else member.progress
+        if p is None or not p.step_s > 0:
+            return COUNT_MAX
+        waited_s = self.roster.lease_s + max(r.deadline - r.pulled_at, 0.0)
+        steps = min(2 * waited_s / p.step_s, float(COUNT_MAX // 2))
+        return p.step + int(steps) + self.algorithm.sync_every_steps
 
     @property
     def _pulling(self) -> Iterator[Round]:
@@ -336,13 +353,9 @@ class Rounds:
             for learner, k in r.kept.items()
         }
         effects: list[Effect] = []
-        for learner, z in self.history.norms.judge(r.fragment, norms).items():
+        for learner, why in self.history.norms.outliers(r.fragment, norms).items():
             k = r.kept[learner]
-            r.refuse(
-                k.manifest,
-                f"outlier: norm per root step {norms[learner]:.3g} has robust z {z:.1f}",
-                norm=k.norm,
-            )
+            r.refuse(k.manifest, f"outlier: norm per root step {why}", norm=k.norm)
             effects.append(Drop(k.manifest.blob.subject))
         return effects
 
