@@ -91,7 +91,7 @@ def test_bandwidth_is_told_beside_what_a_run_sends() -> None:
     spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
     found = judging.bandwidth("up", Rate(1_000_000, 0.5, 1_900_000), 10, known(spec))
     assert verdict(found) == ("bandwidth up", "ok")
-    assert found.figures["bytes_per_s"] == 2_000_000 and "16 Mbit/s" in found.text
+    assert found.figures["bytes_per_s"] == 2_000_000 and "2 MB/s" in found.text
     assert "a contribution of the run" in found.text
     assert judging.bandwidth("down", Rate(1000, 1.0, 1000), 10, None).verdict == "warn"
     assert judging.bandwidth("down", Rate(0, 0.0, 0), 10, None).verdict == "FAIL"

@@ -110,6 +110,20 @@ async def test_the_hubs_own_processes_are_known_by_their_rights(
         assert own == pytest.approx(certificates.DAYS, abs=1)
 
 
+async def test_a_hub_whose_processes_never_began_is_no_fault_of_the_site(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    async with a_tls_hub(tmp_path / "hub", "oslo") as hub:
+        async with hub.bus("coordinator") as bus:
+            for name in s.BUCKETS:
+                await bus.delete_stream(f"KV_{name}")
+        found = await doctor(hub, "oslo")
+        assert failed(found) == []
+        assert found["clock"]["verdict"] == "warn"
+        assert "start the hub's coordinator" in found["clock"]["remedy"]
+        assert found["bandwidth down"]["verdict"] == "skipped"
+
+
 async def test_troubles_of_a_site_are_told_apart(doctor: Doctor, tmp_path: Path) -> None:
     async with a_tls_hub(tmp_path / "hub", "oslo", "rome", mutual=True) as hub:
         stranger = certificates.new_authority(datetime.now(UTC))
