@@ -18,6 +18,7 @@ from diloco_cli.doctor.judging import CHECKS
 from diloco_shared.bus.blobs import put_blob
 from diloco_shared.process import certificates, hub_folder
 from diloco_shared.process.certificates import Pair
+from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import encode
@@ -34,8 +35,9 @@ def doctor(
     """Findings by name at a site with the environment of an identity, some of it changed."""
     monkeypatch.setattr(machine_io, "devices", lambda: judging.devices(None, ""))
 
-    async def run(hub: TlsHub, identity: str, **more: str) -> dict[str, Any]:
-        environment = hub.environment(identity) | {"DILOCO_DATA": str(tmp_path)}
+    async def run(hub: TlsHub | None, identity: str, **more: str) -> dict[str, Any]:
+        environment = {"DILOCO_DATA": str(tmp_path)}
+        environment |= hub.environment(identity) if hub is not None else {}
         for name in [name for name in os.environ if name.startswith("DILOCO_")]:
             monkeypatch.delenv(name)
         for name, value in (environment | more).items():
@@ -49,9 +51,10 @@ def doctor(
         await asyncio.to_thread(command)
         said = capfd.readouterr()
         assert said.err == ""
-        for file in (hub.folder / hub_folder.CREDENTIALS).iterdir():
+        for file in (hub.folder / hub_folder.CREDENTIALS).iterdir() if hub is not None else ():
             assert json.loads(file.read_text())["seed"] not in said.out
-        found = json.loads(said.out)
+        assert "geheim" not in said.out
+        found = json.loads(said.out.splitlines()[-1])
         named = {each["name"]: each for each in found["checks"]}
         assert found["ok"] == (not failed(named))
         return named
@@ -122,6 +125,27 @@ async def test_a_hub_whose_processes_never_began_is_no_fault_of_the_site(
         assert found["clock"]["verdict"] == "warn"
         assert "start the hub's coordinator" in found["clock"]["remedy"]
         assert found["bandwidth down"]["verdict"] == "skipped"
+
+
+async def test_one_secret_for_all_is_warned_of(doctor: Doctor, tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats", token="geheim")
+    await server.start()
+    try:
+        url = f"nats://{server.address}"
+        for more in ({"DILOCO_NATS_TOKEN": "geheim"}, {"DILOCO_NATS_URL": server.url}):
+            found = await doctor(None, "", **({"DILOCO_NATS_URL": url} | more))
+            assert failed(found) == []
+            assert found["credentials"]["verdict"] == "warn"
+            assert "let in with a token" in found["credentials"]["text"]
+            assert found["rights"]["verdict"] == "skipped"
+            assert found["TLS"]["verdict"] == "ok"  # on one machine
+            assert found["bandwidth up"]["verdict"] == "ok"
+        found = await doctor(None, "", DILOCO_NATS_URL=url, DILOCO_NATS_TOKEN="wrong")
+        assert failed(found) == ["credentials"]
+        found = await doctor(None, "", DILOCO_NATS_URL=f"tls://geheim@{server.address}")
+        assert failed(found) == ["TLS"] and "offers none" in found["TLS"]["text"]
+    finally:
+        await server.stop()
 
 
 async def test_troubles_of_a_site_are_told_apart(doctor: Doctor, tmp_path: Path) -> None:
