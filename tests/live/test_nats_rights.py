@@ -217,9 +217,14 @@ async def test_a_sites_answers_lead_nowhere_but_back(tmp_path: Path) -> None:
                 await thief._link.publish(asked, body, reply=target)
         await thief._link.flush(20)
         await coordinator.publish(s.event("r", "x"), b"")  # whatever came before has come
+
+        async def stored() -> bool:
+            return (await coordinator.stream_info("UP-r")).messages == 5
+
+        # The server stores in its own time what nobody waits for.
+        await until(stored, "all five that the site may store")
         assert await coordinator.kv_all(s.TOKENS) == await coordinator.kv_all(s.RUNS) == {}
         assert (await coordinator.stream_info("TAPE-r")).messages == 0
-        assert (await coordinator.stream_info("UP-r")).messages == 5
         async with hub.bus("syncer-a") as syncer:
             await syncer.publish(s.beat("r"), b"true")
             assert (await anext(beats)).payload == b"true"
