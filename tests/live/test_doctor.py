@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 from live.test_nats_rights import PAYLOAD
 from live.tls_hub import TlsHub, a_tls_hub
+from waiting import until
 
 from diloco_cli.__main__ import main
 from diloco_cli.doctor import judging, machine_io
 from diloco_cli.doctor.judging import CHECKS
 from diloco_shared.bus.blobs import put_blob
+from diloco_shared.bus.port import Unavailable
 from diloco_shared.process import certificates, hub_folder
 from diloco_shared.process.certificates import Pair
 from diloco_shared.process.nats_server import NatsServer
@@ -125,6 +128,32 @@ async def test_a_hub_whose_processes_never_began_is_no_fault_of_the_site(
         assert found["clock"]["verdict"] == "warn"
         assert "start the hub's coordinator" in found["clock"]["remedy"]
         assert found["bandwidth down"]["verdict"] == "skipped"
+
+
+async def test_a_site_whose_account_leads_nowhere_is_told_whom_to_ask(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    """The server met the account, and has read its configuration only once since."""
+    async with a_tls_hub(tmp_path / "hub") as hub:
+        hub_folder.add(hub.folder, "oslo", "learner")
+        os.kill(hub.pid, signal.SIGHUP)
+
+        async def known() -> bool:
+            async with hub.bus("oslo"):
+                return True
+
+        async def served() -> bool:
+            async with hub.bus("oslo") as bus:
+                return (await bus.stream_info("KV_members")).last_seq >= 0
+
+        await until(known, "that it is let in", tolerated=(Unavailable,))
+        found = await doctor(hub, "oslo")
+        assert failed(found) == ["clock", "versions", "bandwidth down"]
+        assert "configuration once more" in found["clock"]["remedy"]
+        await hub.reload()
+        await until(served, "that it is led on", tolerated=(Unavailable,))
+        found = await doctor(hub, "oslo")
+        assert failed(found) == []
 
 
 async def test_one_secret_for_all_is_warned_of(doctor: Doctor, tmp_path: Path) -> None:

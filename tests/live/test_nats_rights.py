@@ -315,7 +315,8 @@ async def test_a_site_that_comes_is_served_and_a_running_one_takes_its_new_key(
         mine, old = tmp_path / "mine", hub.file("oslo").read_bytes()
         mine.write_bytes(old)
         async with hub.bus("oslo", mine) as oslo:
-            await oslo.append("up.r.oslo-2.0.0.0.0", b"")
+            # The server acts on what it was told a moment after it was told.
+            await until(lambda: oslo.append("up.r.oslo-2.0.0.0.0", b""), tolerated=(Unavailable,))
             assert hub_folder.rotate(hub.folder, "oslo") == hub.file("oslo")
             await hub.reload()
             await oslo.append("up.r.oslo-2.0.0.1.0", b"")
