@@ -7,7 +7,8 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from diloco_cli.doctor import connecting_io, judging, machine_io
 from diloco_cli.doctor.connecting_io import Knocking
 from diloco_cli.doctor.judging import CHECKS, NEEDS, Encrypted, Finding, blocked
 from diloco_cli.doctor.trying import judged, tries, upload_subject
-from diloco_cli.words import FAILED
+from diloco_cli.words import FAILED, INVALID
 from diloco_learner.preflight.findings import CHECKS as OF_RUN
 from diloco_learner.preflight.findings import Finding as OfRun
 from diloco_shared.budget import Need, Term, known
@@ -91,7 +92,7 @@ def test_bandwidth_is_told_beside_what_a_run_sends() -> None:
     spec = RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
     found = judging.bandwidth("up", Rate(1_000_000, 0.5, 1_900_000), 10, known(spec))
     assert verdict(found) == ("bandwidth up", "ok")
-    assert found.figures["bytes_per_s"] == 2_000_000 and "16 Mbit/s" in found.text
+    assert found.figures["bytes_per_s"] == 2_000_000 and "2 MB/s" in found.text
     assert "a contribution of the run" in found.text
     assert judging.bandwidth("down", Rate(1000, 1.0, 1000), 10, None).verdict == "warn"
     assert judging.bandwidth("down", Rate(0, 0.0, 0), 10, None).verdict == "FAIL"
@@ -238,6 +239,15 @@ def test_devices_are_counted_and_a_hanging_driver_is_named(
     assert verdict(machine_io.devices()) == ("devices", "ok")
 
 
+def test_the_release_is_the_one_that_members_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each member of this very release would be taken for one of another."""
+    monkeypatch.setattr("diloco_shared.VERSION", "7.1", raising=False)
+    assert machine_io.release() == "7.1"
+    assert judging.versions(machine_io.release(), SERVER, {"7.1": ["a"]}).verdict == "ok"
+    monkeypatch.setattr("diloco_shared.VERSION", "", raising=False)
+    assert machine_io.release() == version("decoupled-diloco")
+
+
 def test_a_run_is_checked_up_to_where_compiling_begins() -> None:
     made = (OfRun(name, ok=name != "corpus", text="t", remedy="r") for name in OF_RUN)
     found = list(machine_io.of_run(made))
@@ -302,6 +312,35 @@ def test_a_name_that_nobody_knows(doctor: Doctor, monkeypatch: pytest.MonkeyPatc
     assert "no answer within 0.2 s" in found["name"]["text"]
 
 
+@pytest.mark.whole
+def test_a_run_is_looked_at_by_the_checks_of_diloco_check(doctor: Doctor, tmp_path: Path) -> None:
+    """Another corpus than the run names is found before anything is trained."""
+    (tmp_path / "text").mkdir()
+    for n in range(40):
+        (tmp_path / "text" / f"{n}.txt").write_text(f"file {n} is the {n}th of forty.\n" * 40)
+    (tmp_path / "run.toml").write_text(
+        'name = "r"\n[model]\npreset = "nano"\n[budget]\nsteps = 9\n[data]\nsource = "text"\n'
+        f'digest = "{"0" * 32}"\n'
+    )
+    status, found = doctor("run.toml", CORPORA=str(tmp_path / "corpora"))
+    failed = [name for name, each in found.items() if each["verdict"] == "FAIL"]
+    assert (status, failed) == (FAILED, ["port", "run: corpus"])
+    assert "has digest" in found["run: corpus"]["text"]
+    assert found["disk"]["figures"]["needed_bytes"] > 0
+    assert found["devices"]["verdict"] == found["run: host memory"]["verdict"] == "ok"
+    assert "run: compile" not in found
+
+
+def test_a_broken_file_of_a_run_is_refused_like_everywhere(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").write_text('name = "r"\n')
+    monkeypatch.setattr("sys.argv", ["diloco", "doctor", str(tmp_path / "run.toml")])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == INVALID
+
+
 def test_settings_that_no_service_would_take_are_told_without_what_they_hold(
     doctor: Doctor, tmp_path: Path
 ) -> None:
@@ -341,8 +380,9 @@ def said(first: bytes) -> Iterator[int]:
                     connection, _ = listening.accept()
                 except OSError:
                     return
-                connection.sendall(first)
                 kept.append(connection)
+                with suppress(OSError):  # whoever has heard enough hangs up
+                    connection.sendall(first)
 
         threading.Thread(target=serve, daemon=True).start()
         yield listening.getsockname()[1]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,13 +12,16 @@ from typing import Any
 import pytest
 from live.test_nats_rights import PAYLOAD
 from live.tls_hub import TlsHub, a_tls_hub
+from waiting import until
 
 from diloco_cli.__main__ import main
 from diloco_cli.doctor import judging, machine_io
 from diloco_cli.doctor.judging import CHECKS
 from diloco_shared.bus.blobs import put_blob
+from diloco_shared.bus.port import Unavailable
 from diloco_shared.process import certificates, hub_folder
 from diloco_shared.process.certificates import Pair
+from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import encode
@@ -34,8 +38,9 @@ def doctor(
     """Findings by name at a site with the environment of an identity, some of it changed."""
     monkeypatch.setattr(machine_io, "devices", lambda: judging.devices(None, ""))
 
-    async def run(hub: TlsHub, identity: str, **more: str) -> dict[str, Any]:
-        environment = hub.environment(identity) | {"DILOCO_DATA": str(tmp_path)}
+    async def run(hub: TlsHub | None, identity: str, **more: str) -> dict[str, Any]:
+        environment = {"DILOCO_DATA": str(tmp_path)}
+        environment |= hub.environment(identity) if hub is not None else {}
         for name in [name for name in os.environ if name.startswith("DILOCO_")]:
             monkeypatch.delenv(name)
         for name, value in (environment | more).items():
@@ -49,9 +54,10 @@ def doctor(
         await asyncio.to_thread(command)
         said = capfd.readouterr()
         assert said.err == ""
-        for file in (hub.folder / hub_folder.CREDENTIALS).iterdir():
+        for file in (hub.folder / hub_folder.CREDENTIALS).iterdir() if hub is not None else ():
             assert json.loads(file.read_text())["seed"] not in said.out
-        found = json.loads(said.out)
+        assert "geheim" not in said.out
+        found = json.loads(said.out.splitlines()[-1])
         named = {each["name"]: each for each in found["checks"]}
         assert found["ok"] == (not failed(named))
         return named
@@ -108,6 +114,67 @@ async def test_the_hubs_own_processes_are_known_by_their_rights(
         assert found["bandwidth down"]["verdict"] == "skipped"  # nothing is published yet
         own = found["TLS"]["figures"]["own_days_left"]
         assert own == pytest.approx(certificates.DAYS, abs=1)
+
+
+async def test_a_hub_whose_processes_never_began_is_no_fault_of_the_site(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    async with a_tls_hub(tmp_path / "hub", "oslo") as hub:
+        async with hub.bus("coordinator") as bus:
+            for name in s.BUCKETS:
+                await bus.delete_stream(f"KV_{name}")
+        found = await doctor(hub, "oslo")
+        assert failed(found) == []
+        assert found["clock"]["verdict"] == "warn"
+        assert "start the hub's coordinator" in found["clock"]["remedy"]
+        assert found["bandwidth down"]["verdict"] == "skipped"
+
+
+async def test_a_site_whose_account_leads_nowhere_is_told_whom_to_ask(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    """The server met the account, and has read its configuration only once since."""
+    async with a_tls_hub(tmp_path / "hub") as hub:
+        hub_folder.add(hub.folder, "oslo", "learner")
+        os.kill(hub.pid, signal.SIGHUP)
+
+        async def known() -> bool:
+            async with hub.bus("oslo"):
+                return True
+
+        async def served() -> bool:
+            async with hub.bus("oslo") as bus:
+                return (await bus.stream_info("KV_members")).last_seq >= 0
+
+        await until(known, "that it is let in", tolerated=(Unavailable,))
+        found = await doctor(hub, "oslo")
+        assert failed(found) == ["clock", "versions", "bandwidth down"]
+        assert "configuration once more" in found["clock"]["remedy"]
+        await hub.reload()
+        await until(served, "that it is led on", tolerated=(Unavailable,))
+        found = await doctor(hub, "oslo")
+        assert failed(found) == []
+
+
+async def test_one_secret_for_all_is_warned_of(doctor: Doctor, tmp_path: Path) -> None:
+    server = NatsServer(tmp_path / "nats", token="geheim")
+    await server.start()
+    try:
+        url = f"nats://{server.address}"
+        for more in ({"DILOCO_NATS_TOKEN": "geheim"}, {"DILOCO_NATS_URL": server.url}):
+            found = await doctor(None, "", **({"DILOCO_NATS_URL": url} | more))
+            assert failed(found) == []
+            assert found["credentials"]["verdict"] == "warn"
+            assert "let in with a token" in found["credentials"]["text"]
+            assert found["rights"]["verdict"] == "skipped"
+            assert found["TLS"]["verdict"] == "ok"  # on one machine
+            assert found["bandwidth up"]["verdict"] == "ok"
+        found = await doctor(None, "", DILOCO_NATS_URL=url, DILOCO_NATS_TOKEN="wrong")
+        assert failed(found) == ["credentials"]
+        found = await doctor(None, "", DILOCO_NATS_URL=f"tls://geheim@{server.address}")
+        assert failed(found) == ["TLS"] and "offers none" in found["TLS"]["text"]
+    finally:
+        await server.stop()
 
 
 async def test_troubles_of_a_site_are_told_apart(doctor: Doctor, tmp_path: Path) -> None:

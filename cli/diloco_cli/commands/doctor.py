@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -175,12 +176,15 @@ def _need(job: Job | None) -> Need | None:
 @contextmanager
 def _without_logs() -> Iterator[None]:
     """What a connection logs stands in a finding already, and would stand between them."""
-    before = structlog.get_config()
+    before, loop = structlog.get_config(), logging.getLogger("asyncio")
+    level = loop.level
+    loop.setLevel(logging.ERROR)  # it warns of each encrypted connection that is dropped
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), processors=[_dropped])
     try:
         yield
     finally:
         structlog.configure(**before)
+        loop.setLevel(level)
 
 
 def _dropped(_: object, __: str, ___: object) -> str:

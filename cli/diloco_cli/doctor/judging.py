@@ -123,6 +123,8 @@ def failed(name: str, text: str, remedy: str) -> Finding:
 
 
 def resolved(host: str, addresses: Sequence[str], error: str) -> Finding:
+    if list(addresses) == [host]:
+        return Finding("name", "ok", f"{host} is an address already")
     if addresses:
         return Finding("name", "ok", f"{host} is {', '.join(addresses)}")
     return failed(
@@ -371,7 +373,7 @@ def bandwidth(way: Literal["up", "down"], rate: "Rate", limit_s: float, job: Job
             "the link is too thin, or something on the way holds large messages up",
         )
     per_s = rate.bytes / rate.seconds
-    text = f"{8e-6 * per_s:.3g} Mbit/s over one connection ({shown(rate.moved)} tried)"
+    text = f"{shown(per_s)}/s over one connection ({shown(rate.moved)} tried)"
     figures = {"bytes_per_s": per_s, "bytes": float(rate.moved)}
     if job is not None:
         kind = "a contribution" if way == "up" else "a publication"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import diloco_shared
 from diloco_cli.doctor import judging
 from diloco_cli.doctor.judging import Finding
 from diloco_learner.preflight.findings import Finding as OfRun
@@ -75,7 +76,9 @@ def of_run(made: Iterator[OfRun]) -> Iterator[Finding]:
 
 
 def release() -> str:
-    """Of this software."""
+    """Of this software: as its processes say it, and else as it was installed."""
+    if said := getattr(diloco_shared, "VERSION", ""):
+        return str(said)
     try:
         return version("decoupled-diloco")
     except PackageNotFoundError:  # a copy of the sources that was never installed
