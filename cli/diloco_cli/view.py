@@ -61,6 +61,8 @@ def run_lines(
         lines.append(ledger_line(status))
     if run.get("syncers"):
         lines.append(_syncers_line(run, status))
+    if len(run.get("releases") or ()) > 1:
+        lines.append(releases_line(run["releases"]))
     if evaluations:
         first, newest = evaluations[0]["val_loss"], evaluations[-1]["val_loss"]
         lines.append(
@@ -113,6 +115,12 @@ def _syncers_line(run: dict[str, Any], status: dict[str, Any]) -> str:
         line += f"; {s['id']} {s['state']}{behind if s['state'] == 'standby' else ''}"
         line += f" ({s['reason']})" if s["reason"] else ""
     return line if others else f"{line}; nobody stands by"
+
+
+def releases_line(releases: Mapping[str, Sequence[str]]) -> str:
+    """Who runs what, while an upgrade goes on."""
+    each = (f"{version}: {', '.join(ids)}" for version, ids in sorted(releases.items()))
+    return f"releases: {'; '.join(each)}"
 
 
 def _bytes_line(status: dict[str, Any]) -> str:

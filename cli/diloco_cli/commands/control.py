@@ -53,7 +53,8 @@ def _member_line(m: dict[str, Any]) -> str:
     elif m["role"] == "syncer" and m["assigned"] and m["alive"]:
         behind = f", {counted(m['lag_records'], 'record')} behind" if m.get("lag_records") else ""
         line += f", {m['state']}{behind}"
-    line += f" ({m['role']}, process {m['pid']} on {m['host']})"
+    release = f", release {m['version']}" if m.get("version") else ""
+    line += f" ({m['role']}, process {m['pid']} on {m['host']}{release})"
     full = f"its disk is full: {m['full']}" if m.get("full") else ""
     why = "; ".join(text for text in (m.get("reason"), full) if text)
     return f"{line}: {why}" if m["alive"] and why else line

@@ -106,7 +106,7 @@ class RunCheckpoints:
             listed = ", ".join(known[-10:]) or "none"
             raise CheckpointError(f"there is no checkpoint {ref} in {self.root}; known: {listed}")
         try:
-            return CheckpointManifest.model_validate_json(body), digest_bytes(body)
+            return CheckpointManifest.model_validate_json(body, extra="ignore"), digest_bytes(body)
         except ValidationError as error:
             raise CheckpointError(f"{ref}/{MANIFEST} is damaged: {_first(error)}") from None
 
@@ -114,7 +114,7 @@ class RunCheckpoints:
         """A part as it was written."""
         body = self._object(ref, stored)
         try:
-            return kind.model_validate_json(body)
+            return kind.model_validate_json(body, extra="ignore")
         except ValidationError as error:
             raise CheckpointError(f"{ref}/{stored.key} is damaged: {_first(error)}") from None
 
@@ -123,7 +123,7 @@ class RunCheckpoints:
         body = self.vault.read(f"{ref}/{name}.json")
         if body is None:
             return None
-        part = kind.model_validate_json(body)
+        part = kind.model_validate_json(body, extra="ignore")
         return part, _stored(name, part, body)
 
     def blobs(self, ref: str, part: ShardPart | LearnerPart) -> Iterable[bytes]:

@@ -16,13 +16,13 @@ from typing import Any
 
 import structlog
 
-from diloco_shared import ambient
+from diloco_shared import VERSION, ambient
 from diloco_shared.bus.port import Bus, Conflict
 from diloco_shared.bus.repeating import left_undone, until_done
 from diloco_shared.bus.stored_records import readable, write_if
 from diloco_shared.process.health import anonymous_bytes
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Assignment, MemberRecord
+from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()
@@ -131,7 +131,7 @@ class Membership:
             {
                 "id": member,
                 "role": role,
-                "boot": ambient.unique(),
+                "boot": boot_of(VERSION, ambient.unique()),
                 "host": own_host(),
                 "pid": own_pid(),
                 "lock": lock,

@@ -28,7 +28,10 @@ Reason = Annotated[str, Field(max_length=500)]
 
 
 class Message(BaseModel):
-    """Base: immutable; wrong types and unknown fields are refused."""
+    """Base: immutable, of strict types.
+
+    Nobody makes one with fields that are unknown. Whoever reads one passes over them (`wire.py`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

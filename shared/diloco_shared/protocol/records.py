@@ -3,6 +3,7 @@
 Kept in key-value buckets and the event stream; nothing here is on the training path.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -30,7 +31,7 @@ class MemberRecord(Message):
 
     id: Id
     role: Literal["learner", "syncer", "coordinator", "supervisor"]
-    boot: str  # unique per process start
+    boot: str  # unique per process start; `boot_of` says with it which release the process is of
     host: str
     pid: Count
     lock: str  # identifies the locked data folder: same lock, the old process is dead
@@ -44,6 +45,22 @@ class MemberRecord(Message):
     tape_seq: Count = 0  # newest tape record that a syncer has executed
     shard: Count = 0  # that a syncer works for
     memory_bytes: Count = 0  # anonymous resident memory; 0: not told
+
+    @property
+    def version(self) -> str:
+        """The release that the process is of; "" for one of 0.2 or before, which says none."""
+        said = _BOOT.match(self.boot)
+        return said["version"].replace("_", ".") if said else ""
+
+
+# A process's release stands in its `boot`, which may be any text: release 0.2 refuses a record with
+# a field that it does not know. Without dots, since it becomes part of a subject.
+_BOOT = re.compile(r"v(?P<version>[0-9a-z_]{1,40})-")
+
+
+def boot_of(version: str, unique: str) -> str:
+    """What a process that was just started is known by; `unique`: nobody else has it."""
+    return f"v{version.replace('.', '_')}-{unique}"
 
 
 class LearnerSpeed(Message):

@@ -2,7 +2,8 @@
 
 msgpack maps with a version and the class name, and a digest behind them: one byte changed on the
 way or on a disk, on the tape above all, is found and said. Strict types; a size limit before
-parsing.
+parsing. Fields that this side does not know are passed over: a later release may have them, and
+it says so by its wire version where they must not be passed over (docs/how-to/upgrade.md).
 """
 
 import hashlib
@@ -48,7 +49,7 @@ def _decode(data: bytes, kind: type[M]) -> M:
     if name != kind.__name__:
         raise WireError(f"expected {kind.__name__}, got {name}")
     try:
-        return kind.model_validate(body)
+        return kind.model_validate(body, extra="ignore")
     except ValidationError as error:
         raise WireError(_first_fault(kind.__name__, error)) from None
 
@@ -57,7 +58,7 @@ def decode_tape(data: bytes) -> TapeRecord:
     """Parse any tape record; raises WireError."""
     name, body = _open(data)
     try:
-        record = _TAPE.validate_python(body)
+        record = _TAPE.validate_python(body, extra="ignore")
     except ValidationError as error:
         raise WireError(_first_fault(name, error)) from None
     if type(record).__name__ != name:

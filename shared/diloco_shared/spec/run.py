@@ -411,6 +411,30 @@ class RunSpec(Spec):
         return self.inner.batch_sequences * self.inner.accumulation * self.model.context_tokens
 
 
+# Settings that release 0.2 does not know, and refuses. Their defaults stay for good: a run that
+# does not name one means what it meant.
+_SINCE_0_2 = {
+    "model": ("weights", "weights_digest"),
+    "data": ("digest", "mixture", "documents"),
+    "evaluation": ("tokens", "beside_training"),
+    "keeping": ("export_every_rounds", "exports"),
+}
+
+
+def written(spec: RunSpec) -> dict[str, Any]:
+    """What is kept of a specification: read by this release, and by 0.2 where it can do the run.
+
+    A setting that 0.2 does not know is left out while it has its default.
+    """
+    view = spec.model_dump(mode="json")
+    for table, names in _SINCE_0_2.items():
+        said: Spec = getattr(spec, table)
+        for name in names:
+            if getattr(said, name) == type(said).model_fields[name].default:
+                del view[table][name]
+    return view
+
+
 # Content must agree, not where it lies. What a run of version 0.2.0 could not say is left out where
 # it is not said, so that its hash is what it was.
 _NOT_SHARED = {"parameters", "weights"}

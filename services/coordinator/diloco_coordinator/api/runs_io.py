@@ -20,6 +20,7 @@ from diloco_coordinator.api.views import (
     over_view,
     quorum_consequence,
     recovery_views,
+    releases,
     round_views,
     run_view,
     speed_views,
@@ -52,7 +53,7 @@ from diloco_shared.protocol.records import Restore, RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape
 from diloco_shared.reach.local import OutOfReach
 from diloco_shared.reach.places import place_of_run
-from diloco_shared.spec.run import OF_CHECKPOINT, RunSpec
+from diloco_shared.spec.run import OF_CHECKPOINT, RunSpec, written
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 After = Annotated[int, Query(ge=0)]
@@ -169,6 +170,7 @@ class Runs:
         syncers, wordless_s = syncer_views(notes), r.wordless_s(record.name)
         view = run_view(record, status, waiting, members, syncers, beside, cannot, wordless_s)
         view["speeds"] = speed_views(r.speed_of(m) for m in members)
+        view["releases"] = releases(notes)
         view["budget"] = used(record, status, [n.record for n in notes])
         view["revision"] = r.revisions.get((subjects.RUNS, record.name), 0)
         return view
@@ -245,7 +247,7 @@ class Runs:
         spec = spec.model_copy(update={"id": ambient.token(6)})
         record = RunRecord(
             name=spec.name,
-            spec=spec.model_dump(mode="json"),
+            spec=written(spec),
             desired="running",
             quorum=spec.algorithm.quorum,
             created_at=ambient.wall(),

@@ -6,6 +6,7 @@ from typing import Any
 
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.statuses import leaderless
+from diloco_shared import VERSION
 from diloco_shared.protocol.messages import TapeRecord, TapeRound
 from diloco_shared.protocol.records import (
     Event,
@@ -24,6 +25,8 @@ HINDERED_SHOWN = 3
 MEND = "mend it there, it is noticed by itself; 'diloco check' on that machine says more"
 # States in which a run waits for learners.
 AWAITING = ("queued", "waiting")
+# Release of a process that does not say it.
+BEFORE = "0.2 or before"
 # Why a run is not there for others; both are momentary unless a process died over it.
 PHASES: dict[RunPhase, str] = {
     "submitting": "it is being submitted; if that was cut off, submit it again or delete it",
@@ -112,6 +115,14 @@ def unfit(notes: Iterable[MemberNote]) -> str:
     return f"{_first(told)} ({MEND})" if told else ""
 
 
+def releases(notes: Iterable[MemberNote]) -> dict[str, list[str]]:
+    """Which living processes are of which release, the coordinator among them."""
+    found: dict[str, list[str]] = {VERSION: ["coordinator"]}
+    for record in _living(notes):
+        found.setdefault(record.version or BEFORE, []).append(record.id)
+    return found
+
+
 def full(notes: Iterable[MemberNote]) -> str:
     """Which living members of a run find their own disks full, and why; "" if none does."""
     return _first([f"the disk of {r.id} is full: {r.full}" for r in _living(notes) if r.full])
@@ -160,6 +171,7 @@ def syncer_views(notes: Iterable[MemberNote]) -> list[dict[str, Any]]:
     return [
         {
             "id": n.record.id,
+            "version": n.record.version or BEFORE,
             "shard": n.record.shard,
             "state": n.record.state if n.alive else "gone",
             "reason": n.record.reason if n.alive else "",
@@ -186,6 +198,7 @@ def member_view(
     """
     record = note.record
     shown = record.model_dump(mode="json", exclude={"lock", "boot"})
+    shown["version"] = record.version or BEFORE
     shown["assigned"] = run
     shown["alive"] = note.alive
     shown["gone_since"] = note.gone_since

@@ -311,7 +311,7 @@ class Registry:
             if there is not None and not there.alive:
                 self.roll.forget(member)
             return
-        note = MemberNote.model_validate_json(value)
+        note = _note(value)
         if there is None:
             self.roll.restore(note, ambient.wall())
         elif there.drained != note.drained:  # another coordinator was asked
@@ -488,7 +488,7 @@ class Registry:
                 known = entry.revision
                 if not wish:
                     with suppress(ValidationError):
-                        drained = MemberNote.model_validate_json(entry.value).drained
+                        drained = _note(entry.value).drained
                         note = note.model_copy(update={"drained": drained})
                         if member in self.roll.notes:  # else it was forgotten meanwhile
                             self.roll.drain(member, drained)
@@ -556,6 +556,11 @@ class Registry:
 
 def _place(loc: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in loc) or "(whole)"
+
+
+def _note(value: bytes) -> MemberNote:
+    """As any release wrote it; ValidationError for what is no note."""
+    return MemberNote.model_validate_json(value, extra="ignore")
 
 
 async def _done(what: Callable[[], Awaitable[T]]) -> T:

@@ -19,7 +19,7 @@ from diloco_shared.protocol.checkpoints import (
 )
 from diloco_shared.protocol.messages import TapeRestore
 from diloco_shared.protocol.records import ShardLease
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import RunSpec, written
 from diloco_syncer.events import Capture, Seal
 from diloco_syncer.history.history import History
 from diloco_syncer.history.replay import RestoredState
@@ -97,7 +97,7 @@ def seal(
             stamp=min((s.stamp for s in states), key=lambda stamp: stamp.steps),
             versions=tuple(max(of_p) for of_p in zip(*(s.versions for s in states), strict=True)),
             parameters=sum(sum(s.sizes_P) for s in states),
-            spec=spec.model_dump(mode="json"),
+            spec=written(spec),
             shards=tuple(part for _, part in parts),
             learners=learners,
             missing={
