@@ -1,8 +1,9 @@
 """A run whose processes are exchanged for those of another release while it goes on.
 
-    python bench/upgrade.py --old FOLDER [--exchanges 64] [--json FILE]
+    python bench/upgrade.py --old FOLDER [--new FOLDER] [--exchanges 64] [--json FILE]
 
-FOLDER holds the last release, as `make upgrade-drill` lays it out. A real message server; a
+The first FOLDER holds the last release, as `make upgrade-drill` lays it out; the second one what it
+is exchanged for, which is this code unless it is given. A real message server; a
 coordinator, two syncers and two learners of the last release begin a run. Then one role after the
 other is exchanged for the other release, forth and back, until each of the four was exchanged in
 each of the 16 states that a cluster can be in (`storms/releases.py`): every order of an upgrade,
@@ -139,7 +140,7 @@ def figures(cluster: Cluster, upgrading: Upgrading, releases: list[Release]) -> 
 
 
 async def drill(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    releases = [Release("0.2.0", args.old.resolve()), Release("next", ROOT)]
+    releases = [Release("0.2.0", args.old.resolve()), Release("next", args.new.resolve())]
     server = NatsServer(folder / "nats", dies_with_owner=True)
     await server.start()
     compiled = folder / "compiled"
@@ -157,6 +158,7 @@ def main() -> None:
     """Print the figures; write them as JSON; status 1 if a promise is broken."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--old", type=Path, required=True, help="the last release")
+    parser.add_argument("--new", type=Path, default=ROOT, help="the next one")
     parser.add_argument("--exchanges", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=1500.0, help="of the run's budget")
     parser.add_argument("--keep", type=Path, help="empty folder for the cluster's files")

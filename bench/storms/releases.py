@@ -224,7 +224,7 @@ class Upgrading:
             to = self.releases[1 - self.releases.index(self.cluster.release[name])]
             ending_s += self.cluster.end(name, how)
             self.cluster.start(name, to)
-            self.goes_on()
+            self.goes_on(name)
         row = {
             "from": dict(zip(ROLES, (self.releases[bit].name for bit in state), strict=True)),
             "exchanged": role,
@@ -235,8 +235,13 @@ class Upgrading:
         self.rows.append(row)
         return row
 
-    def goes_on(self) -> None:
-        """The newest record of the tape, and then rounds with contributions of both learners."""
+    def goes_on(self, name: str) -> None:
+        """The process is a member, and after that both learners are merged, and somebody stands by.
+
+        Until its key is its own it may be shown as the process before it was.
+        """
+        pid = self.cluster.running[name].pid
+        until(f"{name} among the members", lambda: self.cluster.client.member(name)["pid"] == pid)
         newest = until("rounds", lambda: self.cluster.client.rounds(self.run)[-1]["seq"])
 
         def again() -> int:
