@@ -6,9 +6,9 @@ The first FOLDER holds the last release, as `make upgrade-drill` lays it out; th
 is exchanged for, which is this code unless it is given. A real message server; a
 coordinator, two syncers and two learners of the last release begin a run. Then one role after the
 other is exchanged for the other release, forth and back, until each of the four was exchanged in
-each of the 16 states that a cluster can be in (`storms/releases.py`): every order of an upgrade,
-and of the way back, consists of these 64 exchanges. Every fourth process is killed (SIGKILL) and
-the others are told to end (SIGTERM). After each exchange both learners must be merged again.
+each of the 16 states that a cluster can be in (`storms/releases.py`), or the run nears its end:
+every order of an upgrade, and of the way back, consists of these 64 exchanges. Every fourth process
+is killed (SIGKILL) and the others are told to end (SIGTERM). After each exchange both learners must be merged again.
 
 Then the run ends by its budget, and it is looked at:
 ledger_exact: of every fragment, processed = merged + refused + overwritten + lost + in flight.
@@ -25,6 +25,7 @@ import json
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ from diloco_shared.process.nats_server import NatsServer
 
 RUN = "upgraded"
 ROOT = Path(__file__).resolve().parents[1]
+# Before the run's end no exchange is begun any more, in seconds: one takes a minute on busy cores.
+LAST_S = 90.0
 # Every so many exchanges are kills.
 KILLED = 4
 SPEC: dict[str, Any] = {
@@ -76,7 +79,8 @@ def trained(cluster: Cluster, releases: list[Release], args: argparse.Namespace)
     cluster.client.create_run({**SPEC, "data": data, "budget": budget})
     until("the first rounds", lambda: len(cluster.client.rounds(RUN)) >= 3)
     upgrading, walk = Upgrading(cluster, RUN, releases), Walk(of=args.exchanges)
-    while (role := walk.next(state := upgrading.state())) is not None:
+    last_at = time.monotonic() + args.seconds - LAST_S
+    while time.monotonic() < last_at and (role := walk.next(state := upgrading.state())):
         how = signal.SIGKILL if len(upgrading.rows) % KILLED == KILLED - 1 else signal.SIGTERM
         before = status(cluster.client)["tokens"]["lost"]
         row = upgrading.exchange(state, role, how)
@@ -118,6 +122,7 @@ def figures(cluster: Cluster, upgrading: Upgrading, releases: list[Release]) -> 
     return {
         "state": client.run(RUN)["state"],
         "exchanges": len(upgrading.rows),
+        "exchanges_of_64": len({(*r["from"].values(), r["exchanged"]) for r in upgrading.rows}),
         "killed": sum(r["signal"] == "SIGKILL" for r in upgrading.rows),
         "ledger_exact": all(
             sum(f.values()) == last["tokens_processed"] for f in last["tokens_by_fragment"]

@@ -8,6 +8,7 @@ import gc
 import weakref
 
 import pytest
+from next_release import speaking
 
 from diloco_simulator import check
 from diloco_simulator.worlds import crash_points
@@ -44,6 +45,16 @@ def verdict(seed: int) -> WorldResult:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_seed_breaks_a_promise(seed: int) -> None:
     assert verdict(seed).violations == [], f"{check.COMMAND} --seeds 1 --from {seed}"
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_world_in_which_the_next_release_speaks(every: int) -> None:
+    """All messages, or every other one, have fields that nobody knows: an upgrade goes on."""
+    with speaking(every):
+        result = played(Case.drawn(21))
+    assert result.violations == []
+    assert result.counts["recoveries"] == verdict(21).counts["recoveries"]
 
 
 @pytest.mark.whole

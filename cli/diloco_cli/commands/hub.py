@@ -1,15 +1,24 @@
 """Commands about a hub: its message server's configuration, and which sites may connect."""
 
+import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from diloco_cli.commands.options import Json, show
+from diloco_cli.cluster import HERE as LOCAL
+from diloco_cli.cluster import Login, bus_of
+from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.words import INVALID, CliError, why
+from diloco_shared.budget.terms import shown
 from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.nats.rights import Role
-from diloco_shared.process import hub_folder
+from diloco_shared.bus.port import BusError
+from diloco_shared.process import hub_backup, hub_folder, logs
+from diloco_shared.process.nats_binary import ServerError
+
+T = TypeVar("T")
 
 app = typer.Typer()
 hub = typer.Typer(no_args_is_help=True, help="The message server of a hub, and its identities.")
@@ -58,6 +67,68 @@ def init(
         print(f"credentials of {path.name}: {path}")
     if not cert:
         print("without --cert and --key nothing is encrypted: other networks can read everything")
+
+
+@hub.command()
+def backup(
+    folder: Annotated[Path, typer.Argument(help="New folder to write it to.")],
+    data: Folder = LOCAL,
+    nats_url: NatsUrl = "",
+    nats_token: NatsToken = "",
+    nats_credentials: NatsCredentials = "",
+    as_json: Json = False,
+) -> None:
+    """Write all streams and buckets of a hub to a folder, while its runs go on.
+
+    With credentials, those of the coordinator.
+    """
+
+    async def act() -> hub_backup.Backup:
+        bus = await bus_of(Login(nats_url, nats_token, nats_credentials), data)
+        try:
+            return await hub_backup.take(bus, folder)
+        finally:
+            await bus.close()
+
+    found = _backed(act())
+    lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, in {folder}"]
+    show(hub_backup.report(found), as_json, lambda: lines)
+
+
+@hub.command()
+def restore(
+    folder: Annotated[Path, typer.Argument(help="What 'diloco hub backup' wrote.")],
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Empty store of a message server that does not run; that of --hub."),
+    ] = None,
+    hub_folder_: Annotated[
+        Path | None, typer.Option("--hub", help="Folder that 'diloco hub init' made.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put a backup back into the empty store of a message server, before you start that."""
+    if (store is None) == (hub_folder_ is None):
+        raise CliError("give either --hub FOLDER or --store FOLDER", INVALID)
+    where = store or (hub_folder_ or HERE) / "store"
+    of_hub = hub_folder_ is not None
+    found, done = _backed(hub_backup.put_back(folder, where, of_hub=of_hub))
+    lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
+    lines.append("start the message server now: everybody goes on by itself")
+    show({**hub_backup.report(found), "done": done}, as_json, lambda: lines)
+
+
+def _backed(work: Coroutine[Any, Any, T]) -> T:
+    """What comes of it; CliError says what is amiss."""
+    logs.configure("warning")
+    try:
+        return asyncio.run(work)
+    except (hub_backup.BackupError, ServerError) as error:
+        raise CliError(str(error)) from None
+    except BusError as error:
+        raise CliError(f"{error}; what was begun is no backup, and no hub: remove it") from None
+    except OSError as error:
+        raise CliError(f"{error.filename}: {why(error)}") from None
 
 
 @site.command()

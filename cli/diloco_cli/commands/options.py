@@ -40,6 +40,15 @@ DataRoot = Annotated[
         help="Folders that a run may read, as for a learner; separated by commas.",
     ),
 ]
+NatsUrl = Annotated[
+    str,
+    typer.Option(envvar="DILOCO_NATS_URL", help="Message server of a cluster elsewhere."),
+]
+NatsToken = Annotated[str, typer.Option(envvar="DILOCO_NATS_TOKEN", help="Its token.")]
+NatsCredentials = Annotated[
+    str,
+    typer.Option(envvar="DILOCO_NATS_CREDENTIALS", help="File of an identity that it knows."),
+]
 Run = Annotated[str, typer.Argument(help="Name of the run; the newest if left out.")]
 
 _WHERE: tuple[tuple[str, Any, Any], ...] = (

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from pydantic import ValidationError
 
-from diloco_cli.cluster import HERE, endpoint_of
-from diloco_cli.commands.options import Folder, Json, show
+from diloco_cli.cluster import HERE, Login, bus_of
+from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.tape_file import FORMATS, check, plain, written
-from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, UNKNOWN, CliError, counted, why
-from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.nats.keys import read_credentials
-from diloco_shared.bus.port import Bus, BusError, Unavailable
+from diloco_cli.words import FAILED, INVALID, UNKNOWN, CliError, counted, why
+from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.checkpoints.tape_archive_io import archives_of, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
@@ -35,31 +33,11 @@ tape = typer.Typer(no_args_is_help=True, help="The record of every round: show, 
 app.add_typer(tape, name="tape")
 
 Run = Annotated[str, typer.Argument(help="Name of the run.")]
-NatsUrl = Annotated[
-    str,
-    typer.Option(envvar="DILOCO_NATS_URL", help="Message server of a cluster elsewhere."),
-]
 Shard = Annotated[int, typer.Option(min=0, help="Syncer shard, of a run that has several.")]
 Checkpoints = Annotated[
     str,
     typer.Option(help="Where run-wide checkpoints and archived tapes are; in --data if left out."),
 ]
-NatsToken = Annotated[str, typer.Option(envvar="DILOCO_NATS_TOKEN", help="Its token.")]
-Credentials = Annotated[
-    str,
-    typer.Option(envvar="DILOCO_NATS_CREDENTIALS", help="File of an identity that it knows."),
-]
-# For a server that is there; a command should not hang on one that is not.
-CONNECT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Login:
-    """As the options say; no `url`: that of the cluster of this machine, with its token."""
-
-    url: str
-    token: str
-    credentials: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +52,7 @@ class Recorded:
 def _on_tape(
     run: str,
     data: Path,
-    login: _Login,
+    login: Login,
     act: Callable[[Recorded], Awaitable[T]],
     shard: int = 0,
     checkpoints: str = "",
@@ -82,16 +60,7 @@ def _on_tape(
     """Connect, read the tape, and do `act`; CliError says what is missing."""
 
     async def work() -> T:
-        try:
-            bus = await NatsBus.connect(
-                where, name="diloco", token=key, credentials=file, timeout_s=CONNECT_S
-            )
-        except Unavailable as error:
-            raise CliError(
-                f"no message server answers at {where.rpartition('@')[2]} ({error}): start the "
-                "cluster with 'diloco up', or name another with --nats-url",
-                NO_CLUSTER,
-            ) from None
+        bus = await bus_of(login, data)
         try:
             root = str(checkpoints or data / "checkpoints")
             return await act(await _recorded(bus, run, shard, root))
@@ -102,21 +71,6 @@ def _on_tape(
         finally:
             await bus.close()
 
-    where, key = login.url, login.token or None
-    file = Path(login.credentials) if login.credentials else None
-    try:
-        if file is not None:
-            read_credentials(file)
-    except ValueError as error:
-        raise CliError(str(error), INVALID) from None
-    if not login.url:
-        where = f"nats://{endpoint_of(data)['nats']}"
-        try:
-            key = (data / "nats-token").read_text(encoding="ascii").strip()
-        except OSError as error:
-            raise CliError(
-                f"the token of the message server cannot be read: {why(error)}"
-            ) from None
     return asyncio.run(work())
 
 
@@ -159,7 +113,7 @@ def show_tape(
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
-    nats_credentials: Credentials = "",
+    nats_credentials: NatsCredentials = "",
     as_json: Json = False,
 ) -> None:
     """Every record, one line each."""
@@ -167,7 +121,7 @@ def show_tape(
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return [(seq, record) for seq, record in found.records if seq >= begin]
 
-    login = _Login(nats_url, nats_token, nats_credentials)
+    login = Login(nats_url, nats_token, nats_credentials)
     records = _on_tape(run, data, login, act, shard, checkpoints)
     shown = [{"seq": seq, **plain(record.model_dump(mode="json"))} for seq, record in records]
     show(shown, as_json, lambda: [_line(s, r) for s, r in records] or ["the tape is empty"])
@@ -182,7 +136,7 @@ def export(
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
-    nats_credentials: Credentials = "",
+    nats_credentials: NatsCredentials = "",
 ) -> None:
     """Write every record to a file."""
     _format(file)
@@ -190,7 +144,7 @@ def export(
     async def act(found: Recorded) -> list[tuple[int, TapeRecord]]:
         return found.records
 
-    login = _Login(nats_url, nats_token, nats_credentials)
+    login = Login(nats_url, nats_token, nats_credentials)
     records = _on_tape(run, data, login, act, shard, checkpoints)
     rows = [{"seq": seq, **record.model_dump(mode="json")} for seq, record in records]
     try:
@@ -230,7 +184,7 @@ def verify(
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
-    nats_credentials: Credentials = "",
+    nats_credentials: NatsCredentials = "",
     as_json: Json = False,
 ) -> None:
     """Whether records follow each other, and every contribution still needed is there and sound."""
@@ -241,7 +195,7 @@ def verify(
             found.spec, found.bus, found.records, str(checkpoints or data / "checkpoints"), shard
         )
 
-    login = _Login(nats_url, nats_token, nats_credentials)
+    login = Login(nats_url, nats_token, nats_credentials)
     result = _on_tape(run, data, login, act, shard, checkpoints)
     follow = "" if result.unfollowed else " follow each other"
     summary = (
@@ -275,7 +229,7 @@ def replay(
     data: Folder = HERE,
     nats_url: NatsUrl = "",
     nats_token: NatsToken = "",
-    nats_credentials: Credentials = "",
+    nats_credentials: NatsCredentials = "",
     as_json: Json = False,
 ) -> None:
     """Execute a run's merges again and compare every digest; status 1 at the first difference."""
@@ -295,7 +249,7 @@ def replay(
             shard,
         )
 
-    login = _Login(nats_url, nats_token, nats_credentials)
+    login = Login(nats_url, nats_token, nats_credentials)
     result = _on_tape(run, data, login, act, shard, checkpoints)
     show(asdict(result), as_json, lambda: replayed_lines(result))
     if result.fault is not None:

@@ -50,6 +50,7 @@ class NatsServer:
     are demanded from clients when given; `url` contains them, so do not log it: use `address`.
     `dies_with_owner` ends the server with this process (Linux; start it from the main thread).
     `sync`: tape and buckets are on disk when acknowledged; False only to measure what that costs.
+    `account`: whose streams they are, where several accounts share a store; of `user`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class NatsServer:
         max_file_bytes: int = MAX_FILE_BYTES,
         dies_with_owner: bool = False,
         sync: bool = True,
+        account: str = "",
     ) -> None:
         self.store_dir = store_dir.resolve()
         self.port = port
@@ -78,6 +80,7 @@ class NatsServer:
         self._max_file_bytes = max_file_bytes
         self._dies_with_owner = dies_with_owner
         self._sync = sync
+        self._account = account
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
         self._read_up_to = 0  # of the log, for `ails`
@@ -307,7 +310,10 @@ class NatsServer:
                 "sync_interval": "always" if self._sync else "2m",
             },
         }
-        if self._token is not None:
+        if self._account:
+            login = {"user": self._user, "password": self._password}
+            config["accounts"] = {self._account: {"jetstream": "enabled", "users": [login]}}
+        elif self._token is not None:
             config["authorization"] = {"token": self._token}
         elif self._user is not None:
             config["authorization"] = {"user": self._user, "password": self._password or ""}

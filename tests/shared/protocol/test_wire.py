@@ -7,6 +7,8 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from next_release import speaking
+from pydantic import ValidationError
 from syncer.recording import Recording
 
 from diloco_shared.protocol.records import Fault
@@ -40,6 +42,19 @@ def test_a_record_comes_back_as_it_was(record: Any) -> None:
     assert decode_tape(encode(record)) == record
     assert decode(encode(record), type(record)) == record
     assert decode_tape(bytearray(encode(record))) == record
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_what_a_later_release_adds_is_passed_over(record: Any) -> None:
+    with speaking():
+        data = encode(record)
+    assert data != encode(record)
+    assert decode_tape(data) == decode(data, type(record)) == record
+
+
+def test_nobody_makes_a_message_with_an_unknown_field() -> None:
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Fault(id="f", kind="kill", target="t", wish=1)  # type: ignore[call-arg]
 
 
 @given(

@@ -18,10 +18,13 @@ from diloco_shared.protocol.messages import (
     Blob,
     ContributionManifest,
     InitManifest,
+    TapeEpoch,
     TapeInit,
     TapeRebirth,
     TapeRecord,
     TapeRestore,
+    TapeRound,
+    TapeTerm,
 )
 from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
@@ -102,8 +105,10 @@ class Follower:
             found, self.notes = await asyncio.to_thread(self.finder.own)
             if found is None:
                 return
-            # One that is past the tape's end says that the server has lost what it must keep.
-            if await self._is_of_tape(found) or await self.tape.newest() < found.seq:
+            # One that is past the tape's end says that the server has lost what it must keep,
+            # unless somebody has taken the tape back on purpose.
+            lost = await self.tape.newest() < found.seq and not await self._taken_back(found)
+            if lost or await self._is_of_tape(found):
                 self._begin(found)
                 self.covered = self.history.seq
                 return
@@ -135,6 +140,19 @@ class Follower:
             return is_of(found.history, records[0][1])
         info = await self.data.stream_info(self.tape.stream)
         return found.seq < info.first_seq  # it was archived, and is gone from there
+
+    async def _taken_back(self, found: FoundState) -> bool:
+        """Whether the tape has begun an epoch later than this state's: a backup was restored.
+
+        A tape that lost its end is in the state's own epoch, or in one before it.
+        """
+        end = await self.tape.newest()
+        try:
+            records = await self.tape.read(after=max(end - BATCH_RECORDS, 0), limit=BATCH_RECORDS)
+        except Purged:
+            return False
+        epochs = [r.epoch for _, r in records if isinstance(r, TapeEpoch | TapeTerm | TapeRound)]
+        return max(epochs, default=0) > found.history["epoch"]
 
     def _begin(self, found: FoundState) -> None:
         self.history, self.store = History.restore(self.spec, found.history), found.store

@@ -52,6 +52,11 @@ class NatsStreams(StreamKv):
     def __init__(self, link: NatsLink) -> None:
         self._link = link
 
+    @property
+    def link(self) -> NatsLink:
+        """The connection, for what only NATS has."""
+        return self._link
+
     async def ensure(self, config: dict[str, Any]) -> None:
         """Create the stream, or update it where it differs.
 

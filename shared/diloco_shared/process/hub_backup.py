@@ -1,0 +1,313 @@
+"""A hub's streams and buckets in a folder, taken while runs go on, and put back on an empty hub.
+
+    <folder>/backup.json       a `Backup`: what is here, digest by digest; written last
+             streams/NAME      what the server sent of a stream (bus/nats/backups.py)
+
+The streams are not taken in one instant, so their order matters. What is published comes before the
+tape: a tape that knows more than is published is what every leader may meet. Contributions come
+after it, since the tape's newest records name them. Buckets come last, and name only runs whose
+streams are there. What is of the moment is left out: who is a member, who leads, and the state
+that is under way to somebody.
+
+After a restore everybody has seen more than the tape says. So every tape gets a record that begins
+a new epoch, far above any that can have been seen: learners discard what they hold of the old ones,
+and a syncer lets go of what its disk has of records that the tape does not.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import structlog
+from pydantic import Field, ValidationError
+
+from diloco_shared import VERSION, ambient
+from diloco_shared.bus.nats import backups
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.nats.hub_config import HUB
+from diloco_shared.bus.nats.link import NatsLink
+from diloco_shared.bus.stored_records import readable, records_in
+from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Count, Message, Seconds, TapeEnd, TapeEpoch, TapeRecord
+from diloco_shared.protocol.records import Incarnation, RunRecord
+from diloco_shared.protocol.wire import WireError, decode_tape, encode
+from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
+
+MANIFEST, STREAMS = "backup.json", "streams"
+# The first kinds to be taken, in this order; all others come after them.
+_ORDER = ("DN", "TAPE", "UP", "EVENTS")
+# Of the moment: only how they are set up is kept.
+_EMPTY = ("STATE", f"KV_{subjects.MEMBERS}", f"KV_{subjects.LEASES}")
+# More epochs, and more lives of one learner, than can have begun since the backup was taken.
+AHEAD = 1000
+# Rounds tell their epoch and term, and few records are anything else.
+TAIL_RECORDS = 512
+# Times that streams are looked for once more, because a run was submitted meanwhile.
+_LOOKS_MAX = 5
+_BLOCK = 1 << 20
+
+
+class Stream(Message):
+    """One stream. `file` is empty where only its configuration is kept."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,254}$")]
+    file: bool
+    bytes: Count = 0
+    sha256: str = ""
+    config: dict[str, Any]
+    state: dict[str, Any] = Field(default_factory=dict)
+
+
+class Backup(Message):
+    """What `backup.json` holds."""
+
+    format: Literal[1] = 1
+    version: str  # the release that took it
+    at: Seconds  # wall clock, seconds since 1970: when it was begun
+    took_s: Seconds
+    streams: tuple[Stream, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(s.bytes for s in self.streams)
+
+
+class BackupError(Exception):
+    """It cannot be taken, or not be put back; the text says why, and what to do."""
+
+
+# --------------------------------------------------------------------------------------------------
+# Taking one.
+
+
+async def take(bus: NatsBus, folder: Path) -> Backup:
+    """Write all streams into a new folder.
+
+    Raises BackupError where the folder holds anything, BusError and OSError: then it is no backup.
+    """
+    _new(folder)
+    at, began = ambient.wall(), ambient.monotonic()
+    link, taken = bus.link, dict[str, Stream]()
+    for _ in range(_LOOKS_MAX):
+        names = [n for n in await backups.streams_of(link) if n not in taken]
+        if not names:
+            break
+        # A bucket that was taken before must not know less than the streams of a new run do.
+        for name in sorted({*names, *(n for n in taken if n.startswith("KV_"))}, key=_rank):
+            path = folder / STREAMS / name
+            path.unlink(missing_ok=True)
+            found = await _taken(link, name, path)
+            if found is not None:
+                taken[name] = found
+    streams = tuple(taken[name] for name in sorted(taken, key=_rank))
+    backup = Backup(version=VERSION, at=at, took_s=ambient.monotonic() - began, streams=streams)
+    _write(folder / MANIFEST, backup.model_dump_json(indent=1).encode())
+    return backup
+
+
+def _new(folder: Path) -> None:
+    """Nobody else may read it: it holds all that the hub does."""
+    if folder.exists() and any(folder.iterdir()):
+        raise BackupError(f"{folder} is not empty: give the name of a new folder")
+    (folder / STREAMS).mkdir(parents=True)
+    folder.chmod(0o700)
+
+
+def _rank(name: str) -> tuple[int, str]:
+    kind = name.partition("-")[0]
+    return (_ORDER.index(kind) if kind in _ORDER else len(_ORDER), name)
+
+
+def _of_the_moment(name: str) -> bool:
+    return name in _EMPTY or name.partition("-")[0] in _EMPTY
+
+
+async def _taken(link: NatsLink, name: str, path: Path) -> Stream | None:
+    if _of_the_moment(name):
+        config = await backups.config_of(link, name)
+        return None if config is None else Stream(name=name, file=False, config=config)
+    about = await backups.save(link, name, path)
+    if about is None:
+        return None
+    size, digest = _measured(path)
+    log.info("taken", stream=name, bytes=size, messages=about["state"]["messages"])
+    return Stream(
+        name=name,
+        file=True,
+        bytes=size,
+        sha256=digest,
+        config=about["config"],
+        state=about["state"],
+    )
+
+
+def _measured(path: Path) -> tuple[int, str]:
+    """(bytes, SHA-256) of a file that is on the disk afterwards."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()
+
+
+def _write(path: Path, body: bytes) -> None:
+    """As a whole, or not at all."""
+    there = path.with_suffix(".part")
+    with there.open("wb") as file:
+        file.write(body)
+        file.flush()
+        os.fsync(file.fileno())
+    there.replace(path)
+
+
+# --------------------------------------------------------------------------------------------------
+# Putting one back.
+
+
+def read(folder: Path) -> Backup:
+    """What a folder holds, every digest compared. Raises BackupError naming the fault."""
+    path = folder / MANIFEST
+    try:
+        backup = Backup.model_validate_json(path.read_bytes(), extra="ignore")
+    except OSError as error:
+        raise BackupError(f"{path} cannot be read ({error.strerror}): is it a backup?") from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BackupError(
+            f"{path} is damaged, or of a later form: {where} {first['msg']}"
+        ) from None
+    for stream in backup.streams:
+        if not stream.file:
+            continue
+        file = folder / STREAMS / stream.name
+        try:
+            found = _measured(file)
+        except OSError as error:
+            raise BackupError(f"{file} cannot be read ({error.strerror})") from None
+        if found != (stream.bytes, stream.sha256):
+            raise BackupError(f"{file} is not what was taken: take another backup")
+    return backup
+
+
+async def put_back(folder: Path, store: Path, *, of_hub: bool) -> tuple[Backup, list[str]]:
+    """Make the store of a message server that does not run; what was read, and what was done.
+
+    `of_hub`: of one that 'diloco hub init' has set up, whose streams are those of an account.
+    Nobody can reach the server that does it: whoever met a hub that is half there would take the
+    rest for gone. Raises BackupError, ServerError, BusError or OSError: the store is empty then
+    or to be emptied.
+    """
+    backup = read(folder)
+    _check_empty(store)
+    async with _unreachable(store, HUB if of_hub else "") as bus:
+        for stream in backup.streams:
+            if stream.file:
+                about = {"config": stream.config, "state": stream.state}
+                await backups.load(bus.link, stream.name, folder / STREAMS / stream.name, about)
+            else:
+                await bus.ensure(stream.config)
+        return backup, [*await _new_epochs(bus, backup), *await _new_lives(bus)]
+
+
+def _check_empty(store: Path) -> None:
+    store.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if any((store / "jetstream").rglob("streams/*/*")):
+        raise BackupError(
+            f"{store} holds streams: a backup is put back on an empty hub only. Stop its message "
+            "server, move that folder away, and try again"
+        )
+
+
+def _remove_files(store: Path, but: set[Path]) -> None:
+    for path in set(store.iterdir()) - but:
+        if path.is_file():
+            path.unlink()
+
+
+def _files(store: Path) -> set[Path]:
+    return set(store.iterdir())
+
+
+@asynccontextmanager
+async def _unreachable(store: Path, account: str) -> AsyncIterator[NatsBus]:
+    """A server on loopback, with a password that nobody else has; its own files go with it."""
+    user, password = "restore", secrets.token_hex(16)
+    server = NatsServer(store, user=user, password=password, account=account)
+    before = _files(store)
+    await server.start()
+    try:
+        bus = await NatsBus.connect(
+            f"nats://{server.address}", name="restore", user=user, password=password
+        )
+        try:
+            yield bus
+        finally:
+            await bus.close()
+    finally:
+        await server.stop()
+        _remove_files(store, before)
+
+
+async def _new_epochs(bus: NatsBus, backup: Backup) -> list[str]:
+    """The record that every tape gets; which run goes on in which epoch."""
+    told = []
+    for run, found in (await records_in(bus, subjects.RUNS, RunRecord)).items():
+        if subjects.tape_stream(run) not in {stream.name for stream in backup.streams}:
+            continue
+        shards = RunSpec.model_validate(found.record.spec).algorithm.shards
+        tails = [await _tail(bus, run, shard) for shard in range(shards)]
+        # Shards follow each other into the newest epoch: all begin in the same one.
+        epoch = max((getattr(r, "epoch", 0) for tail in tails for r in tail), default=0) + AHEAD
+        for shard, tail in enumerate(tails):
+            if not tail or isinstance(tail[-1], TapeEnd):
+                continue
+            record = TapeEpoch(
+                epoch=epoch,
+                term=max(getattr(r, "term", 0) for r in tail),
+                reason="the hub was restored from a backup",
+                at=ambient.wall(),
+            )
+            seq = await bus.append(subjects.tape(run, shard), encode(record))
+            told.append(f"run {run}, shard {shard}: record {seq} begins epoch {epoch}")
+    return told
+
+
+async def _tail(bus: NatsBus, run: str, shard: int) -> list[TapeRecord]:
+    """The newest records of a shard, enough of them that some tell epoch and term."""
+    stream, subject = subjects.tape_stream(run), subjects.tape(run, shard)
+    last = await bus.last(stream, subject)
+    if last is None:
+        return []
+    stored = await bus.fetch(stream, subject, start_seq=max(1, last.seq - TAIL_RECORDS))
+    try:
+        return [decode_tape(s.payload) for s in stored]
+    except WireError as error:
+        raise BackupError(f"the tape of run {run}: {error}") from None
+
+
+async def _new_lives(bus: NatsBus) -> list[str]:
+    """Whoever starts as a learner gets a life that nobody had since the backup was taken."""
+    entries = await bus.kv_all(subjects.INCARNATIONS)
+    for key, entry in entries.items():
+        record = readable(entry.value, Incarnation)
+        if record is not None:
+            raised = record.model_copy(update={"incarnation": record.incarnation + AHEAD})
+            await bus.kv_update(subjects.INCARNATIONS, key, encode(raised), entry.revision)
+    return [f"{len(entries)} learners: their next lives are {AHEAD} later"] if entries else []
+
+
+def report(backup: Backup) -> dict[str, Any]:
+    """For people and programs."""
+    view: dict[str, Any] = json.loads(backup.model_dump_json(include={"version", "at", "took_s"}))
+    return view | {"bytes": backup.bytes, "streams": [s.name for s in backup.streams]}
