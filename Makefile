@@ -24,7 +24,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop soak quality claims compose-smoke clean
+.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop upgrade-drill soak quality claims compose-smoke clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -118,6 +118,13 @@ interop: install $(INTEROP)/.installed
 	rm -rf build/interop && mkdir -p build
 	$(BIN)/python tests/interop/write_ours.py build/interop
 	$(INTEROP)/bin/python tests/interop/compare.py build/interop
+
+# Release 0.2.0, as it was.
+LAST_RELEASE := 2f9ab71f87b6
+upgrade-drill: install
+	rm -rf build/last-release && mkdir -p build/last-release
+	git archive $(LAST_RELEASE) | tar -x -C build/last-release
+	$(BIN)/python bench/upgrade.py --old build/last-release $(if $(JSON),--json $(JSON))
 
 soak: install
 	$(BIN)/python bench/soak.py --minutes $(MINUTES) $(if $(JSON),--json $(JSON))

@@ -8,7 +8,8 @@ coordinator, two syncers and two learners of the last release begin a run. Then 
 other is exchanged for the other release, forth and back, until each of the four was exchanged in
 each of the 16 states that a cluster can be in (`storms/releases.py`), or the run nears its end:
 every order of an upgrade, and of the way back, consists of these 64 exchanges. Every fourth process
-is killed (SIGKILL) and the others are told to end (SIGTERM). After each exchange both learners must be merged again.
+is killed (SIGKILL) and the others are told to end (SIGTERM). After each exchange both learners must
+be merged again.
 
 Then the run ends by its budget, and it is looked at:
 ledger_exact: of every fragment, processed = merged + refused + overwritten + lost + in flight.

@@ -5,19 +5,22 @@ from collections.abc import Callable
 from typing import Any
 
 from diloco_coordinator.api.views import (
+    BEFORE,
     MEND,
     fault_views,
     full,
     jsonable,
     over_view,
     recovery_views,
+    releases,
     run_view,
     syncer_views,
     unfit,
 )
 from diloco_coordinator.runs.membership import MemberNote
 from diloco_coordinator.runs.statuses import UNLED_S
-from diloco_shared.protocol.records import Event, MemberRecord, RecoveryRecord, RunRecord
+from diloco_shared import VERSION
+from diloco_shared.protocol.records import Event, MemberRecord, RecoveryRecord, RunRecord, boot_of
 
 RECORD = RunRecord(name="r", spec={}, desired="running", quorum=1, created_at=1.0)
 
@@ -26,6 +29,20 @@ def test_floats_that_json_cannot_say_become_null() -> None:
     assert jsonable({"a": [math.nan, math.inf, 1.5], 2: (None,)}) == {
         "a": [None, None, 1.5],
         "2": [None],
+    }
+
+
+def test_a_run_says_who_is_of_which_release() -> None:
+    said = {"role": "learner", "host": "h", "pid": 1, "lock": "l", "started_at": 1.0}
+    notes = [
+        MemberNote(record=MemberRecord.model_validate({**said, "id": name, "boot": boot}))
+        for name, boot in (("a", boot_of("9.9.0", "x")), ("b", "1"), ("c", boot_of(VERSION, "y")))
+    ]
+    gone = notes[0].model_copy(update={"gone_since": 1.0})
+    assert releases([*notes, gone]) == {
+        VERSION: ["coordinator", "c"],
+        "9.9.0": ["a"],
+        BEFORE: ["b"],
     }
 
 

@@ -16,8 +16,9 @@ from diloco_shared.checkpoints.checkpoints_io import RunCheckpoints
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.checkpoints import MANIFEST, LearnerPart, ShardPart
 from diloco_shared.protocol.messages import TapeRecord, TapeRestore, TapeSetting
+from diloco_shared.protocol.records import RunRecord
 from diloco_shared.protocol.wire import decode, encode
-from diloco_shared.spec.run import RunSpec
+from diloco_shared.spec.run import RunSpec, written
 from diloco_syncer.checkpoints.parts_io import load
 from diloco_syncer.history.audit_io import reexecute, verify
 from diloco_syncer.history.history import History
@@ -51,6 +52,18 @@ def test_every_message_is_written_as_it_was() -> None:
     for where, data in all_messages(NEWEST):
         again = encode(decode(data, kind_of(stored.name_of(data))))
         assert again == data, where
+
+
+def test_a_run_is_written_as_the_last_release_wrote_it() -> None:
+    """A setting that it does not have makes a record that its processes refuse."""
+    found = [
+        decode(data, RunRecord).spec
+        for _, data in all_messages(NEWEST)
+        if stored.name_of(data) == "RunRecord"
+    ]
+    assert found
+    for spec in found:
+        assert written(RunSpec.model_validate(spec)) == spec
 
 
 def test_every_kind_of_record_is_kept() -> None:
@@ -92,9 +105,9 @@ def test_a_checkpoint_is_written_as_it_was(run: str) -> None:
             (manifest.shards, ShardPart),
             (manifest.learners.values(), LearnerPart),
         ):
-            for written in objects:
-                part = there.part(ref, written, kind)
-                assert part.model_dump_json().encode() == there.vault.read(f"{ref}/{written.key}")
+            for stored_ in objects:
+                part = there.part(ref, stored_, kind)
+                assert part.model_dump_json().encode() == there.vault.read(f"{ref}/{stored_.key}")
                 assert sum(map(len, there.blobs(ref, part))) > 0
 
 

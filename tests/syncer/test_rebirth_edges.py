@@ -13,6 +13,7 @@ from diloco_shared.bus import blobs
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import (
     PublicationManifest,
+    TapeEpoch,
     TapeRebirth,
     TapeRecord,
     TapeSnapshot,
@@ -272,8 +273,33 @@ async def test_nor_does_that_of_another_syncer(tmp_path: Path) -> None:
 LOST = 4  # a record that s1 has a snapshot of
 
 
-async def overtaken_by_a_power_cut(hub: Hub) -> None:
-    """s1 covers a record, which is lost with the one after; others stand there now."""
+@pytest.mark.parametrize("epoch", [0, 1000])
+async def test_a_snapshot_past_the_end_of_the_tape_goes_if_the_tape_was_taken_back(
+    epoch: int, tmp_path: Path
+) -> None:
+    """A restored backup begins a later epoch. A server that lost its records does not."""
+    hub = Hub(tmp_path)
+    await hub.prepare()
+    await hub.initialise()
+    await covered(hub)
+    hub.broker.lose(subjects.tape_stream("r"), 3)
+    if epoch:
+        await hub.append(TapeEpoch(epoch=epoch, term=1, reason="restored", at=50.0))
+    end = len(await hub.tape())
+    assert end < LOST
+    async with hub.syncer("s1"):
+        if epoch:
+            await within(hub.becomes("s1", "leading"))
+            covers = [record for record, _ in snapshots_of(tmp_path / "s1")]
+            assert LOST not in covers
+        else:
+            await within(hub.becomes("s1", "ineligible"))
+            assert [record for record, _ in snapshots_of(tmp_path / "s1")] == [LOST]
+            assert len(await hub.tape()) == end, "it decides nothing"
+
+
+async def covered(hub: Hub) -> None:
+    """s1 has a snapshot of record LOST, which is not the tape's last."""
     async with hub.syncer("s1"):
         await within(hub.becomes("s1", "leading"))
         await within(published(hub, epoch=0))
@@ -282,6 +308,11 @@ async def overtaken_by_a_power_cut(hub: Hub) -> None:
         await within(hub.becomes("s1", "leading"))
         await within(hub.comes(lambda r: isinstance(r, TapeTerm) and r.term == 3))
     assert [record for record, _ in snapshots_of(hub.folder / "s1")] == [LOST]
+
+
+async def overtaken_by_a_power_cut(hub: Hub) -> None:
+    """s1 covers a record, which is lost with the one after; others stand there now."""
+    await covered(hub)
     hub.broker.lose(subjects.tape_stream("r"), 2)
     for term in (3, 4, 5):
         await hub.append(TapeTerm(epoch=0, term=term, leader="other", at=50.0 + term))

@@ -2,14 +2,16 @@
 
 import asyncio
 import os
+import re
 from pathlib import Path
 
 import pytest
 
+from diloco_shared import VERSION
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.membership import TTL_S, DataFolder, FolderTaken, Membership
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Assignment, MemberRecord
+from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import decode, encode
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -42,6 +44,20 @@ async def prepared(broker: MemoryBroker) -> MemoryBus:
 async def shown(bus: Bus, member: str = "a") -> MemberRecord | None:
     entry = await bus.kv_get(subjects.MEMBERS, member)
     return None if entry is None or entry.value is None else decode(entry.value, MemberRecord)
+
+
+async def test_a_member_says_which_release_it_is_of(broker: MemoryBroker) -> None:
+    bus = await prepared(broker)
+    await Membership(bus, "a", "learner", "lock-1").register()
+    record = await shown(bus)
+    assert record is not None and record.version == VERSION
+    assert re.fullmatch(r"[a-z0-9_-]+", record.boot), "it becomes part of a subject"
+
+
+def test_release_0_2_says_none() -> None:
+    said = {"id": "a", "role": "learner", "host": "h", "pid": 1, "lock": "l", "started_at": 1.0}
+    assert MemberRecord.model_validate({**said, "boot": "0" * 32}).version == ""
+    assert MemberRecord.model_validate({**said, "boot": boot_of("1.2.3", "x")}).version == "1.2.3"
 
 
 async def test_a_member_is_shown_until_it_leaves(broker: MemoryBroker) -> None:

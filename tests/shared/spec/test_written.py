@@ -1,0 +1,35 @@
+"""What is kept of a run's specification: the release before this one reads it where it can."""
+
+from typing import Any
+
+import pytest
+
+from diloco_shared.checking import check
+from diloco_shared.spec.run import RunSpec, config_hash, written
+
+# Settings that 0.2 does not have, each with a value that is not its default.
+NEW = (
+    ("data", "documents", "apart"),
+    ("data", "digest", "1" * 32),
+    ("data", "mixture", [{"source": "a", "weight": 1.0, "digest": ""}]),
+    ("evaluation", "tokens", 4096),
+    ("evaluation", "beside_training", False),
+    ("keeping", "export_every_rounds", 8),
+    ("keeping", "exports", 5),
+)
+
+
+def spec(**tables: Any) -> RunSpec:
+    return check({"name": "r", "budget": {"steps": 96}, **tables})
+
+
+def test_it_is_read_as_what_was_meant() -> None:
+    for found in (spec(), *(spec(**{table: {name: value}}) for table, name, value in NEW)):
+        again = RunSpec.model_validate(written(found))
+        assert again == found and config_hash(again) == config_hash(found)
+
+
+@pytest.mark.parametrize(("table", "name", "value"), NEW)
+def test_what_is_new_is_named_only_where_it_is_used(table: str, name: str, value: Any) -> None:
+    assert name not in written(spec())[table]
+    assert written(spec(**{table: {name: value}}))[table][name] == value
