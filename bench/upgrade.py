@@ -34,8 +34,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from runs import surroundings
-from storms.releases import LEARNERS, Cluster, Release, Upgrading, Walk
-from storms.stack import until
+from storms.releases import LEARNERS, Cluster, Release, Upgrading, Walk, until
 
 from diloco_cli.up.stack import free_port
 from diloco_client import Client
@@ -88,7 +87,7 @@ def trained(cluster: Cluster, releases: list[Release], args: argparse.Namespace)
         row["lost"] = status(cluster.client)["tokens"]["lost"] - before
         walk.made.add((state, role))
         print(len(walk.made), json.dumps(row), flush=True)
-    until("the end", lambda: status(cluster.client)["settled"], args.seconds)
+    until("the end", lambda: status(cluster.client)["settled"])
     return upgrading
 
 

@@ -12,20 +12,27 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from diloco_client import Client
-from storms.stack import until
+from storms import stack
 
 PACKAGES = (
     *("cli", "client", "shared", "services/coordinator", "services/learner", "services/syncer"),
 )
 SYNCERS, LEARNERS = ("syncer-1", "syncer-2"), ("learner-1", "learner-2")
+# Of a busy machine: everything waits for processes that start and compile, in seconds.
+PATIENCE_S = 900.0
 # Told to end, a process gives back what it holds and leaves; a learner has its work merged first.
 ENDING_S = 60.0
+
+
+def until(what: str, condition: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """The first true value."""
+    return stack.until(what, condition, patience_s)
 
 
 class Release(NamedTuple):
@@ -65,13 +72,11 @@ class Cluster:
     def start(self, name: str, release: Release) -> None:
         role = name.partition("-")[0]
         port = str(self.port) if role == "coordinator" else "0"
-        # What learners compute waits for what the others have to answer.
-        niced = ("nice", "-n", "10") if role == "learner" else ()
         with (self.folder / f"{name}.log").open("ab") as log:
             log.write(f"=== {release.name}\n".encode())
             log.flush()
             self.running[name] = subprocess.Popen(
-                [*niced, sys.executable, *release.starter, f"diloco_{role}"],
+                [sys.executable, *release.starter, f"diloco_{role}"],
                 env={**self.environment(release), "DILOCO_ID": name, "DILOCO_PORT": port},
                 stdout=log,
                 stderr=log,
