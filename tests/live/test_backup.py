@@ -16,7 +16,7 @@ from diloco_client import ApiError, Client, Unreachable
 from diloco_shared.process.hub_backup import AHEAD, MANIFEST, STREAMS
 from diloco_shared.process.nats_server import NatsServer
 
-pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1800)]
 
 AWAY = (ApiError, Unreachable, OSError, LookupError, TypeError)
 LEARNERS, SYNCERS = ("learner-1", "learner-2"), ("syncer-1", "syncer-2")
@@ -32,7 +32,11 @@ def spec() -> dict[str, Any]:
         "membership": {"learners_min": 2, "heartbeat_s": 0.5, "lease_s": 3.0},
         "evaluation": {"every_steps": 100_000, "sequences": 32},
         # Snapshots of after the backup, which the tape that is put back does not have.
-        "keeping": {"snapshot_every_rounds": 5, "checkpoint_every_steps": 100_000},
+        "keeping": {
+            "snapshot_every_rounds": 5,
+            "checkpoint_every_steps": 100_000,
+            "begin_again_after_s": 6.0,
+        },
         "budget": {"steps": 100_000},
     }
 
@@ -52,7 +56,7 @@ class Cluster:
 
     def wait(self, condition: Any, what: str) -> Any:
         self.running.check()
-        return wait_until(condition, what, patience_s=PATIENCE_S, every_s=0.1, tolerated=AWAY)
+        return wait_until(condition, what, patience_s=2 * PATIENCE_S, every_s=0.1, tolerated=AWAY)
 
     def committed(self) -> list[dict[str, Any]]:
         return [r for r in self.client.rounds("r") if r["outcome"] == "committed"]

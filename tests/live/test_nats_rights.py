@@ -13,15 +13,21 @@ from shared.bus.test_rights import ALL, HEARD, PUBLISHED
 from waiting import until
 
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
+from diloco_shared.bus.nats import backups
 from diloco_shared.bus.nats.api import api_call
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.nats.rights import Identity
 from diloco_shared.bus.port import BusError, Delivery, Refused, StreamSpec, Unavailable
 from diloco_shared.bus.run_streams import ensure_buckets
-from diloco_shared.process import hub_folder
+from diloco_shared.checking import check
+from diloco_shared.process import hub_backup, hub_folder
 from diloco_shared.process.nats_binary import find_binary
 from diloco_shared.protocol import subjects as s
+from diloco_shared.protocol.messages import TapeEpoch, TapeTerm
+from diloco_shared.protocol.records import RunRecord
+from diloco_shared.protocol.wire import decode_tape, encode
+from diloco_shared.spec.run import written
 
 pytestmark = pytest.mark.live
 
@@ -65,17 +71,22 @@ def started(folder: Path) -> "subprocess.Popen[bytes]":
 
 
 @asynccontextmanager
-async def a_hub(folder: Path, *learners: str) -> AsyncIterator[Hub]:
-    """One that runs, with the streams of the run `r` and all buckets."""
+async def a_hub(folder: Path, *learners: str, backup: Path | None = None) -> AsyncIterator[Hub]:
+    """One that runs, with the streams of the run `r` and all buckets, or with a backup's."""
     hub_folder.create(folder, listen="127.0.0.1:-1", store=folder / "store")
     for learner in learners:
         hub_folder.add(folder, learner, "learner")
+    if backup is not None:
+        await hub_backup.put_back(backup, folder / "store", of_hub=True)
     process, ports = started(folder), folder / "ports"
     try:
         await until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
         url = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
         hub = Hub(folder, process.pid, url)
         async with hub.bus("coordinator") as bus:
+            if backup is not None:
+                yield hub
+                return
             await ensure_buckets(bus, (*s.BUCKETS, *s.PRIVATE_BUCKETS))
             specs = [StreamSpec(n, (f,), 64 << 20) for n, f in s.run_streams("r").items()]
             for spec in (*specs, StreamSpec(s.EVENTS_STREAM, (s.EVENTS_FILTER,), 64 << 20)):
@@ -116,6 +127,34 @@ async def test_the_server_keeps_the_table(who: Identity, tmp_path: Path) -> None
                     if await refused(bus, kind, subject) == (who in allowed):
                         wrong.append((kind, subject))
         assert wrong == []
+
+
+async def test_the_coordinator_takes_a_backup_and_a_hub_has_it_again(tmp_path: Path) -> None:
+    """Of the account that its streams are in; a site may take none."""
+    term = TapeTerm(epoch=3, term=7, leader="s", at=1.0)
+    spec = check({"name": "r", "budget": {"steps": 8}})
+    record = RunRecord(name="r", spec=written(spec), desired="running", quorum=1, created_at=1.0)
+    async with a_hub(tmp_path / "hub", "oslo") as hub:
+        async with hub.bus("syncer-a") as syncer:
+            await syncer.append(s.tape("r", 0), encode(term))
+        async with hub.bus("oslo") as oslo:
+            with pytest.raises(BusError):
+                await hub_backup.take(oslo, tmp_path / "stolen")
+        async with hub.bus("coordinator") as bus:
+            await bus.kv_put(s.RUNS, "r", encode(record))
+            taken = await hub_backup.take(bus, tmp_path / "backup")
+    assert {"TAPE-r", "KV_tokens", "KV_members"} <= {stream.name for stream in taken.streams}
+
+    async with (
+        a_hub(tmp_path / "new", backup=tmp_path / "backup") as hub,
+        hub.bus("coordinator") as bus,
+    ):
+        found = [decode_tape(m.payload) for m in await bus.fetch("TAPE-r", s.tape("r", 0))]
+        assert await bus.kv_get(s.RUNS, "r") is not None
+        assert await backups.streams_of(bus.link) == sorted(x.name for x in taken.streams)
+    assert found[0] == term
+    assert isinstance(found[1], TapeEpoch)
+    assert (found[1].epoch, found[1].term) == (3 + hub_backup.AHEAD, 7)
 
 
 async def test_a_site_does_all_its_work_through_its_account(tmp_path: Path) -> None:

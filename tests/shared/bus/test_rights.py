@@ -79,9 +79,12 @@ PUBLISHED: tuple[tuple[str, tuple[Identity, ...]], ...] = (
         "CONSUMER.MSG.NEXT.DN-r.b1",
         "CONSUMER.DELETE.DN-r.b1",
     )),
+    ("$JS.SNAPSHOT.ACK.TAPE-r.x", (COORDINATOR,)),
     *((f"{API}.{call}", (COORDINATOR,)) for call in (
         "INFO",
         "STREAM.LIST",
+        "STREAM.SNAPSHOT.TAPE-r",
+        "STREAM.RESTORE.TAPE-r",
         "STREAM.DELETE.DN-r",
         "STREAM.INFO.KV_tokens",
         "STREAM.MSG.GET.KV_tokens",

@@ -53,6 +53,7 @@ _READ = (
 # Deliveries name this as the place of their acknowledgement. Our consumers want none, so nobody
 # listens there; without it the server would note for each delivery that it might be answered.
 _ACK = "$JS.ACK.>"
+_SNAPSHOT_ACK = "$JS.SNAPSHOT.ACK.>"  # that a part of a backup has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +199,14 @@ def _of_syncer(me: str) -> Rights:
 
 
 def _of_coordinator(me: str) -> Rights:
-    publish = (f"{HUB_API}.>", "$KV.*.>", subjects.event("*", "*"), subjects.chaos("*"), _ACK)
+    publish = (
+        f"{HUB_API}.>",
+        "$KV.*.>",
+        subjects.event("*", "*"),
+        subjects.chaos("*"),
+        _ACK,
+        _SNAPSHOT_ACK,
+    )
     subscribe = (
         subjects.beat("*"),
         subjects.lapsed_beat("*"),
