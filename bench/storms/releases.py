@@ -155,10 +155,11 @@ class Cluster:
 # The walk.
 
 ROLES = ("coordinator", "leader", "standby", "learners")
-# Done first: an upgrade as it is recommended, and the way back from it in the opposite order.
+# Done first: an upgrade as it is recommended, and the way back in another order. Once the leader is
+# exchanged the other syncer leads, so it is exchanged as the leader too.
 FIRST = (
     *("coordinator", "standby", "leader", "learners"),
-    *("learners", "leader", "standby", "coordinator"),
+    *("learners", "leader", "leader", "coordinator"),
 )
 State = tuple[int, int, int, int]  # of each of ROLES: 0 of the last release, 1 of the next one
 
