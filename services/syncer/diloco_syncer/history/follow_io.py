@@ -152,7 +152,7 @@ class Follower:
         except Purged:
             return False
         epochs = [r.epoch for _, r in records if isinstance(r, TapeEpoch | TapeTerm | TapeRound)]
-        return max(epochs, default=0) > found.history["epoch"]
+        return bool(max(epochs, default=0) > found.history["epoch"])
 
     def _begin(self, found: FoundState) -> None:
         self.history, self.store = History.restore(self.spec, found.history), found.store
