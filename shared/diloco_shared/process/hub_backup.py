@@ -17,7 +17,6 @@ and a syncer lets go of what its disk has of records that the tape does not.
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -244,7 +243,7 @@ def _files(store: Path) -> set[Path]:
 @asynccontextmanager
 async def _unreachable(store: Path, account: str) -> AsyncIterator[NatsBus]:
     """A server on loopback, with a password that nobody else has; its own files go with it."""
-    user, password = "restore", secrets.token_hex(16)
+    user, password = "restore", ambient.token(16)
     server = NatsServer(store, user=user, password=password, account=account)
     before = _files(store)
     await server.start()
