@@ -17,7 +17,6 @@ from diloco_shared.protocol.wire import decode, encode
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 
-
 ROOT = Path(__file__).parents[3]
 
 
