@@ -14,7 +14,8 @@ be merged again.
 Then the run ends by its budget, and it is looked at:
 ledger_exact: of every fragment, processed = merged + refused + overwritten + lost + in flight.
 lost: tokens of learners that ended before they were merged; `lost_told_to_end` those of learners
-that were told to end, and not killed: none may be.
+that were told to end, and not killed: a learner loses none only if it was drained before. No
+exchange of anything but a learner may lose any.
 refused: contributions refused, by reason.
 replayed: `diloco tape verify` and `diloco replay` of either release execute the whole tape, with
 every digest as it was recorded.
@@ -182,7 +183,8 @@ def main() -> None:
         args.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     found = result["figures"]
     kept = ("ledger_exact", "replayed")
-    good = found["state"] == "finished" and not found["lost_told_to_end"]
+    others = [r for r in result["exchanges"] if r["exchanged"] != "learners"]
+    good = found["state"] == "finished" and not any(r["lost"] for r in others)
     sys.exit(0 if good and all(found[name] for name in kept) else 1)
 
 

@@ -155,6 +155,12 @@ class Cluster:
 # The walk.
 
 ROLES = ("coordinator", "leader", "standby", "learners")
+# Done first: an upgrade as it is recommended, and the way back in another order. Once the leader is
+# exchanged the other syncer leads, so it is exchanged as the leader too.
+FIRST = (
+    *("coordinator", "standby", "leader", "learners"),
+    *("learners", "leader", "leader", "coordinator"),
+)
 State = tuple[int, int, int, int]  # of each of ROLES: 0 of the last release, 1 of the next one
 
 
@@ -173,7 +179,7 @@ def exchanged(state: State, role: str) -> State:
 
 @dataclass(slots=True)
 class Walk:
-    """Which exchange comes next, until each was made in each state."""
+    """Which exchange comes next: FIRST, and then others until each was made in each state."""
 
     made: set[tuple[State, str]] = field(default_factory=set)
     of: int = 64
@@ -182,7 +188,9 @@ class Walk:
         """The first step of a shortest way to an exchange that was not made yet; None: all were."""
         if len(self.made) >= self.of:
             return None
-        waiting: deque[tuple[State, str]] = deque((state, "") for _ in range(1))
+        if len(self.made) < len(FIRST):
+            return FIRST[len(self.made)]
+        waiting: deque[tuple[State, str]] = deque([(state, "")])
         seen = {state}
         while waiting:
             here, first = waiting.popleft()

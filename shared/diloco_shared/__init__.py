@@ -1,5 +1,5 @@
 """What every service shares: specification, protocol, numbers, bus and process."""
 
-# Of this code. Processes say it to others, whatever else is installed beside them; the next release
-# is told from the last one by it.
+# Of this code. Processes say it to others, whatever is installed beside them. Between two releases
+# it is the next one's, with `.dev0`, so that this code is told from the last release.
 VERSION = "0.3.0.dev0"

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from live.gate import connected
 from live.processes import PATIENCE_S, Process, Services, diloco, services
 from waiting import wait_until
 
 from diloco_client import ApiError, Client, Unreachable
 from diloco_shared.process.hub_backup import AHEAD, MANIFEST, STREAMS
 from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.protocol import subjects
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -157,12 +159,17 @@ def test_a_run_goes_on_from_a_backup(nats_server: NatsServer, tmp_path: Path) ->
             assert audit.returncode == 0, audit.stdout + audit.stderr
 
 
+async def with_a_bucket(url: str) -> None:
+    async with connected(url) as bus:
+        await bus.ensure_bucket(subjects.RUNS)
+        await bus.kv_put(subjects.RUNS, "r", b"x")
+
+
 def test_a_damaged_backup_is_not_put_back(nats_server: NatsServer, tmp_path: Path) -> None:
     folder, store = tmp_path / "backup", tmp_path / "store"
-    with cluster(tmp_path, nats_server) as c:
-        c.wait(c.client.ready, "the coordinator")
-        told("backup", str(folder), "--nats-url", nats_server.url)
-        assert "not empty" in told("backup", str(folder), "--nats-url", nats_server.url, status=1)
+    asyncio.run(with_a_bucket(nats_server.url))
+    told("backup", str(folder), "--nats-url", nats_server.url)
+    assert "not empty" in told("backup", str(folder), "--nats-url", nats_server.url, status=1)
     stream = folder / STREAMS / "KV_runs"
     body = stream.read_bytes()
     stream.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))

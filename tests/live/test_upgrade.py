@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from live.processes import COMPILED
 from next_release import VERSION as NEXT
-from storms.releases import ROLES, Cluster, Release, Upgrading, until
+from storms.releases import FIRST, Cluster, Release, Upgrading, until
 
 from diloco_cli.up.stack import free_port
 from diloco_shared import VERSION
@@ -37,8 +37,8 @@ RUN: dict[str, Any] = {
 
 @pytest.mark.parametrize(
     ("releases", "order"),
-    [((THIS, LATER), ROLES), ((LATER, THIS), ROLES[::-1])],
-    ids=["upgraded", "taken-back"],
+    [((THIS, LATER), FIRST[:4]), ((THIS, LATER), FIRST[4:]), ((LATER, THIS), FIRST[:4])],
+    ids=["upgraded", "in another order", "taken back"],
 )
 def test_a_run_goes_on_while_its_processes_are_exchanged(
     releases: Sequence[Release], order: Sequence[str], nats_server: NatsServer, tmp_path: Path

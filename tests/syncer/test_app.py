@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from waiting import until
 
+from diloco_shared import VERSION
 from diloco_shared.bus.port import BusError, StreamSpec
+from diloco_shared.bus.stored_records import record_at
 from diloco_shared.checkpoints.vault_io import Vault
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.records import Assignment, Event, RunRecord
+from diloco_shared.protocol.records import Assignment, Event, MemberRecord, RunRecord
 from diloco_shared.protocol.wire import decode, encode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import MemoryBroker
@@ -49,6 +51,34 @@ async def told(bus: MemoryBus, broker: MemoryBroker, folder_path: Path, kind: st
         await asyncio.gather(work, return_exceptions=True)
         folder.release()
     return decode(stored.payload, Event).text
+
+
+async def test_a_run_of_a_later_release_is_not_worked_for(tmp_path: Path) -> None:
+    """A setting that is unknown cannot be done; the process lives, and says what it is missing."""
+    broker = MemoryBroker()
+    bus = await assigned(broker)
+    found = await record_at(bus, subjects.RUNS, "r", RunRecord)
+    assert found is not None
+    data = {**found.record.spec["data"], "colour": "red"}
+    later = found.record.model_copy(update={"spec": {**found.record.spec, "data": data}})
+    await bus.kv_put(subjects.RUNS, "r", encode(later))
+    folder = DataFolder(tmp_path, "s")
+    syncer = Syncer(Settings(id="s", data=tmp_path), bus, MemoryBus(broker, "d"), folder)
+    work = asyncio.create_task(syncer.run())
+
+    async def says_so() -> bool:
+        shown = await record_at(bus, subjects.MEMBERS, "s", MemberRecord)
+        return shown is not None and shown.record.state == "ineligible"
+
+    try:
+        await until(says_so)
+        assert "data.colour: Extra inputs" in syncer.membership.record.reason
+        assert f"of release {VERSION}" in syncer.membership.record.reason
+        assert not work.done()
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+        folder.release()
 
 
 async def test_a_run_of_another_place_of_checkpoints_is_not_worked_for(

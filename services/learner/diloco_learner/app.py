@@ -48,7 +48,7 @@ TAKEN = "another process has this id: stop one of the two"
 class Learner(Worker[Settings]):
     """Works for one run at a time."""
 
-    role, kept = "learner", CHECKPOINTS
+    role, kept, unfit = "learner", CHECKPOINTS, "unfit"
 
     def __init__(
         self,
@@ -123,6 +123,9 @@ class Learner(Worker[Settings]):
                 await self._end(working, run, tasks)
             if run:
                 working = tasks.create_task(self._work_for(run))
+            elif working is not None and working.done():
+                # It may have shown why it could not work for that run.
+                self.membership.update(run="", state="idle", reason="")
 
     async def _end(
         self, working: asyncio.Task[None], next_run: str, tasks: asyncio.TaskGroup

@@ -42,7 +42,7 @@ log = structlog.get_logger()
 class Syncer(Worker[Settings]):
     """Works for one shard of one run at a time."""
 
-    role, kept = "syncer", SNAPSHOTS
+    role, kept, unfit = "syncer", SNAPSHOTS, "ineligible"
 
     def __init__(self, settings: Settings, control: Bus, data: Bus, folder: DataFolder) -> None:
         super().__init__(settings, control, data, folder)

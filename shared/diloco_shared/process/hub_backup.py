@@ -17,8 +17,7 @@ and a syncer lets go of what its disk has of records that the tape does not.
 import hashlib
 import json
 import os
-import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -37,7 +36,6 @@ from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Count, Message, Seconds, TapeEnd, TapeEpoch, TapeRecord
 from diloco_shared.protocol.records import Incarnation, RunRecord
 from diloco_shared.protocol.wire import WireError, decode_tape, encode
-from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
 
@@ -217,7 +215,10 @@ async def put_back(folder: Path, store: Path, *, of_hub: bool) -> tuple[Backup, 
                 await backups.load(bus.link, stream.name, folder / STREAMS / stream.name, about)
             else:
                 await bus.ensure(stream.config)
-        return backup, [*await _new_epochs(bus, backup), *await _new_lives(bus)]
+        there = {stream.name for stream in backup.streams}
+        epochs = await _new_epochs(bus, there) if f"KV_{subjects.RUNS}" in there else []
+        lives = await _new_lives(bus) if f"KV_{subjects.INCARNATIONS}" in there else []
+        return backup, [*epochs, *lives]
 
 
 def _check_empty(store: Path) -> None:
@@ -242,7 +243,7 @@ def _files(store: Path) -> set[Path]:
 @asynccontextmanager
 async def _unreachable(store: Path, account: str) -> AsyncIterator[NatsBus]:
     """A server on loopback, with a password that nobody else has; its own files go with it."""
-    user, password = "restore", secrets.token_hex(16)
+    user, password = "restore", ambient.token(16)
     server = NatsServer(store, user=user, password=password, account=account)
     before = _files(store)
     await server.start()
@@ -259,13 +260,17 @@ async def _unreachable(store: Path, account: str) -> AsyncIterator[NatsBus]:
         _remove_files(store, before)
 
 
-async def _new_epochs(bus: NatsBus, backup: Backup) -> list[str]:
+async def _new_epochs(bus: NatsBus, there: Collection[str]) -> list[str]:
     """The record that every tape gets; which run goes on in which epoch."""
     told = []
-    for run, found in (await records_in(bus, subjects.RUNS, RunRecord)).items():
-        if subjects.tape_stream(run) not in {stream.name for stream in backup.streams}:
+    try:
+        runs = await records_in(bus, subjects.RUNS, RunRecord, strict=True)
+    except WireError as error:
+        raise BackupError(f"the record of a run cannot be read: {error}") from None
+    for run, found in runs.items():
+        if subjects.tape_stream(run) not in there:
             continue
-        shards = RunSpec.model_validate(found.record.spec).algorithm.shards
+        shards = found.record.spec.get("algorithm", {}).get("shards", 1)
         tails = [await _tail(bus, run, shard) for shard in range(shards)]
         # Shards follow each other into the newest epoch: all begin in the same one.
         epoch = max((getattr(r, "epoch", 0) for tail in tails for r in tail), default=0) + AHEAD

@@ -13,7 +13,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
+from pydantic import ValidationError
 
+from diloco_shared import VERSION
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus
 from diloco_shared.bus.repeating import PROMPT, until_done
@@ -26,6 +28,7 @@ from diloco_shared.process.health import Health, HealthServer, disk_metric, traf
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.process.membership import DataFolder, Membership
 from diloco_shared.process.settings import ProcessSettings, WorkerSettings
+from diloco_shared.protocol.wire import WireError
 from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
@@ -38,6 +41,7 @@ class Worker(ABC, Generic[S]):
 
     role: ClassVar[str]
     kept: ClassVar[str]  # in its data folder: one folder per run
+    unfit: ClassVar[str]  # its state where it cannot work for a run
 
     def __init__(self, settings: S, control: Bus, data: Bus, folder: DataFolder) -> None:
         self.settings = settings
@@ -104,14 +108,30 @@ class Worker(ABC, Generic[S]):
             await self.serve_runs(tasks)
 
     async def spec_of(self, run: str) -> RunSpec | None:
-        """Of the run that it is assigned to; None if there is none such any more."""
+        """Of the run that it is assigned to; None if there is none such any more, or none that
+        this release can do: then it shows so, until it is exchanged for another one."""
         run_id = self.membership.run_id
-        spec = await until_done(
-            lambda: spec_of(self.control, run, run_id), "the run's record", pauses=PROMPT
-        )
+        try:
+            spec = await until_done(
+                lambda: spec_of(self.control, run, run_id), "the run's record", pauses=PROMPT
+            )
+        except (ValidationError, WireError) as error:
+            text = f"this process is of release {VERSION}, and the run is not: {_fault(error)}"
+            log.error("unfit", run=run, reason=text)
+            self.membership.update(run=run, state=self.unfit, reason=text[:500])
+            await self.membership.refresh()
+            return None
         if spec is None:
             log.error("assigned to a run that does not exist", run=run, id=run_id)
         return spec
+
+
+def _fault(error: ValidationError | WireError) -> str:
+    """The first of them, with its place: as a rule a setting that is unknown here."""
+    if isinstance(error, WireError):
+        return str(error)
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 @asynccontextmanager

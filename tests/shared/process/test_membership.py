@@ -3,6 +3,7 @@
 import asyncio
 import os
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from diloco_shared.protocol.records import Assignment, MemberRecord, boot_of
 from diloco_shared.protocol.wire import decode, encode
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
+
+ROOT = Path(__file__).parents[3]
 
 
 class Clock:
@@ -52,6 +55,14 @@ async def test_a_member_says_which_release_it_is_of(broker: MemoryBroker) -> Non
     record = await shown(bus)
     assert record is not None and record.version == VERSION
     assert re.fullmatch(r"[a-z0-9_-]+", record.boot), "it becomes part of a subject"
+
+
+def test_what_is_said_is_the_packages_version_or_the_next_one() -> None:
+    """A release is cut by changing both."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    said, _, dev = VERSION.partition(".dev")
+    numbers = [tuple(map(int, v.split("."))) for v in (project["version"], said)]
+    assert numbers[0] < numbers[1] if dev else numbers[0] == numbers[1]
 
 
 def test_release_0_2_says_none() -> None:
