@@ -117,7 +117,8 @@ async def test_a_join_that_nobody_answers_is_said_where_an_older_syncer_hears_it
             async for delivery in deliveries:
                 assert decode(delivery.payload, Join) == join
                 heard.append(delivery.subject)
-                events.put_nowait(Leave("heard") if len(heard) >= 3 else TimePassed())
+                over = len(heard) >= 3
+                events.put_nowait(Leave("stopped", "heard") if over else TimePassed())
 
     events: asyncio.Queue[Any] = asyncio.Queue()
     asked: Any = Joining(spec)

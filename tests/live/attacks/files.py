@@ -61,22 +61,6 @@ async def upwards(scene: Scene) -> None:
     await unfit(scene, "upwards", "has '..' in it", data={"source": "../outside"})
 
 
-@attack("files", "has a learner read a file of its machine as tokenizer", c.OPERATOR, c.UNFIT)
-async def tokenizer(scene: Scene) -> None:
-    await unfit(
-        scene, "tokenizer", "outside the folders",
-        data={"tokenizer": str(scene.folder / "outside" / "tokenizer.json")},
-    )  # fmt: skip
-
-
-@attack("files", "has a learner read a folder of its machine as weights", c.OPERATOR, c.UNFIT)
-async def weights(scene: Scene) -> None:
-    await unfit(
-        scene, "weights", "outside the folders",
-        model={"weights": str(scene.folder / "outside"), "weights_digest": "0" * 32},
-    )  # fmt: skip
-
-
 @attack("files", "has a learner import a module of its own choice", c.OPERATOR, c.UNFIT)
 async def module(scene: Scene) -> None:
     await unfit(scene, "module", "is not allowed on this machine", model={"factory": "os:system"})

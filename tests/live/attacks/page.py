@@ -17,9 +17,10 @@ KINDS = (
 HEAD = [
     "# Attacks",
     f"All of these {len(ATTACKS)} attacks on a cluster are refused, and none changes anything. The "
-    "list says how each is refused, and where that is logged with whom. One test plays all of it against a hub with TLS, a coordinator, two syncers, and a site whose "
-    "learners train meanwhile; the credentials of another site are stolen "
-    "(`tests/live/test_attacks.py`). After each attack the test compares what the buckets hold: "
+    "list says how each is refused, and where that is logged with whom. One test plays all of it "
+    "against a hub with TLS, a coordinator, two syncers, and a site whose learners train "
+    "meanwhile; the credentials of another site are stolen (`tests/live/test_attacks.py`). "
+    "After each attack the test compares what the buckets hold: "
     "runs, assignments, members, lives, leases and tokens. It compares the tape and where the run "
     "stands, too. None may differ, and the tape may only have grown. At the end the run goes on.",
     "The [threat model](../explanation/threat-model.md) says "
