@@ -72,8 +72,8 @@ class RepairedClient(Client):
         options = json.loads(body) | self._identity.login(self._server_info)
         return verb + b" " + json.dumps(options).encode() + b"\r\n"
 
-    # It encrypts only if the server asks for it: whoever stands between would only have to leave that
-    # out to be told all secrets. One who is told to use TLS speaks nothing else.
+    # It encrypts only if the server asks for it: whoever stands between would only have to leave
+    # that out to be told all secrets. Who is told to use TLS speaks nothing else.
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         if self._address.context(tls_required=False) is not None:
             self._server_info["tls_required"] = True
