@@ -102,7 +102,7 @@ class StandIn:
         )
         async with self.bus.subscribe(where) as grants:
             while not self.granted:
-                await self.bus.publish(subjects.join(self.spec.name), encode(join))
+                await self.bus.publish(subjects.join(self.spec.name, join.learner), encode(join))
                 try:
                     async with asyncio.timeout(JOIN_S):
                         grant = decode((await anext(grants)).payload, Grant)

@@ -3,7 +3,7 @@
 import sys
 
 from diloco_cli.cluster import explained
-from diloco_cli.words import INTERRUPTED, CliError
+from diloco_cli.words import INTERRUPTED, CliError, plain
 from diloco_client import ApiError, Unreachable
 
 
@@ -36,7 +36,7 @@ def _first(group: ExceptionGroup[CliError]) -> CliError:
 
 
 def _fail(error: CliError) -> None:
-    sys.stderr.write(f"diloco: {error}\n")
+    sys.stderr.write(plain(f"diloco: {error}\n"))
     sys.exit(error.status)
 
 

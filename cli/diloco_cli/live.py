@@ -11,6 +11,7 @@ from rich.live import Live
 
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import lines, screen
+from diloco_cli.words import plain
 from diloco_client import Client, Unreachable
 
 # Between two looks, and between two blocks of lines where there is no terminal, in seconds.
@@ -65,7 +66,7 @@ class Screen:
                 self._print(line)
 
     def _print(self, line: str) -> None:
-        self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(plain(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def follow(client: Client, name: str, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from diloco_cli.report import activities, data_parallel_bytes, goodput
 from diloco_cli.seen import Seen
-from diloco_cli.words import became, counted
+from diloco_cli.words import became, counted, plain
 from diloco_shared.budget.terms import shown
 
 _STATE_STYLE = {
@@ -283,10 +283,13 @@ def screen(seen: Seen | None, messages: Sequence[str] = ()) -> RenderableType:
     """Everything, for a terminal."""
     parts: list[RenderableType] = []
     if seen is not None and seen.run:
-        parts += [Text(line) for line in lines(seen)]
+        parts += [Text(plain(line)) for line in lines(seen)]
         if seen.status:
             parts += [Text(""), learners_table(seen.run)]
-            parts += [Text(""), *(Text(line) for line in event_lines(seen.events))]
+            parts += [Text(""), *(Text(plain(line)) for line in event_lines(seen.events))]
     if messages:
-        parts += [Text(""), *(Text(m, style="dim") for m in list(messages)[-_MESSAGES_SHOWN:])]
+        parts += [
+            Text(""),
+            *(Text(plain(m), style="dim") for m in list(messages)[-_MESSAGES_SHOWN:]),
+        ]
     return Group(*parts)

@@ -1,5 +1,6 @@
 """What the command says: errors with an exit status, and words for what is meant by figures."""
 
+import re
 from typing import Any
 
 # Exit statuses, so that scripts need not read sentences. 2 is the parser's: wrong usage.
@@ -27,6 +28,16 @@ class CliError(Exception):
 def counted(number: int, what: str) -> str:
     """1 round, 2 rounds."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+# What a terminal takes for an order, or for another direction of writing. Names and texts of sites
+# come here as they were sent.
+_ORDERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """A text for a terminal: lines and tabs stay, other control characters are written out."""
+    return _ORDERS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def why(error: Exception) -> str:

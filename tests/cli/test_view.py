@@ -10,6 +10,7 @@ from diloco_cli import live
 from diloco_cli.live import Screen
 from diloco_cli.seen import ROUNDS_VIEWED, Seen
 from diloco_cli.view import event_lines, learners_table, lines, screen, speed_lines, speeds_line
+from diloco_cli.words import plain
 from diloco_client import Unreachable
 
 Row = dict[str, Any]
@@ -231,3 +232,11 @@ def test_before_anybody_leads_no_leader_is_made_up(run: Row) -> None:
         {"id": "s1", "state": "catching up", "reason": "", "lag_records": 0, "tape_seq": 0}
     ]
     assert "nobody leads yet; s1 catching up" in lines(seen_of(run, [], []))
+
+
+def test_no_text_of_a_site_gives_a_terminal_orders() -> None:
+    """Names and texts come as they were sent, by whoever may write an event."""
+    sent = "\x1b]0;owned\x07 \x1b[2J\r \x9b31m \u202eevil\u2066 täm\tx\ny"
+    shown = plain(sent)
+    assert shown == ("\\x1b]0;owned\\x07 \\x1b[2J\\r \\x9b31m \\u202eevil\\u2066 täm\tx\ny")
+    assert "\x1b" not in printed(screen(None, [sent]))

@@ -136,7 +136,7 @@ class ScriptedSyncer:
             assert not faults, faults
 
     async def _joins(self) -> None:
-        async with self.bus.subscribe(subjects.join(self.run)) as deliveries:
+        async with self.bus.subscribe(subjects.join(self.run, "*")) as deliveries:
             async for d in deliveries:
                 join = decode(d.payload, Join)
                 self.joins.append(join)

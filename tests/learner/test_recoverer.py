@@ -13,11 +13,13 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.corpus import load
 from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import ShardCut
-from diloco_learner.events import InitMoved, Leave, SendInit
+from diloco_learner.events import InitMoved, Leave, SendInit, SendJoin, TimePassed
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.recovery.recoverer_io import Recoverer
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import Join
+from diloco_shared.protocol.wire import decode
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
@@ -96,3 +98,36 @@ async def test_initial_fragments_do_not_wait_for_the_manifest_before(
         events.put_nowait(Leave("withdrawn", "enough"))
     assert made == list(range(FRAGMENTS))
     assert told and all(isinstance(event, InitMoved) for event in told)
+
+
+async def test_a_join_that_nobody_answers_is_said_where_an_older_syncer_hears_it(
+    up: Uplink, spec: RunSpec
+) -> None:
+    """Syncers of release 0.2 hear no learner's own subject. From a site's account, the other one
+    leads nowhere."""
+    heard: list[str] = []
+    join = Join(learner="a", incarnation=1, nonce="x", config={})
+
+    class Joining(Asked):
+        def handle(self, event: Any, now: float) -> list[Any]:
+            return [event] if isinstance(event, Leave) else [SendJoin(join)]
+
+    async def listen() -> None:
+        async with up.control.subscribe("ctl.r.>") as deliveries:
+            async for delivery in deliveries:
+                assert decode(delivery.payload, Join) == join
+                heard.append(delivery.subject)
+                over = len(heard) >= 3
+                events.put_nowait(Leave("stopped", "heard") if over else TimePassed())
+
+    events: asyncio.Queue[Any] = asyncio.Queue()
+    asked: Any = Joining(spec)
+    down: Any = SimpleNamespace(put=events.put_nowait)
+    listening = asyncio.create_task(listen())
+    await asyncio.sleep(0)
+    trainer: Any = SimpleNamespace()
+    joining = Recoverer(asked, trainer, up.checkpoints, up.control, up, down, events)
+    assert isinstance(await joining.run(), Leave)
+    listening.cancel()
+    own = subjects.join("r", "a")
+    assert heard[:3] == [own, own, subjects.unsigned_join("r")]

@@ -13,12 +13,12 @@ from diloco_shared.bus.blobs import manifest_subject, put_blob
 from diloco_shared.bus.port import StreamSpec
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.messages import ContributionManifest, Progress
+from diloco_shared.protocol.messages import ContributionManifest, Join, Progress
 from diloco_shared.protocol.wire import encode
 from diloco_shared.spec.run import RunSpec, config_hash
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
-from diloco_syncer.events import ContributionSeen, Event, Malformed, ProgressSeen
+from diloco_syncer.events import ContributionSeen, Event, JoinSeen, Malformed, ProgressSeen
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.messages.inbox_io import Inbox
 
@@ -179,3 +179,21 @@ async def test_nobody_speaks_for_another_learner_i11() -> None:
     assert isinstance(first, Malformed)
     assert (first.kind, first.source) == ("wire", subjects.progress("r", "b"))
     assert isinstance(second, ProgressSeen) and second.progress.learner == "a"
+
+
+async def test_nobody_joins_for_another_learner_i11() -> None:
+    """What joins in another's name, in a life to come, would lock that one out of the run."""
+    rig = Rig()
+    told = Join(learner="a", incarnation=10**9, nonce="x", config={})
+    listening = asyncio.create_task(rig.inbox.joins())
+    await asyncio.sleep(0.01)
+    await rig.bus.publish(subjects.join("r", "b"), encode(told))
+    forged = await rig.seen.get()
+    # Learners of release 0.2 say no name in their subject: who has credentials cannot speak there.
+    for subject in (subjects.join("r", "a"), subjects.unsigned_join("r")):
+        await rig.bus.publish(subject, encode(told))
+        seen = await rig.seen.get()
+        assert isinstance(seen, JoinSeen) and seen.join == told
+    listening.cancel()
+    assert isinstance(forged, Malformed)
+    assert (forged.kind, forged.source) == ("wire", subjects.join("r", "b"))

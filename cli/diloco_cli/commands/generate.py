@@ -14,7 +14,7 @@ from diloco_cli.cluster import Where, connect
 from diloco_cli.commands.export import downloaded
 from diloco_cli.commands.options import Json, anywhere, show
 from diloco_cli.downloading import Target
-from diloco_cli.words import INVALID, CliError
+from diloco_cli.words import INVALID, CliError, plain
 from diloco_shared.corpora.templates import template_of
 
 app = typer.Typer()
@@ -78,7 +78,7 @@ def generate(
         for piece in pieces:
             found += piece
             if not as_json:
-                print(piece, end="", flush=True)
+                print(plain(piece) if sys.stdout.isatty() else piece, end="", flush=True)
     if not as_json:
         print()
         return

@@ -176,68 +176,6 @@ def _backed(work: Coroutine[Any, Any, T]) -> T:
         raise CliError(f"{error.filename}: {why(error)}") from None
 
 
-@hub.command()
-def backup(
-    folder: Annotated[Path, typer.Argument(help="New folder to write it to.")],
-    data: Folder = LOCAL,
-    nats_url: NatsUrl = "",
-    nats_token: NatsToken = "",
-    nats_credentials: NatsCredentials = "",
-    as_json: Json = False,
-) -> None:
-    """Write all streams and buckets of a hub to a folder, while its runs go on.
-
-    With credentials, those of the coordinator.
-    """
-
-    async def act() -> hub_backup.Backup:
-        bus = await bus_of(Login(nats_url, nats_token, nats_credentials), data)
-        try:
-            return await hub_backup.take(bus, folder)
-        finally:
-            await bus.close()
-
-    found = _backed(act())
-    lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, in {folder}"]
-    show(hub_backup.report(found), as_json, lambda: lines)
-
-
-@hub.command()
-def restore(
-    folder: Annotated[Path, typer.Argument(help="What 'diloco hub backup' wrote.")],
-    store: Annotated[
-        Path | None,
-        typer.Option(help="Empty store of a message server that does not run; that of --hub."),
-    ] = None,
-    hub_folder_: Annotated[
-        Path | None, typer.Option("--hub", help="Folder that 'diloco hub init' made.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Put a backup back into the empty store of a message server, before you start that."""
-    if (store is None) == (hub_folder_ is None):
-        raise CliError("give either --hub FOLDER or --store FOLDER", INVALID)
-    where = store or (hub_folder_ or HERE) / "store"
-    of_hub = hub_folder_ is not None
-    found, done = _backed(hub_backup.put_back(folder, where, of_hub=of_hub))
-    lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
-    lines.append("start the message server now: everybody goes on by itself")
-    show({**hub_backup.report(found), "done": done}, as_json, lambda: lines)
-
-
-def _backed(work: Coroutine[Any, Any, T]) -> T:
-    """What comes of it; CliError says what is amiss."""
-    logs.configure("warning")
-    try:
-        return asyncio.run(work)
-    except (hub_backup.BackupError, ServerError) as error:
-        raise CliError(str(error)) from None
-    except BusError as error:
-        raise CliError(f"{error}; what was begun is no backup, and no hub: remove it") from None
-    except OSError as error:
-        raise CliError(f"{error.filename}: {why(error)}") from None
-
-
 @site.command()
 def add(
     name: Name,

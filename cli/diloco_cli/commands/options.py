@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from diloco_cli.cluster import HERE, Where
-from diloco_cli.words import INVALID, CliError
+from diloco_cli.words import INVALID, CliError, plain
 from diloco_shared.reach.local import DataRoots, Factories, users_factories
 
 Url = Annotated[str, typer.Option(envvar="DILOCO_URL", help="Coordinator of a cluster elsewhere.")]
@@ -114,4 +114,4 @@ def _warn_of_what_is_seen(context: typer.Context) -> None:
 
 def show(value: Any, as_json: bool, text: Callable[[], list[str]]) -> None:
     """JSON on standard output, or lines for people."""
-    print(json.dumps(value) if as_json else "\n".join(text()))
+    print(json.dumps(value) if as_json else plain("\n".join(text())))

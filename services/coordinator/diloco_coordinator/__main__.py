@@ -7,7 +7,8 @@ import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.api.admin_token_io import NoToken
-from diloco_coordinator.app import AddressTaken, Settings, serve
+from diloco_coordinator.api.listening_io import AddressTaken
+from diloco_coordinator.app import Settings, serve
 from diloco_shared.bus.port import BusError
 from diloco_shared.process.logs import configure
 from diloco_shared.process.membership import FolderTaken

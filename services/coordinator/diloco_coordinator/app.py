@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-import uvicorn
 from fastapi import Depends, FastAPI, Response
 from fastapi.responses import PlainTextResponse
 from fastapi.staticfiles import StaticFiles
@@ -23,6 +22,7 @@ from diloco_coordinator.api.chaos_io import Chaos
 from diloco_coordinator.api.checkpoints_io import CheckpointRoutes
 from diloco_coordinator.api.exports_io import ExportRoutes
 from diloco_coordinator.api.gateway_io import Gateway
+from diloco_coordinator.api.listening_io import answer_on, listen
 from diloco_coordinator.api.members_io import Members
 from diloco_coordinator.api.metrics_io import ClusterMetrics
 from diloco_coordinator.api.plans_io import Plans
@@ -85,10 +85,6 @@ URL_FILE = "url"
 _API = "The control room: runs, members, rounds, events, metrics and faults. See ARCHITECTURE.md."
 
 
-class AddressTaken(Exception):
-    """Nobody can listen there."""
-
-
 def create_app(
     registry: Registry,
     token: AdminToken | str,
@@ -128,7 +124,7 @@ def create_app(
     requests: Counter[tuple[str, str]] = Counter()
     metrics = ClusterMetrics(registry, requests, loop_watch, exports)
     app.state.metrics = metrics
-    app.add_middleware(Gateway, requests=requests, audit=audit)
+    app.add_middleware(Gateway, requests=requests, audit=audit, recognise=guard.recognise)
 
     @app.get("/healthz", tags=["health"])
     async def _healthz() -> dict[str, Any]:
@@ -235,22 +231,6 @@ class Coordinator:
             await self.membership.leave()
 
 
-def listen(host: str, port: int, setting: str = "DILOCO_PORT") -> socket.socket:
-    """A bound socket; raises AddressTaken saying what to do. `setting`: where the port is from."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise AddressTaken(
-            f"cannot listen on {host}:{port} ({error.strerror}): give another {setting}, or 0 for "
-            "a free one"
-        ) from None
-    return bound
-
-
 async def serve(settings: Settings) -> None:
     """Connect and serve until the process is told to stop."""
     folder = DataFolder(settings.data, settings.id)
@@ -271,7 +251,8 @@ async def serve(settings: Settings) -> None:
             )
             watching = tasks.create_task(loop_watch.keep())
             async with measured(coordinator, probed):
-                await coordinator.run(_listening(_server(settings, coordinator.api), bound))
+                tls = (settings.tls_cert, settings.tls_key)
+                await coordinator.run(answer_on(bound, coordinator.api, *tls))
             watching.cancel()
     finally:
         for opened in sockets:
@@ -291,24 +272,3 @@ async def measured(coordinator: Coordinator, bound: socket.socket) -> AsyncItera
         yield
     finally:
         await server.close()
-
-
-async def _listening(server: uvicorn.Server, bound: socket.socket) -> None:
-    host, port = bound.getsockname()[:2]
-    log.info("listening", address=f"{host}:{port}")
-    await server.serve(sockets=[bound])
-
-
-def _server(settings: Settings, api: FastAPI) -> uvicorn.Server:
-    return uvicorn.Server(
-        uvicorn.Config(
-            api,
-            log_level="warning",
-            # Requests carry no secrets in their addresses, but nobody needs them logged either.
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=2,
-            ssl_certfile=settings.tls_cert,
-            ssl_keyfile=settings.tls_key,
-        )
-    )

@@ -19,7 +19,7 @@ ROWS_KEPT = 1000
 REFUSED_BURST, REFUSED_PER_S = 60, 1.0
 # Of a value that a request brought: names have 63 characters, and no row is to grow beyond a line.
 VALUE_MAX = 63
-# Statuses of requests that were turned away at the door.
+# Statuses of requests that were turned away at the door; of nobody's requests, all are.
 REFUSED = (401, 403, 429)
 
 Outcome = Literal["done", "refused", "failed"]
@@ -72,7 +72,7 @@ class Trail:
 
         `at` in seconds since 1970, `now` in those of a clock that never goes back.
         """
-        refused = status in REFUSED
+        refused = status in REFUSED or asking.token is None
         if not refused and (method in ("GET", "HEAD") or asking.scope == "read"):
             return None
         if refused and self.refusals.admit("", now):

@@ -86,7 +86,12 @@ def lapsed_beat(run: str) -> str:
     return f"ctl.{run}.lapsed"
 
 
-def join(run: str) -> str:
+def join(run: str, learner: str) -> str:
+    return f"ctl.{run}.join.{learner}"
+
+
+def unsigned_join(run: str) -> str:
+    """Where joins went up to release 0.2: anybody could join there in anybody's name."""
     return f"ctl.{run}.join"
 
 

@@ -91,7 +91,12 @@ def reference_in(
     place = place_of(found, resolve)
     # A run's folder may be a link, too.
     if place is not None and not place.store:
-        reach_of(f"{place.address.rstrip('/')}/{folder}", (found,), resolve)
+        led = _folder(f"{place.address.rstrip('/')}/{folder}", resolve)
+        if led is None or not place.holds(led):
+            raise OutOfReach(
+                f"{shown(folder)} leads out of the place where checkpoints are: a folder that is a "
+                "link is not followed"
+            )
     return found, folder, number
 
 

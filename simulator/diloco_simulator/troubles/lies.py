@@ -163,7 +163,7 @@ class Lies:
     def _noise(self, beat: Beat) -> None:
         """Bytes that are no message, or no message of this kind."""
         run, payload = self.spec.name, self.rng.choice([b"\xff\x00", b"", encode(beat)])
-        said = (subjects.progress(run, STRANGER), subjects.join(run))
+        said = (subjects.progress(run, STRANGER), subjects.join(run, STRANGER))
         stored = (
             subjects.contribution(run, STRANGER, beat.epoch, 0, self.rng.randrange(99), beat.term),
             subjects.initial(run, STRANGER, 0, 0),
@@ -178,7 +178,7 @@ class Lies:
         keys = shared_keys(self.spec) | {"algorithm.fragments": "77"}
         nonce = f"{STRANGER}-{self.rng.randrange(10**6)}"
         join = Join(learner=STRANGER, incarnation=0, nonce=nonce, config=keys)
-        self.broker.publish(Delivery(subjects.join(self.spec.name), encode(join)))
+        self.broker.publish(Delivery(subjects.join(self.spec.name, STRANGER), encode(join)))
 
     def _other_layout(self, beat: Beat) -> None:
         """Progress of a model with other fragments, or of a deleted run."""

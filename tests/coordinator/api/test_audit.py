@@ -12,6 +12,7 @@ from waiting import until
 from diloco_coordinator.access import Asking, TokenRecord
 from diloco_coordinator.api import audit_io
 from diloco_coordinator.api.audit_io import Audit
+from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
 from diloco_coordinator.audit import REFUSED_BURST, ROWS_KEPT, Trail
 
 SPEC: dict[str, Any] = {"name": "demo", "budget": {"steps": 96}}
@@ -148,3 +149,27 @@ async def test_a_full_disk_keeps_nobody_from_stopping_a_run(
         monkeypatch.setattr(audit_io, "_append", full)
         assert (await desk.ask("POST", "/v1/runs/demo/stop")).status_code == 200
         assert (await desk.get("/v1/audit"))["rows"][-1]["route"] == "/v1/runs/{run}/stop"
+
+
+async def test_what_is_refused_before_its_route_looks_at_the_token_is_a_row_with_the_actor(
+    world: Any,
+) -> None:
+    async with world.coordinator() as desk:
+        anna = await desk.makes("anna", "read", "operate")
+        for token in (anna, "wrong"):
+            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            for content in (b" " * (BODY_BYTES_MAX + 1), b"\xff\xfe{", b"[" * 100_000):
+                answer = await desk.http.post("/v1/runs", content=content, headers=headers)
+                assert answer.status_code in (400, 413), answer.text
+        rows = (await desk.get("/v1/audit"))["rows"][1:]
+        shown = [(r["actor"], r["route"], r["status"], r["outcome"]) for r in rows]
+        route, statuses = "/v1/runs", (413, 400, 400)
+        assert shown == [
+            *(("anna", route, status, "failed") for status in statuses),
+            *(("", route, status, "refused") for status in statuses),
+        ]
+        for path in ("/", "/v1/nothing"):
+            await desk.http.post(path, content=b"{")
+        assert len((await desk.get("/v1/audit"))["rows"]) == 1 + len(rows), (
+            "nothing asks for tokens"
+        )

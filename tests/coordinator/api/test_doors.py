@@ -10,7 +10,8 @@ from waiting import until
 
 from diloco_coordinator.api.auth_io import FAILURES_BURST
 from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
-from diloco_coordinator.app import AddressTaken, Coordinator, Settings, listen, measured
+from diloco_coordinator.api.listening_io import AddressTaken, listen
+from diloco_coordinator.app import Coordinator, Settings, measured
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 

@@ -77,6 +77,8 @@ async def test_a_learner_that_trains_shows_how_fast(
         for told in (speed(), speed("b", mfu=None), speed("ghost")):
             await world.bus.publish(subjects.speed(told.run, told.learner), encode(told))
         await world.bus.publish(subjects.speed("demo", "a"), b"rubbish")
+        # A site with credentials says in its own subject whatever it likes.
+        await world.bus.publish(subjects.speed("demo", "ghost"), encode(speed("a", mfu=0.99)))
         await until(lambda: desk.registry.speed_of("b"))
         shown = (await desk.get("/v1/members/a"))["speed"]
         assert (shown["tokens_per_s"], shown["mfu"], shown["devices"]) == (1000.0, 0.4125, 8)

@@ -12,6 +12,9 @@ from diloco_coordinator.runs import registry_io as registry
 from diloco_coordinator.runs.registry_io import NOTES
 from diloco_shared.bus import run_streams
 from diloco_shared.bus.port import KeyEntry, Unavailable
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Event
+from diloco_shared.protocol.wire import encode
 
 
 def away_once(
@@ -175,3 +178,19 @@ async def test_a_note_of_a_member_does_not_undo_a_drain_that_came_between(
         await mirror._note(before)
         entry = await world.bus.kv_get(NOTES, "a")
         assert b'"drained":true' in entry.value and mirror.roll.notes["a"].draining
+
+
+async def test_what_stands_elsewhere_than_it_says_is_left_out(world: Any) -> None:
+    """A site with credentials writes in its own places alone; there it could name anybody."""
+    async with world.coordinator() as desk:
+        await world.joins("a", "evil")
+        await until(lambda: len(desk.registry.roll.living) == 2)
+        await world.joins("evil", role="syncer", id="a", draining=True)
+        event = Event(run="demo", kind="finished", source="a", text="over", at=1.0)
+        await world.bus.append(subjects.event("other", "note"), encode(event))
+        await world.tells("evaluation", "demo", val_loss=1.0)
+        await until(lambda: desk.registry.events and desk.registry.events[-1][1].run == "demo")
+        assert [e.kind for _, e in desk.registry.events] == ["evaluation"]
+        shown = await desk.get("/v1/members/a")
+        assert (shown["role"], shown["draining"]) == ("learner", False)
+        assert (await desk.get("/v1/members/evil"))["role"] == "learner"

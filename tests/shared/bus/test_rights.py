@@ -9,6 +9,7 @@ from diloco_shared.bus.nats.hub_config import HUB, accounts_conf, check_together
 from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.nats.rights import (
     IDENTITIES_MAX,
+    LEADING_NOWHERE,
     ROLES,
     Identity,
     Role,
@@ -36,7 +37,9 @@ PUBLISHED: tuple[tuple[str, tuple[Identity, ...]], ...] = (
     (s.progress("r", "rome-2"), (ROME,)),
     (s.progress("r", "oslo"), (OSLO,)),
     (s.speed("r", "oslo"), (OSLO,)),
-    (s.join("r"), (ROME, OSLO)),
+    (s.join("r", "oslo"), (OSLO,)),
+    (s.join("r", "rome-2"), (ROME,)),
+    (s.unsigned_join("r"), (ROME, OSLO)),  # in its own account, which it does not leave
     (s.forget_state("r", "oslo"), (OSLO,)),
     (s.contribution("r", "rome-1", 0, 1, 2, 3), (ROME,)),
     (s.contribution("r", "oslo", 0, 1, 2, 3) + ".m", (OSLO,)),
@@ -113,7 +116,8 @@ HEARD: tuple[tuple[str, tuple[Identity, ...]], ...] = (
     (s.donate("r", "rome-2"), (ROME,)),
     (s.progress("r", "oslo"), (SYNCER,)),
     (s.speed("r", "oslo"), (COORDINATOR,)),
-    (s.join("r"), (SYNCER,)),
+    (s.join("r", "oslo"), (SYNCER,)),
+    (s.unsigned_join("r"), (SYNCER,)),
     (s.forget_state("r", "oslo"), (SYNCER,)),
     (s.snapshot_wish("r", 0), (SYNCER,)),
     (s.snapshot_wish_to("r", 0, "sync"), (SYNCER,)),
@@ -180,7 +184,8 @@ def test_each_site_has_an_account_and_the_hub_one() -> None:
 def test_what_leads_into_the_hub_is_what_the_site_may_publish() -> None:
     found = accounts(ROME)["SITE-rome"]["imports"]
     led = {i.get("to", i["service"]["subject"]) for i in found if "service" in i}
-    assert led == {*rights_of(ROME).publish} - {"$JS.ACK.>"}
+    assert led == {*rights_of(ROME).publish} - {*LEADING_NOWHERE}
+    assert s.unsigned_join("*") in LEADING_NOWHERE, "anybody could join there in anybody's name"
     assert all(i["service"]["account"] == HUB for i in found if "service" in i)
     out = {i["stream"]["subject"] for i in found if "stream" in i}
     own = {"_INBOX_rome.>", s.chaos("rome-1"), s.chaos("rome-2")}
@@ -192,7 +197,7 @@ def test_the_hub_exports_all_that_any_site_imports_and_does_not_change_with_site
     assert one == two
     services = {e["service"] for e in one if "service" in e}
     for site in (ROME, OSLO, READER):
-        for pattern in {*rights_of(site).publish} - {"$JS.ACK.>"}:
+        for pattern in {*rights_of(site).publish} - {*LEADING_NOWHERE}:
             asked = pattern.replace("$JS.hub.API", "$JS.API")
             general = [".".join("*" if t in site.members else t for t in asked.split("."))]
             assert {asked, *general} & services, pattern

@@ -4,9 +4,9 @@ The administrator's token is in a file (admin_token_io.py), all others are recor
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
@@ -76,10 +76,30 @@ class Guard:
         check.scope, check.later = scope, later  # type: ignore[attr-defined]  # for the tests
         return check
 
-    def _check(self, request: Request, token: str, scope: Scope, later: bool) -> None:
+    def recognise(self, scope: MutableMapping[str, Any]) -> Asking | None:
+        """Who sent a request that was refused before its token was asked for: for the audit log.
+
+        None where its route asks for none. Nobody is let in by this, and no failure counts.
+        """
+        dependant = getattr(scope.get("route"), "dependant", None)
+        checks = [d.call for d in dependant.dependencies] if dependant else []
+        needed = next((c.scope for c in checks if hasattr(c, "scope")), None)
+        if needed is None:
+            return None
+        request = Request(scope)
+        _, _, token = request.headers.get("authorization", "").partition(" ")
+        asking = self._asking(request, token, needed)
+        asking.token = self._find(asking) if asking.given else None
+        return asking
+
+    def _asking(self, request: Request, token: str, scope: Scope) -> Asking:
         address = request.client.host if request.client else ""
         asking = Asking(address, scope, digest(token) if token else "")
         asking.target |= {k: v for k, v in request.path_params.items() if k in _ABOUT}
+        return asking
+
+    def _check(self, request: Request, token: str, scope: Scope, later: bool) -> None:
+        asking = self._asking(request, token, scope)
         request.state.asking = asking  # for the audit log
         found = self._holder(asking)
         wait_s = self._meter.admit(found.name, ambient.monotonic())

@@ -18,7 +18,7 @@ from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, Conflict, KeyEntry, StreamSpec
+from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stored_records import event_now, tell, write_if
@@ -124,7 +124,7 @@ class Registry:
         last = (await _done(lambda: bus.stream_info(stream))).last_seq
         first = max(1, last - EVENTS_MAX + 1)
         for message in await _done(lambda: bus.fetch(stream, every, start_seq=first)):
-            self._event(message.seq, message.payload)
+            self._event(message)
         self.ready = True
 
     async def _all_of(self, bucket: str) -> dict[str, KeyEntry]:
@@ -175,7 +175,7 @@ class Registry:
             stream, every = subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
             async with self.bus.read(stream, every, start_seq=start) as messages:
                 async for stored in messages:
-                    self._event(stored.seq, stored.payload)
+                    self._event(stored)
                     await self._notify()
 
         await again_and_again(mirror, "reading of events", RETRY_S)
@@ -205,6 +205,7 @@ class Registry:
                 async for delivery in deliveries:
                     try:
                         speed = decode(delivery.payload, LearnerSpeed)
+                        _stands_at(delivery.subject, subjects.speed(speed.run, speed.learner))
                     except WireError as error:
                         log.debug("unreadable speed", subject=delivery.subject, error=str(error))
                         continue
@@ -223,13 +224,15 @@ class Registry:
         async with self.changed:
             self.changed.notify_all()
 
-    def _event(self, seq: int, payload: bytes) -> None:
-        if self.events and seq <= self.events[-1][0]:
+    def _event(self, stored: Stored) -> None:
+        if self.events and stored.seq <= self.events[-1][0]:
             return  # a repeat after a reconnect
         try:
-            self.events.append((seq, decode(payload, Event)))
+            event = decode(stored.payload, Event)
+            _stands_at(stored.subject, subjects.event(event.run, event.kind))
+            self.events.append((stored.seq, event))
         except WireError as error:
-            log.warning("unreadable event", seq=seq, error=str(error))
+            log.warning("unreadable event", seq=stored.seq, error=str(error))
 
     async def _take(self, bucket: str, entry: KeyEntry) -> None:
         """What a key says now, unless newer is known."""
@@ -265,7 +268,9 @@ class Registry:
                 if value is None:
                     note = self.roll.silent(key, ambient.wall())
                 else:
-                    note = self.roll.seen(decode(value, MemberRecord), ambient.wall())
+                    record = decode(value, MemberRecord)
+                    _stands_at(key, record.id)
+                    note = self.roll.seen(record, ambient.wall())
                 if note is not None and self.ready:
                     await self._note(note)
             case subjects.RUNS if value is not None:
@@ -552,6 +557,13 @@ class Registry:
         """Write to the event log; of what a request caused, `data` says whose it was."""
         data = {**data, "actor": who} if (who := actor()) else data
         await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
+
+
+def _stands_at(place: str, said: str) -> None:
+    """Raises WireError where a message stands elsewhere than it says: a site with credentials of
+    its own may write in its own place alone, and there in anybody's name."""
+    if place != said:
+        raise WireError(f"of {said}, but it stands at {place}")
 
 
 def _place(loc: tuple[int | str, ...]) -> str:

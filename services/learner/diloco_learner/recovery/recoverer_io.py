@@ -33,7 +33,7 @@ from diloco_shared.bus.repeating import left_undone
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Headed
-from diloco_shared.protocol.messages import Grant, Restored
+from diloco_shared.protocol.messages import Grant, Join, Restored
 from diloco_shared.protocol.wire import encode
 
 log = structlog.get_logger()
@@ -80,6 +80,7 @@ class Recoverer:
         self.state: asyncio.Task[None] | None = None
         self.loaded: dict[str, str] = {}  # digest of the inner state as this learner now holds it
         self.awaited = ""  # nonce of the state that `state` waits for
+        self.joined: Join | None = None  # said last
         self.tasks: asyncio.TaskGroup
 
     async def run(self) -> Begun | Leave:
@@ -130,9 +131,7 @@ class Recoverer:
         match effect:
             case SendJoin():
                 with left_undone("join"):
-                    await self.control.publish(
-                        subjects.join(self.recovery.spec.name), encode(effect.join)
-                    )
+                    await self._join(effect.join)
             case SendInit():
                 if self.init is None or self.init.done():
                     self.init = self.tasks.create_task(self._send_init())
@@ -143,6 +142,13 @@ class Recoverer:
                 self.up.tell_soon(effect.kind, effect.text, effect.data | self.loaded)
             case _:
                 pass
+
+    async def _join(self, join: Join) -> None:
+        run = self.recovery.spec.name
+        await self.control.publish(subjects.join(run, join.learner), encode(join))
+        if join == self.joined:  # not answered: the syncer may be of release 0.2
+            await self.control.publish(subjects.unsigned_join(run), encode(join))
+        self.joined = join
 
     async def _send_init(self) -> None:
         """Every fragment; asked again, it sends those that are not there."""

@@ -82,8 +82,13 @@ class Inbox:
                 self._decoded(d, Progress, lambda p: ProgressSeen(p))
 
     async def joins(self) -> None:
-        """Join requests, for ever."""
-        async with self.control.subscribe(subjects.join(self.run), limit=256) as deliveries:
+        """Join requests, for ever; learners of release 0.2 say theirs without their names."""
+        async with asyncio.TaskGroup() as group:
+            for subject in (subjects.join(self.run, "*"), subjects.unsigned_join(self.run)):
+                group.create_task(self._joins(subject))
+
+    async def _joins(self, subject: str) -> None:
+        async with self.control.subscribe(subject, limit=256) as deliveries:
             async for d in deliveries:
                 self._decoded(d, Join, lambda j: JoinSeen(j))
 
@@ -97,7 +102,8 @@ class Inbox:
             self.put(Malformed("run", d.subject, "speaks of a deleted run of this name"))
             return
         speaker = d.subject.rsplit(".", 1)[-1]
-        if kind is Progress and getattr(message, "learner", "") != speaker:
+        signed = d.subject != subjects.unsigned_join(self.run)
+        if signed and getattr(message, "learner", "") != speaker:
             self.put(Malformed("wire", d.subject, "speaks for another learner"))
             return
         self.put(event(message))

@@ -15,6 +15,7 @@ from diloco_shared.bus.nats.access import API, HUB_API
 from diloco_shared.bus.nats.keys import inbox_of
 from diloco_shared.bus.nats.rights import (
     IDENTITIES_MAX,
+    LEADING_NOWHERE,
     Identity,
     Rights,
     of_any_site,
@@ -166,7 +167,7 @@ def _service(pattern: str) -> dict[str, Any]:
 
 
 def _leading_in(rights: Rights) -> list[str]:
-    return [pattern for pattern in rights.publish if not pattern.startswith("$JS.ACK")]
+    return [pattern for pattern in rights.publish if pattern not in LEADING_NOWHERE]
 
 
 def _leading_out(rights: Rights, name: str) -> list[str]:

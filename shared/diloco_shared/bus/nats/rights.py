@@ -7,9 +7,9 @@ What these patterns cannot tell apart, because it is not a token of a subject:
 - **The run.** Patterns name members; a member may speak in every run.
 - **The run in a stream's name.** `UP-one` is one token, so whoever may ask for `UP-*` must be let
   ask for every stream; only whole names are withheld (`never`: the coordinator's own buckets).
-- **Who takes a lease of data** (`$KV.shards.<run>.<shard>`), **who joins** (`ctl.<run>.join`) and
-  whom an event is about: the learner stands in the message. A site can hold up the others there; it
-  cannot contribute, report, or come back in their name.
+- **Who takes a lease of data** (`$KV.shards.<run>.<shard>`) and whom an event is about: the learner
+  stands in the message. A site can hold up the others there; it cannot join, contribute, report, or
+  come back in their name.
 
 And what no patterns can hold off inside one account of the message server: every request names the
 subject of its answer, and the server writes answers with its own rights. Whoever may store a
@@ -54,6 +54,9 @@ _READ = (
 # listens there; without it the server would note for each delivery that it might be answered.
 _ACK = "$JS.ACK.>"
 _SNAPSHOT_ACK = "$JS.SNAPSHOT.ACK.>"  # that a part of a backup has come
+# What a fenced identity may say in its own account, where nobody listens. A learner says its joins
+# where syncers of release 0.2 hear them, too; what stands in them could be in anybody's name.
+LEADING_NOWHERE = (_ACK, subjects.unsigned_join("*"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,8 @@ def _of_learner(me: str) -> Rights:
     publish = (
         subjects.progress("*", me),
         subjects.speed("*", me),
-        subjects.join("*"),
+        subjects.join("*", me),
+        subjects.unsigned_join("*"),  # leads nowhere: see `LEADING_NOWHERE`
         f"up.*.{me}.>",
         f"state.*.{me}.>",  # to newcomers that the syncer named
         subjects.forget_state("*", me),
@@ -188,7 +192,8 @@ def _of_syncer(me: str) -> Rights:
     )
     subscribe = (
         subjects.progress("*", "*"),
-        subjects.join("*"),
+        subjects.join("*", "*"),
+        subjects.unsigned_join("*"),
         subjects.forget_state("*", "*"),
         subjects.snapshot_wish("*", 0).removesuffix("0") + ">",
         subjects.chaos(me),

@@ -1,0 +1,59 @@
+"""The page that lists the attacks: `cd tests && python -m live.attacks.page` writes it anew."""
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+from live.attacks import bus, files, rest
+from live.attacks.cases import ATTACKS
+
+PAGE = Path(__file__).parents[3] / "docs" / "results" / "attacks.md"
+KINDS = (
+    ("bus", "On the message server", bus),
+    ("rest", "On the REST interface", rest),
+    ("files", "On a learner's machine", files),
+)
+# A line of the page may be longer than one of the program.
+HEAD = [
+    "# Attacks",
+    f"All of these {len(ATTACKS)} attacks on a cluster are refused, and none changes anything. The "
+    "list says how each is refused, and where that is logged with whom. One test plays all of it "
+    "against a hub with TLS, a coordinator, two syncers, and a site whose learners train "
+    "meanwhile; the credentials of another site are stolen (`tests/live/test_attacks.py`). "
+    "After each attack the test compares what the buckets hold: "
+    "runs, assignments, members, lives, leases and tokens. It compares the tape and where the run "
+    "stands, too. None may differ, and the tape may only have grown. At the end the run goes on.",
+    "The [threat model](../explanation/threat-model.md) says "
+    "what is not protected. This page is made from the test: "
+    "`cd tests && python -m live.attacks.page` writes it anew.",
+    "An **actor** is the name of a token, or the public key of an identity of the message server. "
+    "`diloco audit` shows the audit log of the coordinator. `diloco site list --json` tells whose "
+    "a key is.",
+]
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [f"{paragraph}\n" for paragraph in HEAD]
+    parts.append(table(("answer", "what happens", "where it is logged"), answers()))
+    number = count(1)
+    for kind, title, _ in KINDS:
+        rows = sorted((a for a in ATTACKS if a.kind == kind), key=lambda a: a.by)
+        cells = [(str(next(number)), a.by, a.name, a.how.word) for a in rows]
+        parts += [f"## {title}\n", table(("", "who", "tries what", "answer"), cells)]
+    return "\n".join(parts)
+
+
+def answers() -> list[tuple[str, str, str]]:
+    """What the words of the last column mean, in the order in which they come."""
+    hows = dict.fromkeys(attack.how for attack in ATTACKS)
+    return [(how.word, how.refused, how.logged) for how in hows]
+
+
+def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
