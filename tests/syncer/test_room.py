@@ -55,6 +55,8 @@ def staged(d: Any, rounds: int) -> list[Stage]:
         pull = d.pulls[-1]
         for learner in ("a", "b"):
             d.answer(pull, learner)
+        for learner in ("a", "b"):  # what is published is adopted
+            d.adopted_at[learner][pull.fragment] = d.steps[learner]
     found = of(d.effects, Stage)[before:]
     assert len(found) == rounds
     return found
