@@ -43,7 +43,7 @@ from diloco_shared.process.nats_server import NatsServer
 
 RUN = "upgraded"
 ROOT = Path(__file__).resolve().parents[1]
-# Before the run's end no exchange is begun any more, in seconds: one takes two minutes on busy cores.
+# Before the run ends no exchange is begun any more, in seconds: one takes minutes on busy cores.
 LAST_S = 240.0
 # Every so many exchanges are kills.
 KILLED = 4
