@@ -43,8 +43,8 @@ from diloco_shared.process.nats_server import NatsServer
 
 RUN = "upgraded"
 ROOT = Path(__file__).resolve().parents[1]
-# Before the run's end no exchange is begun any more, in seconds: one takes a minute on busy cores.
-LAST_S = 90.0
+# Before the run ends no exchange is begun any more, in seconds: one takes minutes on busy cores.
+LAST_S = 240.0
 # Every so many exchanges are kills.
 KILLED = 4
 SPEC: dict[str, Any] = {
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--old", type=Path, required=True, help="the last release")
     parser.add_argument("--new", type=Path, default=ROOT, help="the next one")
     parser.add_argument("--exchanges", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=1500.0, help="of the run's budget")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="of the run's budget")
     parser.add_argument("--keep", type=Path, help="empty folder for the cluster's files")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,7 @@ class Cluster:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.release: dict[str, Release] = {}
         self.client: Client
+        self.opened = ExitStack()
 
     def environment(self, release: Release) -> dict[str, str]:
         return {**os.environ, **self.shared, "PYTHONPATH": release.path}
@@ -94,7 +96,8 @@ class Cluster:
         for name in ("coordinator", *SYNCERS, *LEARNERS):
             self.start(name, release)
         token = until("the token", lambda: (self.folder / "admin-token").read_text().strip())
-        self.client = Client(f"http://127.0.0.1:{self.port}", token)
+        client = Client(f"http://127.0.0.1:{self.port}", token)
+        self.client = self.opened.enter_context(client)
         until("the coordinator", self.client.ready)
 
     def end(self, name: str, how: signal.Signals) -> float:
@@ -110,6 +113,7 @@ class Cluster:
         return time.monotonic() - began
 
     def close(self) -> None:
+        self.opened.close()
         for process in self.running.values():
             process.terminate()
         for process in self.running.values():
