@@ -206,10 +206,15 @@ class Trainer:
         self.opt_state = program.init_state(self.params)
         # On the host, shared with whoever gave them: nobody writes to an anchor.
         self.anchors: list[Values | None] = [None] * len(program.layout.fragments)
-        self.feedback = [
-            Feedback(program.cuts.zeros(p)) if program.with_error else None
-            for p in range(len(program.layout.sizes))
-        ]
+        self.feedback = self.residuals(program)
+
+    @staticmethod
+    def residuals(program: Program) -> list[Feedback | None]:
+        """Of every fragment, owing nothing yet; None where nothing is withheld."""
+        fragments = range(len(program.layout.sizes))
+        if not program.with_error:
+            return [None for _ in fragments]
+        return [Feedback(program.cuts.zeros(p)) for p in fragments]
 
     def fragment(self, p: int) -> Values:
         """Fragment p of the parameters as they are, fp32 of shape (F,)."""
