@@ -153,11 +153,7 @@ def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> N
         Term(
             "gradients", -(-gradients // cut), f"4 bytes x N, twice where they are accumulated{of}"
         ),
-        Term(
-            "one fragment's work",
-            12 * job.largest,
-            "12 bytes x the largest fragment: anchor, difference and its encoding",
-        ),
+        _work(job, mesh),
     ]
     if a.error_feedback and a.codec_up in ("int8", "int4", "e3m0"):
         flying, every = a.rounds_in_flight_max, mesh.devices
@@ -192,6 +188,16 @@ def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> N
         terms.append(_evaluation(job, width, mesh))
         lower += ", or evaluation.beside_training = false"
     return Need("learner device", tuple(terms), lower)
+
+
+def _work(job: Job, mesh: MeshSizes) -> Term:
+    """What a fragment takes of each device while it is read, encoded or adopted."""
+    name, how = "one fragment's work", "x the largest fragment: anchor, difference and its encoding"
+    if mesh.devices == 1:
+        return Term(name, 12 * job.largest, f"12 bytes {how}")
+    own = -(-12 * job.largest // mesh.devices)
+    how = f"8 bytes x the largest fragment, which is whole for a moment; and 12 bytes {how}, "
+    return Term(name, 8 * job.largest + own, f"{how}/ {mesh.devices} devices")
 
 
 def gathered(shape: Shape, width: int = WIDTH) -> int:

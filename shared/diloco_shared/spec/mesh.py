@@ -105,7 +105,7 @@ def idle(sizes: MeshSizes, devices: int, sequences: int) -> str:
     if sizes.devices == devices:
         return ""
     return (
-        f"{devices - sizes.devices} of {devices} devices idle: the mesh is {sizes}, and a step "
-        f"takes {sequences} sequences at a time (inner.batch_sequences). Set that to a multiple of "
-        "the devices, give this process fewer of them, or set DILOCO_MESH"
+        f"{devices - sizes.devices} of {devices} devices idle, since the mesh is {sizes}: let "
+        f"inner.batch_sequences (it is {sequences}) be a multiple of {devices}, with DILOCO_MESH "
+        "'auto' or of that many, or give this process fewer devices"
     )

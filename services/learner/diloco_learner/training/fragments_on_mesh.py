@@ -230,12 +230,14 @@ def _mix(
 ) -> None:
     """Mix a piece, or a run of them, of shape (F,), into what this device has of it."""
     if isinstance(bit, Run):
-        layers_K, rows = at[0], jnp.take(new.reshape(-1, bit.piece), at[2], axis=0, mode="clip")
         first = 0
         for slot, count in bit.parts:
-            leaf, which = leaves[slot], layers_K[first : first + count]
-            shape = (count, *_whole_shape(leaf, cuts[slot])[1:])
-            own = _own(rows[first : first + count].reshape(shape), cuts[slot])
+            leaf, cut = leaves[slot], cuts[slot]
+            which, order = at[0][first : first + count], at[2][first : first + count]
+            # What this device has of every piece, before those of this leaf are picked: no second
+            # copy of the whole run is made.
+            some = _own(new.reshape(-1, *_whole_shape(leaf, cut)[1:]), cut)
+            own = jnp.take(some, order, axis=0, mode="clip")
             old = jnp.take(leaf, which, axis=0, mode="clip")
             mixed = _mixed(old, own, alpha)
             leaves[slot] = leaf.at[which].set(mixed, mode="clip", unique_indices=True)
