@@ -66,11 +66,13 @@ def _forward(
     zero = jnp.zeros(head.shape, jnp.float32)
     places = _places(len(targets_T))
     if places > 1:
+        # Each device adds up its own tokens' part, of which it then keeps what is its to keep.
         cut: Wish = ("tensor", None) if by_rows else (None, "tensor")
         zero = spread(jnp.zeros((places, *head.shape), jnp.float32), BATCH, *cut)
     head_grad, (totals, x_grad) = _over(part, zero, parts)
     if places > 1:
-        head_grad = jnp.sum(head_grad, axis=0)
+        kept: Wish = ("tensor", "fsdp") if by_rows else ("fsdp", "tensor")
+        head_grad = spread(jnp.sum(head_grad, axis=0), *kept)
     x_grad_TxD = _together(x_grad, len(x_TxD))
     found = jnp.sum(totals), jnp.sum(targets_T >= 0)
     return found, (x_grad_TxD, head_grad.astype(head.dtype))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from diloco_learner.models import ModelDef
 from diloco_learner.training.mesh import Placement
-from diloco_learner.training.programs import compiler_options
+from diloco_learner.training.programs import Ahead, compiler_options
 from diloco_shared.budget.memory import evaluated_at_once
 from diloco_shared.corpora.mix import Mixed
 from diloco_shared.corpora.sequences import Tokens, windows
@@ -158,7 +158,10 @@ class HeldOutLoss:
     ) -> None:
         """`trained`: sequences that a training step holds the activations of. `placement`: how the
         parameters lie that it is given."""
-        self.loss = jax.jit(model.loss, compiler_options=compiler_options())
+        self.loss: Any = jax.jit(model.loss, compiler_options=compiler_options())
+        if placement is not None:
+            scope, turn = placement.scope, placement.turn
+            self.loss = Ahead(model.loss, lambda _, tokens: tokens.shape, scope=scope, turn=turn)
         self.trained = trained
         self.placement = placement
 
@@ -194,10 +197,8 @@ class HeldOutLoss:
         return total, count
 
     def _loss(self, params: Any, part_SxL1: NDArray[np.int32]) -> jax.Array:
-        if self.placement is None:
-            loss: jax.Array = self.loss(params, part_SxL1)
-            return loss
-        spread = jax.device_put(part_SxL1, self.placement.batch(len(part_SxL1)))
-        with self.placement.scope():
-            loss = self.loss(params, spread)
+        tokens: Any = part_SxL1
+        if self.placement is not None:
+            tokens = jax.device_put(part_SxL1, self.placement.batch(len(part_SxL1)))
+        loss: jax.Array = self.loss(params, tokens)
         return loss

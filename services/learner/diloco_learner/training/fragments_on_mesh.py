@@ -63,11 +63,16 @@ class MeshFragmentOps(FragmentOps):
             )
             for names, cut in zip(self.names, self.cuts, strict=True)
         ]
-        mesh = placement.mesh
-        self._read = Ahead(partial(_read, mesh), lambda how, *_: how, static=True)
-        self._adopt = Ahead(partial(_adopt, mesh), lambda how, *_: how, static=True, donate=(1,))
+        mesh, turn = placement.mesh, placement.turn
+        self._read = Ahead(partial(_read, mesh), lambda how, *_: how, static=True, turn=turn)
+        self._adopt = Ahead(
+            partial(_adopt, mesh), lambda how, *_: how, static=True, donate=(1,), turn=turn
+        )
         self._encode = Ahead(
-            partial(_encode, mesh), lambda how, *args: (how, args[-1] is None), static=True
+            partial(_encode, mesh),
+            lambda how, *args: (how, args[-1] is None),
+            static=True,
+            turn=turn,
         )
 
     def read(self, p: int, params: Any) -> jax.Array:

@@ -157,7 +157,8 @@ def make_step(
     parts = inner.accumulation
     tokens = placement.batch(inner.batch_sequences) if parts == 1 else one
     lying = ((leaves, moments, tokens, one), (leaves, moments, one))
-    return Ahead(step, key, donate=(0, 1), scope=placement.scope, lying=lying)
+    scope, turn = placement.scope, placement.turn
+    return Ahead(step, key, donate=(0, 1), scope=scope, turn=turn, lying=lying)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ that, with XLA's own partitioning of what they compute.
 """
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from diloco_learner.models import ModelDef, from_named, to_named
 from diloco_learner.models.sharding import BATCH, divided
 from diloco_shared.spec.mesh import AXES, MeshSizes, WrongMesh
 
+# Devices that wait for each other must be handed programs in one order: while a step is handed to
+# one device after the other, an evaluation in another thread must not come between. It is held for
+# as long as that takes, and not while a program is compiled or computed.
+_TURN = threading.Lock()
 # Of all values, those that every device of an fsdp axis holds whole: above it that is told.
 WHOLE_SHARE_TOLD = 0.05
 
@@ -75,6 +80,10 @@ class Placement:
     def scope(self) -> AbstractContextManager[Any]:
         """In which a model's `spread` knows the mesh: while its programs are traced."""
         return jax.set_mesh(self.mesh)
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """In which a program is handed to the devices, by one thread after the other."""
+        return _TURN
 
     def batch(self, sequences: int) -> NamedSharding:
         """Of so many sequences (S, L + 1): spread evenly, or else on every device."""

@@ -29,8 +29,9 @@ class Ahead:
 
     `key` tells apart the arguments that need programs of their own. The first argument is static
     where `static` says so: part of the program, hashable. Donated arguments must not be used again.
-    On several devices, `scope` is what the function is traced in, and `lying` how arguments and
-    results lie on them: (those of the arguments that are not static, those of the results).
+    On several devices, `scope` is what the function is traced in, `turn` what it is handed to them
+    in, and `lying` how arguments and results lie on them: (those of the arguments that are not
+    static, those of the results).
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class Ahead:
         static: bool = False,
         donate: tuple[int, ...] = (),
         scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
         lying: tuple[Any, Any] | None = None,
     ) -> None:
         self.key = key
         self.scope = scope
+        self.turn = turn
         self.first = 1 if static else 0
         self.jitted = jax.jit(
             function,
@@ -64,4 +67,6 @@ class Ahead:
         return self.programs[key]
 
     def __call__(self, *args: Any) -> Any:
-        return self.compile(*args)(*args[self.first :])
+        program = self.compile(*args)
+        with self.turn():
+            return program(*args[self.first :])
