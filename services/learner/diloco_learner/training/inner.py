@@ -144,21 +144,21 @@ def make_step(
         params = jax.tree.map(lambda p, u: chosen(p + rate * u, p), params, updates)
         return params, jax.tree.map(chosen, moved, opt_state), jnp.where(sound, loss, jnp.nan)
 
-    def key(params: Any, opt_state: Any, tokens_BxL1: Any, rate: Any) -> tuple[int, ...]:
-        shape: tuple[int, ...] = tokens_BxL1.shape
-        return shape
-
     if placement is None:
-        return Ahead(step, key, donate=(0, 1))
-    leaves = placement.tree(shapes)
-    moments = placement.tree(jax.eval_shape(transform.init, shapes))
-    one = placement.replicated
+        return Ahead(step, _shape, donate=(0, 1))
+    state = jax.eval_shape(transform.init, shapes)
+    leaves, moments, one = placement.tree(shapes), placement.tree(state), placement.replicated
     # Of several parts every device gets all tokens, a few bytes each: it takes its own of each.
-    parts = inner.accumulation
-    tokens = placement.batch(inner.batch_sequences) if parts == 1 else one
+    tokens = placement.batch(inner.batch_sequences) if inner.accumulation == 1 else one
     lying = ((leaves, moments, tokens, one), (leaves, moments, one))
     scope, turn = placement.scope, placement.turn
-    return Ahead(step, key, donate=(0, 1), scope=scope, turn=turn, lying=lying)
+    return Ahead(step, _shape, donate=(0, 1), scope=scope, turn=turn, lying=lying)
+
+
+def _shape(params: Any, opt_state: Any, tokens_BxL1: Any, rate: Any) -> tuple[int, ...]:
+    """What tells one step's program from another's."""
+    shape: tuple[int, ...] = tokens_BxL1.shape
+    return shape
 
 
 # --------------------------------------------------------------------------------------------------
