@@ -100,7 +100,8 @@ def described(spec: RunSpec, shape: Shape, fragments: int, devices: int = 1) -> 
         for name in {p.name for p in pieces}
         if sum(p.size for p in pieces if p.name == name) == values[name]
     )
-    job = known(spec)
+    algorithm = spec.algorithm.model_copy(update={"fragments": fragments})
+    job = known(spec.model_copy(update={"algorithm": algorithm}))
     assert job is not None
     need = device(job, mesh=MeshSizes(fsdp=devices))
     parameters = sum(values.values())
