@@ -17,6 +17,7 @@ from typing import Any
 from diloco_learner.preflight.findings import CHECKS, SOFTWARE, Finding, read, wrong
 from diloco_shared.process.stopping import how_ended
 from diloco_shared.reach.places import roots_of
+from diloco_shared.spec.mesh import AUTO
 from diloco_shared.spec.run import RunSpec
 
 COMMAND = (sys.executable, "-m", "diloco_learner.preflight")
@@ -31,13 +32,15 @@ LINE_CHARS_MAX = 1 << 16
 class Checker:
     """`data_root`: folders that a run may read, as DILOCO_DATA_ROOT says them. `cache`: where text
     is prepared, if not as usual. `checkpoints`: where run-wide checkpoints are, `checkpoint_roots`:
-    where else. `factories`: whose modules model.factory may name, as DILOCO_FACTORIES says it."""
+    where else. `factories`: whose modules model.factory may name, as DILOCO_FACTORIES says it.
+    `mesh`: how devices share the work, as DILOCO_MESH says it."""
 
     data_root: str
     cache: Path | None = None
     checkpoints: str = ""
     checkpoint_roots: str = ""
     factories: str = ""
+    mesh: str = AUTO
     command: Sequence[str] = COMMAND
     check_s_max: float = CHECK_S_MAX
 
@@ -51,6 +54,7 @@ class Checker:
         arguments = ["--data-root", self.data_root, "--factories", self.factories]
         arguments += ["--checkpoint-roots", self.checkpoint_roots, "--parent", str(os.getpid())]
         arguments += ["--checkpoints", self.checkpoints] if self.checkpoints else []
+        arguments += ["--mesh", self.mesh]
         arguments += [] if self.cache is None else ["--cache", str(self.cache)]
         process = subprocess.Popen(
             [*self.command, *arguments],

@@ -61,6 +61,27 @@ def test_lines_say_what_the_figures_are(
     assert "1 are cut by rows" in text
 
 
+def test_devices_share_the_state_and_not_a_fragments_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terms = {}
+    for devices in (1, 8):
+        assert run(monkeypatch, "1b", "--devices", str(devices), "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        terms[devices] = {t["name"]: t["bytes"] for t in found["device_bytes"]["terms"]}
+    n = found["parameters"]
+    for name, bytes_each in (("parameters", 4), ("gradients", 4), ("optimizer state", 8)):
+        assert terms[1][name] == pytest.approx(bytes_each * n, rel=1e-3)
+        assert terms[8][name] == pytest.approx(bytes_each * n / 8, rel=1e-3)
+    largest = max(found["fragments"])
+    assert terms[8]["one fragment's work"] >= 4 * largest
+    # The embeddings of this model are its output matrix.
+    assert terms[8]["gathered"] >= 4 * found["shape"]["vocabulary"] * found["shape"]["width"]
+    assert "gathered" not in terms[1]
+    assert run(monkeypatch, "1b", "--devices", "8") == 0
+    assert "on each of 8, with adamw" in capsys.readouterr().out
+
+
 def test_of_a_run_its_own_settings_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,7 +44,9 @@ def programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Program, "build", compiled)
 
 
-def compiled(spec: RunSpec, weights: object = None, separator: None = None) -> Program:
+def compiled(
+    spec: RunSpec, weights: object = None, separator: None = None, mesh: None = None
+) -> Program:
     key = spec.model_dump_json()
     if key not in COMPILED:
         COMPILED[key] = BUILD(spec)

@@ -20,6 +20,7 @@ from diloco_learner.preflight.checks import check
 from diloco_learner.preflight.findings import CHECKS, NEEDS, Finding, read
 from diloco_learner.preflight.machine import Machine
 from diloco_shared.hf.resolving import resolved
+from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.run import RunSpec
 
 GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
@@ -332,7 +333,7 @@ def test_the_wrong_runs_are_many_and_each_kind_is_there() -> None:
 # --------------------------------------------------------------------------------------------------
 # The machine.
 
-MACHINE = Machine("gpu", "H100", 8, 1 << 36, 1 << 36, 1 << 36)
+MACHINE = Machine("gpu", "H100", 1, 1 << 36, 1 << 36, 1 << 36)
 
 
 @pytest.mark.parametrize(
@@ -358,7 +359,30 @@ def test_a_machine_that_is_too_small_is_found_before_anything_is_begun(
     assert [f.name for f in found.values() if f.verdict == "WRONG"] == [name]
     assert re.search(words, found[name].text) and remedy in found[name].remedy
     assert found["compile"].skipped
-    assert found["devices"].text == "8 x H100: a learner computes on the first one"
+    assert found["devices"].text == "1 x H100"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ok", "words"),
+    [
+        (MeshSizes(), True, "8 x H100, of which one computes; 7 of 8 devices idle"),
+        (MeshSizes(fsdp=16), False, "takes 16 devices, and this process has 8"),
+        (MeshSizes(fsdp=4), False, "inner.batch_sequences = 2 cannot be spread evenly over 4"),
+    ],
+)
+def test_how_devices_share_the_work_is_told_or_refused(
+    mesh: MeshSizes,
+    ok: bool,
+    words: str,
+    spec: RunSpec,
+    root: Path,
+    cache: Cache,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checks, "machine_of", lambda _: dataclasses.replace(MACHINE, devices=8))
+    found = next(check(spec, root, cache, now=time.monotonic, mesh=mesh))
+    assert found.name == "devices" and found.ok == ok and words in found.text
+    assert bool(found.remedy) != ok
 
 
 def test_a_machine_without_a_device_has_its_text_looked_at_all_the_same(

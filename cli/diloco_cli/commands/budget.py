@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.commands.options import Json, show
+from diloco_cli.commands.options import Devices, Json, show
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget import known, learners_of
 from diloco_shared.budget.terms import shown
@@ -29,6 +29,7 @@ def budget(
     learners: Learners = 0,
     rate: Rate = "1Gbit",
     step_s: StepS = 0.0,
+    devices: Devices = 1,
     as_json: Json = False,
 ) -> None:
     """What a run needs, term by term: streams, memory, disks, transfers. Needs no cluster."""
@@ -44,7 +45,7 @@ def budget(
         raise CliError(
             "the size of model.factory is known to learners only: set model.parameters", INVALID
         )
-    found = view(job, bits_per_s=bits_per_s(rate), step_s=step_s or None)
+    found = view(job, bits_per_s=bits_per_s(rate), step_s=step_s or None, devices=devices)
     show(found, as_json, lambda: budget_lines(found, rate))
 
 

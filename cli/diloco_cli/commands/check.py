@@ -16,6 +16,7 @@ from diloco_cli.words import FAILED, INVALID, CliError, counted
 from diloco_learner.preflight.findings import Finding, skipped
 from diloco_shared.checking import Invalid
 from diloco_shared.checking import check as checked
+from diloco_shared.spec.mesh import AUTO, WrongMesh, mesh_of
 from diloco_shared.spec.run import RunSpec
 
 app = typer.Typer()
@@ -42,12 +43,20 @@ def check(
             envvar="DILOCO_CHECKPOINTS", help="Where run-wide checkpoints are, as for a learner."
         ),
     ] = str(HERE / "checkpoints"),
+    mesh: Annotated[
+        str,
+        typer.Option(envvar="DILOCO_MESH", help="How devices share the work, as for a learner."),
+    ] = AUTO,
     as_json: Json = False,
 ) -> None:
     """Try a run on this machine: model, weights, corpus, room, and one step. Needs no cluster."""
     cache = corpora or (HERE / "corpora" if HERE.is_dir() else None)
     further = os.environ.get("DILOCO_CHECKPOINT_ROOTS", "")
-    checker = Checker(data_root, cache, checkpoints, further, own_factories())
+    try:
+        mesh_of(mesh)
+    except WrongMesh as error:
+        raise CliError(f"--mesh: {error}", INVALID) from None
+    checker = Checker(data_root, cache, checkpoints, further, own_factories(), mesh)
     made = findings_of(*filled(read_run(file), checker, file), checker)
     findings = list(_shown(made, quiet=as_json))
     bad = [f for f in findings if not f.ok and not f.skipped]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.commands.options import Json, show
+from diloco_cli.commands.options import Devices, Json, show
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget import known
 from diloco_shared.budget.memory import device
@@ -16,6 +16,7 @@ from diloco_shared.checking import Invalid, load
 from diloco_shared.hf.config import family
 from diloco_shared.hf.resolving import resolved
 from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
+from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.run import RunSpec
 from diloco_shared.spec.shapes import SHAPES, Shape, WrongModel, cut, flops_per_token, tensors
 
@@ -32,6 +33,7 @@ _ALWAYS = ("vocabulary", "width", "layers", "heads", "kv_heads", "head_width", "
 def describe(
     what: What,
     fragments: Annotated[int, typer.Option(min=0, help="P; 0: as in the run.")] = 0,
+    devices: Devices = 1,
     as_json: Json = False,
 ) -> None:
     """Parameters, arithmetic, device memory and fragments of a model."""
@@ -44,7 +46,7 @@ def describe(
                 "builds it and says what it is made of",
                 INVALID,
             )
-        found = described(spec, job.shape, fragments or spec.algorithm.fragments)
+        found = described(spec, job.shape, fragments or spec.algorithm.fragments, devices)
     except WrongModel as error:
         raise CliError(str(error), INVALID) from None
     if digest:
@@ -80,9 +82,10 @@ def _checked(tables: dict[str, Any]) -> RunSpec:
     return RunSpec.model_validate({"name": "described", "budget": {"steps": 1}, **tables})
 
 
-def described(spec: RunSpec, shape: Shape, fragments: int) -> dict[str, Any]:
+def described(spec: RunSpec, shape: Shape, fragments: int, devices: int = 1) -> dict[str, Any]:
     """JSON-ready. Counts tensors and fragments one by one: nothing is taken from a formula.
 
+    `devices`: that share the work of a learner, on the axis fsdp.
     Raises WrongModel where the model cannot be cut so.
     """
     every, layout = tensors(shape), cut(shape, fragments)
@@ -97,9 +100,10 @@ def described(spec: RunSpec, shape: Shape, fragments: int) -> dict[str, Any]:
         for name in {p.name for p in pieces}
         if sum(p.size for p in pieces if p.name == name) == values[name]
     )
-    job = known(spec)
+    algorithm = spec.algorithm.model_copy(update={"fragments": fragments})
+    job = known(spec.model_copy(update={"algorithm": algorithm}))
     assert job is not None
-    need = device(job)
+    need = device(job, mesh=MeshSizes(fsdp=devices))
     parameters = sum(values.values())
     return {
         "shape": asdict(shape),
@@ -109,6 +113,7 @@ def described(spec: RunSpec, shape: Shape, fragments: int) -> dict[str, Any]:
         "context_tokens": spec.model.context_tokens,
         "flops_per_token": flops_per_token(shape, spec.model.context_tokens),
         "device_bytes": need.view(),
+        "devices": devices,
         "batch_sequences": spec.inner.batch_sequences,
         "optimizer": spec.inner.optimizer,
         "tensors": len(every),
@@ -142,7 +147,9 @@ def _lines(what: str, found: dict[str, Any]) -> list[str]:
         else "  family       none of transformers' computes what this shape does",
         f"  arithmetic   {found['flops_per_token']:.3g} operations per token of training, in "
         f"sequences of {found['context_tokens']}",
-        f"  device       {shown(found['device_bytes']['bytes'])} in all, with "
+        f"  device       {shown(found['device_bytes']['bytes'])} "
+        + ("in all" if found["devices"] == 1 else f"on each of {found['devices']}")
+        + ", with "
         f"{found['optimizer']} and batches of {found['batch_sequences']} sequences:",
     ]
     lines += [

@@ -14,6 +14,7 @@ import typer
 from diloco_cli.cluster import HERE, Where
 from diloco_cli.words import INVALID, CliError, plain
 from diloco_shared.reach.local import DataRoots, Factories, users_factories
+from diloco_shared.spec.mesh import DEVICES_MAX
 
 Url = Annotated[str, typer.Option(envvar="DILOCO_URL", help="Coordinator of a cluster elsewhere.")]
 Token = Annotated[
@@ -48,6 +49,10 @@ NatsToken = Annotated[str, typer.Option(envvar="DILOCO_NATS_TOKEN", help="Its to
 NatsCredentials = Annotated[
     str,
     typer.Option(envvar="DILOCO_NATS_CREDENTIALS", help="File of an identity that it knows."),
+]
+Devices = Annotated[
+    int,
+    typer.Option(min=1, max=DEVICES_MAX, help="That share a learner's work, on the axis fsdp."),
 ]
 Run = Annotated[str, typer.Argument(help="Name of the run; the newest if left out.")]
 

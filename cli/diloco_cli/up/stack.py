@@ -245,6 +245,7 @@ def _inherited() -> dict[str, str]:
         "DILOCO_DATA_ROOT",
         "DILOCO_CORPORA",
         "DILOCO_CORPORA_BYTES_MAX",
+        "DILOCO_MESH",
     )
     return {k: v for k, v in os.environ.items() if not k.startswith("DILOCO_") or k in kept}
 

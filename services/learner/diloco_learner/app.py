@@ -28,6 +28,7 @@ from diloco_shared.process.serving import Worker
 from diloco_shared.protocol.run_states import over
 from diloco_shared.reach.local import OutOfReach
 from diloco_shared.reach.places import place_of_run
+from diloco_shared.spec.mesh import mesh_of
 from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
@@ -62,6 +63,7 @@ class Learner(Worker[Settings]):
         self.computing = computing or OnThisMachine(
             settings.reach,
             Cache(settings.corpus_cache, settings.corpora_bytes_max, log.info),
+            mesh_of(settings.mesh),
         )
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator
 from diloco_learner.training.kept import KEPT_BYTES_MAX, OFF
 from diloco_shared.process.settings import WorkerSettings
 from diloco_shared.reach.local import DataRoots, Factories, Reach
+from diloco_shared.spec.mesh import mesh_of
 
 
 class Settings(WorkerSettings):
@@ -14,6 +15,12 @@ class Settings(WorkerSettings):
 
     threads: int = Field(
         0, ge=0, description="CPU threads for computation, 0 for all; 1 when learners share cores."
+    )
+    mesh: str = Field(
+        "auto",
+        description="How the devices of this process share the work, as 'fsdp=8' or "
+        "'data=2,fsdp=4'; axes are data, fsdp and tensor. 'auto': fsdp over the devices there are, "
+        "as many of them as a step's sequences can be spread over evenly. 'fsdp=1': one device.",
     )
     data_root: str = Field(
         ".",
@@ -53,6 +60,12 @@ class Settings(WorkerSettings):
     @classmethod
     def _readable(cls, text: str) -> str:
         Factories.of(text)
+        return text
+
+    @field_validator("mesh")
+    @classmethod
+    def _arrangeable(cls, text: str) -> str:
+        mesh_of(text)
         return text
 
     @property

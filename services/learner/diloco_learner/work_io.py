@@ -236,6 +236,8 @@ class Work:
         built = self.computing.build(self.spec)
         self.trainer, self.batches = built.trainer, built.batches
         self.held_out = built.held_out
+        for text in built.warnings:
+            log.warning(text)
         folder = self.context.folder / CHECKPOINTS / self.spec.folder
         self.checkpoints = LocalCheckpoints(folder, self.spec.keeping.checkpoints)
         self.checkpoints.room.needed = self.trainer.inner_state_bytes

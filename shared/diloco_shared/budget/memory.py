@@ -5,11 +5,14 @@ there is room, and go where there is none. On a learner without an accelerator t
 is the host's: both figures add up.
 """
 
+import math
+
 from diloco_shared.budget.job import Job
 from diloco_shared.budget.streams import SNAPSHOTS
 from diloco_shared.budget.terms import Need, Term, bytes_of
+from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.optimizers import outer_state_bytes
-from diloco_shared.spec.shapes import Shape
+from diloco_shared.spec.shapes import Shape, layer_tensors
 
 MB = 1_000_000
 # Measured with a model of 0.1M parameters: Python and its libraries, compiled loops, buffers.
@@ -31,16 +34,17 @@ LOGITS_BYTES = 64 << 20
 SEQUENCES_MAX, TOKENS_MAX = 64, 4096
 # Of an activation: a CPU multiplies in fp32, accelerators in bf16.
 WIDTH, WIDTH_ON_CPU = 2, 4
+ONE_DEVICE = MeshSizes()
 # The coordinator's mirror of events, histories and members: a few thousand of a kilobyte.
 MIRROR = 40 * MB
 
 
-def processes(job: Job) -> dict[str, Need]:
-    """Host memory of each process, and the device memory of a learner."""
+def processes(job: Job, mesh: MeshSizes = ONE_DEVICE) -> dict[str, Need]:
+    """Host memory of each process, and the memory of each device of a learner."""
     return {
         "syncer": syncer(job),
         "learner": learner(job),
-        "learner device": device(job),
+        "learner device": device(job, mesh=mesh),
         "coordinator": Need(
             "coordinator",
             (
@@ -134,50 +138,90 @@ def learner(job: Job) -> Need:
     )
 
 
-def device(job: Job, *, on_cpu: bool = False) -> Need:
-    """Device memory of one learner; what a compiler adds is not known before it compiles."""
+def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> Need:
+    """Memory of each device of a learner; what a compiler adds is not known before it compiles."""
     width = WIDTH_ON_CPU if on_cpu else WIDTH
     n, inner, a = job.parameters, job.spec.inner, job.spec.algorithm
     gradients = 4 * n * (2 if inner.accumulation > 1 else 1)
+    cut = mesh.state_parts
+    of = f" / {cut} devices" if cut > 1 else ""
     terms = [
-        Term("parameters", 4 * n, "4 bytes x N"),
-        Term("optimizer state", job.state, f"moments and counts of {inner.optimizer}"),
-        Term("gradients", gradients, "4 bytes x N, twice where they are accumulated"),
+        Term("parameters", -(-4 * n // cut), f"4 bytes x N{of}"),
         Term(
-            "one fragment's work",
-            12 * job.largest,
-            "12 bytes x the largest fragment: anchor, difference and its encoding",
+            "optimizer state", -(-job.state // cut), f"moments and counts of {inner.optimizer}{of}"
         ),
+        Term(
+            "gradients", -(-gradients // cut), f"4 bytes x N, twice where they are accumulated{of}"
+        ),
+        _work(job, mesh),
     ]
     if a.error_feedback and a.codec_up in ("int8", "int4", "e3m0"):
-        flying = a.rounds_in_flight_max
+        flying, every = a.rounds_in_flight_max, mesh.devices
+        of = f", / {every} devices" if every > 1 else ""
         terms.append(
             Term(
                 "what was withheld",
-                4 * n + 8 * job.largest * flying,
+                -(-(4 * n + 8 * job.largest * flying) // every),
                 f"4 bytes x N, and 8 x the largest fragment for {flying} rounds in flight: "
-                "algorithm.error_feedback",
+                f"algorithm.error_feedback{of}",
             )
         )
     context, lower = job.spec.model.context_tokens, "inner.batch_sequences, or a model with remat"
+    if job.shape is not None and mesh.fsdp > 1:
+        terms.append(
+            Term(
+                "gathered",
+                gathered(job.shape, width) // mesh.tensor,
+                "an estimate: the output matrix and its gradient whole, or one layer's matrices, "
+                "while they are computed with",
+            )
+        )
     if job.shape is not None:
-        size = activations(job.shape, inner.batch_sequences, context, width)
+        sequences = -(-inner.batch_sequences // mesh.batch_parts)
+        size = activations(job.shape, sequences, context, width)
         how = f"an estimate: batch x context x widths, of {width} bytes each"
+        if mesh.batch_parts > 1:
+            how += f"; {sequences} of the sequences on each device"
         terms.append(Term("activations", size, how if on_cpu else f"{how} (4 on a CPU)"))
     if job.spec.evaluation.beside_training:
         # Otherwise it is made between two steps, in the memory of gradients and activations.
-        terms.append(_evaluation(job, width))
+        terms.append(_evaluation(job, width, mesh))
         lower += ", or evaluation.beside_training = false"
     return Need("learner device", tuple(terms), lower)
 
 
-def _evaluation(job: Job, width: int) -> Term:
-    """What an evaluation beside a step takes."""
-    size, how = 4 * job.parameters, "4 bytes x N: the published parameters, evaluated beside a step"
+def _work(job: Job, mesh: MeshSizes) -> Term:
+    """What a fragment takes of each device while it is read, encoded or adopted."""
+    name, how = "one fragment's work", "x the largest fragment: anchor, difference and its encoding"
+    if mesh.devices == 1:
+        return Term(name, 12 * job.largest, f"12 bytes {how}")
+    own = -(-12 * job.largest // mesh.devices)
+    whole = "5 bytes x the largest fragment, which is whole for a moment (measured: 4 to 4.4)"
+    return Term(
+        name, 5 * job.largest + own, f"{whole}; and 12 bytes {how}, / {mesh.devices} devices"
+    )
+
+
+def gathered(shape: Shape, width: int = WIDTH) -> int:
+    """Bytes of what a device of the axis fsdp has whole at a time, of a model cut over that axis.
+
+    The output matrix in the type of activations and its gradient in fp32; or the matrices of a
+    layer, two at a time, and their gradients.
+    """
+    layer = sum(math.prod(dims) for dims in layer_tensors(shape).values())
+    return max((width + 4) * shape.vocabulary * shape.width, 2 * 4 * layer)
+
+
+def _evaluation(job: Job, width: int, mesh: MeshSizes) -> Term:
+    """What an evaluation beside a step takes of each device."""
+    size = -(-4 * job.parameters // mesh.state_parts)
+    how = "4 bytes x N: the published parameters, evaluated beside a step"
+    if mesh.state_parts > 1:
+        how = how.replace("N:", f"N / {mesh.state_parts} devices:")
     if job.shape is not None:
         context = job.spec.model.context_tokens
         at_once = evaluated_at_once(context, job.spec.inner.batch_sequences)
-        size += forward(job.shape, at_once, context, width)
+        size += forward(job.shape, -(-at_once // mesh.batch_parts), context, width)
         how += f"; and one layer's activations of {at_once} sequences"
     return Term("evaluation", size, how)
 

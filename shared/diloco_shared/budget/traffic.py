@@ -7,6 +7,7 @@ from diloco_shared.budget.job import Job
 from diloco_shared.budget.memory import disks, processes
 from diloco_shared.budget.streams import SNAPSHOT_BYTES, limits, streams
 from diloco_shared.budget.terms import bytes_of
+from diloco_shared.spec.mesh import MeshSizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +68,14 @@ def load(job: Job) -> LinkLoad:
 
 
 def view(
-    job: Job, *, bits_per_s: float | None = None, step_s: float | None = None
+    job: Job,
+    *,
+    bits_per_s: float | None = None,
+    step_s: float | None = None,
+    devices: int = 1,
 ) -> dict[str, Any]:
-    """The whole budget, JSON-ready; bytes, seconds, bits."""
-    needs = streams(job)
+    """The whole budget, JSON-ready; bytes, seconds, bits. `devices`: of a learner, on one host."""
+    needs, mesh = streams(job), MeshSizes(fsdp=devices)
     average = load(job)
     per_step = {name: getattr(average, name) for name in LinkLoad.__slots__}
     return {
@@ -81,7 +86,7 @@ def view(
         "largest_fragment": job.largest,
         "streams": {k: need.view() for k, need in needs.items()},
         "limits": limits(job),
-        "memory": {k: need.view() for k, need in processes(job).items()},
+        "memory": {k: need.view() for k, need in processes(job, mesh).items()},
         "disk": {k: need.view() for k, need in disks(job, needs).items()},
         "transfers": [
             {

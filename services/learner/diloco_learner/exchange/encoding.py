@@ -31,12 +31,20 @@ class Encoded:
 
     codec: str
     values: int
-    parts: Parts
+    parts: Parts  # perhaps longer than it takes: devices have equal parts of them
 
     def fetch(self) -> memoryview:
         """The payload (call it off the train thread: it waits for the device)."""
-        header = codec.header(self.codec, self.values)
-        return joined([header, *(np.asarray(part).view(np.uint8).data for part in self.parts)])
+        header, sizes = codec.header(self.codec, self.values), sizes_of(self.codec, self.values)
+        pairs = zip(self.parts, sizes, strict=True)
+        return joined([header, *(np.asarray(p)[:n].view(np.uint8).data for p, n in pairs)])
+
+
+def sizes_of(name: str, values: int) -> tuple[int, ...]:
+    """Elements of each part that follows the header."""
+    if name not in _BLOCK_CODECS:
+        return (values,)
+    return blocks_of(values), values if name == "int8" else (values + 1) // 2
 
 
 def feeds_back(name: str) -> bool:
@@ -61,8 +69,7 @@ def encode(name: str, values_F: jax.Array) -> tuple[Parts, jax.Array]:
     if name != "int8":
         pairs = quanta.reshape(-1, 2) & 15
         quanta = (pairs[:, 0] | (pairs[:, 1] << 4)).astype(jnp.uint8)
-    size = F if name == "int8" else (F + 1) // 2
-    return (scales_N.astype(jnp.uint16), quanta[:size]), error_F
+    return (scales_N.astype(jnp.uint16), quanta[: sizes_of(name, F)[1]]), error_F
 
 
 def _bits(values: jax.Array) -> jax.Array:

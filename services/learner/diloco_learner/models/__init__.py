@@ -10,8 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from diloco_learner.models import transformer
+from diloco_learner.models.sharding import Wish, transformer_sharding
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import Model
 from diloco_shared.spec.shapes import layer_name, shape_of
@@ -26,6 +29,8 @@ class ModelDef:
     tensors are merged by the mean (paper section 3.5). `stacked`: the part of the tree, if any,
     whose leaves hold the tensors of all layers along their first axis. `masked_tokens`: the loss
     takes a token below 0 for its complement (~token), and leaves it out of the mean.
+    `sharding(name, shape)`: the axes of a mesh that each dimension of a leaf is cut by
+    (`models.sharding`); None where the model says nothing of it.
     """
 
     init: Callable[[jax.Array], Any]
@@ -33,6 +38,7 @@ class ModelDef:
     is_embedding: Callable[[str], bool]
     stacked: str | None = None
     masked_tokens: bool = False
+    sharding: Callable[[str, tuple[int, ...]], Wish] | None = None
 
 
 def build(config: Model, separator: int | None = None) -> ModelDef:
@@ -57,6 +63,7 @@ def build(config: Model, separator: int | None = None) -> ModelDef:
         lambda name: name.startswith("embedding/"),
         stacked="layers",
         masked_tokens=True,
+        sharding=transformer_sharding,
     )
 
 
@@ -80,6 +87,7 @@ def _own(path: str, config: Model) -> ModelDef:
         is_embedding,
         getattr(own, "stacked", None),
         getattr(own, "masked_tokens", False) is True,
+        getattr(own, "sharding", None),
     )
 
 
@@ -121,6 +129,9 @@ def from_named(tree: Any, named: Mapping[str, Any]) -> Any:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     return jax.tree.unflatten(structure, [named[_name(path)] for path, _ in leaves])
 
+
+# How each leaf lies on several devices; None: there is one.
+Lying = Mapping[str, NamedSharding] | None
 
 # --------------------------------------------------------------------------------------------------
 # Tensors: what is merged, fragmented and stored. A leaf is one, or holds one of each layer, as
@@ -171,10 +182,12 @@ def with_layer(leaf: jax.Array, layer: Any, values: Any) -> jax.Array:
     return new
 
 
-def filled(shapes: Any, stacked: str | None, read: Callable[[str], Any]) -> Any:
+def filled(
+    shapes: Any, stacked: str | None, read: Callable[[str], Any], lying: Lying = None
+) -> Any:
     """A tree of arrays like `shapes`, of the tensors that `read(name)` gives, one after another.
 
-    Raises ValueError for a tensor of another shape.
+    `lying`: how each leaf lies on several devices. Raises ValueError for a tensor of another shape.
     """
     named = to_named(shapes)
     leaves: dict[str, Any] = {}
@@ -184,15 +197,47 @@ def filled(shapes: Any, stacked: str | None, read: Callable[[str], Any]) -> Any:
         if tuple(values.shape) != wanted:
             text = f"{name} has shape {tuple(values.shape)} there, and {wanted} in the run's model"
             raise ValueError(f"the weights to begin from are another model's: {text}")
-        if place.layer is None:
-            leaves[name] = jnp.array(values, shape.dtype)
-            continue
-        if place.leaf not in leaves:
-            leaves[place.leaf] = jnp.zeros(shape.shape, shape.dtype)
-        leaf = with_layer(leaves[place.leaf], place.layer, values)
+        if place.leaf not in leaves and place.layer is not None:
+            leaves[place.leaf] = zeros(shape, None if lying is None else lying[place.leaf])
         # One layer's values at a time wait for their turn.
-        leaves[place.leaf] = jax.block_until_ready(leaf)
+        leaves[place.leaf] = put(leaves, place, values, shape.dtype, lying)
     return from_named(shapes, leaves)
+
+
+def zeros(shape: Any, lies: Sharding | None = None) -> jax.Array:
+    """Of that shape and type; each device makes its own part."""
+    return jnp.zeros(shape.shape, shape.dtype, device=lies)
+
+
+def put(
+    leaves: Mapping[str, Any], place: Place, values: Any, dtype: Any, lying: Lying = None
+) -> jax.Array:
+    """The leaf at that place with these values, of numpy; it is there once this returns.
+
+    A leaf that holds all layers is donated. The values are copied: on a CPU jax would otherwise go
+    on using their memory, which is to be freed.
+    """
+    if lying is None and place.layer is None:
+        new = jnp.array(values, dtype)
+    elif lying is None:
+        new = with_layer(leaves[place.leaf], place.layer, values)
+    elif place.layer is None:
+        new = scattered(values, dtype, lying[place.leaf])
+    else:
+        lies = lying[place.leaf]
+        one = NamedSharding(lies.mesh, PartitionSpec(*lies.spec[1:]))
+        new = with_layer(leaves[place.leaf], place.layer, scattered(values, dtype, one))
+        # It lies so already, unless the compiler has seen a reason for something else.
+        new = jax.device_put(new, lies)
+    jax.block_until_ready(new)
+    return new
+
+
+def scattered(values: Any, dtype: Any, lies: Sharding) -> jax.Array:
+    """Values of numpy on several devices: each gets a copy of its own part, and no more."""
+    return jax.make_array_from_callback(
+        values.shape, lies, lambda part: np.array(values[part], dtype)
+    )
 
 
 def tensor_specs(

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from diloco_learner.models.attention import attend, documents, turn, turns
 from diloco_learner.models.cross_entropy import summed
+from diloco_learner.models.sharding import BATCH, spread
 from diloco_shared.spec.shapes import SHAPES as SHAPES
 from diloco_shared.spec.shapes import Shape as Shape
 from diloco_shared.spec.shapes import layer_tensors
@@ -140,8 +141,10 @@ def embedded(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) ->
     """What the first layer sees: (B, L, D) in `dtype`."""
     tokens_BxL = jnp.where(tokens_BxL < 0, ~tokens_BxL, tokens_BxL)
     x_BxLxD = params["embedding"]["tokens_VxD"][tokens_BxL].astype(dtype)
+    # Each device looks up its columns for all, and hands them to whose tokens they are.
+    x_BxLxD = spread(x_BxLxD, "data", None, "fsdp")
     factor = jnp.asarray(math.sqrt(shape.width) if shape.embed_scale else 1.0, dtype)
-    return jnp.asarray(x_BxLxD * factor)
+    return spread(jnp.asarray(x_BxLxD * factor), BATCH)
 
 
 def _layers(
@@ -198,8 +201,8 @@ def _block(
     """One layer. `whole`: it attends to all tokens; True, False, or a traced bool."""
     q, k, v = projected(shape, layer["attention"], x_BxLxD, turned, whole)
     mixed_BxLxHxK = attend(shape, q, k, v, whole, document_BxL)
-    x_BxLxD = x_BxLxD + joined(shape, layer["attention"], mixed_BxLxHxK)
-    return x_BxLxD + mlp(shape, layer["mlp"], x_BxLxD)
+    x_BxLxD = spread(x_BxLxD + joined(shape, layer["attention"], mixed_BxLxHxK), BATCH)
+    return spread(x_BxLxD + mlp(shape, layer["mlp"], x_BxLxD), BATCH)
 
 
 @_again
@@ -224,6 +227,7 @@ def projected(
         if s.qkv_bias:
             flat = flat + layer[f"{name}_bias_{sizes}"].astype(h.dtype)
         split = flat.reshape(batch, length, count, s.head_width)
+        split = spread(split, BATCH, None, "tensor")
         normed = s.qk_norm and name != "value"
         return norm(s, split, layer[f"{name}_norm_K"]) if normed else split
 
@@ -242,8 +246,8 @@ def joined(shape: Shape, layer: Params, mixed_BxLxHxK: jax.Array) -> jax.Array:
 
 def mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> jax.Array:
     h = norm(shape, x_BxLxD, layer["norm_D"])
-    gate_BxLxF = h @ layer["gate_DxF"].astype(h.dtype)
-    up_BxLxF = h @ layer["up_DxF"].astype(h.dtype)
+    gate_BxLxF = spread(h @ layer["gate_DxF"].astype(h.dtype), BATCH, None, "tensor")
+    up_BxLxF = spread(h @ layer["up_DxF"].astype(h.dtype), BATCH, None, "tensor")
     down: jax.Array = gated(shape, gate_BxLxF, up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
     return norm(shape, down, layer["post_norm_D"]) if shape.post_norms else down
 

@@ -18,6 +18,7 @@ from diloco_learner.preflight.findings import SOFTWARE, Finding, wrong
 from diloco_shared.process.stopping import die_with
 from diloco_shared.reach.local import DataRoots, Factories, Reach
 from diloco_shared.reach.places import roots_of
+from diloco_shared.spec.mesh import MeshSizes, mesh_of
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, help="where text is prepared")
     parser.add_argument("--checkpoints", default="", help="where run-wide checkpoints are")
     parser.add_argument("--checkpoint-roots", default="", help="where they may be besides")
+    parser.add_argument("--mesh", default="auto", help="how devices share the work (DILOCO_MESH)")
     parser.add_argument("--parent", type=int, help="process with which this one is to end")
     given = parser.parse_args()
     if given.parent is not None:
@@ -40,7 +42,7 @@ def main() -> None:
     try:
         places = roots_of(given.checkpoints, given.checkpoint_roots)
         reach = Reach(DataRoots.of(given.data_root), Factories.of(given.factories), places)
-        findings = _checked(reach, given.cache, sys.stdin.read(), say)
+        findings = _checked(reach, given.cache, mesh_of(given.mesh), sys.stdin.read(), say)
     except ImportError as error:
         remedy = "install what learners need: pip install 'decoupled-diloco[learner]'"
         findings = [wrong(SOFTWARE, str(error), remedy)]
@@ -61,7 +63,9 @@ def _mouth() -> Say:
     return say
 
 
-def _checked(reach: Reach, cache: Path | None, run: str, say: Say) -> list[Finding]:
+def _checked(
+    reach: Reach, cache: Path | None, mesh: MeshSizes | None, run: str, say: Say
+) -> list[Finding]:
     """What each check found, said as it is found. Raises ImportError where software is missing."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from diloco_learner.data.cache import Cache, users_cache
@@ -81,6 +85,7 @@ def _checked(reach: Reach, cache: Path | None, run: str, say: Say) -> list[Findi
         now=ambient.monotonic,
         begins=lambda name: say({"begins": name}),
         factories=reach.factories,
+        mesh=mesh,
         beginning=lambda model, root: beginning_of(
             model, root, reach.checkpoint_root, reach.checkpoints
         ),

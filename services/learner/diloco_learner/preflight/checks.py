@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from diloco_learner.data.cache import Cache
 from diloco_learner.data.corpus import (
@@ -34,6 +35,7 @@ from diloco_learner.preflight.findings import (
 from diloco_learner.preflight.machine import Machine, machine_of, room
 from diloco_learner.training.data_parallel import LearnerStream
 from diloco_learner.training.evaluate import held_out_of
+from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.trainer import Beginning, Program, Trainer
 from diloco_shared.budget import Job, Need, known, streams
 from diloco_shared.budget.memory import device, disks, learner
@@ -47,6 +49,7 @@ from diloco_shared.corpora.tokenizers import BYTES
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
 from diloco_shared.hf.resolving import weights_of
 from diloco_shared.reach.local import Factories, OutOfReach, Root, located
+from diloco_shared.spec.mesh import MeshSizes, WrongMesh, fitted, idle
 from diloco_shared.spec.run import Model, RunSpec
 
 # What a check gives: what it found in words, and figures of it.
@@ -88,6 +91,7 @@ def check(
     begins: Callable[[str], None] = lambda name: None,
     beginning: BeginningOf = weights_of,
     factories: Factories | None = None,
+    mesh: MeshSizes | None = None,
 ) -> Iterator[Finding]:
     """Every check in turn; one that needs what is wrong is skipped.
 
@@ -95,8 +99,9 @@ def check(
     files are counted too. `now`: seconds, monotonic. `begins` hears the name of each check before
     it is made, so that one that ends this process is known. `beginning` opens what the run begins
     from; by default a folder. `factories`: whose modules the run's model may be of; by default any.
+    `mesh`: of this machine's devices, None for "auto".
     """
-    made = _Checks(spec, root, cache, now, beginning, factories)
+    made = _Checks(spec, root, cache, now, beginning, factories, mesh)
     causes = Causes()
     for name in CHECKS:
         if (left_out := causes.skip(name)) is not None:
@@ -125,6 +130,8 @@ class _Checks:
     """Each method is one check. What a later one needs, an earlier one has left here."""
 
     machine: Machine
+    sizes: MeshSizes
+    mesh: Mesh | None
     program: Program
     job: Job
     starting: Beginning | None
@@ -141,8 +148,9 @@ class _Checks:
         now: Callable[[], float],
         beginning: BeginningOf,
         factories: Factories | None,
+        mesh: MeshSizes | None,
     ) -> None:
-        self.beginning, self.factories = beginning, factories
+        self.beginning, self.factories, self.wanted = beginning, factories, mesh
         self.spec, self.root, self.cache, self.now = spec, root, cache, now
         self.sequences_B = spec.inner.batch_sequences * spec.inner.accumulation
 
@@ -152,9 +160,17 @@ class _Checks:
         """What a learner would compute on."""
         self.machine = m = machine_of(self.cache.folder)
         text = f"{m.devices} x {m.device}" if m.device != m.platform else f"{m.devices} x cpu"
+        sequences = self.spec.inner.batch_sequences
+        try:
+            self.sizes = sizes = fitted(self.wanted, m.devices, sequences)
+        except WrongMesh as error:
+            raise Wrong(str(error), "change the one or the other") from None
+        self.mesh = mesh_over(sizes, jax.local_devices())
         if m.devices > 1:
-            text += ": a learner computes on the first one"
-        return text, {"devices": m.devices}
+            text += f", as the mesh {sizes}" if sizes.devices > 1 else ", of which one computes"
+        if unused := idle(sizes, m.devices, sequences):
+            text += f"; {unused}"
+        return text, {"devices": m.devices, "used": sizes.devices}
 
     def model(self) -> Found:
         """It can be imported, cut into fragments, and its loss traced; nothing is compiled."""
@@ -162,7 +178,7 @@ class _Checks:
             self.factories.check(self.spec.model.factory)
         # Which token is between documents the corpus will say; to trace with, any does as well.
         separator = None if self.spec.data.documents == "packed" else 0
-        self.program = program = Program.build(self.spec, separator=separator)
+        self.program = program = Program.build(self.spec, separator=separator, mesh=self.mesh)
         for name, leaf in to_named(program.shapes).items():
             if leaf.dtype != np.float32:
                 raise Wrong(
@@ -180,11 +196,13 @@ class _Checks:
         )
         if said is not None and said != n:
             text += f"; model.parameters says {said:,}: correct it, room is made by it"
+        if program.warning:
+            text += f"; {program.warning}"
         return text, {"parameters": n}
 
     def device_memory(self) -> Found:
         """Against what the budget says."""
-        need = device(self.job, on_cpu=self._on_host)
+        need = device(self.job, on_cpu=self._on_host, mesh=self.sizes)
         free = self.machine.device_bytes
         if free is None:
             where = "which is this machine's own" if self._on_host else "which it does not tell"
@@ -268,8 +286,9 @@ class _Checks:
         """Against what the budget says; without an accelerator the device's is part of it."""
         need = learner(self.job)
         if self._on_host:
-            on_device = device(self.job, on_cpu=True)
-            need = Need(need.what, need.terms + on_device.terms, on_device.lower)
+            many = self.sizes.devices  # of which each has its own part of this memory
+            on_device = device(self.job, on_cpu=True, mesh=self.sizes)
+            need = Need(need.what, need.terms + on_device.terms * many, on_device.lower)
         return room("this machine's memory", need, self.machine.host_bytes)
 
     def disk(self) -> Found:
@@ -284,7 +303,7 @@ class _Checks:
 
     def compile(self) -> Found:
         """The initial parameters, and every program that training needs."""
-        self.program = Program.build(self.spec, self.starting, self.separator)
+        self.program = Program.build(self.spec, self.starting, self.separator, self.mesh)
         check_signs(self.spec, self.program.model, self.corpora)
         self.trainer = Trainer(self.program)
         jax.block_until_ready(self.trainer.params)

@@ -25,12 +25,14 @@ from diloco_learner.events import Leave
 from diloco_learner.models import forget
 from diloco_learner.training.evaluate import HeldOut, held_out_of
 from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.speed import Island
 from diloco_learner.training.train import Rest, Slowed, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared import ambient
 from diloco_shared.checkpoints.parameters_io import beginning_of
 from diloco_shared.reach.local import Reach
+from diloco_shared.spec.mesh import MeshSizes, fitted, idle
 from diloco_shared.spec.run import RunSpec
 
 T = TypeVar("T")
@@ -43,6 +45,7 @@ class Built:
     trainer: Any  # a Trainer, or what answers like one
     batches: Batches
     held_out: HeldOut
+    warnings: tuple[str, ...] = ()  # of how it uses its devices
 
 
 class Computing(Protocol):
@@ -71,11 +74,18 @@ class Computing(Protocol):
 class OnThisMachine:
     """On the devices of this process, by a thread of its own: see `Computing`."""
 
-    def __init__(self, reach: Reach | None = None, cache: Cache | None = None) -> None:
+    def __init__(
+        self,
+        reach: Reach | None = None,
+        cache: Cache | None = None,
+        mesh: MeshSizes | None = None,
+    ) -> None:
         """`reach`: what runs may open here, by default what lies in the working directory;
-        `cache`: where corpora are prepared."""
+        `cache`: where corpora are prepared; `mesh`: of this process's devices, None for "auto"."""
         self.reach = reach or Reach()
         self.cache = cache
+        self.mesh = mesh
+        self.devices: Sequence[Any] = ()  # that the run computes on, once it is built
 
     async def handed(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -83,7 +93,8 @@ class OnThisMachine:
     def build(self, spec: RunSpec) -> Built:
         """Seconds: it compiles. Minutes if a large text is prepared first.
 
-        Raises OutOfReach, among others, for what runs may not open here.
+        Raises OutOfReach for what runs may not open here, WrongMesh where devices cannot share
+        the work as they are told to, and whatever a user's own model raises.
         """
         if spec.model.factory is not None:
             self.reach.factories.check(spec.model.factory)  # else nothing of it is imported
@@ -102,16 +113,23 @@ class OnThisMachine:
         beginning = beginning_of(
             spec.model, self.reach.data, self.reach.checkpoint_root, self.reach.checkpoints
         )
-        program = Program.build(spec, beginning, separator_of(spec.data, corpus))
+        there = jax.local_devices()
+        sizes = fitted(self.mesh, len(there), spec.inner.batch_sequences)
+        self.devices = there[: sizes.devices]
+        program = Program.build(
+            spec, beginning, separator_of(spec.data, corpus), mesh_over(sizes, there)
+        )
         check_signs(spec, program.model, corpus)
         # Else it would be found while compiling, in the middle of the work: the process would end,
         # begin again and end again.
         program.check_loss()
-        return Built(Trainer(program), Batches(cut, sequences), held_out)
+        warnings = (idle(sizes, len(there), spec.inner.batch_sequences), program.warning)
+        told = tuple(text for text in warnings if text)
+        return Built(Trainer(program), Batches(cut, sequences), held_out, told)
 
     def island(self) -> Island:
         """Some system calls: not for the thread that trains."""
-        return island_of(jax.local_devices())
+        return island_of(self.devices or jax.local_devices()[:1])
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diloco_learner.models import ModelDef
-from diloco_learner.training.programs import compiler_options
+from diloco_learner.training.mesh import Placement
+from diloco_learner.training.programs import Ahead, compiler_options
 from diloco_shared.budget.memory import evaluated_at_once
 from diloco_shared.corpora.mix import Mixed
 from diloco_shared.corpora.sequences import Tokens, windows
@@ -152,10 +153,17 @@ class HeldOutLoss:
     meanwhile. Different threads may call it.
     """
 
-    def __init__(self, model: ModelDef, trained: int = 1) -> None:
-        """`trained`: sequences that a training step holds the activations of."""
-        self.loss = jax.jit(model.loss, compiler_options=compiler_options())
+    def __init__(
+        self, model: ModelDef, trained: int = 1, placement: Placement | None = None
+    ) -> None:
+        """`trained`: sequences that a training step holds the activations of. `placement`: how the
+        parameters lie that it is given."""
+        self.loss: Any = jax.jit(model.loss, compiler_options=compiler_options())
+        if placement is not None:
+            scope, turn = placement.scope, placement.turn
+            self.loss = Ahead(model.loss, lambda _, tokens: tokens.shape, scope=scope, turn=turn)
         self.trained = trained
+        self.placement = placement
 
     def __call__(self, params: Any, sequences_SxL1: NDArray[np.int32]) -> float:
         """Mean nats per token to be predicted, of all of them together; 0 if there is none."""
@@ -184,6 +192,13 @@ class HeldOutLoss:
                 raise Unwanted
             part = sequences_SxL1[start : start + at_once]
             if its := targets(part):  # its loss is the mean over so many
-                total += float(self.loss(params, part)) * its
+                total += float(self._loss(params, part)) * its
                 count += its
         return total, count
+
+    def _loss(self, params: Any, part_SxL1: NDArray[np.int32]) -> jax.Array:
+        tokens: Any = part_SxL1
+        if self.placement is not None:
+            tokens = jax.device_put(part_SxL1, self.placement.batch(len(part_SxL1)))
+        loss: jax.Array = self.loss(params, tokens)
+        return loss

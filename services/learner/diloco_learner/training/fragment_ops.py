@@ -135,6 +135,14 @@ class FragmentOps:
         values_F: jax.Array = self._read(self.cuts[p], self._leaves(p, params), self.starts[p])
         return values_F
 
+    def values(self, p: int, params: Any) -> NDArray[np.float32]:
+        """The same on the host."""
+        return np.asarray(self.read(p, params))
+
+    def zeros(self, p: int) -> jax.Array:
+        """A residual of fragment p that owes nothing."""
+        return jnp.zeros(self.cuts[p].size, jnp.float32)
+
     def adopt(self, p: int, params: Any, anchor_F: Any, alpha: float) -> Any:
         """theta <- alpha * theta + (1 - alpha) * anchor. The leaves it touches are donated."""
         named = to_named(params)

@@ -18,6 +18,8 @@ import optax
 from optax import contrib
 
 from diloco_learner.models import ModelDef, from_named, to_named
+from diloco_learner.models.sharding import BATCH, spread
+from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead
 from diloco_shared.spec.run import Inner
 
@@ -82,14 +84,21 @@ def optimizer(
     return optax.chain(optax.clip_by_global_norm(inner.clip_norm), chosen)
 
 
-def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead:
+def make_step(
+    model: ModelDef,
+    inner: Inner,
+    shapes: Any = None,
+    placement: Placement | None = None,
+    *,
+    poisoned: bool = False,
+) -> Ahead:
     """The inner step: (params, opt_state, tokens_BxL1, rate) -> (params, opt_state, loss).
 
     Parameters and optimizer state are donated: use what it returns. Tokens have shape
     (accumulation * B, L + 1); gradients are averaged over the parts, each counting as many times as
     it has tokens to be predicted. Without any of those loss and gradients are 0. The loss is NaN
     exactly where the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a
-    number.
+    number. With a `placement`, `shapes` are those of the parameters, which lie as it says.
     """
     transform = optimizer(inner, model.is_embedding, model.stacked)
 
@@ -101,6 +110,7 @@ def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead
         if inner.accumulation == 1:
             return jax.value_and_grad(loss_of)(params, tokens_BxL1)
         parts = tokens_BxL1.reshape(inner.accumulation, -1, tokens_BxL1.shape[-1])
+        parts = spread(parts, None, BATCH)
 
         def add(total: Any, part: Any) -> tuple[Any, None]:
             tokens, weight = part
@@ -134,7 +144,21 @@ def make_step(model: ModelDef, inner: Inner, *, poisoned: bool = False) -> Ahead
         params = jax.tree.map(lambda p, u: chosen(p + rate * u, p), params, updates)
         return params, jax.tree.map(chosen, moved, opt_state), jnp.where(sound, loss, jnp.nan)
 
-    return Ahead(step, lambda params, opt_state, tokens, rate: tokens.shape, donate=(0, 1))
+    if placement is None:
+        return Ahead(step, _shape, donate=(0, 1))
+    state = jax.eval_shape(transform.init, shapes)
+    leaves, moments, one = placement.tree(shapes), placement.tree(state), placement.replicated
+    # Of several parts every device gets all tokens, a few bytes each: it takes its own of each.
+    tokens = placement.batch(inner.batch_sequences) if inner.accumulation == 1 else one
+    lying = ((leaves, moments, tokens, one), (leaves, moments, one))
+    scope, turn = placement.scope, placement.turn
+    return Ahead(step, _shape, donate=(0, 1), scope=scope, turn=turn, lying=lying)
+
+
+def _shape(params: Any, opt_state: Any, tokens_BxL1: Any, rate: Any) -> tuple[int, ...]:
+    """What tells one step's program from another's."""
+    shape: tuple[int, ...] = tokens_BxL1.shape
+    return shape
 
 
 # --------------------------------------------------------------------------------------------------

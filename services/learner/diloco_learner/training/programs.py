@@ -1,6 +1,7 @@
 """Programs compiled ahead: from the shapes of their arguments, before any of those exist."""
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,9 @@ class Ahead:
 
     `key` tells apart the arguments that need programs of their own. The first argument is static
     where `static` says so: part of the program, hashable. Donated arguments must not be used again.
+    On several devices, `scope` is what the function is traced in, `turn` what it is handed to them
+    in, and `lying` how arguments and results lie on them: (those of the arguments that are not
+    static, those of the results).
     """
 
     def __init__(
@@ -37,14 +41,20 @@ class Ahead:
         *,
         static: bool = False,
         donate: tuple[int, ...] = (),
+        scope: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        turn: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        lying: tuple[Any, Any] | None = None,
     ) -> None:
         self.key = key
+        self.scope = scope
+        self.turn = turn
         self.first = 1 if static else 0
         self.jitted = jax.jit(
             function,
             static_argnums=(0,) if static else (),
             donate_argnums=donate,
             compiler_options=compiler_options(),
+            **({} if lying is None else {"in_shardings": lying[0], "out_shardings": lying[1]}),
         )
         self.programs: dict[Hashable, Any] = {}
 
@@ -52,8 +62,11 @@ class Ahead:
         """The program for these arguments, or for their shapes: nothing is computed."""
         key = self.key(*args)
         if key not in self.programs:
-            self.programs[key] = self.jitted.lower(*args).compile()
+            with self.scope():
+                self.programs[key] = self.jitted.lower(*args).compile()
         return self.programs[key]
 
     def __call__(self, *args: Any) -> Any:
-        return self.compile(*args)(*args[self.first :])
+        program = self.compile(*args)
+        with self.turn():
+            return program(*args[self.first :])

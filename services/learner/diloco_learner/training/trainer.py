@@ -3,37 +3,44 @@
 Synchronous, but seldom waiting: most methods dispatch work and return handles (device arrays);
 whoever needs their values fetches them elsewhere. Deterministic: the same calls, the same bits.
 
-On the device lie parameters, optimizer state, the residuals of codecs that have some, in turn one
-step's gradients or one fragment's work, and the published parameters while they are evaluated. On
-the host lie the adopted anchors, shared with whoever holds them, and nothing else for long.
+On the device, or spread over those of a mesh, lie parameters, optimizer state, the residuals of
+codecs that have some, in turn one step's gradients or one fragment's work, and the published
+parameters while they are evaluated. On the host lie the adopted anchors, shared with whoever holds
+them, and nothing else for long.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
 from diloco_learner.models import (
+    Lying,
     ModelDef,
     build,
     filled,
     from_named,
     places,
+    put,
     tensor_specs,
     to_named,
-    with_layer,
+    zeros,
 )
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, State
 from diloco_learner.training.evaluate import HeldOut, HeldOutLoss, Losses, always
 from diloco_learner.training.fragment_ops import FragmentOps
+from diloco_learner.training.fragments_on_mesh import MeshFragmentOps
 from diloco_learner.training.inner import make_step, optimizer
+from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead, compiler_options
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
@@ -66,16 +73,22 @@ class Program:
     evaluate: HeldOutLoss
     cuts: FragmentOps
     weights: Beginning | None = None  # what to begin from, instead of fresh parameters
+    placement: Placement | None = None  # on several devices; None: on one
 
     @classmethod
     def build(
-        cls, spec: RunSpec, weights: Beginning | None = None, separator: int | None = None
+        cls,
+        spec: RunSpec,
+        weights: Beginning | None = None,
+        separator: int | None = None,
+        mesh: Mesh | None = None,
     ) -> "Program":
         """Compile nothing yet; ValueError for a model that cannot be cut into the fragments.
 
         `weights`: of the model's own shape (`hf.resolving`, `checkpoints.parameters_io`).
         `separator`: the token between documents, where the run keeps them apart
-        (`data.corpus.separator_of`).
+        (`data.corpus.separator_of`). `mesh`: the devices, where there are several (`mesh_over`).
+        Raises WrongMesh where they cannot share this model.
         """
         assert (separator is None) == (spec.data.documents == "packed")
         model = build(spec.model, separator)
@@ -83,19 +96,27 @@ class Program:
         specs = tensor_specs(shapes, model.is_embedding, model.stacked)
         layout = Layout.build(specs, spec.algorithm.fragments)
         chosen = optimizer(spec.inner, model.is_embedding, model.stacked)
-        options = compiler_options()
+        placement = None if mesh is None else Placement.of(mesh, model, shapes)
+        lying: tuple[Any, Any] = (None, None)
+        if placement is not None:
+            state = jax.eval_shape(chosen.init, shapes)
+            lying = placement.tree(shapes), placement.tree(state)
+        options, codec = compiler_options(), spec.algorithm.codec_up
         return cls(
             spec,
             model,
             layout,
             shapes,
-            jax.jit(model.init, compiler_options=options),
-            jax.jit(chosen.init, compiler_options=options),
-            make_step(model, spec.inner),
-            make_step(model, spec.inner, poisoned=True),
-            HeldOutLoss(model, spec.inner.batch_sequences),
-            FragmentOps(layout, shapes, spec.algorithm.codec_up, model.stacked),
+            jax.jit(model.init, compiler_options=options, out_shardings=lying[0]),
+            jax.jit(chosen.init, compiler_options=options, out_shardings=lying[1]),
+            make_step(model, spec.inner, shapes, placement),
+            make_step(model, spec.inner, shapes, placement, poisoned=True),
+            HeldOutLoss(model, spec.inner.batch_sequences, placement),
+            FragmentOps(layout, shapes, codec, model.stacked)
+            if placement is None
+            else MeshFragmentOps(layout, shapes, codec, model.stacked, placement),
             weights,
+            placement,
         )
 
     def check_loss(self) -> None:
@@ -117,13 +138,28 @@ class Program:
 
         tokens = (self.spec.inner.batch_sequences, self.spec.model.context_tokens + 1)
         shape = jax.ShapeDtypeStruct(tokens, np.int32)
-        jax.eval_shape(jax.value_and_grad(loss_of), self.shapes, shape)
+        with self.scope():
+            jax.eval_shape(jax.value_and_grad(loss_of), self.shapes, shape)
 
     def initial(self) -> Any:
         """Those to begin from, or fresh ones from the run's seed: equal on every learner."""
         if self.weights is not None:
-            return filled(self.shapes, self.model.stacked, self.weights.read)
+            lying = self.lying(self.shapes)
+            return filled(self.shapes, self.model.stacked, self.weights.read, lying)
         return self.init(jax.random.key(self.spec.seed))
+
+    @property
+    def warning(self) -> str:
+        """What is not well about how the model lies on several devices, or ""."""
+        return "" if self.placement is None else self.placement.warning
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """In which the model's functions are traced."""
+        return nullcontext() if self.placement is None else self.placement.scope()
+
+    def lying(self, tree: Any) -> Lying:
+        """How each leaf of parameters or moments lies on several devices."""
+        return None if self.placement is None else self.placement.lying(tree)
 
     @property
     def with_error(self) -> bool:
@@ -170,14 +206,19 @@ class Trainer:
         self.opt_state = program.init_state(self.params)
         # On the host, shared with whoever gave them: nobody writes to an anchor.
         self.anchors: list[Values | None] = [None] * len(program.layout.fragments)
-        self.feedback = [
-            Feedback(jnp.zeros(size, jnp.float32)) if program.with_error else None
-            for size in program.layout.sizes
-        ]
+        self.feedback = self.residuals(program)
+
+    @staticmethod
+    def residuals(program: Program) -> list[Feedback | None]:
+        """Of every fragment, owing nothing yet; None where nothing is withheld."""
+        fragments = range(len(program.layout.sizes))
+        if not program.with_error:
+            return [None for _ in fragments]
+        return [Feedback(program.cuts.zeros(p)) for p in fragments]
 
     def fragment(self, p: int) -> Values:
         """Fragment p of the parameters as they are, fp32 of shape (F,)."""
-        return np.asarray(self.program.cuts.read(p, self.params))
+        return self.program.cuts.values(p, self.params)
 
     def initial_fragments(self) -> list[Values]:
         """Every fragment of the parameters as they are, fp32 of shape (F,)."""
@@ -271,14 +312,12 @@ class Trainer:
         """
         given, leaves = moments.views(data), to_named(self.opt_state)
         moments.check(given, self._stored())
+        lying = self.program.lying(self.opt_state)
         for name, place in places(leaves, self.program.model.stacked).items():
-            # A copy: on a CPU jax would otherwise go on using the buffer, which is to be freed.
+            leaf = leaves[place.leaf]
             if place.layer is None:
-                leaves[place.leaf].delete()
-                new = jnp.array(given.pop(name))
-            else:
-                new = with_layer(leaves[place.leaf], place.layer, given.pop(name))
-            leaves[place.leaf] = jax.block_until_ready(new)
+                leaf.delete()
+            leaves[place.leaf] = put(leaves, place, given.pop(name), leaf.dtype, lying)
         self.opt_state = from_named(self.opt_state, leaves)
 
     def _stored(self) -> dict[str, Any]:
@@ -290,7 +329,9 @@ def assemble(program: Program, anchors: Iterable[Values]) -> Any:
 
     One after the other: neither does the device hold several anchors, nor do steps wait behind all.
     """
-    params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), program.shapes)
+    named, lying = to_named(program.shapes), program.lying(program.shapes)
+    empty = {n: zeros(leaf, None if lying is None else lying[n]) for n, leaf in named.items()}
+    params = from_named(program.shapes, empty)
     for p, anchor_F in enumerate(anchors):
         params = jax.block_until_ready(program.cuts.adopt(p, params, anchor_F, 0.0))
     return params
