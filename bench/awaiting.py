@@ -48,7 +48,7 @@ STARTERS = {
     f"{COMPUTING}:OnThisMachine.train": "a thread, a device",
     "services/syncer/diloco_syncer/app.py:serve": "connects over a socket",
     "services/coordinator/diloco_coordinator/app.py:serve": "a socket, and the web server on it",
-    "services/coordinator/diloco_coordinator/app.py:_listening": "the web server",
+    "services/coordinator/diloco_coordinator/api/listening_io.py:answer_on": "the web server",
     "shared/diloco_shared/process/health.py:HealthServer.start": "the web server of health",
     "shared/diloco_shared/process/health.py:HealthServer._serve": "the web server of health",
     "shared/diloco_shared/process/health.py:HealthServer.close": "the web server of health",
