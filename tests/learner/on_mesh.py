@@ -46,6 +46,7 @@ SPEC = RunSpec.model_validate(
         "budget": {"steps": 10},
     }
 )
+jax.config.update("jax_cpu_enable_async_dispatch", False)  # as a learner's process does
 STEPS = 20
 CODECS = ("fp32", "bf16", "int8", "int4", "e3m0")
 
