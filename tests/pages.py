@@ -6,8 +6,9 @@ from pathlib import Path
 
 DOCS = Path(__file__).parent.parent / "docs"
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Languages of blocks: commands to type, files, and what is only looked at.
-RUN, SHOWN = "sh", ("text", "json", "")
+# Languages of blocks: commands to type, commands to type in the place that their first line names,
+# files, and what is only looked at.
+RUN, PLACED, SHOWN = "sh", "bash", ("text", "json", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from pages import RUN, SHOWN, blocks, pages
+from pages import PLACED, RUN, SHOWN, blocks, pages
 
 from diloco_shared.checking import Invalid, check
 
@@ -17,7 +17,7 @@ GUIDES = pages("tutorials", "how-to")
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
 def test_every_block_is_of_a_kind_that_is_tested_or_only_looked_at(page: Path) -> None:
-    known = {RUN, *SHOWN, "toml", "yaml", "python", "ini"}
+    known = {RUN, PLACED, *SHOWN, "toml", "yaml", "python", "ini"}
     assert {b.language for b in blocks(page)} <= known
 
 

@@ -419,3 +419,14 @@ def test_a_reason_is_taken_from_tls_in_plain_words() -> None:
     error = ssl.SSLError(1, "[SSL] x")
     error.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
     assert connecting_io._said(error) == "tlsv13 alert certificate required"
+
+
+def test_a_gpu_that_jax_does_not_use_is_a_warning_with_what_to_do() -> None:
+    found = judging.devices(["cpu"], "", ["0", "1"])
+    assert (found.verdict, found.text) == (
+        "warn",
+        "1 x cpu; this machine has 2 GPUs, and JAX uses none",
+    )
+    assert found.remedy.startswith("install it with '.[gpu]'")
+    assert judging.devices(["NVIDIA H100"], "", ["0"]).verdict == "ok"
+    assert judging.devices(["cpu"], "").verdict == "ok"

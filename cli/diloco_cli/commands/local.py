@@ -17,6 +17,7 @@ from rich.console import Console
 from diloco_cli.cluster import HERE, Where, connect, endpoint_of
 from diloco_cli.commands.options import Folder, Json, show
 from diloco_cli.words import FAILED, INVALID, NO_CLUSTER, CliError, counted, why
+from diloco_shared.spec.mesh import DEVICES_MAX
 from diloco_shared.spec.run import PRESETS, RunSpec
 
 app = typer.Typer()
@@ -39,19 +40,31 @@ def up(
     port: Port = 8400,
     chaos: Annotated[bool, typer.Option("--chaos", help="Allow faults to be injected.")] = False,
     threads: Annotated[int, typer.Option(min=0, help="CPU threads per learner, 0: all.")] = 1,
+    devices_per_learner: Annotated[
+        int, typer.Option(min=0, max=DEVICES_MAX, help="GPUs of each learner; 0: all, divided.")
+    ] = 0,
     detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
 ) -> None:
     """Start message server, coordinator, syncers and learners here, and keep them alive."""
     if detach:
         given = [f"--learners={learners}", f"--syncers={syncers}"]
         given += [f"--port={port}", f"--threads={threads}"]
+        given += [f"--devices-per-learner={devices_per_learner}"]
         _detached(data, [*given, f"--data={data}", *(["--chaos"] if chaos else [])])
         return
     from diloco_cli.up.attended import attend
     from diloco_cli.up.stack import Stack
     from diloco_shared.process.stopping import until_stopped
 
-    stack = Stack(data, learners=learners, syncers=syncers, port=port, chaos=chaos, threads=threads)
+    stack = Stack(
+        data,
+        learners=learners,
+        syncers=syncers,
+        port=port,
+        chaos=chaos,
+        threads=threads,
+        devices_per_learner=devices_per_learner,
+    )
     asyncio.run(until_stopped(attend(stack, Console())))
     print("Stopped.")
 

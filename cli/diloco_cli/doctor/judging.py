@@ -13,6 +13,7 @@ from diloco_cli.words import counted
 from diloco_shared.budget import Job, Need
 from diloco_shared.budget.terms import shown
 from diloco_shared.budget.traffic import transfers
+from diloco_shared.gpus import unused
 
 if TYPE_CHECKING:  # what was measured, and not how
     from diloco_shared.bus.nats.probing import ClockSample, Rate
@@ -398,8 +399,8 @@ def publishes_nothing() -> Finding:
 # The machine.
 
 
-def devices(found: Sequence[str] | None, error: str) -> Finding:
-    """`found`: what jax calls each device; None: jax is not installed."""
+def devices(found: Sequence[str] | None, error: str, gpus: Sequence[str] = ()) -> Finding:
+    """`found`: what jax calls each device; None: jax is not installed. `gpus`: of this machine."""
     if found is None:
         return Finding("devices", "ok", "jax is not installed: this machine trains nothing")
     if error or not found:
@@ -409,6 +410,11 @@ def devices(found: Sequence[str] | None, error: str) -> Finding:
             "see that the driver and the libraries of the devices fit the installed jax",
         )
     kinds = ", ".join(f"{found.count(kind)} x {kind}" for kind in dict.fromkeys(found))
+    said, _, remedy = unused(gpus, "cpu" if set(found) == {"cpu"} else "other").partition(": ")
+    if said:
+        return Finding(
+            "devices", "warn", f"{kinds}; {said}", remedy, {"devices": float(len(found))}
+        )
     return Finding("devices", "ok", kinds, "", {"devices": float(len(found))})
 
 

@@ -14,6 +14,7 @@ from diloco_cli.doctor import judging
 from diloco_cli.doctor.judging import Finding
 from diloco_learner.preflight.findings import Finding as OfRun
 from diloco_shared.budget import Need
+from diloco_shared.gpus import gpus_here
 from diloco_shared.process.disk_watch import free_bytes
 
 # Eight GPUs take a minute to be found the first time; a driver that hangs never answers.
@@ -44,7 +45,7 @@ def devices() -> Finding:
     except subprocess.TimeoutExpired:
         return judging.late("devices", DEVICES_S, "look for a driver that hangs, in the system log")
     try:
-        return judging.devices([str(kind) for kind in json.loads(done.stdout)], "")
+        return judging.devices([str(kind) for kind in json.loads(done.stdout)], "", gpus_here())
     except ValueError:
         said = done.stderr.strip().rpartition("\n")[2]
         return judging.devices([], said or f"it ended with status {done.returncode}")

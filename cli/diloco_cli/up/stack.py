@@ -15,9 +15,10 @@ from pathlib import Path
 from diloco_cli.commands.options import own_factories
 from diloco_cli.up.folder import Folder, unusable
 from diloco_cli.up.process import Child, bound, last_line
-from diloco_cli.words import CONFLICT, INVALID, CliError
+from diloco_cli.words import CONFLICT, INVALID, CliError, counted
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import BusError
+from diloco_shared.gpus import VISIBLE, gpus_here, shared_out
 from diloco_shared.process import crash_points
 from diloco_shared.process.chaos import Abilities, FaultAgent
 from diloco_shared.process.hub_watch import LOOK_S
@@ -49,9 +50,11 @@ class Stack:
         port: int,
         chaos: bool,
         threads: int,
+        devices_per_learner: int = 0,
         throwaway: bool = False,
     ) -> None:
-        """`throwaway`: begin anew where an earlier throwaway cluster left its state."""
+        """`devices_per_learner`: GPUs of each, 0: all there are, divided among the learners.
+        `throwaway`: begin anew where an earlier throwaway cluster left its state."""
         self.folder = Folder(data)
         self.throwaway = throwaway
         self.data = self.folder.path
@@ -60,6 +63,7 @@ class Stack:
         self.port = port
         self.chaos = chaos
         self.threads = threads
+        self.devices_per_learner = devices_per_learner
         self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
         self.messages_total = 0
         self.children: list[Child] = []
@@ -117,6 +121,7 @@ class Stack:
     def _all_children(self) -> list[Child]:
         """In the order of their start."""
         learners = {"DILOCO_THREADS": str(self.threads), "DILOCO_FACTORIES": own_factories()}
+        gpus = self._gpus()
         return [
             self._child("coordinator", "diloco_coordinator", {}),
             *(
@@ -124,10 +129,26 @@ class Stack:
                 for n in range(1, self.syncers + 1)
             ),
             *(
-                self._child(f"learner-{n}", "diloco_learner", learners, LEARNER_NICENESS)
-                for n in range(1, self.learners + 1)
+                self._child(
+                    f"learner-{n}",
+                    "diloco_learner",
+                    learners | ({VISIBLE: ",".join(share)} if share else {}),
+                    LEARNER_NICENESS,
+                )
+                for n, share in enumerate(gpus, 1)
             ),
         ]
+
+    def _gpus(self) -> list[tuple[str, ...]]:
+        """Those of each learner. CliError where there are fewer than asked for."""
+        here = gpus_here()
+        try:
+            shares = shared_out(here, self.learners, self.devices_per_learner)
+        except ValueError as error:
+            raise CliError(f"--devices-per-learner: {error}", INVALID) from None
+        if here and self.learners > len(here):
+            self.told(f"{self.learners} learners share {counted(len(here), 'GPU')}: each is slower")
+        return shares
 
     def _child(
         self, name: str, module: str, environment: dict[str, str], niceness: int = 0

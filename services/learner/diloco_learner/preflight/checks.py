@@ -47,6 +47,7 @@ from diloco_shared.corpora.sources import STDLIB
 from diloco_shared.corpora.splits import SPLITS
 from diloco_shared.corpora.tokenizers import BYTES
 from diloco_shared.corpora.tokenizers import load as load_tokenizer
+from diloco_shared.gpus import gpus_here, unused
 from diloco_shared.hf.resolving import weights_of
 from diloco_shared.reach.local import Factories, OutOfReach, Root, located
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh, fitted, idle
@@ -168,8 +169,10 @@ class _Checks:
         self.mesh = mesh_over(sizes, jax.local_devices())
         if m.devices > 1:
             text += f", as the mesh {sizes}" if sizes.devices > 1 else ", of which one computes"
-        if unused := idle(sizes, m.devices, sequences):
-            text += f"; {unused}"
+        if left := idle(sizes, m.devices, sequences):
+            text += f"; {left}"
+        if why := unused(gpus_here(), m.platform):
+            text += f"; {why}"
         return text, {"devices": m.devices, "used": sizes.devices}
 
     def model(self) -> Found:

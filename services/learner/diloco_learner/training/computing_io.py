@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 import psutil
+import structlog
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.cache import Cache
@@ -31,9 +32,12 @@ from diloco_learner.training.train import Rest, Slowed, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared import ambient
 from diloco_shared.checkpoints.parameters_io import beginning_of
+from diloco_shared.gpus import gpus_here, unused
 from diloco_shared.reach.local import Reach
 from diloco_shared.spec.mesh import MeshSizes, fitted, idle
 from diloco_shared.spec.run import RunSpec
+
+log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -84,6 +88,7 @@ class OnThisMachine:
         `cache`: where corpora are prepared; `mesh`: of this process's devices, None for "auto"."""
         self.reach = reach or Reach()
         self.cache = cache
+        self.looked = False  # whether GPUs are there that nothing computes on
         self.mesh = mesh
         self.devices: Sequence[Any] = ()  # that the run computes on, once it is built
 
@@ -104,7 +109,14 @@ class OnThisMachine:
             forget(spec.model)
             raise
 
+    def _look(self) -> None:
+        """Once: a learner trains on the CPU as well, and nobody would know why it is so slow."""
+        if not self.looked and (why := unused(gpus_here(), jax.default_backend())):
+            log.warning(why)
+        self.looked = True
+
     def _built(self, spec: RunSpec) -> Built:
+        self._look()
         corpus = load(spec.data, self.reach.data, self.cache)
         check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
