@@ -135,7 +135,7 @@ class Nothing:
     model = None
 
     @classmethod
-    def build(cls, spec: RunSpec, weights: None, separator: None) -> "type[Nothing]":
+    def build(cls, spec: RunSpec, weights: None, separator: None, mesh: None) -> "type[Nothing]":
         return cls
 
     @staticmethod
