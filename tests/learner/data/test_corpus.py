@@ -132,7 +132,7 @@ def test_relative_paths_are_under_the_data_root(tmp_path: Path) -> None:
 class Nothing:
     """In the place of a model, which would take seconds to compile."""
 
-    model = None
+    model, warning = None, ""
 
     @classmethod
     def build(cls, spec: RunSpec, weights: None, separator: None, mesh: None) -> "type[Nothing]":

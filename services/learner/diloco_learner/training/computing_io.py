@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 import psutil
-import structlog
 
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.data.cache import Cache
@@ -36,8 +35,6 @@ from diloco_shared.gpus import gpus_here, unused
 from diloco_shared.reach.local import Reach
 from diloco_shared.spec.mesh import MeshSizes, fitted, idle
 from diloco_shared.spec.run import RunSpec
-
-log = structlog.get_logger()
 
 T = TypeVar("T")
 
@@ -88,7 +85,6 @@ class OnThisMachine:
         `cache`: where corpora are prepared; `mesh`: of this process's devices, None for "auto"."""
         self.reach = reach or Reach()
         self.cache = cache
-        self.looked = False  # whether GPUs are there that nothing computes on
         self.mesh = mesh
         self.devices: Sequence[Any] = ()  # that the run computes on, once it is built
 
@@ -109,14 +105,7 @@ class OnThisMachine:
             forget(spec.model)
             raise
 
-    def _look(self) -> None:
-        """Once: a learner trains on the CPU as well, and nobody would know why it is so slow."""
-        if not self.looked and (why := unused(gpus_here(), jax.default_backend())):
-            log.warning(why)
-        self.looked = True
-
     def _built(self, spec: RunSpec) -> Built:
-        self._look()
         corpus = load(spec.data, self.reach.data, self.cache)
         check_vocabulary(spec, corpus)
         cut = cut_of(corpus.train, spec.data.virtual_shards, spec.model.context_tokens, spec.seed)
@@ -135,7 +124,11 @@ class OnThisMachine:
         # Else it would be found while compiling, in the middle of the work: the process would end,
         # begin again and end again.
         program.check_loss()
-        warnings = (idle(sizes, len(there), spec.inner.batch_sequences), program.warning)
+        warnings = (
+            unused(gpus_here(), jax.default_backend()),
+            idle(sizes, len(there), spec.inner.batch_sequences),
+            program.warning,
+        )
         told = tuple(text for text in warnings if text)
         return Built(Trainer(program), Batches(cut, sequences), held_out, told)
 
