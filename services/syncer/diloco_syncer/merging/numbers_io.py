@@ -217,12 +217,15 @@ class Numbers:
             keyframe = effect.prev_version < 0
             codec = algorithm.keyframe_codec if keyframe else algorithm.codec_down
         readers = max(len(self.machine.announcer.alive), 1)
-        sent = self.outbox.publish(effect, payload, codec, size, digest, layout, readers=readers)
-        self.publishing.add(self.spawn(self._published(sent, effect)))
+        # Begun by its task: one that is ended before that leaves nothing half begun.
+        send = partial(
+            self.outbox.publish, effect, payload, codec, size, digest, layout, readers=readers
+        )
+        self.publishing.add(self.spawn(self._published(send, effect)))
         self.publishing = {task for task in self.publishing if not task.done()}
 
-    async def _published(self, sent: Awaitable[None], effect: Publish) -> None:
-        await sent
+    async def _published(self, send: Callable[[], Awaitable[None]], effect: Publish) -> None:
+        await send()
         self.put(Published.of(effect))
 
     def _keep(self, effect: Kept, history: dict[str, Any]) -> None:
