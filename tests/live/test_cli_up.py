@@ -100,6 +100,7 @@ def test_a_cluster_answers_until_it_is_stopped_and_nothing_is_left(
     assert "run r: queued" in diloco("status", *here).stdout
 
 
+@pytest.mark.long
 def test_whoever_dies_is_started_again(data: Path) -> None:
     up(data, "--chaos")
     wait_until(lambda: {"coordinator", "syncer-1"} <= members(data).keys(), "members")

@@ -6,7 +6,7 @@ import pytest
 from live.stack import SELDOM, Stack, spec
 from live.tape_checks import balanced
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def merged(stack: Stack, learner: str, incarnation: int) -> bool:

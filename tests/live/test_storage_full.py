@@ -18,6 +18,7 @@ from diloco_shared.bus.blobs import get_blob
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import Bus, StreamSpec
 from diloco_shared.checkpoints.tape_archive_io import TapeArchive
+from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import PublicationManifest, TapeTerm
@@ -168,6 +169,15 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+async def keeping(server: NatsServer) -> None:
+    """As `diloco up` does: a failed write may leave the server without any answer."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if await asyncio.to_thread(server.ails):
+            await server.terminate()
+            await server.start()
+
+
 async def test_a_hub_out_of_disk_is_named_and_goes_on(disk: Path) -> None:
     server = NatsServer(disk / "nats", name="test")
     await server.start()
@@ -178,7 +188,10 @@ async def test_a_hub_out_of_disk_is_named_and_goes_on(disk: Path) -> None:
         filler.write_bytes(bytes(122 * MIB))
         async with leading(bus) as leader:
             publishing = asyncio.create_task(leader.publish(1))
+            keeper = asyncio.create_task(keeping(server))
             reason = await leader.comes_to("full")
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
             assert reason.startswith("the hub's disk is full")
             assert "no space left on device" in reason
             assert not publishing.done()

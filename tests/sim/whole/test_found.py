@@ -9,7 +9,11 @@ from diloco_simulator.worlds import found
 from diloco_simulator.worlds.world import played
 
 FOLDER = Path(__file__).parent / "found"
-KEPT = [pytest.param(path, id=path.stem) for path in sorted(FOLDER.glob("*.json"))]
+# Each third one is played by `make test-long`: CI has twenty minutes.
+KEPT = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.long] if n % 3 == 2 else [])
+    for n, path in enumerate(sorted(FOLDER.glob("*.json")))
+]
 
 
 def test_each_names_what_it_must_reach() -> None:
