@@ -17,11 +17,14 @@ import itertools
 import math
 import uuid
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from functools import partial
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, TypeVar
+
+from anyio import to_thread
 
 from diloco_shared import ambient
 
@@ -391,6 +394,22 @@ async def _cancelled(loop: VirtualLoop) -> None:
         await asyncio.wait(left, timeout=1.0)
 
 
+@contextmanager
+def _threads_of_anyio() -> Iterator[None]:
+    """What the web framework has done in threads of its own is done as all other threads' work: a
+    real thread would be over whenever the machine has time for it, and no world like another."""
+    original = to_thread.run_sync
+
+    async def run_sync(func: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, func, *args)
+
+    to_thread.run_sync = run_sync  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        to_thread.run_sync = original
+
+
 def play(main: Coroutine[Any, Any, T], rng: Random, *, thread_s: float = THREAD_S) -> T:
     """Run `main` to its end in virtual time; whatever else it began is cancelled then.
 
@@ -400,7 +419,7 @@ def play(main: Coroutine[Any, Any, T], rng: Random, *, thread_s: float = THREAD_
     loop.thread_s = thread_s
     try:
         asyncio.set_event_loop(loop)
-        with ambient.using(VirtualAmbient(loop)):
+        with ambient.using(VirtualAmbient(loop)), _threads_of_anyio():
             task = loop.create_task(main)
             try:
                 return loop.run_until_complete(task)
