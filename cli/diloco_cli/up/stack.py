@@ -215,8 +215,10 @@ class Stack:
             except* BusError as errors:
                 self.told(f"the supervisor lost its place: {errors.exceptions[0]}")
             finally:
-                await membership.leave()
-                await bus.close()
+                try:
+                    await membership.leave()
+                finally:  # also where that was cut short: what is open would try again for ever
+                    await bus.close()
 
     def _abilities(self) -> Abilities:
         loop = asyncio.get_running_loop()
