@@ -42,6 +42,7 @@ def test_coordinator_syncer_and_nats_die_and_rounds_go_on(stack: Stack) -> None:
     check_tape(stack.rounds())
 
 
+@pytest.mark.long
 def test_a_step_with_bad_gradients_costs_that_step_alone(stack: Stack) -> None:
     stack.client.create_run(spec(keeping=SELDOM))
     stack.wait_until(lambda: len(stack.committed()) > 12, "the first rounds")

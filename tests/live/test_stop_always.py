@@ -152,6 +152,7 @@ def test_while_a_stream_is_full(stack: Stack) -> None:
     delete(stack)
 
 
+@pytest.mark.long
 def test_while_it_goes_back_to_a_checkpoint(stack: Stack) -> None:
     begin(stack)
     trains(stack)
