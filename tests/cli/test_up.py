@@ -258,3 +258,25 @@ def test_learners_here_may_import_what_lies_here_unless_the_user_says_otherwise(
     monkeypatch.setenv("DILOCO_FACTORIES", "not-a-module")
     with pytest.raises(CliError, match="DILOCO_FACTORIES has the entry 'not-a-module'"):
         told("learner-1")
+
+
+async def test_more_gpus_than_there_are_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    asked = {"learners": 2, "port": 0, "chaos": False, "threads": 1}
+    with pytest.raises(CliError, match="2 learners of 2 need 4 GPUs, and this machine has 2"):
+        await Stack(tmp_path / "data", **asked, devices_per_learner=2).run()
+    assert not (tmp_path / "data").exists()
+
+
+def test_each_learner_sees_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    stack = Stack(tmp_path / "data", learners=2, port=0, chaos=False, threads=1)
+    stack.gpus = stack._gpus()
+    stack.nats = SimpleNamespace(url="nats://127.0.0.1:1")  # type: ignore[assignment]
+    seen = {c.name: c.environment.get("CUDA_VISIBLE_DEVICES") for c in stack._all_children()}
+    assert (seen["learner-1"], seen["learner-2"]) == ("0,1", "2,3")
+    crowded = Stack(tmp_path / "data", learners=5, port=0, chaos=False, threads=1)
+    assert [share[0] for share in crowded._gpus()] == ["0", "1", "2", "3", "0"]
+    assert crowded.messages[-1].endswith("5 learners share 4 GPUs: each is slower")

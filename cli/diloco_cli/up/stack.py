@@ -64,6 +64,7 @@ class Stack:
         self.chaos = chaos
         self.threads = threads
         self.devices_per_learner = devices_per_learner
+        self.gpus: list[tuple[str, ...]] = [()] * learners  # of each, as found at the start
         self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
         self.messages_total = 0
         self.children: list[Child] = []
@@ -82,6 +83,7 @@ class Stack:
     async def run(self) -> None:
         """Until cancelled; everything is stopped on the way out. CliError says what is amiss."""
         _check_crash_points()
+        self.gpus = self._gpus()
         self.folder.take()
         try:
             self.folder.begin(throwaway=self.throwaway)
@@ -121,7 +123,6 @@ class Stack:
     def _all_children(self) -> list[Child]:
         """In the order of their start."""
         learners = {"DILOCO_THREADS": str(self.threads), "DILOCO_FACTORIES": own_factories()}
-        gpus = self._gpus()
         return [
             self._child("coordinator", "diloco_coordinator", {}),
             *(
@@ -135,7 +136,7 @@ class Stack:
                     learners | ({VISIBLE: ",".join(share)} if share else {}),
                     LEARNER_NICENESS,
                 )
-                for n, share in enumerate(gpus, 1)
+                for n, share in enumerate(self.gpus, 1)
             ),
         ]
 
