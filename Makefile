@@ -24,7 +24,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test upgrade-drill soak quality claims compose-smoke clean
+.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test upgrade-drill soak quality claims compose-test clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -119,9 +119,9 @@ interop: install $(INTEROP)/.installed
 	$(BIN)/python tests/interop/write_ours.py build/interop
 	$(INTEROP)/bin/python tests/interop/compare.py build/interop
 
-# A hub and two sites on networks of their own; needs root.
+# A hub and two sites on networks of their own; needs root, and with DOCKER=1 an engine and Compose.
 sites-test: install
-	$(BIN)/python bench/sites.py $(if $(JSON),--json $(JSON))
+	$(BIN)/python bench/sites.py $(if $(DOCKER),--docker) $(if $(JSON),--json $(JSON))
 
 # Release 0.2.0, as it was.
 LAST_RELEASE := 2f9ab71f87b6
@@ -157,8 +157,9 @@ claims: install
 	$(BIN)/python bench/scale.py --json docs/results/scale.json
 	$(BIN)/python bench/claims/plan.py --json docs/results/plan.json
 
-compose-smoke: install
-	$(BIN)/python compose/smoke.py
+# Containers are killed, added, taken away and made anew; needs a Docker engine and Compose.
+compose-test: install
+	$(BIN)/python bench/containers.py $(if $(JSON),--json $(JSON))
 
 clean:
 	rm -rf $(VENV) diloco-data .pytest_cache .mypy_cache .ruff_cache .hypothesis

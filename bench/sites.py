@@ -1,6 +1,7 @@
 """A hub and two sites on networks of their own: a link is cut, a site is exchanged, one is revoked.
 
-    make sites-test            (python bench/sites.py [--cut 120] [--json FILE])
+    make sites-test                    (python bench/sites.py [--cut 120] [--json FILE])
+    make sites-test DOCKER=1           (python bench/sites.py --docker ...)
 
 Three network namespaces on this machine, so it needs root: `hub` with the message server, the
 coordinator and a syncer; `oslo` and `bergen` with a learner each. A site's only way out is a link
@@ -9,8 +10,12 @@ to the hub, and over it everything goes through TLS with credentials and certifi
 
     cut       oslo's link is gone for `--cut` seconds: bergen's work is merged meanwhile, oslo
               steps on, and is merged again without a new life
-    exchange  bergen's learner is stopped and started again, as for another release
+    upgrade   bergen's learner is stopped, and one of the next release takes its place, as far as
+              others can tell: it says so, and each of its messages has fields that they do not know
     revoke    bergen is revoked while it trains: it is out, oslo goes on, the server stays up
+
+With --docker the three are Compose projects of their own (bench/site_containers.py): the hub is
+compose/hub.yaml and each site compose/site.yaml, and a firewall is between them.
 
 Exit status 0 only if all of that happened and every token is accounted for.
 """
@@ -22,49 +27,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from runs import surroundings
+from site_containers import Containers
+from site_drill import SITES, Drill, until
 
-from diloco_client import ApiError, Client, Unreachable
+from diloco_client import Client
 from diloco_shared.process import hub_folder
 from diloco_shared.process.nats_binary import find_binary
 
-HUB, SITES = "hub", ("oslo", "bergen")
+ROOT = Path(__file__).resolve().parents[1]
+NEXT_RELEASE = ROOT / "tests" / "next_release.py"
+HUB = "hub"
 # Of every link the first address is the hub's. The last one is for whoever asks the coordinator.
 LINKS = {"oslo": "10.201.1", "bergen": "10.201.2", "": "10.201.3"}
-RUN = "sites"
-SPEC: dict[str, Any] = {
-    "name": RUN,
-    "algorithm": {"fragments": 6, "quorum": 1},
-    "inner": {"batch_sequences": 8},
-    "membership": {"learners_min": 2},
-    "evaluation": {"every_steps": 100_000, "sequences": 8},
-    "keeping": {"checkpoint_every_steps": 200},
-    "budget": {"steps": 10_000_000},
-}
-# Four processes start jax or compile meanwhile, on two cores that may be busy.
-PATIENCE_S = 240.0
-MORE_ROUNDS = 6
-
-
-def until(what: str, look: Callable[[], Any]) -> Any:
-    """The first true value of `look`; RuntimeError naming `what` when patience ends."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            value = look()
-        except (ApiError, Unreachable, LookupError, TypeError):
-            value = None
-        if value:
-            return value
-        time.sleep(0.1)
-    raise RuntimeError(f"never came: {what}")
 
 
 class Networks:
@@ -178,8 +157,21 @@ class Cluster:
         until("the coordinator", client.ready)
         return client
 
-    def learner(self, site: str) -> None:
-        self.start(site, site, sys.executable, "-m", "diloco_learner", DILOCO_THREADS="1")
+    def learner(self, site: str, *, upgraded: bool = False) -> None:
+        how = [str(NEXT_RELEASE)] if upgraded else ["-m"]
+        self.start(site, site, sys.executable, *how, "diloco_learner", DILOCO_THREADS="1")
+
+    def cut(self, site: str, *, healed: bool = False) -> None:
+        """Take its link away; or give it back."""
+        self.networks.cut(site, healed=healed)
+
+    def revoke(self, site: str) -> None:
+        self.diloco("site", "revoke", site, "--hub", str(self.hub))
+
+    def life_of_server(self) -> str:
+        """Of the message server; another one after it was started anew."""
+        server = self.running["nats"]
+        return str(server.pid if server.poll() is None else "")
 
     def stop(self, name: str) -> None:
         """As a supervisor does: asked first, killed when it takes a minute."""
@@ -212,130 +204,22 @@ class Cluster:
         return "\n".join(f"== {p.name}\n{p.read_text(errors='replace')[-3000:]}" for p in logs)
 
 
-class Drill:
-    """What is done to a run that trains at both sites, and what is seen of it."""
-
-    def __init__(self, cluster: Cluster, client: Client, cut_s: float) -> None:
-        self.cluster, self.client, self.cut_s = cluster, client, cut_s
-
-    def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = self.client.run(RUN)["status"]
-        return status
-
-    def committed(self, since: int = -1) -> list[dict[str, Any]]:
-        rounds = self.client.rounds(RUN)
-        return [r for r in rounds if r["outcome"] == "committed" and r["round"] > since]
-
-    def newest(self) -> int:
-        return max((r["round"] for r in self.committed()), default=-1)
-
-    def merged(self, site: str, since: int) -> list[int]:
-        """Lives of a site's learner that were merged in later rounds."""
-        return [
-            v["incarnation"]
-            for r in self.committed(since)
-            for v in r["verdicts"]
-            if (v["learner"], v["outcome"]) == (site, "merged")
-        ]
-
-    def steps(self, site: str) -> int:
-        return int(self.status()["learners"][site]["step"])
-
-    def go_on(self, what: str, *sites: str) -> float:
-        """Seconds until each of these sites was merged in later rounds."""
-        began, newest = time.monotonic(), self.newest()
-        for site in sites:
-            until(f"{site} merged {what}", partial(self.merged, site, newest))
-        until(f"rounds {what}", lambda: len(self.committed(newest)) >= MORE_ROUNDS)
-        return round(time.monotonic() - began, 1)
-
-    def begin(self) -> float:
-        self.client.create_run(SPEC)
-        return self.go_on("at first", *SITES)
-
-    def cut(self) -> dict[str, Any]:
-        """Oslo's link is gone for a while."""
-        life, steps, rounds = max(self.merged("oslo", -1)), self.steps("oslo"), self.newest()
-        self.cluster.networks.cut("oslo")
-        cut = time.monotonic()
-        until("oslo missed", lambda: "oslo" not in self.status()["alive"])
-        before = self.newest()
-        time.sleep(max(0.0, self.cut_s - (time.monotonic() - cut)))
-        alone = self.newest() - before
-        self.cluster.networks.cut("oslo", healed=True)
-        healed, newest = time.monotonic(), self.newest()
-        lives = until("oslo merged after the cut", lambda: self.merged("oslo", newest))
-        if set(lives) != {life}:
-            raise RuntimeError(f"oslo was merged as life {lives}, and was life {life} before")
-        if not alone:
-            raise RuntimeError("no round was committed while oslo was cut off")
-        return {
-            "seconds": self.cut_s,
-            "rounds_without_it": alone,
-            "steps_of_it_until_merged": self.steps("oslo") - steps,
-            "rounds_until_merged": self.newest() - rounds,
-            "seconds_healed_to_merged": round(time.monotonic() - healed, 1),
-        }
-
-    def exchange(self) -> dict[str, Any]:
-        """Bergen's learner is stopped, and another process takes its place."""
-        began, newest = time.monotonic(), self.newest()
-        life = max(self.merged("bergen", -1))
-        self.cluster.stop("bergen")
-        stopped = time.monotonic()
-        self.cluster.learner("bergen")
-        until("bergen's new life", lambda: max(self.merged("bergen", newest), default=0) > life)
-        return {
-            "seconds_to_stop": round(stopped - began, 1),
-            "seconds_stopped_to_merged": round(time.monotonic() - stopped, 1),
-        }
-
-    def revoke(self) -> dict[str, Any]:
-        """Bergen is no site of this hub any more."""
-        server = self.cluster.running["nats"].pid
-        began = time.monotonic()
-        self.cluster.diloco("site", "revoke", "bergen", "--hub", str(self.cluster.hub))
-        until("bergen cut off", lambda: not self.cluster.connected("bergen"))
-        out_s = round(time.monotonic() - began, 2)
-        until("bergen missed", lambda: "bergen" not in self.status()["alive"])
-        newest = self.newest()
-        seconds = self.go_on("after bergen was revoked", "oslo")
-        if self.merged("bergen", newest):
-            raise RuntimeError("bergen was merged after it was revoked")
-        if self.cluster.running["nats"].poll() is not None:
-            raise RuntimeError(f"the message server {server} did not stay up")
-        return {"seconds_to_be_out": out_s, "seconds_six_rounds_of_the_other": seconds}
-
-    def ledger(self) -> dict[str, int]:
-        """What became of every token; RuntimeError if some are missing."""
-        self.client.stop(RUN)
-        until("the end of the run", lambda: self.status()["settled"])
-        status = self.status()
-        tokens: dict[str, int] = dict(status["tokens"])
-        if sum(tokens.values()) != status["tokens_processed"]:
-            raise RuntimeError(f"{status['tokens_processed']} tokens processed, but {tokens}")
-        return tokens
-
-
-def drilled(folder: Path, cut_s: float) -> dict[str, Any]:
+def drilled(folder: Path, cut_s: float, *, docker: bool = False) -> dict[str, Any]:
     """From nothing to the end; raises RuntimeError naming what did not happen."""
     with ExitStack() as closing:
-        networks = Networks()
-        closing.callback(networks.close)
-        networks.open()
-        cluster = Cluster(folder, networks)
+        cluster: Cluster | Containers
+        if docker:
+            cluster = Containers(folder)
+        else:
+            networks = Networks()
+            closing.callback(networks.close)
+            networks.open()
+            cluster = Cluster(folder, networks)
         closing.callback(cluster.close)
         cluster.prepare()
         try:
             with cluster.start_all() as client:
-                drill = Drill(cluster, client, cut_s)
-                return {
-                    "seconds_to_first_rounds": drill.begin(),
-                    "cut": drill.cut(),
-                    "exchange": drill.exchange(),
-                    "revoke": drill.revoke(),
-                    "tokens": drill.ledger(),
-                }
+                return Drill(cluster, client, cut_s).all()
         except Exception:
             print(cluster.tails(), file=sys.stderr)
             raise
@@ -354,18 +238,20 @@ def main() -> None:
     """Run it; whatever happens, no process and no network is left."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--cut", type=float, default=120.0, help="seconds without a link")
+    parser.add_argument("--docker", action="store_true", help="as three projects of Compose")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if os.geteuid() or shutil.which("ip") is None or shutil.which("ss") is None:
         sys.exit("sites-test: needs root, and the commands ip and ss (Debian: iproute2)")
+    command = "make sites-test" + (" DOCKER=1" if args.docker else "")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            found = drilled(Path(folder), args.cut)
+            found = drilled(Path(folder), args.cut, docker=args.docker)
         except RuntimeError as error:
             sys.exit(f"sites-test: {error}")
     print("\n".join(lines(found)))
     if args.json:
-        report = surroundings("sites.py") | {"command": "make sites-test"} | found
+        report = surroundings("sites.py") | {"command": command} | found
         args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 

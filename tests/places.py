@@ -147,11 +147,19 @@ def kubernetes_environment(
 # --------------------------------------------------------------------------------------------------
 # Compose: one file, with what it takes from services.yaml.
 
+# What the variables that have no default are set to.
+TOLD = {
+    "DILOCO_CHECKPOINTS": "s3://x",
+    "DILOCO_NATS_URL": "tls://hub.example.org",
+    "HUB_FOLDER": "./hub",
+    "SITE": "oslo",
+    "LEARNERS": "oslo-1,oslo-2",
+}
 _FILLED = re.compile(r"\$\{(\w+)(?::?[-?]([^}]*))?\}")
 
 
 def compose(name: str) -> dict[str, dict[str, Any]]:
-    """The services of a file by name, variables filled with their defaults or with `s3://x`."""
+    """The services of a file by name, variables filled with their defaults or TOLD."""
     common, found = _services("services.yaml"), _services(name)
     for service, said in found.items():
         if "extends" in said:
@@ -167,8 +175,7 @@ def _services(name: str) -> dict[str, dict[str, Any]]:
 
 
 def _default(found: re.Match[str]) -> str:
-    required = ":?" in found[0]
-    return "s3://x" if required else found[2] or ""
+    return TOLD.get(found[1], found[2] or "")
 
 
 def _extended(base: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:

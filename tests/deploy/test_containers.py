@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from places import COMPOSE, FOREIGN, ROOT, SETTINGS, compose, images, names_of, understood
+from places import COMPOSE, FOREIGN, ROOT, SETTINGS, TOLD, compose, images, names_of, understood
 
 from diloco_learner.work_io import WITHDRAW_S
+from diloco_shared.bus.nats.hub_config import ACCOUNTS
+from diloco_shared.process import hub_folder
 from diloco_shared.process.hub_watch import LOOK_S
 from diloco_shared.process.keep_hub import ENDS_S
 
@@ -21,6 +23,7 @@ FILES = ("compose.yaml", "hub.yaml", "site.yaml")
 OURS = [(file, name) for file in FILES for name in compose(file)]
 ALL = [*OURS, *(("observability.yaml", name) for name in compose("observability.yaml"))]
 USER = 10001
+OF_THE_CLI = {"DILOCO_URL", "DILOCO_TOKEN_FILE"}
 
 
 def stages(dockerfile: Path) -> tuple[str, str]:
@@ -97,14 +100,18 @@ def test_every_setting_is_one_of_its_process_and_is_taken(
     file: str, service: str, tmp_path: Path
 ) -> None:
     environment = compose(file)[service].get("environment", {})
-    if service not in SETTINGS:
+    program = service.partition("-")[0]
+    if service == "operator":
+        assert environment.keys() <= OF_THE_CLI
+        return
+    if program not in SETTINGS:
         assert not environment
         return
-    assert environment.keys() <= names_of(service) | FOREIGN
-    token = tmp_path / "token"
-    token.write_text("secret")
-    settings: Any = understood(service, environment, token)
-    assert settings.nats_token == ("" if file == "compose.yaml" else "secret")
+    assert environment.keys() <= names_of(program) | FOREIGN
+    settings: Any = understood(program, environment, tmp_path / "token")
+    assert settings.nats_token == ""
+    apart = file != "compose.yaml"
+    assert bool(settings.nats_credentials) == apart == (settings.nats_tls is not None)
     assert settings.chaos is False, "faults are inflicted only where somebody says so"
 
 
@@ -118,9 +125,30 @@ def test_secrets_are_files_that_are_declared_and_mounted(file: str, service: str
     for value in said.get("environment", {}).values():
         if str(value).startswith("/run/secrets/"):
             assert Path(value).name in mounted, value
-    if service == "nats" and file == "hub.yaml":
-        conf = (COMPOSE / "hub" / "nats.conf").read_text("utf-8")
-        assert {Path(p).name for p in re.findall(r"/?run/secrets/([\w.-]+)", conf)} == mounted
+        if str(value).startswith("/site/"):
+            assert any(v.endswith(":/site:ro") for v in said["volumes"])
+
+
+def test_what_a_hub_s_containers_are_given_is_what_its_folder_has(tmp_path: Path) -> None:
+    """Nobody but the message server and the operator sees the secrets of another."""
+    hub_folder.create(
+        tmp_path / "hub",
+        listen="0.0.0.0:4222",
+        store=Path("/data"),
+        hosts=("hub.example.org", "nats"),
+        mutual_tls=True,
+    )
+    given = yaml.safe_load((COMPOSE / "hub.yaml").read_text("utf-8"))["secrets"]
+    files = {secret["file"].removeprefix("${HUB_FOLDER}/") for secret in given.values()}
+    for file in files:
+        assert (tmp_path / "hub" / file).is_file()
+    of = {name: set(said.get("secrets", ())) for name, said in compose("hub.yaml").items()}
+    for name in ("coordinator", "syncer-a", "syncer-b"):
+        assert of[name] == {"authority.pem", name, f"{name}.pem"}
+    whole = {n for n, s in compose("hub.yaml").items() if any(":/hub" in v for v in s["volumes"])}
+    assert whole == {"nats", "operator"}
+    reloads = [a for a in compose("hub.yaml")["nats"]["entrypoint"] if a.startswith("--reload=")]
+    assert {Path(r.partition("=")[2]).name for r in reloads} == {ACCOUNTS, "hub.pem"}
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -128,7 +156,7 @@ def test_what_is_kept_outlives_a_container_and_what_is_open_is_meant_to_be(file:
     text = yaml.safe_load((COMPOSE / file).read_text("utf-8"))
     for name, said in compose(file).items():
         kept = [v.split(":") for v in said.get("volumes", ())]
-        if name in (*SETTINGS, "nats"):
+        if name.partition("-")[0] in (*SETTINGS, "nats"):
             assert next(v for v in kept if v[1] == "/data")[0] in text["volumes"]
         for volume in kept:
             assert volume[0][0] in "./" or volume[0] in text["volumes"] or "ro" in volume
@@ -140,20 +168,20 @@ def test_what_is_kept_outlives_a_container_and_what_is_open_is_meant_to_be(file:
 @pytest.mark.parametrize("file", FILES)
 def test_a_process_that_is_told_to_stop_has_the_time_that_it_needs(file: str) -> None:
     for name, said in compose(file).items():
-        if name in (*SETTINGS, "nats"):
+        if name.partition("-")[0] in (*SETTINGS, "nats"):
             assert said["init"] is True
             grace_s = float(said["stop_grace_period"].removesuffix("s"))
             assert grace_s > max(2 * WITHDRAW_S, ENDS_S + LOOK_S)
 
 
 def test_a_hub_has_no_learners_and_a_site_nothing_else() -> None:
-    assert compose("hub.yaml").keys() == {"nats", "coordinator", "syncer"}
+    hub = {"nats", "coordinator", "syncer-a", "syncer-b", "operator"}
+    assert compose("hub.yaml").keys() == hub
     assert compose("site.yaml").keys() == {"learner"}
-    assert compose("hub.yaml")["syncer"]["scale"] == 2
     for file in ("hub.yaml", "site.yaml"):
         for name, said in compose(file).items():
             url = said.get("environment", {}).get("DILOCO_NATS_URL", "tls://")
-            assert url.startswith(("tls://", "s3://x")), f"{file} {name} speaks in the clear"
+            assert url.startswith("tls://"), f"{file} {name} speaks in the clear"
 
 
 @pytest.mark.parametrize(
@@ -162,12 +190,11 @@ def test_a_hub_has_no_learners_and_a_site_nothing_else() -> None:
 def test_compose_takes_the_files(files: tuple[str, ...]) -> None:
     if shutil.which("docker-compose") is None:
         pytest.skip("docker-compose is not installed")
-    places = {"DILOCO_NATS_URL": "tls://hub.example.org", "DILOCO_CHECKPOINTS": "s3://b/c"}
     named = [part for file in files for part in ("-f", str(COMPOSE / file))]
     done = subprocess.run(
         ["docker-compose", *named, "config"],
         cwd=ROOT,
-        env={**os.environ, **places},
+        env={**os.environ, **TOLD},
         capture_output=True,
         text=True,
         check=False,
@@ -181,4 +208,4 @@ def test_compose_takes_the_files(files: tuple[str, ...]) -> None:
         told = {
             s["environment"]["DILOCO_CHECKPOINTS"] for n, s in services.items() if n in SETTINGS
         }
-        assert told == {"s3://b/c"}
+        assert told == {TOLD["DILOCO_CHECKPOINTS"]}

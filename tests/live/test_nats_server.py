@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +16,10 @@ import psutil
 import pytest
 from waiting import until
 
+from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.port import StreamSpec, Unavailable
+from diloco_shared.bus.nats.hub_config import ACCOUNTS
+from diloco_shared.bus.port import BusError, StreamSpec, Unavailable
 from diloco_shared.process import hub_folder, hub_watch
 from diloco_shared.process import nats_server as nats_server_module
 from diloco_shared.process.hub_watch import answers
@@ -166,8 +169,34 @@ def keeper_of(port: int, monitor: int, store: Path, config: Path) -> psutil.Pope
         "sys.exit(keep_hub.main(sys.argv[1:]))"
     )
     where = ["--at", f"127.0.0.1:{port}", "--monitor", f"127.0.0.1:{monitor}"]
+    where += ["--reload", str(config.parent / ACCOUNTS)]
     server = [str(find_binary()), "-c", str(config)]
     return psutil.Popen([sys.executable, "-c", code, *where, str(store), *server])
+
+
+async def revoked_is_out(folder: Path, port: int) -> None:
+    """Nobody tells the server: its keeper sees that the list is another."""
+    key, certificate = folder.parent / "key", folder.parent / "certificate"
+    shutil.copy(folder / hub_folder.CREDENTIALS / "reader", key)
+    shutil.copy(hub_folder.certificate_of(folder, "reader"), certificate)
+    tls = TlsFiles.named(str(folder / hub_folder.AUTHORITY), str(certificate), "")
+
+    async def comes_in() -> bool:
+        try:
+            bus = await NatsBus.connect(
+                f"tls://127.0.0.1:{port}", name="reader", credentials=key, tls=tls, timeout_s=2.0
+            )
+        except BusError:
+            return False
+        await bus.close()
+        return True
+
+    async def is_out() -> bool:
+        return not await comes_in()
+
+    assert await comes_in()
+    hub_folder.revoke(folder, "reader")
+    await until(is_out)
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "with TLS and credentials"])
@@ -196,6 +225,8 @@ async def test_the_keeper_starts_anew_what_answers_nothing(closed: bool, tmp_pat
     try:
         await until(lambda: bool(keeper.children()) and well())
         (first,) = keeper.children()
+        if closed:
+            await revoked_is_out(config.parent, port)
         first.suspend()
         assert not await asyncio.to_thread(well)
         await until(lambda: any(child != first for child in keeper.children()))

@@ -208,7 +208,8 @@ def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
     pid = _server(folder)
     if not pid:
         return (
-            f"no message server of {folder} runs on this machine: where one does, tell it with "
+            f"no message server of {folder} runs on this machine: one that keep_hub watches with "
+            "--reload, as Compose starts it, sees the change within 5 s; tell another one with "
             "'nats-server --signal reload=PID', wait a second, and tell it once more"
         )
     try:

@@ -5,11 +5,14 @@
 
 A server that wants TLS or credentials is asked at its monitoring, `http: 127.0.0.1:8222` in its
 configuration, which only this machine reaches (--monitor says where it is elsewhere).
+Where a file of --reload changes, such as accounts.conf of a hub's folder, the server reads its
+configuration again: `diloco site revoke` counts within seconds, wherever it was typed.
 Its log passes through; its exit status is ours. Only the standard library: the image of the message
 server has nothing else.
 """
 
 import argparse
+import os
 import shutil
 import signal
 import subprocess
@@ -18,7 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from diloco_shared.process.hub_watch import LOOK_S, HubWatch, answers
+from diloco_shared.process.hub_watch import LOOK_S, Changes, HubWatch, answers
 
 # For a server that is told to end, in seconds; then it is killed. One that holds a lock never ends.
 ENDS_S = 10.0
@@ -28,9 +31,15 @@ Place = tuple[str, int]
 
 
 def run(
-    store: str, at: Place, command: list[str], told: threading.Event, monitor: Place | None = None
+    store: str,
+    at: Place,
+    command: list[str],
+    told: threading.Event,
+    monitor: Place | None = None,
+    files: Sequence[str] = (),
 ) -> int | None:
     """One life of the server: its exit status; None: it shall be started anew."""
+    changes = Changes(_versions(files))
     process = subprocess.Popen(command, stderr=subprocess.PIPE)
     watch = HubWatch()
 
@@ -48,6 +57,9 @@ def run(
         except subprocess.TimeoutExpired:
             pass
         why = ""
+        if changes.look(_versions(files)):
+            print("keep_hub: its configuration is read again", file=sys.stderr, flush=True)
+            process.send_signal(signal.SIGHUP)
         if not told.is_set():
             heard = answers(*at, monitor=monitor)
             why = watch.look(time.monotonic(), answers=heard, free_bytes=_free(store))
@@ -57,6 +69,19 @@ def run(
                 return status
             print(f"keep_hub: {why}: starting anew", file=sys.stderr, flush=True)
             return None
+
+
+def _versions(files: Sequence[str]) -> tuple[object, ...]:
+    """Of each file something that is another once it is replaced; None where it is not there."""
+    return tuple(_version(file) for file in files)
+
+
+def _version(file: str) -> object:
+    try:
+        found = os.stat(file)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _free(store: str) -> int:
@@ -87,6 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--monitor", default="127.0.0.1:8222", help="where its monitoring listens: HOST:PORT, or ''"
     )
+    parser.add_argument(
+        "--reload",
+        action="append",
+        default=[],
+        help="a file that the configuration includes; several times for several",
+    )
     parser.add_argument("store", help="its folder: `store_dir` in its configuration")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="nats-server and its options")
     args = parser.parse_args(arguments)
@@ -95,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_stop.set())
     while True:
-        status = run(args.store, at, args.command, told_to_stop, monitor)
+        status = run(args.store, at, args.command, told_to_stop, monitor, args.reload)
         if status is not None:
             return status
 

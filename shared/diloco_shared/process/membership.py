@@ -9,7 +9,7 @@ import asyncio
 import fcntl
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -64,15 +64,26 @@ class DataFolder:
             os.pwrite(self._file, str(own_pid()).encode(), 0)
 
     @classmethod
-    def claim(cls, data: Path, role: str, given: str = "") -> "DataFolder":
+    def claim(
+        cls, data: Path, role: str, given: str = "", allowed: Sequence[str] = ()
+    ) -> "DataFolder":
         """The folder of the id that is `given`; else one of this role that nobody has locked.
 
         A name is for good: it lies on the data volume, so that a container that is made anew goes
         on under the name, and with the files, of the one before, whatever its host is called. Of
-        those that are free the one used last comes first. Where none is free there is a new one.
+        those that are free the one used last comes first. Where none is free there is a new one;
+        where only some names are `allowed`, the first of them that is free, or FolderTaken.
         """
         if given:
             return cls(data, given)
+        for name in sorted(allowed, key=lambda name: _used_at(data / name), reverse=True):
+            with suppress(FolderTaken):
+                return cls(data, name)
+        if allowed:
+            raise FolderTaken(
+                f"every name of DILOCO_IDS ({', '.join(allowed)}) is in use by another process: "
+                "give this site another name at the hub, and in DILOCO_IDS, or start fewer learners"
+            )
         known = [path.parent for path in data.glob(f"{role}-*/{LOCK}")]
         for folder in sorted(known, key=_used_at, reverse=True):
             with suppress(FolderTaken):

@@ -158,8 +158,8 @@ async def connected(settings: ProcessSettings, name: str, **links: Any) -> Async
 
 async def serve(settings: S, kind: type[Worker[S]]) -> None:
     """Take a name, connect, and run until the process is told to stop."""
-    folder = DataFolder.claim(settings.data, kind.role, settings.id)
-    settings = settings.model_copy(update={"id": folder.member})
+    folder = DataFolder.claim(settings.data, kind.role, settings.id, settings.ids)
+    settings = settings.model_copy(update={"id": folder.member, "ids": ()})
     arm(settings.crash_at, settings.id, folder.path)
     try:
         async with (

@@ -1,10 +1,10 @@
 """What every process of a cluster is told by its environment (prefix DILOCO_)."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.process.crash_points import CrashAt
@@ -123,6 +123,12 @@ class WorkerSettings(ProcessSettings):
         description="This process's member id, for good. Empty: a name kept in the data folder; "
         "one that no other process uses, or a new one.",
     )
+    ids: Annotated[tuple[Id, ...], NoDecode] = Field(
+        (),
+        description="Names, separated by commas, of which this process takes one that no other "
+        "process on its data folder has: those that the hub lets its site use. For containers that "
+        "are alike. Not beside DILOCO_ID.",
+    )
     connections: int = Field(
         1,
         ge=1,
@@ -136,3 +142,16 @@ class WorkerSettings(ProcessSettings):
     downlink_bytes_per_s: float = Field(
         0.0, ge=0, description="Most payload bytes fetched per second, on average; 0: no limit."
     )
+
+    @field_validator("ids", mode="before")
+    @classmethod
+    def _separated(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        return tuple(name for part in given.split(",") if (name := part.strip()))
+
+    @model_validator(mode="after")
+    def _one_way_to_a_name(self) -> Self:
+        if self.id and self.ids:
+            raise ValueError("DILOCO_ID and DILOCO_IDS are both given: unset one of them")
+        return self

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from diloco_shared.process.membership import LOCK, DataFolder
+from diloco_shared.process.membership import LOCK, DataFolder, FolderTaken
 
 
 def test_a_given_name_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -73,3 +73,19 @@ def test_roles_do_not_take_each_others_names(tmp_path: Path) -> None:
     syncer = DataFolder.claim(tmp_path, "syncer")
     assert syncer.member.startswith("syncer-")
     syncer.release()
+
+
+def test_of_the_names_that_a_site_has_each_takes_one_and_the_next_is_told_why(
+    tmp_path: Path,
+) -> None:
+    names = ("oslo-1", "oslo-2")
+    one, other = (DataFolder.claim(tmp_path, "learner", allowed=names) for _ in range(2))
+    assert {one.member, other.member} == set(names)
+    with pytest.raises(FolderTaken, match=r"every name of DILOCO_IDS \(oslo-1, oslo-2\)"):
+        DataFolder.claim(tmp_path, "learner", allowed=names)
+    # The container of the second is made anew: it goes on where it was.
+    other.release()
+    again = DataFolder.claim(tmp_path, "learner", allowed=names)
+    assert again.member == other.member
+    again.release()
+    one.release()

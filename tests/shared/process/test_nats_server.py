@@ -14,6 +14,7 @@ from diloco_shared.process.hub_watch import (
     ROOM_BYTES,
     SILENT_FULL_S,
     SILENT_S,
+    Changes,
     HubWatch,
     answers,
 )
@@ -68,6 +69,14 @@ def test_one_answer_is_enough() -> None:
     watch.look(0.0, answers=False, free_bytes=0)
     watch.look(SILENT_S - 1.0, answers=True, free_bytes=0)
     assert not watch.look(SILENT_S, answers=False, free_bytes=0)
+
+
+def test_a_change_is_read_twice_and_a_file_that_is_away_waits() -> None:
+    changes = Changes((1, "a"))
+    assert [changes.look((1, "a")), changes.look((1, None))] == [False, False]
+    assert [changes.look((2, "a")) for _ in range(4)] == [True, True, False, False]
+    # Another change in between is read twice as well.
+    assert [changes.look((v, "a")) for v in (3, 4, 4, 4)] == [True, True, True, False]
 
 
 @contextmanager

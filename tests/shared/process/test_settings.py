@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from diloco_shared.process.settings import SECRET_BYTES_MAX, ProcessSettings
+from diloco_shared.process.settings import SECRET_BYTES_MAX, ProcessSettings, WorkerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +54,18 @@ def test_a_file_without_a_secret_is_refused_by_name(
     monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", str(file))
     with pytest.raises(ValidationError, match=f"token {why}"):
         ProcessSettings()
+
+
+def test_names_are_separated_by_commas_and_exclude_a_name_that_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("DILOCO_ID", raising=False)
+    monkeypatch.setenv("DILOCO_IDS", "oslo-1, oslo-2,")
+    assert WorkerSettings().ids == ("oslo-1", "oslo-2")
+    monkeypatch.setenv("DILOCO_IDS", "oslo.1")
+    with pytest.raises(ValidationError, match="ids"):
+        WorkerSettings()
+    monkeypatch.setenv("DILOCO_IDS", "oslo-1")
+    monkeypatch.setenv("DILOCO_ID", "oslo-1")
+    with pytest.raises(ValidationError, match="DILOCO_ID and DILOCO_IDS are both given"):
+        WorkerSettings()

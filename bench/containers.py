@@ -1,19 +1,20 @@
-"""Build the containers, train in them, kill some, recreate all of them, take the syncers' disks.
+"""What an operator does to the containers of one machine, and whether the run goes on.
 
-Sees a killed learner merged again, a standby lead, and a second run go on when every container is
-recreated one by one, when all are at once, and when the syncers' volumes are gone as well:
+    make compose-test        (python bench/containers.py [--json FILE])
 
-    python compose/smoke.py [--json FILE]
+Two learners are started; one is killed, and is merged again; the syncer that leads is killed, and
+the standby leads. A second run goes on with four learners, then with three; when the message server
+is started anew; when every container is made anew, one by one and all at once; and when the
+syncers' volumes are gone as well. In the end `down` takes everything away.
 
 Needs a Docker engine and Compose. DILOCO_BUILD_NETWORK names the build network where the default
-one has no way out. Exit status 0 only if all of that happened, nobody was lost for good, and every
-token of the second run is accounted for.
+one has no way out. Exit status 0 only if all of that happened, nobody was lost for good, every
+token of the second run is accounted for, and nothing is left.
 """
 
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -21,31 +22,19 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from runs import surroundings
+from site_containers import compose_command, left_of
+
 from diloco_client import ApiError, Client, Unreachable
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = "diloco-smoke"
+PROJECT = "diloco-drill"
 PORT = "8479"
 # Building downloads jax once; training and healing take a minute or two.
 PATIENCE_S = 420.0
 
 
-def compose_command() -> list[str]:
-    """The Compose that is here; exits with a clear word where there is none."""
-    if shutil.which("docker") is None:
-        sys.exit("compose-smoke: no docker command here; install a Docker engine to run this")
-    engine = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
-    if engine.returncode:
-        sys.exit(f"compose-smoke: no Docker engine answers: {engine.stderr.strip()[:200]}")
-    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
-    if plugin.returncode == 0:
-        return ["docker", "compose"]
-    if shutil.which("docker-compose") is None:
-        sys.exit("compose-smoke: neither 'docker compose' nor 'docker-compose' is installed")
-    return ["docker-compose"]
-
-
-class Smoke:
+class Stack:
     """One project of containers."""
 
     def __init__(self) -> None:
@@ -71,6 +60,14 @@ class Smoke:
         names = [line.split()[0] for line in lines if PROJECT in line]
         return sorted(n for n in names if "submit" not in n)
 
+    def scale(self, learners: int) -> None:
+        """So many learners: the newest go, or more come."""
+        self.up("--no-recreate", learners=learners)
+
+    def up(self, how: str, *, learners: int) -> None:
+        """All but the submission, which is done once."""
+        self.compose("up", "-d", how, "--scale", f"learner={learners}", *SERVICES)
+
     def client(self) -> Client:
         token = self.compose("exec", "-T", "coordinator", "cat", "/data/admin-token").strip()
         return Client(f"http://127.0.0.1:{PORT}", token)
@@ -92,6 +89,9 @@ def until(what: str, look: Any) -> Any:
 
 # Far more than the exercises take: the second run is stopped, not finished.
 LONG = {"name": "recreated", "budget": {"steps": 1_000_000}}
+SERVICES = ("nats", "coordinator", "syncer", "learner")
+# Learners of the second run, one after the other.
+FIRST, MORE, FEWER = 2, 4, 3
 # Rounds that show that a run goes on, and not only that it comes to its end.
 MORE_ROUNDS = 12
 
@@ -128,16 +128,24 @@ def kill_leader(client: Client) -> float:
     return time.monotonic() - killed
 
 
-def submit_long(client: Client) -> str:
-    """End the first run; begin one that lasts. Its name."""
+def submit_long(stack: Stack, client: Client) -> str:
+    """End the first run; begin one that lasts, with fewer learners. Its name."""
     client.stop("demo")
     until("the end of the first run", lambda: client.run("demo")["status"]["settled"])
     client.delete_run("demo")
+    stack.scale(FIRST)
+    until("fewer learners", lambda: len(learners_of(client)) == FIRST)
     spec = tomllib.loads((ROOT / "compose" / "run.toml").read_text(encoding="utf-8")) | LONG
+    spec["membership"] = {"learners_min": FIRST}
     client.create_run(spec)
     name = str(spec["name"])
     until("rounds of the second run", lambda: committed(client, name) > MORE_ROUNDS)
     return name
+
+
+def learners_of(client: Client) -> list[str]:
+    """Those that live."""
+    return [m["id"] for m in client.members() if m["role"] == "learner" and m["alive"]]
 
 
 def committed(client: Client, run: str) -> int:
@@ -145,49 +153,60 @@ def committed(client: Client, run: str) -> int:
     return int(client.run(run)["status"]["rounds_committed"])
 
 
-class Recreating:
+class Operator:
     """What an operator does to the second run's containers."""
 
-    def __init__(self, smoke: Smoke, client: Client, run: str) -> None:
-        self.smoke = smoke
+    def __init__(self, stack: Stack, client: Client, run: str) -> None:
+        self.stack = stack
         self.client = client
         self.run = run
+        self.learners = FIRST
 
     def goes_on(self, what: str) -> float:
-        """Seconds until three learners are merged again and rounds go on."""
+        """Seconds until every learner takes part again, and rounds go on."""
         began, before = time.monotonic(), committed(self.client, self.run)
 
         def on() -> bool:
             status = self.client.run(self.run)["status"]
             return bool(
                 status["rounds_committed"] > before + MORE_ROUNDS
-                and len(status["alive"]) == len(status["participating"]) == 3
+                and len(status["alive"]) == len(status["participating"]) == self.learners
             )
 
         until(f"the run going on after {what}", on)
         return round(time.monotonic() - began, 1)
 
+    def scaled(self, learners: int) -> float:
+        self.learners = learners
+        self.stack.scale(learners)
+        return self.goes_on(f"{learners} learners were asked for")
+
+    def message_server(self) -> float:
+        (name,) = (n for n in self.stack.containers() if "nats" in n)
+        subprocess.run(["docker", "restart", name], check=True, capture_output=True)
+        return self.goes_on("the message server was started anew")
+
     def one_by_one(self) -> dict[str, float]:
         """Every container but the one-time submission is removed and made anew."""
         found: dict[str, float] = {}
-        for name in self.smoke.containers():
+        for name in self.stack.containers():
             subprocess.run(["docker", "rm", "-f", name], check=True, capture_output=True)
-            self.smoke.compose("up", "-d", "--no-recreate")
+            self.stack.scale(self.learners)
             found[name] = self.goes_on(f"{name} was recreated")
         return found
 
     def all_at_once(self) -> float:
-        self.smoke.compose("up", "-d", "--force-recreate")
+        self.stack.up("--force-recreate", learners=self.learners)
         return self.goes_on("all containers were recreated")
 
     def without_disks(self) -> float:
         """As all at once, and the syncers find empty volumes."""
         epoch = int(self.client.run(self.run)["status"]["epoch"])
-        containers = self.smoke.containers()
+        containers = self.stack.containers()
         subprocess.run(["docker", "rm", "-f", *containers], check=True, capture_output=True)
         volume = f"{PROJECT}_syncer"
         subprocess.run(["docker", "volume", "rm", volume], check=True, capture_output=True)
-        self.smoke.compose("up", "-d")
+        self.stack.scale(self.learners)
         seconds = self.goes_on("the syncers' volumes were removed")
         now = int(self.client.run(self.run)["status"]["epoch"])
         print(f"epoch {epoch} before the volumes were removed, {now} after", flush=True)
@@ -204,12 +223,12 @@ class Recreating:
         return tokens
 
 
-def exercise(smoke: Smoke) -> dict[str, Any]:
-    """From nothing to healed five times."""
+def exercise(stack: Stack) -> dict[str, Any]:
+    """From nothing to healed after everything that the module names."""
     began = time.monotonic()
-    smoke.compose("up", "--build", "-d")
+    stack.compose("up", "--build", "-d")
     built_s = time.monotonic() - began
-    client = until("the coordinator", smoke.client)
+    client = until("the coordinator", stack.client)
     until("ready", client.ready)
     until("the first rounds", lambda: len(client.rounds("demo")) > 12)
     learners = sorted(client.run("demo")["status"]["learners"])
@@ -222,9 +241,11 @@ def exercise(smoke: Smoke) -> dict[str, Any]:
     taken_over_s = kill_leader(client)
     evaluations = client.metrics("demo")["evaluations"]
     rounds_committed = len(client.rounds("demo"))
-    recreating = Recreating(smoke, client, submit_long(client))
-    one_by_one = recreating.one_by_one()
-    all_at_once, without_disks = recreating.all_at_once(), recreating.without_disks()
+    operator = Operator(stack, client, submit_long(stack, client))
+    more, fewer = operator.scaled(MORE), operator.scaled(FEWER)
+    message_server = operator.message_server()
+    one_by_one = operator.one_by_one()
+    all_at_once, without_disks = operator.all_at_once(), operator.without_disks()
     return {
         "learners": len(learners),
         "seconds_build_and_start": round(built_s, 1),
@@ -234,12 +255,15 @@ def exercise(smoke: Smoke) -> dict[str, Any]:
         "rounds_committed": rounds_committed,
         "val_loss_start": evaluations[0]["val_loss"],
         "val_loss_newest": evaluations[-1]["val_loss"],
+        f"seconds_{FIRST}_to_{MORE}_learners": more,
+        f"seconds_{MORE}_to_{FEWER}_learners": fewer,
+        "seconds_message_server_restarted_to_going_on": message_server,
         "seconds_recreated_to_going_on": one_by_one,
         "seconds_all_recreated_to_going_on": all_at_once,
         "seconds_syncer_disks_gone_to_going_on": without_disks,
-        "tokens_of_the_recreated_run": recreating.ledger(),
-        "containers": smoke.containers(),
-        "command": "make compose-smoke",
+        "tokens_of_the_recreated_run": operator.ledger(),
+        "containers": stack.containers(),
+        "command": "make compose-test",
     }
 
 
@@ -248,14 +272,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    smoke = Smoke()
+    stack = Stack()
     try:
-        summary = exercise(smoke)
+        summary = surroundings("containers.py") | exercise(stack)
     except (RuntimeError, subprocess.CalledProcessError) as error:
-        print(smoke.compose("logs", "--tail", "30"), file=sys.stderr)
-        sys.exit(f"compose-smoke: {error}")
+        print(stack.compose("logs", "--tail", "30"), file=sys.stderr)
+        sys.exit(f"compose-test: {error}")
     finally:
-        smoke.compose("down", "-v", "--remove-orphans")
+        stack.compose("down", "-v", "--remove-orphans")
+    if left := left_of(PROJECT):
+        sys.exit(f"compose-test: down has left {', '.join(left)}")
     print("\n".join(f"{key}: {value}" for key, value in summary.items()))
     if args.json:
         args.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
