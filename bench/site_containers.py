@@ -5,6 +5,7 @@ lets nothing pass from one network to another, so what passes from a site to the
 through by a firewall's rule here, and cut by another.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -66,8 +67,8 @@ class Containers:
         self.folder, self.command = folder, compose_command()
         self.rules: list[list[str]] = []
         # The address under which every network of this machine reaches the hub's port.
-        form = "{{(index .IPAM.Config 0).Gateway}}"
-        self.host = out_of("docker", "network", "inspect", "bridge", "-f", form).strip()
+        (bridge,) = json.loads(out_of("ip", "-4", "-json", "address", "show", "docker0"))
+        self.host = str(bridge["addr_info"][0]["local"])
         self.told = {
             "DILOCO_CHECKPOINTS": "/data/checkpoints",
             "DILOCO_PORT": API_PORT,
