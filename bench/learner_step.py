@@ -59,6 +59,7 @@ from stepping.sizes import (
 )
 from stepping.turns import Turns, Window
 
+from diloco_learner.__main__ import LARGE_PAGES, TUNABLES
 from diloco_shared.budget import known
 from diloco_shared.budget.memory import device, learner
 from diloco_shared.spec.shapes import shape_of
@@ -194,7 +195,9 @@ class Children:
         for who, what in (("plain jax", "plain"), ("bare", "ours")):
             if others or what == "ours":
                 command = [*self.base, "--child", what, "--folder", str(self.folder)]
-                found[who] = Turns(who, command, self.of_loops)
+                # A learner starts itself over with large pages; so the bare step has them as well.
+                pages = {TUNABLES: LARGE_PAGES} if what == "ours" else {}
+                found[who] = Turns(who, command, self.of_loops | pages)
         if self.plan.torch and others:
             self._tell_torch()
             command = [*self.torch, str(self.folder)]

@@ -1,8 +1,9 @@
 """The hub and the sites of sites.py as Compose projects of their own, set up as an operator does.
 
-The hub is compose/hub.yaml and each site compose/site.yaml, on networks of their own. The engine
-lets nothing pass from one network to another, so what passes from a site to the hub's port is let
-through by a firewall's rule here, and cut by another.
+The hub is compose/hub.yaml and each site compose/site.yaml, on networks of their own. A site
+reaches the hub's port at this machine's address. Depending on the engine that goes through a
+program of its own, or from one network to the other, which it forbids: the firewall's rules here
+let it through both ways, and cut both.
 """
 
 import json
@@ -19,6 +20,8 @@ from diloco_client import Client
 
 ROOT = Path(__file__).resolve().parents[1]
 PORT, API_PORT = "4229", "8489"
+# Of iptables: a chain, and what follows.
+Rule = tuple[str, ...]
 # Who all containers run as.
 USER = 10001
 NEXT_IMAGE = "diloco-learner-next-release"
@@ -65,7 +68,7 @@ class Containers:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.command = folder, compose_command()
-        self.rules: list[list[str]] = []
+        self.rules: list[Rule] = []
         # The address under which every network of this machine reaches the hub's port.
         (bridge,) = json.loads(out_of("ip", "-4", "-json", "address", "show", "docker0"))
         self.host = str(bridge["addr_info"][0]["local"])
@@ -104,7 +107,7 @@ class Containers:
 
     def cut(self, site: str, *, healed: bool = False) -> None:
         for rule in self._rules(site, "DROP"):
-            out_of("iptables", "-D" if healed else "-I", "DOCKER-USER", *rule)
+            out_of("iptables", "-D" if healed else "-I", *rule)
             if healed:
                 self.rules.remove(rule)
             else:
@@ -141,7 +144,7 @@ class Containers:
         """Take everything down; what is left all the same."""
         for rule in self.rules:
             with suppress(RuntimeError):
-                out_of("iptables", "-D", "DOCKER-USER", *rule)
+                out_of("iptables", "-D", *rule)
         for place in ("hub", *SITES):
             self.compose(place, "down", "-v", "--remove-orphans")
         with suppress(RuntimeError):
@@ -209,15 +212,19 @@ class Containers:
 
     def _let_through(self, site: str) -> None:
         for rule in self._rules(site, "ACCEPT"):
-            out_of("iptables", "-I", "DOCKER-USER", *rule)
+            out_of("iptables", "-I", *rule)
             self.rules.append(rule)
 
-    def _rules(self, site: str, what: str) -> list[list[str]]:
-        """From the site to the hub's port, and back."""
-        site_bridge, hub_bridge = self._bridge(site), self._bridge("hub")
-        there = ["-i", site_bridge, "-o", hub_bridge, "-p", "tcp", "--dport", "4222", "-j", what]
-        back = ["-i", hub_bridge, "-o", site_bridge, "-p", "tcp", "--sport", "4222", "-j", what]
-        return [there, back]
+    def _rules(self, site: str, what: str) -> list[Rule]:
+        """Of what goes from the site to the hub's port, and back, by both ways."""
+        here, hub = self._bridge(site), self._bridge("hub")
+        tcp, end = ("-p", "tcp"), ("-j", what)
+        return [
+            ("DOCKER-USER", "-i", here, "-o", hub, *tcp, "--dport", "4222", *end),
+            ("DOCKER-USER", "-i", hub, "-o", here, *tcp, "--sport", "4222", *end),
+            ("INPUT", "-i", here, *tcp, "--dport", PORT, *end),
+            ("OUTPUT", "-o", here, *tcp, "--sport", PORT, *end),
+        ]
 
     def _bridge(self, place: str) -> str:
         name = f"{self._project(place)}_hub"

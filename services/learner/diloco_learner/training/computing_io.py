@@ -6,7 +6,7 @@ import resource
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from diloco_learner.training.evaluate import HeldOut, held_out_of
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.speed import Island
-from diloco_learner.training.train import Rest, Slowed, TrainLoop
+from diloco_learner.training.train import Pause, Rest, Slowed, TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared import ambient
 from diloco_shared.checkpoints.parameters_io import beginning_of
@@ -37,6 +37,11 @@ from diloco_shared.spec.mesh import MeshSizes, fitted, idle
 from diloco_shared.spec.run import RunSpec
 
 T = TypeVar("T")
+
+# What the train thread hands out is looked for so many times in a step, if that is long: what goes
+# out waits a sixteenth of a step at most, and of a long one 50 ms. A look takes some 50 us of the
+# core that may compute: 200 a second were 1 % of it.
+LOOKS, LOOK_S_MAX = 16, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +92,11 @@ class OnThisMachine:
         self.cache = cache
         self.mesh = mesh
         self.devices: Sequence[Any] = ()  # that the run computes on, once it is built
+        self.pace = Pace()
 
     async def handed(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+        """`seconds`, or longer where steps take longer: each look takes time from their core."""
+        await asyncio.sleep(max(seconds, min(self.pace.turn_s / LOOKS, LOOK_S_MAX)))
 
     def build(self, spec: RunSpec) -> Built:
         """Seconds: it compiles. Minutes if a large text is prepared first.
@@ -138,7 +145,7 @@ class OnThisMachine:
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""
-        return await threaded("train", lambda: run(loop, mailbox))
+        return await threaded("train", lambda: run(self.pace.of(loop.turns()), loop, mailbox))
 
     async def beside(self, work: Callable[[], T]) -> T:
         """In a thread of its own. Whoever is cancelled leaves it behind: it goes on to its end."""
@@ -169,9 +176,29 @@ def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
     return ended
 
 
-def run(loop: TrainLoop, mailbox: Mailbox, sleep: Callable[[float], None] = time.sleep) -> Leave:
+class Pace:
+    """How long the newest turn of a train loop took, in seconds; 0 before there was one."""
+
+    def __init__(self) -> None:
+        self.turn_s = 0.0
+
+    def of(self, turns: Iterator[Pause]) -> Iterator[Pause]:
+        """These turns, looked at."""
+        began = ambient.monotonic()
+        for pause in turns:
+            now = ambient.monotonic()
+            self.turn_s, began = now - began, now
+            yield pause
+
+
+def run(
+    turns: Iterator[Pause],
+    loop: TrainLoop,
+    mailbox: Mailbox,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Leave:
     """The train thread's body."""
-    for pause in loop.turns():
+    for pause in turns:
         match pause:
             case Rest():
                 mailbox.rest(pause.seconds)
