@@ -63,6 +63,10 @@ class StreamSpec:
     bytes_max: int
     # Set for EVENTS only: the newest are worth more than the oldest there.
     drop_oldest: bool = False
+    # Of what one writer may take of a stream that many share; 0: as much as fits.
+    subject_messages_max: int = 0  # the oldest of a subject go
+    message_bytes_max: int = 0  # a larger one is refused
+    age_s_max: float = 0.0  # an older one goes
     # On disk when it is acknowledged. Not for what can be made again: the server may then lose the
     # last it acknowledged when it is killed (milliseconds) or loses its power (up to two minutes).
     synced: bool = True
@@ -211,6 +215,11 @@ class Bus(Protocol):
 
     @property
     def connected(self) -> bool: ...
+
+    @property
+    def named(self) -> bool:
+        """Whether every process here has credentials of its own, so that the server knows who
+        writes; else all share one secret, as releases up to 0.2 do."""
 
     @property
     def life(self) -> str:

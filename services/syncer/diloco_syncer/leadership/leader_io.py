@@ -58,6 +58,7 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.merging.numbers_io import Numbers
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.messages.arrivals_io import Arrivals
+from diloco_syncer.messages.data_leases_io import DataLeases
 from diloco_syncer.messages.data_places_io import Places
 from diloco_syncer.messages.inbox_io import Inbox
 from diloco_syncer.messages.outbox_io import Outbox
@@ -113,6 +114,12 @@ class Leader:
         self.machine = Machine(self.spec, recovered.history)
         self.places = Places(
             self.control, self.spec.name, lambda: self.machine.history.ledger, shard
+        )
+        self.data_leases = DataLeases(
+            context,
+            lambda: self.machine.roster.names(ambient.monotonic()),
+            lambda: not self.lease.lapsed,
+            self._put,
         )
         self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
@@ -175,6 +182,7 @@ class Leader:
                     self.outbox.events_out(),
                     self.purger.work(),
                     forget_states(self.context),
+                    self.data_leases.serve(),
                     self.sender.send(),
                     self.showing.keep(),
                     self.fullness.keep(),

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from diloco_shared.bus.nats.access import HUB_API
 from diloco_shared.bus.nats.api import (
     API_TIMEOUT_S,
     NO_MESSAGE,
@@ -51,6 +52,10 @@ class NatsStreams(StreamKv):
 
     def __init__(self, link: NatsLink) -> None:
         self._link = link
+
+    @property
+    def named(self) -> bool:
+        return self._link.api == HUB_API
 
     @property
     def link(self) -> NatsLink:
@@ -102,9 +107,10 @@ class NatsStreams(StreamKv):
                 "discard": "old" if spec.drop_oldest else "new",
                 "max_bytes": spec.bytes_max,
                 "max_msgs": -1,
-                "max_msgs_per_subject": -1,
+                "max_msgs_per_subject": spec.subject_messages_max or -1,
+                "max_msg_size": spec.message_bytes_max or -1,
                 "max_consumers": -1,
-                "max_age": 0,
+                "max_age": int(spec.age_s_max * NS_PER_S),
                 "num_replicas": 1,
                 "allow_direct": True,
                 "duplicate_window": DUPLICATE_WINDOW_S * NS_PER_S,
