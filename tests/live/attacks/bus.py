@@ -16,15 +16,25 @@ from live.attacks.cases import attack
 from live.attacks.scene import RUN, THIEF, Scene
 from waiting import until
 
+from diloco_coordinator.runs.events import BY_ONE_MAX
 from diloco_shared.bus.blobs import put_blob
 from diloco_shared.bus.nats.api import api_call
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.port import Refused, Unavailable
+from diloco_shared.bus.stored_records import records_in
 from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.messages import Beat, ContributionManifest, Join, TapeEnd
-from diloco_shared.protocol.records import Event, Fault, LeaderLease, MemberRecord
+from diloco_shared.protocol.records import (
+    Event,
+    Fault,
+    LeaderLease,
+    LeaseReply,
+    LeaseWish,
+    MemberRecord,
+    ShardLease,
+)
 from diloco_shared.protocol.wire import decode, encode
 
 VICTIM = "a-1"
@@ -85,8 +95,14 @@ for name, subject, payload in (
     ("reports progress in another learner's name", s.progress(RUN, VICTIM), b"forged"),
     ("contributes in another learner's name", s.contribution(RUN, VICTIM, 0, 0, 9, 1), b"forged"),
     ("joins in another learner's name", s.join(RUN, VICTIM), b"forged"),
-    ("begins another learner's next life", f"$KV.incarnations.{RUN}.{VICTIM}", b"forged"),
-    ("forges another learner's member record", f"$KV.members.{VICTIM}", b"forged"),
+    ("begins another learner's next life", f"$KV.incarnations.ANY.{VICTIM}", b"forged"),
+    ("begins lives in runs that there are not", f"$KV.incarnations.none.{THIEF}", b"forged"),
+    ("forges another learner's member record", f"$KV.members.LEARNER.{VICTIM}", b"forged"),
+    ("forges a member record where syncers have theirs", f"$KV.members.{THIEF}", b"forged"),
+    ("takes another learner's lease of data", f"$KV.shards.{RUN}.0", b"forged"),
+    ("asks for leases of data in another learner's name", s.lease(RUN, VICTIM), b"forged"),
+    ("tells an event in another learner's name", s.event_by(VICTIM), b"forged"),
+    ("tells an event in the hub's name", s.event(RUN, "finished"), b"forged"),
     ("forges a record at the end of the tape", s.tape(RUN, 0), end),
     ("forges the snapshot of a syncer", s.state(RUN, "syncer-a", "syncer-b", "n"), b"forged"),
     ("publishes parameters", s.publication(RUN, 0, 0, 99, 1), b"forged"),
@@ -152,13 +168,25 @@ async def delivers_elsewhere(scene: Scene) -> None:
     c.BACK.seen(scene)
 
 
-@attack("bus", "removes all lives and leases by one header", c.SITE, c.NOT_STORED)
+@attack("bus", "removes all members and lives by one header", c.SITE, c.NOT_STORED)
 async def rolls_up(scene: Scene) -> None:
     async with scene.bus() as bus:
-        for bucket in (s.INCARNATIONS, s.SHARDS):
-            with pytest.raises(Refused, match="rollup"):
-                key = f"$KV.{bucket}.{RUN}.{THIEF if bucket == s.INCARNATIONS else 99}"
-                await bus.append(key, b"", headers={"Nats-Rollup": "all"})
+        for bucket, key in (
+            (s.INCARNATIONS, s.life_key(RUN, THIEF, named=True)),
+            (s.MEMBERS, s.member_key(THIEF, "learner", named=True)),
+        ):
+            for reach in ("all", "sub"):
+                with pytest.raises(Refused, match="rollup"):
+                    await bus.append(f"$KV.{bucket}.{key}", b"", headers={"Nats-Rollup": reach})
+    c.NOT_STORED.seen(scene)
+
+
+@attack("bus", "stores a member record of a megabyte", c.SITE, c.NOT_STORED)
+async def fat_record(scene: Scene) -> None:
+    async with scene.bus() as bus:
+        key = s.member_key(THIEF, "learner", named=True)
+        with pytest.raises(Refused, match="maximum"):
+            await bus.append(f"$KV.{s.MEMBERS}.{key}", bytes(1 << 20))
     c.NOT_STORED.seen(scene)
 
 
@@ -428,6 +456,36 @@ async def joins_for_another(scene: Scene) -> None:
     assert beat.incarnations[VICTIM] < 10**9
 
 
+@attack("bus", "asks in its own subject for a lease of data for another learner", c.SITE, c.COUNTED)
+async def leases_for_another(scene: Scene) -> None:
+    before = await refusals(scene)
+    async with scene.bus() as bus:
+        wish = await _lease_wish(bus, holder=VICTIM)
+        await counted(scene, "wire", before, partial(bus.request, s.lease(RUN, THIEF), wish))
+
+
+@attack("bus", "takes and gives back leases of data that others hold", c.SITE, c.ANSWERED_NO)
+async def takes_leases(scene: Scene) -> None:
+    before = len(scene.log_of("syncer-a"))
+    async with scene.bus() as bus:
+        for holder in (THIEF, ""):
+            wish = await _lease_wish(bus, holder=holder)
+            reply = decode(await bus.request(s.lease(RUN, THIEF), wish), LeaseReply)
+            assert reply.lease is None and reply.reason
+    assert any(
+        "lease refused" in line and THIEF in line
+        for line in scene.log_of("syncer-a")[before:].splitlines()
+    )
+    c.ANSWERED_NO.seen(scene)
+
+
+async def _lease_wish(bus: NatsBus, **changes: Any) -> bytes:
+    """Of a shard that a learner of site a holds."""
+    found = await records_in(bus, s.SHARDS, ShardLease, under=f"{RUN}.")
+    lease, revision = next(f for f in found.values() if f.record.holder.startswith("a-"))
+    return encode(LeaseWish(lease=lease.model_copy(update=changes), revision=revision))
+
+
 async def _beat(scene: Scene) -> Beat:
     async with scene.bus("a") as bus, bus.subscribe(s.beat(RUN)) as beats:
         await anext(beats)
@@ -457,27 +515,65 @@ def coordinators_log(scene: Scene) -> int:
 
 @attack("bus", "says in its own member record that it is another member", c.SITE, c.LEFT_OUT)
 async def poses_as_member(scene: Scene) -> None:
-    before = coordinators_log(scene)
-    async with scene.bus() as bus:
-        theirs = await bus.kv_get(s.MEMBERS, VICTIM)
-        assert theirs is not None and theirs.value is not None
-        record = decode(theirs.value, MemberRecord).model_copy(update={"draining": True})
-        await bus.kv_put(s.MEMBERS, THIEF, encode(record), ttl_s=5)
-        await left_out(scene, before, "unreadable record", THIEF)
-        await bus.kv_delete(s.MEMBERS, THIEF)
+    await _says_it_is(scene, VICTIM, draining=True)
     shown = (await scene.ask("GET", f"/v1/members/{VICTIM}")).json()
     assert shown["draining"] is False
 
 
-@attack("bus", "tells another run, and another kind, in an event than its subject has", c.SITE,
-        c.LEFT_OUT)  # fmt: skip
+@attack("bus", "says in its own member record that it is a syncer", c.SITE, c.LEFT_OUT)
+async def poses_as_syncer(scene: Scene) -> None:
+    await _says_it_is(scene, THIEF, role="syncer", run=RUN, state="standby", tape_seq=0)
+    members = (await scene.ask("GET", "/v1/members")).json()["members"]
+    assert not [m for m in members if m["id"] == THIEF and m["role"] == "syncer"]
+
+
+async def _says_it_is(scene: Scene, member: str, **changes: Any) -> None:
+    before, own = coordinators_log(scene), s.member_key(THIEF, "learner", named=True)
+    async with scene.bus() as bus:
+        theirs = await bus.kv_get(s.MEMBERS, s.member_key(VICTIM, "learner", named=True))
+        assert theirs is not None and theirs.value is not None
+        record = decode(theirs.value, MemberRecord).model_copy(update={"id": member, **changes})
+        await bus.kv_put(s.MEMBERS, own, encode(record), ttl_s=5)
+        await left_out(scene, before, "unreadable record", THIEF)
+        await bus.kv_delete(s.MEMBERS, own)
+
+
+@attack("bus", "tells an event of another learner in its own subject", c.SITE, c.LEFT_OUT)
 async def misplaced_event(scene: Scene) -> None:
     before = coordinators_log(scene)
     event = Event(run=RUN, kind="finished", source=VICTIM, text="it is over", at=1.0)
     async with scene.bus() as bus:
-        await bus.append(s.event("other", "note"), encode(event))
-    await left_out(scene, before, "unreadable event")
+        await bus.append(s.event_by(THIEF), encode(event))
+    await left_out(scene, before, "unreadable event", THIEF)
     assert not await scene.events("finished")
+
+
+@attack("bus", "says in an event whose request it was", c.SITE, c.WITHOUT_ACTOR)
+async def names_an_actor(scene: Scene) -> None:
+    event = Event(run=RUN, kind="deed", source=THIEF, text="it", data={"actor": "admin"}, at=1.0)
+    async with scene.bus() as bus:
+        await bus.append(s.event_by(THIEF), encode(event))
+
+    async def shown() -> bool:
+        return bool(await scene.events("deed"))
+
+    await until(shown, "the event", patience_s=20)
+    (told,) = await scene.events("deed")
+    assert told["source"] == THIEF and "actor" not in told["data"]
+    c.WITHOUT_ACTOR.seen(scene)
+
+
+@attack("bus", "tells thousands of events, so that those of others go", c.SITE, c.LEFT_OUT)
+async def floods_events(scene: Scene) -> None:
+    before, kept = coordinators_log(scene), await scene.events("run-created")
+    assert kept
+    event = encode(Event(run=RUN, kind="flood", source=THIEF, text="flood", at=1.0))
+    async with scene.bus() as bus:
+        for _ in range(4 * BY_ONE_MAX):
+            await bus.publish(s.event_by(THIEF), event)
+        await bus._link.flush(20)
+    await left_out(scene, before, "too many events", THIEF)
+    assert await scene.events("run-created") == kept
 
 
 @attack("bus", "puts a script into an event", c.SITE, c.AS_TEXT)
@@ -485,7 +581,7 @@ async def scripts(scene: Scene) -> None:
     text = "<img src=x onerror=alert(1)><script>alert(1)</script>\x1b]0;owned\x07"
     event = Event(run=RUN, kind="note", source=THIEF, text=text, at=1.0)
     async with scene.bus() as bus:
-        await bus.append(s.event(RUN, "note"), encode(event))
+        await bus.append(s.event_by(THIEF), encode(event))
 
     async def shown() -> bool:
         return bool(await scene.events("note"))

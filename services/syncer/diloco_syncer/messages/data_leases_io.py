@@ -6,7 +6,10 @@ Where all share one secret, learners write leases themselves. Both is by compare
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection
+
+import structlog
 
 from diloco_shared.bus.port import BusError, Conflict, Delivery
 from diloco_shared.bus.stored_records import Found, record_at, records_in, write_if
@@ -15,6 +18,8 @@ from diloco_shared.protocol.records import LeaseReply, LeaseWish, Place, ShardLe
 from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_syncer.context import RunContext
 from diloco_syncer.events import Event, Malformed
+
+log = structlog.get_logger()
 
 # Shards that one learner may hold: the one it reads, the next, eight whose end waits to be merged
 # (leasing_io.py of the learner), and what it held in an earlier life and has not taken up again.
@@ -77,6 +82,7 @@ class DataLeases:
         self.live = live
         self.leading = leading
         self.put = put
+        self.refused: Counter[str] = Counter()
         self.asking: set[str] = set()  # one question of each learner at a time: a flood waits alone
 
     async def serve(self) -> None:
@@ -116,6 +122,7 @@ class DataLeases:
         elif wish.lease.holder not in ("", learner):
             self.put(Malformed("wire", subjects.lease(self.run, learner), refusal))
         if refusal:
+            self._note(learner, shard, refusal)
             return LeaseReply(reason=refusal[:500])
         record = there.record if there else None
         lease = granted(wish.lease, record, await self._merged(shard))
@@ -124,6 +131,13 @@ class DataLeases:
         except Conflict:
             return LeaseReply(reason="it has changed meanwhile")
         return LeaseReply(lease=lease, revision=revision)
+
+    def _note(self, learner: str, shard: int, refusal: str) -> None:
+        """At 1, 2, 4, … times: whoever asks for ever fills no log."""
+        self.refused[learner] += 1
+        if self.refused[learner].bit_count() == 1:
+            times = self.refused[learner]
+            log.info("lease refused", learner=learner, shard=shard, reason=refusal, times=times)
 
     async def _held(self, learner: str, but: int) -> int:
         found = await records_in(self.bus, subjects.SHARDS, ShardLease, under=f"{self.run}.")
