@@ -291,6 +291,10 @@ class Bus(Protocol):
     async def stream_info(self, stream: str) -> StreamInfo:
         """Sizes; Refused when there is no such stream."""
 
+    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
+        """Bytes of payloads by subject, of those messages that match `subject`: of the oldest
+        `messages_max`. Reads a line of each: for who looks rarely."""
+
     async def storage(self) -> StorageInfo:
         """What all streams hold and were promised."""
 

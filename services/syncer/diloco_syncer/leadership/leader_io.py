@@ -66,6 +66,7 @@ from diloco_syncer.rounds.round import Phase
 from diloco_syncer.snapshots.handover_io import SnapshotSender
 from diloco_syncer.status.status import size
 from diloco_syncer.status.status_writer_io import Showing, until_over
+from diloco_syncer.streams.floods_io import Floods
 from diloco_syncer.streams.fullness_io import Fullness
 from diloco_syncer.streams.purging_io import UpPurger, forget_states
 from diloco_syncer.streams.room import Horizon
@@ -140,6 +141,7 @@ class Leader:
         archive = archives_of(self.spec, context.checkpoint_root)[shard]
         self.archiver = TapeArchiver(context, tape, archive)
         self.fullness = self._fullness()
+        self.floods = Floods(context, self.machine, self.showing, self.outbox)
 
     def _fullness(self) -> Fullness:
         return Fullness(
@@ -186,6 +188,7 @@ class Leader:
                     self.sender.send(),
                     self.showing.keep(),
                     self.fullness.keep(),
+                    self.floods.keep(),
                     self.archiver.work(),
                     self._watch_bus(),
                     self._watch_lease(),

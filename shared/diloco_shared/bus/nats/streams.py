@@ -45,6 +45,8 @@ DUPLICATE_WINDOW_S = 120
 # Messages asked for at once, and failures in a row before a fetch is given up.
 _FETCH_BATCH = 256
 _FETCH_TRIES = 3
+# Headers asked for at once: a hundred bytes each.
+_SIZES_BATCH = 4096
 
 
 class NatsStreams(StreamKv):
@@ -137,6 +139,26 @@ class NatsStreams(StreamKv):
             last_seq=state["last_seq"],
             bytes_max=max(answer["config"].get("max_bytes", 0), 0),
         )
+
+    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        if not (await self.stream_info(stream)).messages:
+            return found
+        reader = Reader(self._link, stream, subject, 1, _SIZES_BATCH, headers_only=True)
+        try:
+            for _ in range(messages_max):
+                # Nothing at all may match; and what did may have gone meanwhile.
+                async with asyncio.timeout(API_TIMEOUT_S):
+                    message = await anext(reader)
+                size = int(message.headers.get("Nats-Msg-Size", "0"))
+                found[message.subject] = found.get(message.subject, 0) + size
+                if not reader.pending:
+                    break
+        except (TimeoutError, StopAsyncIteration):
+            pass
+        finally:
+            await reader.close()
+        return found
 
     async def storage(self) -> StorageInfo:
         answer = await api_call(self._link, "INFO", {}, what="storage")
