@@ -2,9 +2,8 @@
 
 import pytest
 
-from diloco_coordinator.runs import events
 from diloco_coordinator.runs.events import BY_ONE_MAX, EVENT_BYTES_MAX, Events
-from diloco_shared.bus.port import Stored
+from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import encode
@@ -21,7 +20,7 @@ class Told:
 
     def tell(self, subject: str, event: Event, now: float = 0.0) -> bool:
         self.seq += 1
-        return self.events.take(Stored(subject, encode(event), {}, self.seq), now, RUNS)
+        return self.events.take(self.seq, subject, encode(event), now, RUNS)
 
     def by(self, learner: str, now: float = 0.0, **changes: object) -> bool:
         told = event(learner).model_copy(update=changes)
@@ -94,7 +93,7 @@ def test_a_repeat_is_no_news() -> None:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_the_stream_bounds_each_writer_where_it_knows_who_writes(named: bool) -> None:
-    spec = events.stream_spec(named=named)
+    spec = events_stream(named=named)
     assert spec.drop_oldest
     bounds = (spec.subject_messages_max, spec.message_bytes_max)
     assert bounds == ((BY_ONE_MAX, EVENT_BYTES_MAX) if named else (0, 0))

@@ -13,6 +13,7 @@ from shared.bus.test_rights import ALL, HEARD, PUBLISHED
 from waiting import until
 
 from diloco_coordinator.runs import events
+from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
 from diloco_shared.bus.nats import backups
 from diloco_shared.bus.nats.api import api_call
@@ -348,7 +349,7 @@ async def test_what_a_site_stores_under_its_names_is_bounded(tmp_path: Path) -> 
     async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
         thief = await stack.enter_async_context(hub.bus("oslo"))
         coordinator = await stack.enter_async_context(hub.bus("coordinator"))
-        await coordinator.ensure_stream(events.stream_spec(named=True))
+        await coordinator.ensure_stream(events_stream(named=True))
         await coordinator.append(s.event("r", "join"), b"of the hub")
         for subject, most in (
             ("$KV.members.LEARNER.oslo", VALUE_BYTES_MAX),

@@ -130,6 +130,11 @@ ANSWERED_NO = How(
     "The leader of the run answers that it may not, and why.",
     "log of the leading syncer: the learner, the data shard and the reason",
 )
+TAKEN_BACK = How(
+    "taken back",
+    "The leader of the run removes all that this learner has there, and the run goes on.",
+    "event `flood` with the learner, and log of the leading syncer",
+)
 WITHOUT_ACTOR = How(
     "without it",
     "The event is shown without it: only what the hub tells says whose request it was.",

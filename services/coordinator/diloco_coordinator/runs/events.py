@@ -7,12 +7,11 @@ learner says pushes out what it said itself, and nothing of others. Pure.
 
 from collections import Counter, deque
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
 import structlog
 
-from diloco_shared.bus.port import Stored, StreamSpec
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import Event
 from diloco_shared.protocol.wire import WireError, decode
@@ -30,21 +29,6 @@ BY_ONE_PER_S = 2.0
 # that they may say, at its largest, and most say far less.
 EVENT_BYTES_MAX = 16 << 10
 NAMED_BYTES_MAX = 16 * BY_ONE_MAX * EVENT_BYTES_MAX
-
-
-def stream_spec(*, named: bool) -> StreamSpec:
-    """Of the stream; `named`: every process has credentials of its own."""
-    whole = StreamSpec(
-        subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,), EVENTS_BYTES_MAX, drop_oldest=True
-    )
-    if not named:
-        return whole
-    return replace(
-        whole,
-        bytes_max=NAMED_BYTES_MAX,
-        subject_messages_max=BY_ONE_MAX,
-        message_bytes_max=EVENT_BYTES_MAX,
-    )
 
 
 @dataclass(slots=True)
@@ -74,27 +58,29 @@ class Events:
         self.newest = 0  # sequence that was read last
         self._shares: dict[str, _Share] = {}  # of learners: as many as the hub has let in
 
-    def take(self, stored: Stored, now: float, runs: Collection[str]) -> bool:
+    def take(
+        self, seq: int, subject: str, payload: bytes, now: float, runs: Collection[str]
+    ) -> bool:
         """Whether it is one to show. `now`: seconds of a clock that only goes on."""
-        if stored.seq <= self.newest:
+        if seq <= self.newest:
             return False  # a repeat after a reconnect
-        self.newest = stored.seq
-        teller = subjects.told_by(stored.subject)
+        self.newest = seq
+        teller = subjects.told_by(subject)
         share = self._shares.setdefault(teller, _Share(BY_ONE_MAX, now)) if teller else None
         if share is not None and not share.takes(now):
             if share.left_out & (share.left_out - 1) == 0:
                 log.warning("too many events", learner=teller, left_out=share.left_out)
             return False
         try:
-            event = _read(stored, teller)
+            event = _read(subject, payload, teller)
         except WireError as error:
-            log.warning("unreadable event", seq=stored.seq, told_by=teller, error=str(error))
+            log.warning("unreadable event", seq=seq, told_by=teller, error=str(error))
             return False
         if teller and event.run not in runs and event.run != "cluster":
             return (
                 False  # of a run that is deleted: the stream keeps it until the learner says more
             )
-        self.kept.append((stored.seq, event))
+        self.kept.append((seq, event))
         if share is not None:
             share.kept += 1
             if share.kept > BY_ONE_MAX:
@@ -123,12 +109,12 @@ class Events:
             share.kept = min(share.kept, there[teller])
 
 
-def _read(stored: Stored, teller: str) -> Event:
+def _read(subject: str, payload: bytes, teller: str) -> Event:
     """Raises WireError for one that cannot be read, or stands elsewhere than it says."""
-    event = decode(stored.payload, Event)
+    event = decode(payload, Event)
     where = subjects.event_by(event.source) if teller else subjects.event(event.run, event.kind)
-    if stored.subject != where:
-        raise WireError(f"of {where}, but it stands at {stored.subject}")
+    if subject != where:
+        raise WireError(f"of {where}, but it stands at {subject}")
     if teller and "actor" in event.data:  # whose request it was: nobody's of a learner's
         data = {key: value for key, value in event.data.items() if key != "actor"}
         event = event.model_copy(update={"data": data})

@@ -7,18 +7,26 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.access import TokenRecord, actor
-from diloco_coordinator.runs.events import EVENTS_MAX, Events, stream_spec
+from diloco_coordinator.runs.events import (
+    BY_ONE_MAX,
+    EVENT_BYTES_MAX,
+    EVENTS_BYTES_MAX,
+    EVENTS_MAX,
+    NAMED_BYTES_MAX,
+    Events,
+)
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored
+from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stored_records import event_now, tell, write_if
@@ -115,7 +123,7 @@ class Registry:
         """
         bus, stream, every = self.bus, subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
         await ensure_buckets(bus, (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS), renew=True)
-        await _done(lambda: bus.ensure_stream(stream_spec(named=bus.named)))
+        await _done(lambda: bus.ensure_stream(events_stream(named=bus.named)))
         for bucket in MIRRORED:
             for entry in (await self._all_of(bucket)).values():
                 await _done(lambda b=bucket, e=entry: self._take(b, e))  # type: ignore[misc]
@@ -228,7 +236,8 @@ class Registry:
             self.changed.notify_all()
 
     def _event(self, stored: Stored) -> bool:
-        return self.told.take(stored, ambient.monotonic(), self.runs)
+        now = ambient.monotonic()
+        return self.told.take(stored.seq, stored.subject, stored.payload, now, self.runs)
 
     async def _take(self, bucket: str, entry: KeyEntry) -> None:
         """What a key says now, unless newer is known."""
@@ -553,6 +562,21 @@ class Registry:
         """Write to the event log; of what a request caused, `data` says whose it was."""
         data = {**data, "actor": who} if (who := actor()) else data
         await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
+
+
+def events_stream(*, named: bool) -> StreamSpec:
+    """Of events; `named`: every process has credentials of its own."""
+    whole = StreamSpec(
+        subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,), EVENTS_BYTES_MAX, drop_oldest=True
+    )
+    if not named:
+        return whole
+    return replace(
+        whole,
+        bytes_max=NAMED_BYTES_MAX,
+        subject_messages_max=BY_ONE_MAX,
+        message_bytes_max=EVENT_BYTES_MAX,
+    )
 
 
 def _stands_at(place: str, said: str) -> None:
