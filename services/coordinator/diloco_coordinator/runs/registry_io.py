@@ -573,6 +573,7 @@ def events_stream(*, named: bool) -> StreamSpec:
         return whole
     return replace(
         whole,
+        synced=False,  # a flood would keep the disk busy that the tape is written to
         bytes_max=NAMED_BYTES_MAX,
         subject_messages_max=BY_ONE_MAX,
         message_bytes_max=EVENT_BYTES_MAX,
