@@ -363,6 +363,11 @@ def test_files_of_tls_and_credentials_that_cannot_be_used(doctor: Doctor, tmp_pa
         url = f"nats://127.0.0.1:{port}"
         _, found = doctor(NATS_URL=url, NATS_CREDENTIALS=str(tmp_path / "none"))
         assert "cannot be read" in found["credentials"]["text"]
+    # However far one comes: nobody listens there any more.
+    _, found = doctor(NATS_URL=url, NATS_CREDENTIALS=str(tmp_path / "none"))
+    assert found["port"]["verdict"] == found["credentials"]["verdict"] == "FAIL"
+    assert "cannot be read" in found["credentials"]["text"]
+    assert found["rights"]["verdict"] == "skipped"
 
 
 @contextmanager

@@ -123,11 +123,16 @@ class World:
         self.export_limits = {"kept_max": 3, "at_once": 2}
 
     async def joins(
-        self, *names: str, role: str = "learner", ttl_s: float | None = None, **shown: Any
+        self,
+        *names: str,
+        role: str = "learner",
+        ttl_s: float | None = None,
+        key: str = "",
+        **shown: Any,
     ) -> None:
         for name in names:
             record = encode(member(name, role).model_copy(update=shown))
-            await self.bus.kv_put(subjects.MEMBERS, name, record, ttl_s=ttl_s)
+            await self.bus.kv_put(subjects.MEMBERS, key or name, record, ttl_s=ttl_s)
 
     async def dies(self, name: str) -> None:
         await self.bus.kv_delete(subjects.MEMBERS, name)

@@ -119,8 +119,6 @@ def test_kustomize_makes_the_same_of_it(place: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_every_setting_is_one_of_its_process_and_is_taken(place: str, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret")
     told = 0
     for workload in workloads(place):
         for container in containers(workload):
@@ -132,8 +130,10 @@ def test_every_setting_is_one_of_its_process_and_is_taken(place: str, tmp_path: 
             assert own <= names_of(program) | FOREIGN, workload["metadata"]["name"]
             environment = kubernetes_environment(container, configs(place))
             assert environment["DILOCO_CHECKPOINTS"] and environment["DILOCO_NATS_URL"]
-            settings = understood(program, environment, token)
-            assert settings.nats_token == "secret"  # type: ignore[attr-defined]
+            settings: Any = understood(program, environment, tmp_path)
+            mine = {"coordinator": "coordinator", "syncer": "$(DILOCO_ID)", "learner": "site"}
+            assert settings.nats_credentials == f"/run/secrets/diloco/{mine[program]}"
+            assert settings.nats_ca and not settings.nats_token
             told += 1
     assert told == {"hub": 2, "site": 1, "site-gpu": 1}[place]
     for name, value in configs(place).get("diloco", {}).items():
@@ -256,7 +256,7 @@ def test_every_process_may_do_as_little_as_it_needs(place: str) -> None:
             assert volume.get("secret", {"defaultMode": 0o440})["defaultMode"] == 0o440
         assert mounts["/run/secrets/diloco"]["readOnly"]
         environment = kubernetes_environment(container, configs(place))
-        for name in ("DILOCO_NATS_TOKEN_FILE", "SSL_CERT_FILE"):
+        for name in ("DILOCO_NATS_CREDENTIALS", "DILOCO_EXPORT_CREDENTIALS", "DILOCO_NATS_CA"):
             assert environment.get(name, "/run/secrets/diloco/x").startswith("/run/secrets/diloco/")
         assert "DILOCO_NATS_TOKEN" not in environment, "a secret is a file"
 

@@ -82,15 +82,15 @@ def test_a_unit_starts_its_process_with_settings_that_it_takes(path: Path, tmp_p
         return
     assert said["ExecStart"] == f"/opt/diloco/bin/diloco-{program}"
     assert environment.keys() <= names_of(program) | FOREIGN
-    token = tmp_path / "token"
-    token.write_text("secret")
-    settings: Any = understood(program, environment, token)
-    assert settings.nats_token == "secret" and str(settings.data) == "/var/lib/diloco"
+    settings: Any = understood(program, environment, tmp_path)
+    assert settings.nats_token == "" and str(settings.data) == "/var/lib/diloco"
     assert settings.nats_url.startswith("tls://")
-    assert settings.id == (program if program == "coordinator" else "a-name")
+    assert settings.nats_ca and settings.id == (program if program == "coordinator" else "a-name")
     # The secret comes as a file that systemd hands over.
-    credential, _, _ = said["LoadCredential"].partition(":")
-    assert environment["DILOCO_NATS_TOKEN_FILE"] == f"%d/{credential}"
+    handed = {v.partition(":")[0] for k, v in unit(path) if k == "LoadCredential"}
+    secret = {k: v for k, v in environment.items() if k.endswith("_CREDENTIALS")}
+    assert "DILOCO_NATS_CREDENTIALS" in secret
+    assert {*secret.values()} == {f"%d/{name}" for name in handed}
     assert environment["NUMBA_CACHE_DIR"].startswith("/var/lib/diloco/"), "or it compiles each time"
 
 
@@ -135,7 +135,7 @@ def test_systemd_takes_a_unit(path: Path, tmp_path: Path) -> None:
 
 # Says under which id it runs, and ends as `status` says once it is told to stop, or at once.
 LEARNER = """#!/bin/bash
-echo "start $DILOCO_ID $DILOCO_NATS_URL $(cat "$DILOCO_NATS_TOKEN_FILE")" >> "$SAID"
+echo "start $DILOCO_ID $DILOCO_NATS_URL $(cat "$DILOCO_NATS_CREDENTIALS")" >> "$SAID"
 trap 'echo stopped >> "$SAID"; exit 0' TERM
 read -r status < "$STATUS" || true
 if [ -n "$status" ]; then : > "$STATUS"; exit "$status"; fi
@@ -164,7 +164,11 @@ class Job:
             (programs / name).chmod(0o755)
         self.said, self.status, self.state = (folder / n for n in ("said", "status", "state"))
         self.state.write_text("RUNNING\n")
-        for file, text in ((self.said, ""), (self.status, ""), (folder / "token", "secret\n")):
+        for file, text in (
+            (self.said, ""),
+            (self.status, ""),
+            (folder / "credentials", "secret\n"),
+        ):
             file.write_text(text)
         script = SBATCH.read_text("utf-8").replace("AGAIN_S=10", "AGAIN_S=0")
         (folder / "script").write_text(script)
@@ -175,7 +179,7 @@ class Job:
             "STATUS": str(self.status),
             "STATE": str(self.state),
             "SITE_ENVIRONMENT": str(DEPLOY / "site.env"),
-            "DILOCO_NATS_TOKEN_FILE": str(folder / "token"),
+            "DILOCO_NATS_CREDENTIALS": str(folder / "credentials"),
             "SITE": "frankfurt",
             "SLURM_JOB_ID": "7",
             "SLURM_ARRAY_TASK_ID": "2",
@@ -266,7 +270,7 @@ def test_the_script_tells_the_learner_settings_that_it_takes(tmp_path: Path) -> 
     text = SBATCH.read_text("utf-8")
     told = set(re.findall(r"export (\w+)=", text)) | env_file(DEPLOY / "site.env").keys()
     assert told <= names_of("learner") | FOREIGN
-    assert {"DILOCO_ID", "DILOCO_DATA", "DILOCO_NATS_TOKEN_FILE"} <= told
+    assert {"DILOCO_ID", "DILOCO_DATA", "DILOCO_NATS_CREDENTIALS", "DILOCO_NATS_CA"} <= told
     understood("learner", env_file(DEPLOY / "site.env"), tmp_path)
     directives = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, flags=re.MULTILINE))
     assert "requeue" in directives and directives["open-mode"] == "append"
@@ -286,7 +290,7 @@ def test_skypilot_starts_a_learner_with_settings_that_it_takes(tmp_path: Path) -
     settings: Any = understood("learner", task["envs"] | {"DILOCO_ID": "cloud-1"}, tmp_path)
     assert settings.nats_url.startswith("tls://") and str(settings.data_root) in task["file_mounts"]
     # What is secret is a file that is brought there.
-    for name in ("DILOCO_NATS_TOKEN_FILE", "SSL_CERT_FILE"):
+    for name in ("DILOCO_NATS_CREDENTIALS", "DILOCO_NATS_CA"):
         where: Callable[[str], Any] = task["run"].split
         path = where(f'{name}="$HOME')[1].partition('"')[0]
         assert f"~{path}" in task["file_mounts"]

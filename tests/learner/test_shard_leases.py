@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from learner.contexts import context
+from syncer.contexts import context as syncer_context
 from waiting import until
 
 from diloco_learner.data.batches_io import Batches
@@ -22,6 +23,7 @@ from diloco_shared.spec.run import RunSpec
 from diloco_simulator.hub.broker import Fate, MemoryBroker
 from diloco_simulator.hub.bus import MemoryBus
 from diloco_syncer.history.ledger import Ledger
+from diloco_syncer.messages.data_leases_io import DataLeases
 from diloco_syncer.messages.data_places_io import Places
 
 
@@ -33,6 +35,7 @@ class Fleet:
         self.spec = spec
         self.bus = MemoryBus(broker, "test")
         self.live: tuple[str, ...] = ()
+        self.bus_of = MemoryBus
         self.told: list[tuple[str, str]] = []
         self.merged: dict[int, tuple[int, int]] = {}
 
@@ -43,7 +46,7 @@ class Fleet:
 
         spec = self.spec
         cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
-        place = context(spec, MemoryBus(self.broker, name), name, incarnation)
+        place = context(spec, self.bus_of(self.broker, name), name, incarnation)
         leases = Leases(place, Batches(cut, 2), lambda: self.live, tell)
         task = asyncio.create_task(leases.supply())
         try:
@@ -270,3 +273,40 @@ def _held_by(learner: str, shard: int) -> bytes:
 def test_the_corpus_is_what_these_tests_take_it_for(spec: RunSpec, corpus: Path) -> None:
     cut = ShardCut(load(spec.data).train, spec.data.virtual_shards, 8, spec.seed)
     assert cut.sequences_per_shard > 100
+
+
+class NamedBus(MemoryBus):
+    """On a hub whose server knows who writes."""
+
+    @property
+    def named(self) -> bool:
+        return True
+
+
+async def test_a_learner_with_credentials_of_its_own_has_the_leader_write_its_leases(
+    fleet: Fleet,
+) -> None:
+    await ready(fleet)
+    leader, written = NamedBus(fleet.broker, "s"), list[str]()
+    fleet.live = ("a", "b")
+    desk = DataLeases(
+        syncer_context(fleet.spec, leader), lambda: fleet.live, lambda: True, lambda _: None
+    )
+    task = asyncio.create_task(desk.serve())
+    fleet.bus_of = NamedBus
+    fleet.broker.on_store = lambda stream, message: written.append(message.subject)
+    async with fleet.learner("a") as one, fleet.learner("b") as other:
+        for leases in (one, other):
+            await leases.first()
+            leases.batches.take()
+        await until(lambda: len(one.held) == len(other.held) == 2)
+        assert not one.held.keys() & other.held.keys()
+        assert {n: x.holder for n, x in (await fleet.leases()).items() if x.holder} == {
+            **dict.fromkeys(one.held, "a"),
+            **dict.fromkeys(other.held, "b"),
+        }
+        await one.release()
+        assert {x.holder for x in (await fleet.leases()).values()} == {"", "b"}
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert all(subject.startswith("$KV.shards.r.") for subject in written)

@@ -12,13 +12,13 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from live.attacks import bus, files, rest
+from live.attacks import bus, files, rest, shared_places
 from live.attacks.cases import ATTACKS, Attack
 from live.attacks.page import PAGE, page
 from live.attacks.scene import Scene, Watcher, scene
 from waiting import until
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
 
 
 async def fault_of(attack: Attack, at: Scene, watcher: Watcher) -> str:
@@ -58,7 +58,7 @@ async def test_every_attack_is_refused_and_logged_and_changes_nothing(tmp_path: 
 def test_there_are_forty_of_every_kind_that_was_asked_for() -> None:
     kinds = Counter(attack.kind for attack in ATTACKS)
     assert len(ATTACKS) >= 40 and kinds.keys() == {"bus", "rest", "files"}
-    assert {module.__name__ for module in (bus, rest, files)}
+    assert {module.__name__ for module in (bus, shared_places, rest, files)}
 
 
 def test_the_page_is_of_these_attacks() -> None:

@@ -44,6 +44,11 @@ async def test_who_has_no_certificate_is_kept_out_though_its_credentials_are_rig
         )
         with pytest.raises(Unavailable):
             await let_in(hub, replace(trusting, certificate=tmp_path / "x.pem"))
+        assert "127.0.0.1" in next(
+            line
+            for line in (hub.folder / "log").read_text().splitlines()
+            if "TLS handshake error" in line
+        )
         # The hub's own certificate is of another authority than the one that is trusted.
         (tmp_path / "ca.pem").write_text(stranger.certificate)
         with pytest.raises(Unavailable, match="certificate verify failed"):

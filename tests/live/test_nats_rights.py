@@ -12,6 +12,8 @@ import pytest
 from shared.bus.test_rights import ALL, HEARD, PUBLISHED
 from waiting import until
 
+from diloco_coordinator.runs import events
+from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
 from diloco_shared.bus.nats import backups
 from diloco_shared.bus.nats.api import api_call
@@ -20,6 +22,7 @@ from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.nats.rights import Identity
 from diloco_shared.bus.port import BusError, Delivery, Refused, StreamSpec, Unavailable
 from diloco_shared.bus.run_streams import ensure_buckets
+from diloco_shared.bus.stream_kv import VALUE_BYTES_MAX
 from diloco_shared.checking import check
 from diloco_shared.process import hub_backup, hub_folder
 from diloco_shared.process.nats_binary import find_binary
@@ -173,12 +176,13 @@ async def test_a_site_does_all_its_work_through_its_account(tmp_path: Path) -> N
             assert await receiver.last(stream, subject + ".m") is not None
             assert len(await receiver.fetch(stream, subject)) == blob.chunks
         await ensure_buckets(oslo)
-        revision = await oslo.kv_create(s.MEMBERS, "oslo", b"1", ttl_s=60)
-        async with oslo.kv_watch(s.MEMBERS, "oslo") as entries:
+        key = s.member_key("oslo", "learner", named=oslo.named)
+        revision = await oslo.kv_create(s.MEMBERS, key, b"1", ttl_s=60)
+        async with oslo.kv_watch(s.MEMBERS, key) as entries:
             assert (await anext(entries)).value == b"1"
-            await oslo.kv_update(s.MEMBERS, "oslo", b"2", revision)
+            await oslo.kv_update(s.MEMBERS, key, b"2", revision)
             assert (await anext(entries)).value == b"2"
-        await oslo.kv_delete(s.MEMBERS, "oslo")
+        await oslo.kv_delete(s.MEMBERS, key)
         assert await oslo.kv_all(s.MEMBERS) == {}
         async with oslo.subscribe(s.grant("r", "oslo")) as grants:
             await syncer.publish(s.grant("r", "oslo"), b"granted")
@@ -218,6 +222,12 @@ async def test_a_site_writes_in_no_other_name_and_nowhere_else(tmp_path: Path) -
             "$KV.tokens.mine",
             "$KV.runs.r",
             "$KV.assignments.rome",
+            "$KV.shards.r.7",
+            "$KV.members.oslo",  # where it could say that it is a syncer
+            "$KV.members.LEARNER.rome",
+            "$KV.incarnations.r.oslo",
+            s.event("r", "join"),
+            s.event_by("rome"),
             s.tape("r", 0),
             s.contribution("r", "rome", 0, 0, 0, 0),
             s.publication("r", 0, 0, 0, 0),
@@ -306,18 +316,54 @@ async def test_a_sites_consumers_deliver_nothing_that_anybody_takes(tmp_path: Pa
         assert (await coordinator.stream_info(s.EVENTS_STREAM)).messages == 1
 
 
-async def test_a_site_removes_nobodys_lives_and_leases_by_a_header(tmp_path: Path) -> None:
+async def test_a_site_removes_nobodys_places_by_a_header(tmp_path: Path) -> None:
     async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
         thief = await stack.enter_async_context(hub.bus("oslo"))
         coordinator = await stack.enter_async_context(hub.bus("coordinator"))
         for bucket, theirs, own in (
-            (s.INCARNATIONS, "r.rome", "r.oslo"),
-            (s.SHARDS, "r.1", "r.2"),
+            (s.INCARNATIONS, "ANY.rome", "ANY.oslo"),
+            (s.MEMBERS, "LEARNER.rome", "LEARNER.oslo"),
         ):
             await coordinator.kv_put(bucket, theirs, b"there")
-            with pytest.raises(Refused, match="rollup"):
-                await thief.append(f"$KV.{bucket}.{own}", b"", headers={"Nats-Rollup": "all"})
+            for reach in ("all", "sub"):
+                with pytest.raises(Refused, match="rollup"):
+                    await thief.append(f"$KV.{bucket}.{own}", b"", headers={"Nats-Rollup": reach})
             assert set(await coordinator.kv_all(bucket)) == {theirs}
+
+
+async def test_a_member_that_falls_silent_is_missed_without_a_marker(tmp_path: Path) -> None:
+    """The server writes markers only where a header may remove keys."""
+    async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
+        oslo = await stack.enter_async_context(hub.bus("oslo"))
+        coordinator = await stack.enter_async_context(hub.bus("coordinator"))
+        key = s.member_key("oslo", "learner", named=True)
+        await oslo.kv_create(s.MEMBERS, key, b"1", ttl_s=1)
+        async with coordinator.kv_watch(s.MEMBERS) as entries:
+            assert (await anext(entries)).value == b"1"
+            gone = await anext(entries)
+            assert (gone.key, gone.value) == (key, None)
+        await oslo.kv_create(s.MEMBERS, key, b"2", ttl_s=60)  # and comes back
+
+
+async def test_what_a_site_stores_under_its_names_is_bounded(tmp_path: Path) -> None:
+    async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
+        thief = await stack.enter_async_context(hub.bus("oslo"))
+        coordinator = await stack.enter_async_context(hub.bus("coordinator"))
+        await coordinator.ensure_stream(events_stream(named=True))
+        await coordinator.append(s.event("r", "join"), b"of the hub")
+        for subject, most in (
+            ("$KV.members.LEARNER.oslo", VALUE_BYTES_MAX),
+            ("$KV.incarnations.ANY.oslo", VALUE_BYTES_MAX),
+            (s.event_by("oslo"), events.EVENT_BYTES_MAX),
+        ):
+            with pytest.raises(Refused, match="maximum"):
+                await thief.append(subject, bytes(most + 1))
+        for _ in range(events.BY_ONE_MAX + 5):
+            await thief.publish(s.event_by("oslo"), b"flood")
+        await thief.append(s.event_by("oslo"), b"last")
+        info = await coordinator.stream_info(s.EVENTS_STREAM)
+        assert info.messages == events.BY_ONE_MAX + 1
+        assert await coordinator.last(s.EVENTS_STREAM, s.event("r", "join")) is not None
 
 
 # --------------------------------------------------------------------------------------------------

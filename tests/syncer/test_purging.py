@@ -33,10 +33,12 @@ async def bus_with(payload: bytes = b"x", bytes_max: int = 1 << 30) -> MemoryBus
     return bus
 
 
-async def show(bus: MemoryBus, name: str, state: str, tape_seq: int, run: str = "r") -> None:
+async def show(
+    bus: MemoryBus, name: str, state: str, tape_seq: int, run: str = "r", key: str = ""
+) -> None:
     fields: dict[str, Any] = {"boot": "b", "host": "h", "pid": 1, "lock": name, "started_at": 0.0}
     record = MemberRecord(id=name, role="syncer", run=run, state=state, tape_seq=tape_seq, **fields)
-    await bus.kv_put(subjects.MEMBERS, name, encode(record))
+    await bus.kv_put(subjects.MEMBERS, key or name, encode(record))
 
 
 async def left(bus: MemoryBus) -> int:
@@ -149,3 +151,11 @@ async def test_a_leader_removes_the_state_that_a_learner_says_it_uses() -> None:
     await asyncio.gather(task, return_exceptions=True)
     there = [message.subject for message in await bus.fetch(stream, "state.r.>")]
     assert there == [subjects.state("r", "donor", "a", "n")]
+
+
+async def test_a_learner_that_says_it_is_a_standby_is_not_waited_for() -> None:
+    """Its record stands where those of learners with credentials of their own do."""
+    bus = await bus_with()
+    key = subjects.member_key("s2", "learner", named=True)
+    await show(bus, "s2", "standby", 3, key=key)
+    await purged(bus, spec())

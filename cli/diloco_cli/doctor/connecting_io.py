@@ -24,6 +24,7 @@ from diloco_shared.bus.nats.wire import HEAD_BYTES_MAX, connect_line
 RESOLVE_S = 10.0
 # As long as a lane waits for a connection; a handshake over a long link takes four round trips.
 CONNECT_S, STEP_S = 3.0, 10.0
+_FILE = "name the file that the hub gave to this site"
 # Of one name: more are not tried, since each may take CONNECT_S.
 ADDRESSES_MAX = 8
 
@@ -38,6 +39,19 @@ class Knocking:
 
     def steps(self) -> bool:
         """Make all, as far as they go; whether we were let in."""
+        entered = self._steps()
+        if not entered and all(finding.name != "credentials" for finding in self.findings):
+            self._look_at_file()
+        return entered
+
+    def _look_at_file(self) -> None:
+        """It can be told that a file cannot be used, however far from the hub one came."""
+        try:
+            self.address.identity()
+        except ValueError as error:
+            self.findings.append(judging.failed("credentials", str(error), _FILE))
+
+    def _steps(self) -> bool:
         host, port = self.address.endpoint()
         addresses = self._resolve(host, port)
         sock = self._reach(host, port, addresses) if addresses else None
@@ -134,8 +148,7 @@ class Knocking:
             sock.sendall(connect_line(options | self.address.login(self.info)) + b"PING\r\n")
             answer = _answer(sock)
         except ValueError as error:
-            remedy = "name the file that the hub gave to this site"
-            self.findings.append(judging.failed("credentials", str(error), remedy))
+            self.findings.append(judging.failed("credentials", str(error), _FILE))
             return False
         except OSError as error:
             # With TLS 1.3 a server looks at our certificate only when the handshake is over.

@@ -113,9 +113,9 @@ class Hub:
     async def _versions(self, link: NatsLink) -> Finding:
         members = await _all_of(link, subjects.MEMBERS)
         by: dict[str, list[str]] = defaultdict(list)
-        for name, entry in sorted(members.items()):
+        for name, entry in sorted(members.items(), key=lambda m: subjects.member_of(m[0])):
             record = readable(entry.value, MemberRecord) if entry.value else None
-            by[str(getattr(record, "version", "") or "")].append(name)
+            by[str(getattr(record, "version", "") or "")].append(subjects.member_of(name))
         return judging.versions(self.ours, self.info, by)
 
     async def _up(self) -> Finding:

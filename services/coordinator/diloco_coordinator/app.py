@@ -63,6 +63,11 @@ class Settings(ProcessSettings):
         "made at the first start. Replaced content is taken up within a second; further lines are "
         "good as well.",
     )
+    export_credentials: str = Field(
+        "",
+        description="Credentials file with which exports read runs, such as the hub's `reader`, "
+        "which may write nothing; the coordinator's own if empty.",
+    )
     exports_kept: int = Field(
         8,
         ge=1,
@@ -190,7 +195,7 @@ class Coordinator:
         self.exports = Exports(
             self.registry,
             Shelf(folder.path / "exports"),
-            exporter or ChildExporter.of(settings),
+            exporter or ChildExporter.of(settings, settings.export_credentials),
             kept_max=settings.exports_kept,
             at_once=settings.exports_at_once,
         )

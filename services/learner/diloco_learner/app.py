@@ -266,7 +266,8 @@ class Learner(Worker[Settings]):
             "until something changes"
         )
         log.error("unfit", run=run, reason=why)
-        await tell(self.control, event_now(run, "unfit", me, text, {"learner": me}))
+        event = event_now(run, "unfit", me, text, {"learner": me})
+        await tell(self.control, event, role=self.role)
 
 
 def pause_after(took_s: float) -> float:

@@ -63,6 +63,10 @@ class StreamSpec:
     bytes_max: int
     # Set for EVENTS only: the newest are worth more than the oldest there.
     drop_oldest: bool = False
+    # Of what one writer may take of a stream that many share; 0: as much as fits.
+    subject_messages_max: int = 0  # the oldest of a subject go
+    message_bytes_max: int = 0  # a larger one is refused
+    age_s_max: float = 0.0  # an older one goes
     # On disk when it is acknowledged. Not for what can be made again: the server may then lose the
     # last it acknowledged when it is killed (milliseconds) or loses its power (up to two minutes).
     synced: bool = True
@@ -213,6 +217,11 @@ class Bus(Protocol):
     def connected(self) -> bool: ...
 
     @property
+    def named(self) -> bool:
+        """Whether every process here has credentials of its own, so that the server knows who
+        writes; else all share one secret, as releases up to 0.2 do."""
+
+    @property
     def life(self) -> str:
         """Names the server's life, as of the newest connection: another one once it was started."""
 
@@ -281,6 +290,10 @@ class Bus(Protocol):
 
     async def stream_info(self, stream: str) -> StreamInfo:
         """Sizes; Refused when there is no such stream."""
+
+    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
+        """Bytes of payloads by subject, of those messages that match `subject`: of the oldest
+        `messages_max`. Reads a line of each: for who looks rarely."""
 
     async def storage(self) -> StorageInfo:
         """What all streams hold and were promised."""

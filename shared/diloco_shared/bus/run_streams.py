@@ -1,6 +1,7 @@
 """What runs have on the bus: the buckets of all, and the four streams and the record of each."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
 from diloco_shared.bus.port import Bus, Refused, StreamSpec
@@ -10,6 +11,10 @@ from diloco_shared.bus.stream_kv import bucket_stream
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import RunRecord
 from diloco_shared.spec.run import RunSpec
+
+# A state or a snapshot that nobody took in so long, in seconds, goes by itself: whoever wants one
+# fetches it while it is sent.
+STATE_S = 6 * 3600.0
 
 
 async def ensure_run_streams(bus: Bus, run: str, limits: Mapping[str, int]) -> None:
@@ -24,7 +29,10 @@ async def ensure_run_streams(bus: Bus, run: str, limits: Mapping[str, int]) -> N
         if await _limit(bus, name) < limit:
             # What the tape acknowledged must be on disk; the rest can be made again.
             synced = name == subjects.tape_stream(run)
-            await bus.ensure_stream(StreamSpec(name, (captured[name],), limit, synced=synced))
+            spec = StreamSpec(name, (captured[name],), limit, synced=synced)
+            if kind == "STATE":
+                spec = replace(spec, age_s_max=STATE_S)
+            await bus.ensure_stream(spec)
 
 
 async def ensure_buckets(

@@ -9,7 +9,7 @@ from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, Stored
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Message
-from diloco_shared.protocol.records import Event
+from diloco_shared.protocol.records import Event, MemberRecord
 from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()
@@ -66,6 +66,12 @@ async def write_if(
     return await bus.kv_create(bucket, key, value, ttl_s=ttl_s)
 
 
+async def members_of(bus: Bus) -> list[MemberRecord]:
+    """Of all living processes, what stands where it says. Raises BusError."""
+    found = await records_in(bus, subjects.MEMBERS, MemberRecord)
+    return [member for key, (member, _) in found.items() if member.stands_at(key)]
+
+
 def messages_of(stored: Iterable[Stored], kind: type[M]) -> list[M]:
     """Those of a stream's messages that can be read as a `kind`."""
     return [message for s in stored if (message := readable(s.payload, kind)) is not None]
@@ -93,9 +99,17 @@ def event_now(run: str, kind: str, source: str, text: str, data: dict[str, Any])
     )
 
 
-async def tell(bus: Bus, event: Event, *, timeout_s: float = 5.0) -> None:
+def event_subject(bus: Bus, event: Event, role: str) -> str:
+    """Where an event of a process of this role goes."""
+    if bus.named and role == "learner":
+        return subjects.event_by(event.source)
+    return subjects.event(event.run, event.kind)
+
+
+async def tell(bus: Bus, event: Event, *, role: str = "", timeout_s: float = 5.0) -> None:
     """Write it, in one attempt: nothing depends on it, so a failure is only logged."""
     try:
-        await bus.append(subjects.event(event.run, event.kind), encode(event), timeout_s=timeout_s)
+        subject = event_subject(bus, event, role)
+        await bus.append(subject, encode(event), timeout_s=timeout_s)
     except BusError as error:
         log.warning("event not written", kind=event.kind, run=event.run, error=str(error))

@@ -24,6 +24,12 @@ POLL_S = 2.0
 # Buckets of whose keys none expires, and in which sites write beside each other: there no header of
 # a message may remove other keys.
 LASTING = (subjects.INCARNATIONS, subjects.SHARDS)
+# The same goes for members, where sites have credentials of their own. Their keys expire without a
+# marker there, since the server writes markers only where headers may remove keys: the poll of a
+# watch finds within POLL_S that one is gone.
+UNMARKED = (*LASTING, subjects.MEMBERS)
+# Of a key that sites write: a record of them has a few hundred bytes.
+VALUE_BYTES_MAX = 64 << 10
 # Changes waiting for a slow watcher; the pump pauses beyond, and the stream keeps the newest.
 _WATCH_LIMIT = 1024
 # A creation meets a marker, replaces it, and may meet another: each time somebody made progress.
@@ -65,8 +71,13 @@ def ttl_header(ttl_s: float | None) -> dict[str, str]:
 class StreamKv(RawStreams):
     """A client's bucket calls, on its own streams. See `bus.Bus` for what each promises."""
 
+    @property
+    def named(self) -> bool:
+        return False
+
     async def ensure_bucket(self, bucket: str) -> None:
-        expiring = bucket not in LASTING
+        unmarked = UNMARKED if self.named else LASTING
+        expiring = bucket not in unmarked
         await self.ensure(
             {
                 "name": bucket_stream(bucket),
@@ -77,6 +88,7 @@ class StreamKv(RawStreams):
                 "max_bytes": -1,
                 "max_msgs": -1,
                 "max_msgs_per_subject": 1,
+                "max_msg_size": VALUE_BYTES_MAX if self.named and bucket in UNMARKED else -1,
                 "max_consumers": -1,
                 "max_age": 0,
                 "num_replicas": 1,

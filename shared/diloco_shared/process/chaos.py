@@ -59,10 +59,17 @@ class FaultAgent:
     """Answers faults addressed to `target`, arms them, and carries them out."""
 
     def __init__(
-        self, bus: Bus, target: str, *, enabled: bool, abilities: Abilities | None = None
+        self,
+        bus: Bus,
+        target: str,
+        *,
+        enabled: bool,
+        abilities: Abilities | None = None,
+        role: str = "",
     ) -> None:
         self.bus = bus
         self.target = target
+        self.role = role
         self.enabled = enabled
         self.abilities = abilities or Abilities()
         self.run = ""  # the run it works for: part of the event's subject
@@ -179,7 +186,8 @@ class FaultAgent:
             self.run or fault.run or "cluster",
             f"{fault.kind} on {self.target} ({fault.id})",
         )
-        await tell(self.bus, event_now(run, kind, self.target, text, data), timeout_s=2.0)
+        event = event_now(run, kind, self.target, text, data)
+        await tell(self.bus, event, role=self.role, timeout_s=2.0)
 
 
 def _kill_self() -> None:

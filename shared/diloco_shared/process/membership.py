@@ -151,6 +151,11 @@ class Membership:
             }
         )
 
+    @property
+    def key(self) -> str:
+        """In MEMBERS."""
+        return subjects.member_key(self.record.id, self.record.role, named=self.bus.named)
+
     async def register(self) -> None:
         """Take the key; waits while another living process has it or the bus is away.
 
@@ -171,7 +176,7 @@ class Membership:
     async def _take(self) -> bool:
         self.update(memory_bytes=anonymous_bytes())
         self.taken.clear()
-        key, value = self.record.id, encode(self.record)
+        key, value = self.key, encode(self.record)
         entry = await self.bus.kv_get(subjects.MEMBERS, key)
         there = entry if entry is not None and entry.value is not None else None
         if there is not None and not self._ours(there.value):
@@ -221,9 +226,9 @@ class Membership:
     async def leave(self) -> None:
         """Give the key back, if it is still ours."""
         with left_undone("leaving"):  # the key expires
-            entry = await self.bus.kv_get(subjects.MEMBERS, self.record.id)
+            entry = await self.bus.kv_get(subjects.MEMBERS, self.key)
             if entry is not None and entry.value is not None and self._ours(entry.value):
-                await self.bus.kv_delete(subjects.MEMBERS, self.record.id)
+                await self.bus.kv_delete(subjects.MEMBERS, self.key)
 
     async def assignments(self) -> AsyncIterator[str]:
         """The run this member works for, at first and at every change; "" for none.

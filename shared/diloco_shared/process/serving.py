@@ -50,7 +50,11 @@ class Worker(ABC, Generic[S]):
         self.folder = folder
         self.membership = Membership(control, settings.id, self.role, folder.lock)
         self.faults = FaultAgent(
-            control, settings.id, enabled=settings.chaos, abilities=self.abilities()
+            control,
+            settings.id,
+            enabled=settings.chaos,
+            abilities=self.abilities(),
+            role=self.role,
         )
         self.ready = False
         self.loop_watch = LoopWatch()

@@ -21,7 +21,7 @@ from diloco_shared.protocol.messages import (
     Stamp,
     Version,
 )
-from diloco_shared.protocol.subjects import Id
+from diloco_shared.protocol.subjects import Id, member_key
 
 Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # 0 or more, of the unit it names
 
@@ -51,6 +51,10 @@ class MemberRecord(Message):
         """The release that the process is of; "" for one of 0.2 or before, which says none."""
         said = _BOOT.match(self.boot)
         return said["version"].replace("_", ".") if said else ""
+
+    def stands_at(self, key: str) -> bool:
+        """Whether it may stand under this key of MEMBERS: in its own name, and in its role."""
+        return key in (self.id, member_key(self.id, self.role, named=True))
 
 
 # A process's release stands in its `boot`, which may be any text: release 0.2 refuses a record with
@@ -166,6 +170,29 @@ class ShardLease(Message):
     incarnation: Version
     sequences: Count
     passes: Count  # times the shard was read to its end
+
+    @property
+    def began(self) -> tuple[int, int]:
+        """(passes, sequences): ordered as a shard is read."""
+        return self.passes, self.sequences
+
+
+class LeaseWish(Message):
+    """A learner asks the leader to write the lease of a data shard: taken, or given back.
+
+    `revision`: of the lease as the learner read it; 0: there was none.
+    """
+
+    lease: ShardLease
+    revision: Count
+
+
+class LeaseReply(Message):
+    """The lease as it was written, with its revision; none: why not."""
+
+    lease: ShardLease | None = None
+    revision: Count = 0
+    reason: Reason = ""
 
 
 class Place(Message):

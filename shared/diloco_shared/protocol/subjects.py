@@ -11,11 +11,11 @@ from typing import Annotated
 from pydantic import StringConstraints
 
 # Key-value buckets.
-MEMBERS = "members"  # <member> -> MemberRecord, per-key TTL
+MEMBERS = "members"  # `member_key` -> MemberRecord, per-key TTL
 RUNS = "runs"  # <run> -> RunRecord
 STATUS = "status"  # <run>, <run>.<syncer shard> from 1 on -> RunStatus
 ASSIGNMENTS = "assignments"  # <member> -> Assignment
-INCARNATIONS = "incarnations"  # <run>.<learner> -> Incarnation
+INCARNATIONS = "incarnations"  # `life_key` -> Incarnation
 SHARDS = "shards"  # <run>.<data shard> -> ShardLease
 PLACES = "places"  # <run>.<data shard>.<syncer shard> -> Place, by that shard's leader only
 LEASES = "leases"  # <run>.<syncer shard> -> LeaderLease, per-key TTL
@@ -27,6 +27,27 @@ BUCKETS = (MEMBERS, RUNS, STATUS, ASSIGNMENTS, INCARNATIONS, SHARDS, PLACES, LEA
 
 EVENTS_STREAM = "EVENTS"
 EVENTS_FILTER = "ev.>"
+
+
+# Where every process has credentials of its own (`bus.Bus.named`), a learner's place is in its own
+# name alone: with the run in it, a site could fill the hub with places in runs that do not exist.
+# No run and no member is called so.
+_LEARNER, _ANY_RUN, _BY = "LEARNER", "ANY", "BY"
+
+
+def member_key(member: str, role: str, *, named: bool = False) -> str:
+    """Key in MEMBERS. That of a learner says that it is one, and a site may write no other."""
+    return f"{_LEARNER}.{member}" if named and role == "learner" else member
+
+
+def member_of(key: str) -> str:
+    """Whose key in MEMBERS it is."""
+    return key.removeprefix(f"{_LEARNER}.")
+
+
+def life_key(run: str, learner: str, *, named: bool = False) -> str:
+    """Key in INCARNATIONS. A learner counts its lives through all its runs where it is named."""
+    return f"{_ANY_RUN if named else run}.{learner}"
 
 
 def up_stream(run: str) -> str:
@@ -103,6 +124,12 @@ def donate(run: str, donor: str) -> str:
     return f"ctl.{run}.donate.{donor}"
 
 
+def lease(run: str, learner: str) -> str:
+    """A learner wants the lease of a data shard, or gives it back: asked of the leader of shard 0,
+    who writes it (bucket SHARDS)."""
+    return f"ctl.{run}.lease.{learner}"
+
+
 def forget_state(run: str, newcomer: str) -> str:
     """The state that was sent to a learner is in use: asked of leaders, who remove it."""
     return f"ctl.{run}.forget.{newcomer}"
@@ -145,6 +172,19 @@ def snapshot_wish_to(run: str, shard: int, syncer: str) -> str:
 def event(run: str, kind: str) -> str:
     """`run` is `cluster` for what concerns no run."""
     return f"ev.{run}.{kind}"
+
+
+def event_by(learner: str) -> str:
+    """Where a learner's own events go that has credentials of its own: one subject for all of them,
+    of which the stream keeps so many."""
+    return f"ev.{_BY}.{learner}"
+
+
+def told_by(subject: str) -> str:
+    """The learner whose subject of events it is; "" for one that is of no learner alone."""
+    kind, _, rest = subject.partition(".")
+    by, _, learner = rest.partition(".")
+    return learner if (kind, by) == ("ev", _BY) else ""
 
 
 def contribution(run: str, learner: str, epoch: int, fragment: int, round_: int, term: int) -> str:

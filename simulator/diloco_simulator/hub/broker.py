@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import Any, Literal
 
 from diloco_shared.bus.port import (
@@ -284,6 +285,13 @@ class MemoryBroker:
         stream = self._named(name)
         sequences = (stream.first_seq, stream.last_seq)
         return StreamInfo(stream.bytes, len(stream.messages), *sequences, stream.bytes_max)
+
+    def held(self, name: str, subject: str, messages_max: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        messages = (m for m in self._named(name).messages.values() if matches(subject, m.subject))
+        for message in islice(messages, messages_max):
+            found[message.subject] = found.get(message.subject, 0) + len(message.payload)
+        return found
 
     def storage(self) -> StorageInfo:
         streams = self._streams.values()

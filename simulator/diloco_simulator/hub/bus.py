@@ -277,6 +277,9 @@ class MemoryBus(StreamKv):
     async def stream_info(self, stream: str) -> StreamInfo:
         return await self._api(stream, lambda: self.broker.info(stream))
 
+    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
+        return await self._api(stream, lambda: self.broker.held(stream, subject, messages_max))
+
     async def storage(self) -> StorageInfo:
         return await self._api("storage", self.broker.storage)
 

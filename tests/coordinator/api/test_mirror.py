@@ -194,3 +194,16 @@ async def test_what_stands_elsewhere_than_it_says_is_left_out(world: Any) -> Non
         shown = await desk.get("/v1/members/a")
         assert (shown["role"], shown["draining"]) == ("learner", False)
         assert (await desk.get("/v1/members/evil"))["role"] == "learner"
+
+
+async def test_a_site_says_of_its_learner_that_it_is_a_learner_or_is_left_out(world: Any) -> None:
+    """Where a learner with credentials of its own stands, its place says its role."""
+    async with world.coordinator() as desk:
+        keys = {name: subjects.member_key(name, "learner", named=True) for name in ("a", "b")}
+        await world.joins("a", key=keys["a"])
+        await world.joins("b", key=keys["b"], role="syncer")
+        await world.joins("s", role="syncer")
+        await until(lambda: {"a", "s"} <= desk.registry.roll.living.keys())
+        assert "b" not in desk.registry.roll.living
+        await world.bus.kv_delete(subjects.MEMBERS, keys["a"])
+        await until(lambda: "a" not in desk.registry.roll.living)

@@ -13,6 +13,7 @@ from waiting import until
 from diloco_coordinator.app import Settings
 from diloco_coordinator.exports.child_io import ChildExporter, ExportFault
 from diloco_coordinator.exports.exports import Asked, ExportRecord
+from diloco_coordinator.exports.sampling_io import ChildSampler
 from diloco_shared.protocol.exports import LINE_BYTES_MAX
 
 SAY = """
@@ -116,3 +117,17 @@ def test_it_is_told_of_the_coordinators_bus_and_not_of_its_name(
     assert (told["DILOCO_NATS_URL"], told["DILOCO_NATS_TOKEN"]) == ("nats://hub:4", "t")
     assert told["DILOCO_CHECKPOINTS"] == str(tmp_path / "checkpoints")
     assert "DILOCO_ID" not in told
+
+
+def test_an_export_reads_with_credentials_of_its_own_and_a_sample_has_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = Settings(nats_url="nats://hub:4", nats_credentials="/hub/coordinator", data=tmp_path)
+    monkeypatch.setenv("DILOCO_NATS_TOKEN_FILE", "/secret")
+    monkeypatch.setenv("DILOCO_ADMIN_TOKEN_FILE", "/secret")
+    told = ChildExporter.of(settings, "/hub/reader").environment
+    assert told["DILOCO_NATS_CREDENTIALS"] == "/hub/reader"
+    assert ChildExporter.of(settings).environment["DILOCO_NATS_CREDENTIALS"] == "/hub/coordinator"
+    sampling = ChildSampler.of(settings).environment
+    assert not [name for name in sampling if "NATS" in name or "ADMIN" in name]
+    assert "/secret" not in {*told.values(), *sampling.values()}

@@ -125,6 +125,21 @@ LEFT_OUT = How(
     "The coordinator leaves it out: what it says of itself is not where it stands.",
     "log of the coordinator: the key or the subject, in which the attacker's learner stands",
 )
+ANSWERED_NO = How(
+    "answered no",
+    "The leader of the run answers that it may not, and why.",
+    "log of the leading syncer: the learner, the data shard and the reason",
+)
+TAKEN_BACK = How(
+    "taken back",
+    "The leader of the run removes all that this learner has there, and the run goes on.",
+    "event `flood` with the learner, and log of the leading syncer",
+)
+WITHOUT_ACTOR = How(
+    "without it",
+    "The event is shown without it: only what the hub tells says whose request it was.",
+    "the event itself, with the learner",
+)
 UNFIT = How(
     "unfit",
     "The learner opens nothing and imports nothing; the run waits.",

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from live.attacks import bus, files, rest
+from live.attacks import bus, files, rest, shared_places
 from live.attacks.cases import ATTACKS
 
 PAGE = Path(__file__).parents[3] / "docs" / "results" / "attacks.md"
 KINDS = (
-    ("bus", "On the message server", bus),
+    ("bus", "On the message server", (bus, shared_places)),
     ("rest", "On the REST interface", rest),
     ("files", "On a learner's machine", files),
 )

@@ -38,6 +38,8 @@ from diloco_shared.protocol.wire import decode, decode_tape
 RUN = "r"
 # The stolen credentials are of site b, which has this learner.
 THIEF = "b-1"
+# Of the idle learner of site a, which begins a life in whatever an attacker submits.
+IDLE_LIFE = s.life_key(RUN, "a-3", named=True)
 # Requests of these addresses are not of the coordinator's own machine, as far as it knows.
 STRANGER, GUESSER, OWNER = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 
@@ -270,7 +272,11 @@ class Watcher:
         records = {}
         for bucket in WATCHED:
             kept = await self.bus.kv_all(bucket)
-            told = {k: _told(bucket, e.value) for k, e in kept.items() if e.value is not None}
+            told = {
+                key: _told(bucket, entry.value)
+                for key, entry in kept.items()
+                if entry.value is not None and key != IDLE_LIFE
+            }
             records[bucket] = {key: text for key, text in told.items() if text}
         stored = await self.bus.fetch(s.tape_stream(RUN), s.tape(RUN, 0))
         for message in stored:

@@ -253,7 +253,7 @@ async def seed_incarnations(bus: Bus, run: str, newest: dict[str, int]) -> None:
 
 
 async def _seed(bus: Bus, run: str, learner: str, number: int) -> bool:
-    place = (subjects.INCARNATIONS, f"{run}.{learner}")
+    place = (subjects.INCARNATIONS, subjects.life_key(run, learner, named=bus.named))
     found = await record_at(bus, *place, Incarnation)
     if found and found.record.incarnation >= number:
         return True

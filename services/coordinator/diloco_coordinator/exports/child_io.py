@@ -60,9 +60,10 @@ class ChildExporter:
     silence_s: float = SILENCE_S
 
     @classmethod
-    def of(cls, settings: ProcessSettings) -> "ChildExporter":
-        """On the bus that the coordinator is on."""
-        return cls(environment_of(settings))
+    def of(cls, settings: ProcessSettings, credentials: str = "") -> "ChildExporter":
+        """On the bus that the coordinator is on, with `credentials` if there are any: what reads a
+        run needs no right to write one."""
+        return cls(environment_of(settings) | on_bus(settings, credentials))
 
     async def make(self, record: ExportRecord, to: Path, moved: Moved) -> None:
         """See `Exporter`."""
@@ -155,21 +156,36 @@ class _Heard:
         raise ExportFault(f"the process that made it ended ({how_ended(code)}){said}")
 
 
+# Settings that name secrets: no process that the coordinator starts inherits them.
+_SECRET = ("DILOCO_NATS_", "DILOCO_TOKEN", "DILOCO_ADMIN_TOKEN")
+
+
 def environment_of(settings: ProcessSettings) -> dict[str, str]:
-    """Of a process that the coordinator starts: what it was told itself, but for its id."""
+    """Of a process that the coordinator starts: what it was told itself, but for its id and for
+    all that lets it speak on the bus."""
     told = {
-        "DILOCO_NATS_URL": settings.nats_url,
-        "DILOCO_NATS_TOKEN": settings.nats_token,
-        "DILOCO_NATS_CREDENTIALS": settings.nats_credentials,
-        "DILOCO_NATS_CA": settings.nats_ca,
-        "DILOCO_NATS_CLIENT_CERT": settings.nats_client_cert,
-        "DILOCO_NATS_CLIENT_KEY": settings.nats_client_key,
         "DILOCO_CHECKPOINTS": settings.checkpoint_root,
         "DILOCO_CHECKPOINT_ROOTS": settings.checkpoint_roots,
         "DILOCO_LOG": settings.log,
     }
-    inherited = {k: v for k, v in os.environ.items() if k not in ("DILOCO_ID", *told)}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "DILOCO_ID" and not name.startswith(_SECRET)
+    }
     return inherited | told
+
+
+def on_bus(settings: ProcessSettings, credentials: str = "") -> dict[str, str]:
+    """How such a process comes to the bus: with `credentials`, else as the coordinator does."""
+    return {
+        "DILOCO_NATS_URL": settings.nats_url,
+        "DILOCO_NATS_TOKEN": "" if credentials else settings.nats_token,
+        "DILOCO_NATS_CREDENTIALS": credentials or settings.nats_credentials,
+        "DILOCO_NATS_CA": settings.nats_ca,
+        "DILOCO_NATS_CLIENT_CERT": settings.nats_client_cert,
+        "DILOCO_NATS_CLIENT_KEY": settings.nats_client_key,
+    }
 
 
 async def line_of(stream: asyncio.StreamReader) -> bytes:

@@ -7,13 +7,21 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from itertools import takewhile
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.access import TokenRecord, actor
+from diloco_coordinator.runs.events import (
+    BY_ONE_MAX,
+    EVENT_BYTES_MAX,
+    EVENTS_BYTES_MAX,
+    EVENTS_MAX,
+    NAMED_BYTES_MAX,
+    Events,
+)
 from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
@@ -55,9 +63,6 @@ MIRRORED = (
     TOKENS,
 )
 
-# Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
-EVENTS_MAX = 20_000
-EVENTS_BYTES_MAX = 64 << 20
 # Names of revoked tokens whose end is remembered; an echo of their making is late by seconds.
 REVOKED_MAX = 1000
 # Before what was interrupted is read on, in seconds.
@@ -81,9 +86,14 @@ class Registry:
         self.revisions: dict[tuple[str, str], int] = {}  # not of members and statuses
         self.waiting: dict[str, str] = {}  # run -> what it lacks
         self.histories = Histories()
-        self.events: deque[tuple[int, Event]] = deque(maxlen=EVENTS_MAX)
+        self.told = Events()
         self.changed = asyncio.Condition()
         self.ready = False
+
+    @property
+    def events(self) -> deque[tuple[int, Event]]:
+        """(sequence, event), oldest first."""
+        return self.told.kept
 
     @property
     def assigned(self) -> dict[str, str]:
@@ -113,12 +123,11 @@ class Registry:
         """
         bus, stream, every = self.bus, subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
         await ensure_buckets(bus, (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS), renew=True)
-        kept = StreamSpec(stream, (every,), EVENTS_BYTES_MAX, drop_oldest=True)
-        await _done(lambda: bus.ensure_stream(kept))
+        await _done(lambda: bus.ensure_stream(events_stream(named=bus.named)))
         for bucket in MIRRORED:
             for entry in (await self._all_of(bucket)).values():
                 await _done(lambda b=bucket, e=entry: self._take(b, e))  # type: ignore[misc]
-        living = {e.key for e in (await self._all_of(subjects.MEMBERS)).values()}
+        living = {subjects.member_of(key) for key in await self._all_of(subjects.MEMBERS)}
         for note in self.roll.absent(living, ambient.wall()):
             await _done(lambda n=note: self._note(n))  # type: ignore[misc]
         last = (await _done(lambda: bus.stream_info(stream))).last_seq
@@ -156,7 +165,9 @@ class Registry:
             TOKENS: self.tokens,
         }
         before = {key: self.revisions.get((bucket, key), 0) for key in known.get(bucket, ())}
-        there = await self.bus.kv_all(bucket)
+        there: Iterable[str] = await self.bus.kv_all(bucket)
+        if bucket == subjects.MEMBERS:
+            there = {subjects.member_of(key) for key in there}
         for key, revision in before.items():
             # One that was written meanwhile is there again, and the watch brings it.
             if key not in there and self.revisions.get((bucket, key), 0) == revision:
@@ -171,12 +182,12 @@ class Registry:
         """Mirror the event stream, for ever."""
 
         async def mirror() -> None:
-            start = self.events[-1][0] + 1 if self.events else 1
+            start = self.told.newest + 1
             stream, every = subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
             async with self.bus.read(stream, every, start_seq=start) as messages:
                 async for stored in messages:
-                    self._event(stored)
-                    await self._notify()
+                    if self._event(stored):
+                        await self._notify()
 
         await again_and_again(mirror, "reading of events", RETRY_S)
 
@@ -224,15 +235,9 @@ class Registry:
         async with self.changed:
             self.changed.notify_all()
 
-    def _event(self, stored: Stored) -> None:
-        if self.events and stored.seq <= self.events[-1][0]:
-            return  # a repeat after a reconnect
-        try:
-            event = decode(stored.payload, Event)
-            _stands_at(stored.subject, subjects.event(event.run, event.kind))
-            self.events.append((stored.seq, event))
-        except WireError as error:
-            log.warning("unreadable event", seq=stored.seq, error=str(error))
+    def _event(self, stored: Stored) -> bool:
+        now = ambient.monotonic()
+        return self.told.take(stored.seq, stored.subject, stored.payload, now, self.runs)
 
     async def _take(self, bucket: str, entry: KeyEntry) -> None:
         """What a key says now, unless newer is known."""
@@ -266,10 +271,11 @@ class Registry:
         match bucket:
             case subjects.MEMBERS:
                 if value is None:
-                    note = self.roll.silent(key, ambient.wall())
+                    note = self.roll.silent(subjects.member_of(key), ambient.wall())
                 else:
                     record = decode(value, MemberRecord)
-                    _stands_at(key, record.id)
+                    if not record.stands_at(key):
+                        raise WireError(f"of the {record.role} {record.id}")
                     note = self.roll.seen(record, ambient.wall())
                 if note is not None and self.ready:
                     await self._note(note)
@@ -326,8 +332,7 @@ class Registry:
 
     def events_after(self, after: int, run: str = "") -> list[tuple[int, Event]]:
         """Events with a greater sequence, oldest first; of one run, or of all."""
-        newer = list(takewhile(lambda item: item[0] > after, reversed(self.events)))
-        return [item for item in reversed(newer) if not run or item[1].run == run]
+        return self.told.after(after, run)
 
     def there(self, run: str) -> bool:
         """Whether a run is there for others: submitted as a whole, and not being deleted."""
@@ -451,7 +456,7 @@ class Registry:
             return
         self.standings.forget(run, run_id_of(record))
         self.histories.forget(run)
-        self.events = deque((e for e in self.events if e[1].run != run), maxlen=EVENTS_MAX)
+        self.told.forget(run)
 
     async def assign(self, member: str, run: str, shard: int = 0) -> None:
         """Write an assignment; Conflict if another coordinator did, or the run is gone."""
@@ -557,6 +562,22 @@ class Registry:
         """Write to the event log; of what a request caused, `data` says whose it was."""
         data = {**data, "actor": who} if (who := actor()) else data
         await tell(self.bus, event_now(run or "cluster", kind, "coordinator", text, data))
+
+
+def events_stream(*, named: bool) -> StreamSpec:
+    """Of events; `named`: every process has credentials of its own."""
+    whole = StreamSpec(
+        subjects.EVENTS_STREAM, (subjects.EVENTS_FILTER,), EVENTS_BYTES_MAX, drop_oldest=True
+    )
+    if not named:
+        return whole
+    return replace(
+        whole,
+        synced=False,  # a flood would keep the disk busy that the tape is written to
+        bytes_max=NAMED_BYTES_MAX,
+        subject_messages_max=BY_ONE_MAX,
+        message_bytes_max=EVENT_BYTES_MAX,
+    )
 
 
 def _stands_at(place: str, said: str) -> None:

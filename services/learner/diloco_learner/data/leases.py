@@ -18,8 +18,7 @@ def order(shards: int, learner: str, seed: int) -> list[int]:
 def place(leases: Mapping[int, ShardLease], merged: Mapping[int, Where], shard: int) -> Where:
     """Where to read a shard from: behind what is merged, not before where its holder began."""
     lease = leases.get(shard)
-    began = (lease.passes, lease.sequences) if lease else (0, 0)
-    return max(began, merged.get(shard, (0, 0)))
+    return max(lease.began if lease else (0, 0), merged.get(shard, (0, 0)))
 
 
 def choose(

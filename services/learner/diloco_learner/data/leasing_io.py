@@ -1,4 +1,5 @@
-"""Data shard leases in the key-value bucket, by compare-and-set.
+"""Data shard leases in the key-value bucket, by compare-and-set; written by the run's leader where
+every process has credentials of its own.
 
 Who reads what is decided here; how far it is merged is the run's leader's to say (PLACES), as its
 tape has it. So whoever takes a shard over reads on exactly behind what is merged, even when its
@@ -20,8 +21,8 @@ from diloco_shared.bus.repeating import again_and_again, left_undone
 from diloco_shared.bus.stored_records import Found, M, record_at, records_in, write_if
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Cursor
-from diloco_shared.protocol.records import Place, ShardLease
-from diloco_shared.protocol.wire import WireError, encode
+from diloco_shared.protocol.records import LeaseReply, LeaseWish, Place, ShardLease
+from diloco_shared.protocol.wire import WireError, decode, encode
 
 log = structlog.get_logger()
 
@@ -144,10 +145,8 @@ class Leases:
             return
         where = place(leases, merged, shard)
         lease = taken(shard, self.learner, self.incarnation, where)
-        key, value = f"{self.run}.{shard}", encode(lease)
         try:
-            known = revisions.get(shard, 0)
-            revision = await write_if(self.bus, subjects.SHARDS, key, value, known)
+            lease, revision = await self._put(lease, revisions.get(shard, 0))
         except Conflict:
             return  # somebody else was first; the next look sees it
         self.held[shard] = (lease, revision)
@@ -196,16 +195,32 @@ class Leases:
         self.held.pop(shard, None)
         self.batches.revoke(shard)
 
+    async def _put(self, lease: ShardLease, revision: int) -> tuple[ShardLease, int]:
+        """The lease as it was written in place of that revision, and its own; else Conflict.
+
+        A process with credentials of its own has no right to write leases, since whoever may write
+        one may write all: the leader does it, who knows who asks and who lives.
+        """
+        if not self.bus.named:
+            key = f"{self.run}.{lease.shard}"
+            written = await write_if(self.bus, subjects.SHARDS, key, encode(lease), revision)
+            return lease, written
+        wish = encode(LeaseWish(lease=lease, revision=revision))
+        answer = await self.bus.request(subjects.lease(self.run, self.learner), wish)
+        reply = decode(answer, LeaseReply)
+        if reply.lease is None:
+            raise Conflict(f"data shard {lease.shard}: {reply.reason}")
+        return reply.lease, reply.revision
+
     async def _write(self, lease: ShardLease) -> None:
         shard, (_, revision) = lease.shard, self.held[lease.shard]
-        key, value = f"{self.run}.{shard}", encode(lease)
+        key = f"{self.run}.{shard}"
         try:
             try:
-                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revision)
+                lease, revision = await self._put(lease, revision)
             except Conflict:
                 # Perhaps an own write whose answer was lost: then the lease is still ours.
-                revision = await self._own_revision(key)
-                revision = await self.bus.kv_update(subjects.SHARDS, key, value, revision)
+                lease, revision = await self._put(lease, await self._own_revision(key))
         except Conflict:
             self._lost(shard)
             return

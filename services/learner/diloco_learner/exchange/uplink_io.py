@@ -28,7 +28,7 @@ from diloco_shared.bus.blobs import announcement_subject, manifest_subject, put_
 from diloco_shared.bus.port import Bus, BusError, StreamFull, Unavailable
 from diloco_shared.bus.port import TransferProgress as Stored
 from diloco_shared.bus.repeating import PROMPT, until_done
-from diloco_shared.bus.stored_records import event_now
+from diloco_shared.bus.stored_records import event_now, event_subject
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.chunks import Payload
@@ -118,9 +118,8 @@ class Uplink:
         log.info(kind, text=text)
         event = event_now(self.run, kind, self.learner, text, data)
         try:
-            await self._append(
-                self.control, subjects.event(self.run, kind), event, EVENT_S, ambient.unique()
-            )
+            subject = event_subject(self.control, event, "learner")
+            await self._append(self.control, subject, event, EVENT_S, ambient.unique())
         except (BusError, WireError) as error:
             log.warning("event not written", kind=kind, error=str(error))
 

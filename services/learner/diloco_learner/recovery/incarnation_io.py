@@ -19,7 +19,7 @@ async def take_incarnation(bus: Bus, run: str, learner: str, boot: str) -> int:
 
     Waits as long as the bus is away. An attempt whose outcome is unknown costs a number.
     """
-    key = f"{run}.{learner}"
+    key = subjects.life_key(run, learner, named=bus.named)
 
     async def take() -> int:
         while True:
@@ -31,7 +31,7 @@ async def take_incarnation(bus: Bus, run: str, learner: str, boot: str) -> int:
 
 async def newest_boot(bus: Bus, run: str, learner: str) -> str:
     """The process that took this learner's newest number, "" for none; waits for the bus."""
-    key = f"{run}.{learner}"
+    key = subjects.life_key(run, learner, named=bus.named)
     found = await until_done(
         lambda: record_at(bus, subjects.INCARNATIONS, key, Incarnation),
         f"incarnation of {key}",

@@ -58,6 +58,7 @@ from diloco_syncer.machine import Machine
 from diloco_syncer.merging.numbers_io import Numbers
 from diloco_syncer.merging.payloads_io import Payloads
 from diloco_syncer.messages.arrivals_io import Arrivals
+from diloco_syncer.messages.data_leases_io import DataLeases
 from diloco_syncer.messages.data_places_io import Places
 from diloco_syncer.messages.inbox_io import Inbox
 from diloco_syncer.messages.outbox_io import Outbox
@@ -65,6 +66,7 @@ from diloco_syncer.rounds.round import Phase
 from diloco_syncer.snapshots.handover_io import SnapshotSender
 from diloco_syncer.status.status import size
 from diloco_syncer.status.status_writer_io import Showing, until_over
+from diloco_syncer.streams.floods_io import Floods
 from diloco_syncer.streams.fullness_io import Fullness
 from diloco_syncer.streams.purging_io import UpPurger, forget_states
 from diloco_syncer.streams.room import Horizon
@@ -114,6 +116,12 @@ class Leader:
         self.places = Places(
             self.control, self.spec.name, lambda: self.machine.history.ledger, shard
         )
+        self.data_leases = DataLeases(
+            context,
+            lambda: self.machine.roster.names(ambient.monotonic()),
+            lambda: not self.lease.lapsed,
+            self._put,
+        )
         self.horizon = Horizon()
         self.tasks: asyncio.TaskGroup
         self.ended_at: float | None = None  # all shards
@@ -133,6 +141,7 @@ class Leader:
         archive = archives_of(self.spec, context.checkpoint_root)[shard]
         self.archiver = TapeArchiver(context, tape, archive)
         self.fullness = self._fullness()
+        self.floods = Floods(context, self.machine, self.showing, self.outbox)
 
     def _fullness(self) -> Fullness:
         return Fullness(
@@ -175,9 +184,11 @@ class Leader:
                     self.outbox.events_out(),
                     self.purger.work(),
                     forget_states(self.context),
+                    self.data_leases.serve(),
                     self.sender.send(),
                     self.showing.keep(),
                     self.fullness.keep(),
+                    self.floods.keep(),
                     self.archiver.work(),
                     self._watch_bus(),
                     self._watch_lease(),

@@ -8,7 +8,7 @@ import structlog
 
 from diloco_shared.bus.port import Bus, Delivery
 from diloco_shared.bus.repeating import again_and_again, left_undone
-from diloco_shared.bus.stored_records import records_in
+from diloco_shared.bus.stored_records import members_of
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.records import MemberRecord
 from diloco_syncer.context import RunContext
@@ -90,6 +90,6 @@ async def standbys_behind(
 
 async def other_syncers(control: Bus, run: str, shard: int, me: str) -> list[MemberRecord]:
     """Living ones of the shard, whatever they are doing. Raises BusError."""
-    members = (await records_in(control, subjects.MEMBERS, MemberRecord)).values()
     place = ("syncer", run, shard)
-    return [m for m, _ in members if (m.role, m.run, m.shard) == place and m.id != me]
+    members = await members_of(control)
+    return [m for m in members if (m.role, m.run, m.shard) == place and m.id != me]

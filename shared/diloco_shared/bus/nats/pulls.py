@@ -28,7 +28,13 @@ class Delivered(NamedTuple):
 
 
 async def open_consumer(
-    link: NatsLink, stream: str, subject: str, *, name: str, start_seq: int
+    link: NatsLink,
+    stream: str,
+    subject: str,
+    *,
+    name: str,
+    start_seq: int,
+    headers_only: bool = False,
 ) -> int:
     """A consumer in the server's memory, without acknowledgements: how many messages it has."""
     config = {
@@ -40,6 +46,7 @@ async def open_consumer(
         "inactive_threshold": INACTIVE_S * NS_PER_S,
         "mem_storage": True,
         "num_replicas": 1,
+        "headers_only": headers_only,
     }
     answer = await api_call(
         link,

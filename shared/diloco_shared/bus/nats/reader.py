@@ -77,6 +77,7 @@ class Reader:
         batch: int,
         *,
         plain: bool = False,
+        headers_only: bool = False,
     ) -> None:
         self._link = link
         self._stream = stream
@@ -84,6 +85,8 @@ class Reader:
         self._next_seq = max(1, start_seq)
         self._batch = batch
         self._plain = plain
+        self._headers_only = headers_only
+        self.pending = 0  # messages after the newest that came
         self._stack: AsyncExitStack | None = None
         self._inbox = ReplyInbox()
         self._reply = ""
@@ -126,6 +129,7 @@ class Reader:
             self._subject,
             name=self._consumer,
             start_seq=self._next_seq,
+            headers_only=self._headers_only,
         )
 
     async def _look_back(self) -> None:
@@ -183,7 +187,7 @@ class Reader:
         self._asked += count
 
     def _accept(self, raw: Raw) -> Stored:
-        seq, number, _, stored_at = delivered(raw.reply)
+        seq, number, self.pending, stored_at = delivered(raw.reply)
         self._asked -= 1
         if number != self._delivered + 1 or seq < self._next_seq:
             raise Unavailable(f"delivery {number} came after {self._delivered}")

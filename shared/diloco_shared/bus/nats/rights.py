@@ -7,9 +7,12 @@ What these patterns cannot tell apart, because it is not a token of a subject:
 - **The run.** Patterns name members; a member may speak in every run.
 - **The run in a stream's name.** `UP-one` is one token, so whoever may ask for `UP-*` must be let
   ask for every stream; only whole names are withheld (`never`: the coordinator's own buckets).
-- **Who takes a lease of data** (`$KV.shards.<run>.<shard>`) and whom an event is about: the learner
-  stands in the message. A site can hold up the others there; it cannot join, contribute, report, or
-  come back in their name.
+- **What is in a record.** So everything that a learner may write stands under its own name, and
+  readers take the name from there: member record, life, events, joins, progress, contributions.
+  Leases of data do not (`$KV.shards.<run>.<shard>`): it asks the leader for them, under its name.
+- **How many.** Rounds and newcomers are tokens of the subjects on UP and STATE, so one learner may
+  have any number there (what the leader does about it: syncer, streams/floods_io.py). Its other
+  subjects are a fixed few, of which the streams keep so many messages.
 
 And what no patterns can hold off inside one account of the message server: every request names the
 subject of its answer, and the server writes answers with its own rights. Whoever may store a
@@ -153,10 +156,10 @@ def _of_learner(me: str) -> Rights:
         f"up.*.{me}.>",
         f"state.*.{me}.>",  # to newcomers that the syncer named
         subjects.forget_state("*", me),
-        subjects.event("*", "*"),
-        _key(subjects.MEMBERS, me),
-        _key(subjects.INCARNATIONS, f"*.{me}"),
-        _key(subjects.SHARDS, "*.*"),
+        subjects.lease("*", me),
+        subjects.event_by(me),
+        _key(subjects.MEMBERS, subjects.member_key(me, "learner", named=True)),
+        _key(subjects.INCARNATIONS, subjects.life_key("", me, named=True)),
         *_calls(_READ),
         _ACK,
     )
@@ -195,6 +198,7 @@ def _of_syncer(me: str) -> Rights:
         subjects.join("*", "*"),
         subjects.unsigned_join("*"),
         subjects.forget_state("*", "*"),
+        subjects.lease("*", "*"),
         subjects.snapshot_wish("*", 0).removesuffix("0") + ">",
         subjects.chaos(me),
     )

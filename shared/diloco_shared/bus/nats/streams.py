@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from diloco_shared.bus.nats.access import HUB_API
 from diloco_shared.bus.nats.api import (
     API_TIMEOUT_S,
     NO_MESSAGE,
@@ -44,6 +45,8 @@ DUPLICATE_WINDOW_S = 120
 # Messages asked for at once, and failures in a row before a fetch is given up.
 _FETCH_BATCH = 256
 _FETCH_TRIES = 3
+# Headers asked for at once: a hundred bytes each.
+_SIZES_BATCH = 4096
 
 
 class NatsStreams(StreamKv):
@@ -51,6 +54,10 @@ class NatsStreams(StreamKv):
 
     def __init__(self, link: NatsLink) -> None:
         self._link = link
+
+    @property
+    def named(self) -> bool:
+        return self._link.api == HUB_API
 
     @property
     def link(self) -> NatsLink:
@@ -102,9 +109,10 @@ class NatsStreams(StreamKv):
                 "discard": "old" if spec.drop_oldest else "new",
                 "max_bytes": spec.bytes_max,
                 "max_msgs": -1,
-                "max_msgs_per_subject": -1,
+                "max_msgs_per_subject": spec.subject_messages_max or -1,
+                "max_msg_size": spec.message_bytes_max or -1,
                 "max_consumers": -1,
-                "max_age": 0,
+                "max_age": int(spec.age_s_max * NS_PER_S),
                 "num_replicas": 1,
                 "allow_direct": True,
                 "duplicate_window": DUPLICATE_WINDOW_S * NS_PER_S,
@@ -131,6 +139,26 @@ class NatsStreams(StreamKv):
             last_seq=state["last_seq"],
             bytes_max=max(answer["config"].get("max_bytes", 0), 0),
         )
+
+    async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
+        found: dict[str, int] = {}
+        if not (await self.stream_info(stream)).messages:
+            return found
+        reader = Reader(self._link, stream, subject, 1, _SIZES_BATCH, headers_only=True)
+        try:
+            for _ in range(messages_max):
+                # Nothing at all may match; and what did may have gone meanwhile.
+                async with asyncio.timeout(API_TIMEOUT_S):
+                    message = await anext(reader)
+                size = int(message.headers.get("Nats-Msg-Size", "0"))
+                found[message.subject] = found.get(message.subject, 0) + size
+                if not reader.pending:
+                    break
+        except (TimeoutError, StopAsyncIteration):
+            pass
+        finally:
+            await reader.close()
+        return found
 
     async def storage(self) -> StorageInfo:
         answer = await api_call(self._link, "INFO", {}, what="storage")

@@ -1,0 +1,121 @@
+"""Events as people see them: the newest that the stream told.
+
+A learner with credentials of its own tells them in a subject of its own, of which the stream keeps
+so many. Here no more of them are kept either, and a flood of them is left out unread: what one
+learner says pushes out what it said itself, and nothing of others. Pure.
+"""
+
+from collections import Counter, deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import takewhile
+
+import structlog
+
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Event
+from diloco_shared.protocol.wire import WireError, decode
+
+log = structlog.get_logger()
+
+# Events kept for people: some hours of a lively run. The stream on disk is bounded likewise.
+EVENTS_MAX = 20_000
+EVENTS_BYTES_MAX = 64 << 20
+# Of one learner with credentials of its own: of its evaluations a day's, at one a minute.
+BY_ONE_MAX = 1000
+# Beyond that so many a second are read, in the long run: nobody has more to say.
+BY_ONE_PER_S = 2.0
+# An event is a line or two and a few figures. Sixteen learners find room in the stream with all
+# that they may say, at its largest, and most say far less.
+EVENT_BYTES_MAX = 16 << 10
+NAMED_BYTES_MAX = 16 * BY_ONE_MAX * EVENT_BYTES_MAX
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one learner may still say: `left` events, as of `at`."""
+
+    left: float
+    at: float
+    left_out: int = 0
+    kept: int = 0
+
+    def takes(self, now: float) -> bool:
+        self.left = min(BY_ONE_MAX, self.left + BY_ONE_PER_S * max(now - self.at, 0.0))
+        self.at = now
+        if self.left < 1:
+            self.left_out += 1
+            return False
+        self.left -= 1
+        return True
+
+
+class Events:
+    """`kept`: (sequence in the stream, event), oldest first."""
+
+    def __init__(self) -> None:
+        self.kept: deque[tuple[int, Event]] = deque(maxlen=EVENTS_MAX)
+        self.newest = 0  # sequence that was read last
+        self._shares: dict[str, _Share] = {}  # of learners: as many as the hub has let in
+
+    def take(
+        self, seq: int, subject: str, payload: bytes, now: float, runs: Collection[str]
+    ) -> bool:
+        """Whether it is one to show. `now`: seconds of a clock that only goes on."""
+        if seq <= self.newest:
+            return False  # a repeat after a reconnect
+        self.newest = seq
+        teller = subjects.told_by(subject)
+        share = self._shares.setdefault(teller, _Share(BY_ONE_MAX, now)) if teller else None
+        if share is not None and not share.takes(now):
+            if share.left_out & (share.left_out - 1) == 0:
+                log.warning("too many events", learner=teller, left_out=share.left_out)
+            return False
+        try:
+            event = _read(subject, payload, teller)
+        except WireError as error:
+            log.warning("unreadable event", seq=seq, told_by=teller, error=str(error))
+            return False
+        if teller and event.run not in runs and event.run != "cluster":
+            return (
+                False  # of a run that is deleted: the stream keeps it until the learner says more
+            )
+        self.kept.append((seq, event))
+        if share is not None:
+            share.kept += 1
+            if share.kept > BY_ONE_MAX:
+                self._let_go(teller)
+        return True
+
+    def _let_go(self, teller: str) -> None:
+        """The oldest that a learner told."""
+        for item in self.kept:
+            if item[1].source == teller:
+                self.kept.remove(item)
+                self._shares[teller].kept -= 1
+                return
+        self._shares[teller].kept = 0  # others, newer ones, have taken their places
+
+    def after(self, seq: int, run: str = "") -> list[tuple[int, Event]]:
+        """Those with a greater sequence, oldest first; of one run, or of all."""
+        newer = list(takewhile(lambda item: item[0] > seq, reversed(self.kept)))
+        return [item for item in reversed(newer) if not run or item[1].run == run]
+
+    def forget(self, run: str) -> None:
+        """It is deleted."""
+        self.kept = deque((e for e in self.kept if e[1].run != run), maxlen=EVENTS_MAX)
+        there = Counter(event.source for _, event in self.kept)
+        for teller, share in self._shares.items():
+            share.kept = min(share.kept, there[teller])
+
+
+def _read(subject: str, payload: bytes, teller: str) -> Event:
+    """Raises WireError for one that cannot be read, or stands elsewhere than it says."""
+    event = decode(payload, Event)
+    where = subjects.event_by(event.source) if teller else subjects.event(event.run, event.kind)
+    if subject != where:
+        raise WireError(f"of {where}, but it stands at {subject}")
+    if teller and "actor" in event.data:  # whose request it was: nobody's of a learner's
+        data = {key: value for key, value in event.data.items() if key != "actor"}
+        event = event.model_copy(update={"data": data})
+    return event

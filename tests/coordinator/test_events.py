@@ -1,0 +1,101 @@
+"""What one learner says pushes out what it said itself, and nothing of others (I12)."""
+
+import pytest
+
+from diloco_coordinator.runs.events import BY_ONE_MAX, EVENT_BYTES_MAX, Events
+from diloco_coordinator.runs.registry_io import events_stream
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import Event
+from diloco_shared.protocol.wire import encode
+
+RUNS = ("r",)
+
+
+class Told:
+    """A stream of events, and what is shown of it."""
+
+    def __init__(self) -> None:
+        self.events = Events()
+        self.seq = 0
+
+    def tell(self, subject: str, event: Event, now: float = 0.0) -> bool:
+        self.seq += 1
+        return self.events.take(self.seq, subject, encode(event), now, RUNS)
+
+    def by(self, learner: str, now: float = 0.0, **changes: object) -> bool:
+        told = event(learner).model_copy(update=changes)
+        return self.tell(subjects.event_by(learner), told, now)
+
+    @property
+    def sources(self) -> list[str]:
+        return [e.source for _, e in self.events.kept]
+
+
+def event(source: str, kind: str = "note", run: str = "r") -> Event:
+    return Event(run=run, kind=kind, source=source, text="t", at=1.0)
+
+
+def test_a_learners_own_subject_is_told_from_those_of_runs() -> None:
+    assert subjects.told_by(subjects.event_by("oslo")) == "oslo"
+    assert subjects.told_by(subjects.event("by", "join")) == ""
+
+
+def test_an_event_stands_where_it_says() -> None:
+    told = Told()
+    assert told.by("oslo")
+    assert not told.by("oslo", source="rome")
+    assert not told.tell(subjects.event("r", "join"), event("s", "leave"))
+    assert told.tell(subjects.event("r", "join"), event("s", "join"))
+    assert told.sources == ["oslo", "s"]
+
+
+def test_only_the_hub_says_whose_request_it_was() -> None:
+    told = Told()
+    told.by("oslo", data={"actor": "admin", "more": 1})
+    assert told.events.kept[0][1].data == {"more": 1}
+
+
+def test_a_flood_of_one_learner_is_left_out_and_others_stay() -> None:
+    told = Told()
+    told.tell(subjects.event("r", "join"), event("s", "join"))
+    told.by("rome")
+    taken = sum(told.by("oslo") for _ in range(3 * BY_ONE_MAX))
+    assert taken == BY_ONE_MAX
+    assert {*told.sources} == {"s", "rome", "oslo"}
+    assert told.by("rome") and told.by("oslo", now=60.0)
+
+
+def test_of_one_learner_the_newest_are_kept() -> None:
+    told = Told()
+    told.tell(subjects.event("r", "join"), event("s", "join"))
+    for n in range(BY_ONE_MAX + 5):
+        assert told.by("oslo", now=float(n))
+    assert told.sources.count("oslo") == BY_ONE_MAX
+    assert told.sources[0] == "s"
+    assert told.events.kept[1][0] == 7  # the first five are gone
+
+
+def test_events_of_a_run_that_is_deleted_are_not_told_again() -> None:
+    told = Told()
+    assert told.by("oslo") and told.by("oslo", run="cluster")
+    assert not told.by("oslo", run="gone")
+    told.events.forget("r")
+    assert [e.run for _, e in told.events.kept] == ["cluster"]
+    assert told.events.newest == 3
+
+
+def test_a_repeat_is_no_news() -> None:
+    told = Told()
+    told.by("oslo")
+    told.seq = 0
+    assert not told.by("oslo")
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_stream_bounds_each_writer_where_it_knows_who_writes(named: bool) -> None:
+    spec = events_stream(named=named)
+    assert spec.drop_oldest
+    bounds = (spec.subject_messages_max, spec.message_bytes_max)
+    assert bounds == ((BY_ONE_MAX, EVENT_BYTES_MAX) if named else (0, 0))
+    if named:
+        assert spec.bytes_max >= 16 * BY_ONE_MAX * EVENT_BYTES_MAX

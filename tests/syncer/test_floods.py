@@ -1,0 +1,136 @@
+"""What one learner takes of UP and STATE from all others is taken back, and it is named (I12)."""
+
+from typing import Any, cast
+
+import pytest
+from syncer.contexts import context
+
+from diloco_shared.bus.port import StreamFull, StreamSpec
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.records import MemberRecord, StreamUse
+from diloco_shared.protocol.wire import encode
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.hub.broker import MemoryBroker
+from diloco_simulator.hub.bus import MemoryBus
+from diloco_syncer.history.history import History
+from diloco_syncer.machine import Machine
+from diloco_syncer.messages.outbox_io import Outbox
+from diloco_syncer.streams.floods_io import Floods, first_set_bytes, greedy, unasked
+
+LIMIT = 60_000
+LIVE = ("a", "b", "c")
+
+
+def up(learner: str, n: int = 0) -> str:
+    return subjects.contribution("r", learner, 0, 0, n, 1)
+
+
+@pytest.mark.parametrize(
+    ("held", "found"),
+    [
+        ({up("a"): 20_000, up("b"): 20_000, up("c"): 20_000}, {}),
+        ({up("a"): 15_000, up("a", 1): 5_001, up("b"): 9}, {"a": 20_001}),
+        ({up("gone"): 20_000}, {}),
+        ({up("x"): 10_000, up("y"): 10_001, up("a"): 9}, {"y": 10_001}),
+    ],
+)
+def test_who_holds_more_than_its_share(held: dict[str, int], found: dict[str, int]) -> None:
+    assert greedy(held, LIMIT, LIVE) == found
+
+
+def test_one_alone_has_no_more_than_half() -> None:
+    assert greedy({up("a"): 30_001}, LIMIT, ("a",)) == {"a": 30_001}
+    assert greedy({up("a"): 30_000}, LIMIT, ("a",)) == {}
+
+
+def test_initial_parameters_are_no_flood_until_a_snapshot_covers_them() -> None:
+    first = subjects.initial("r", "a", 0, 0)
+    held = {first: 40_000, up("a"): 20_000}
+    assert greedy(held, LIMIT, LIVE, excused=40_000) == {}
+    assert greedy(held, LIMIT, LIVE) == {"a": 60_000}
+    history = History(run_spec())
+    history.sizes_P = [1000]
+    assert first_set_bytes(history) == 8000
+    history.snapshot_covers = 3
+    assert first_set_bytes(history) == 0
+
+
+def test_of_states_there_is_what_was_asked_for() -> None:
+    held = {
+        "state.r.a.b.n1": 100,
+        "state.r.a.b.n1.m": 1,
+        "state.r.a.x.n2": 7,
+        "state.r.c.b.n1": 50,
+        "state.r.c.y.n3.a": 5,
+        "state.r.s.s2.n4": 900,
+        "state.r.x": 3,
+    }
+    assert unasked(held, LIMIT, {("a", "n1")}, {"s"}) == {
+        "a": {"a.x.n2.>": 7},
+        "c": {"c.>": 55},
+        "x": {"x.>": 3},
+    }
+
+
+def test_a_state_that_takes_half_of_the_stream_is_none() -> None:
+    held = {"state.r.a.b.n1": LIMIT // 2 + 1}
+    assert unasked(held, LIMIT, {("a", "n1")}, {"s"}) == {"a": {"a.>": LIMIT // 2 + 1}}
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class NamedBus(MemoryBus):
+    """On a hub whose server knows who writes."""
+
+    @property
+    def named(self) -> bool:
+        return True
+
+
+def run_spec() -> RunSpec:
+    return RunSpec.model_validate({"name": "r", "budget": {"steps": 1}})
+
+
+class Showing:
+    """What was seen of the streams last."""
+
+    def __init__(self) -> None:
+        self.storage = self
+        self.streams: dict[str, StreamUse] = {}
+
+
+async def test_a_stream_that_one_learner_fills_has_room_again_for_the_others() -> None:
+    bus, spec, showing = NamedBus(MemoryBroker(), "s"), run_spec(), Showing()
+    await bus.ensure_bucket(subjects.MEMBERS)
+    fields: dict[str, Any] = {"boot": "b", "host": "h", "pid": 1, "lock": "l", "started_at": 0.0}
+    liar = MemberRecord(id="thief", role="syncer", run="r", **fields)
+    await bus.kv_put(subjects.MEMBERS, "LEARNER.thief", encode(liar))
+    outbox = Outbox(context(spec, bus, "s"))
+    machine = Machine(spec, History(spec))
+    floods = Floods(context(spec, bus, "s"), machine, cast(Any, showing), outbox)
+    for kind, mine, theirs in (
+        ("UP", up("a"), up("thief")),
+        ("STATE", "state.r.s.s2.n", "state.r.thief.nobody.n"),
+    ):
+        stream = subjects.run_stream("r", kind)
+        await bus.ensure_stream(StreamSpec(stream, (f"{kind.lower()}.r.>",), LIMIT))
+        await bus.append(mine, b"x" * 1000)
+        with pytest.raises(StreamFull):
+            for n in range(LIMIT):
+                await bus.append(f"{theirs}.{n}", b"x" * 1000)
+        info = await bus.stream_info(stream)
+        showing.streams = {kind: StreamUse(bytes=info.bytes, limit=info.bytes_max)}
+        await floods.look()
+        assert [m.subject for m in await bus.fetch(stream, f"{kind.lower()}.r.>")] == [mine]
+        told = outbox.events.get_nowait()
+        assert (told.kind, told.data["learner"], told.data["stream"]) == ("flood", "thief", kind)
+
+
+async def test_where_all_share_one_secret_nobody_is_accused() -> None:
+    spec = run_spec()
+    bus = MemoryBus(MemoryBroker(), "s")
+    outbox = Outbox(context(spec, bus, "s"))
+    machine = Machine(spec, History(spec))
+    await Floods(context(spec, bus, "s"), machine, cast(Any, Showing()), outbox).keep()
+    assert outbox.events.empty()
