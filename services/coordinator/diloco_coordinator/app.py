@@ -47,6 +47,7 @@ from diloco_shared.process.serving import connected
 from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.subjects import Id
+from diloco_shared.spec.run import Replicas
 
 
 class Settings(ProcessSettings):
@@ -62,6 +63,11 @@ class Settings(ProcessSettings):
         description="File with the administrator's token; <data>/admin-token if empty, which is "
         "made at the first start. Replaced content is taken up within a second; further lines are "
         "good as well.",
+    )
+    replicas: Replicas = Field(
+        1,
+        description="Copies of the cluster's buckets and events, each on another node of the hub: "
+        "1, 3 or 5. Those of a run's streams are the run's own setting.",
     )
     exports_kept: int = Field(
         8,
@@ -186,7 +192,7 @@ class Coordinator:
         exporter: Exporter | None = None,
     ) -> None:
         """`exporter`: who takes weights out of runs, if not a process of the product."""
-        self.registry = Registry(bus)
+        self.registry = Registry(bus, replicas=settings.replicas)
         self.exports = Exports(
             self.registry,
             Shelf(folder.path / "exports"),

@@ -65,7 +65,7 @@ def ttl_header(ttl_s: float | None) -> dict[str, str]:
 class StreamKv(RawStreams):
     """A client's bucket calls, on its own streams. See `bus.Bus` for what each promises."""
 
-    async def ensure_bucket(self, bucket: str) -> None:
+    async def ensure_bucket(self, bucket: str, *, replicas: int = 1) -> None:
         expiring = bucket not in LASTING
         await self.ensure(
             {
@@ -79,7 +79,7 @@ class StreamKv(RawStreams):
                 "max_msgs_per_subject": 1,
                 "max_consumers": -1,
                 "max_age": 0,
-                "num_replicas": 1,
+                "num_replicas": replicas,
                 "deny_delete": True,
                 "allow_direct": True,
                 "allow_rollup_hdrs": expiring,  # markers take it

@@ -59,6 +59,10 @@ class MemoryBus(StreamKv):
         return str(self.broker.life)
 
     @property
+    def ails(self) -> str:
+        return ""
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -198,6 +202,7 @@ class MemoryBus(StreamKv):
                 "subjects": list(spec.subjects),
                 "max_bytes": spec.bytes_max,
                 "discard": "old" if spec.drop_oldest else "new",
+                "num_replicas": spec.replicas,
             }
         )
 

@@ -67,8 +67,10 @@ RETRY_S = 0.5
 class Registry:
     """A view of the cluster, fed by `watch` and `read_events`."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, replicas: int = 1) -> None:
+        """`replicas`: copies of buckets and events."""
         self.bus = bus
+        self._replicas = replicas
         self.roll = Roll()
         self.speeds = Speeds()
         self.runs: dict[str, RunRecord] = {}
@@ -112,8 +114,9 @@ class Registry:
         Each request by itself: what is done need not be done again where a later one fails.
         """
         bus, stream, every = self.bus, subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
-        await ensure_buckets(bus, (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS), renew=True)
-        kept = StreamSpec(stream, (every,), EVENTS_BYTES_MAX, drop_oldest=True)
+        buckets, copies = (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS), self._replicas
+        await ensure_buckets(bus, buckets, renew=True, replicas=copies)
+        kept = StreamSpec(stream, (every,), EVENTS_BYTES_MAX, drop_oldest=True, replicas=copies)
         await _done(lambda: bus.ensure_stream(kept))
         for bucket in MIRRORED:
             for entry in (await self._all_of(bucket)).values():

@@ -6,10 +6,23 @@ from typing import Any
 
 from diloco_shared.bus.nats.link import NatsLink
 from diloco_shared.bus.nats.wire import WireFault, parse_headers
-from diloco_shared.bus.port import BusError, Conflict, Refused, Stored, StreamFull, Unavailable
+from diloco_shared.bus.port import (
+    BusError,
+    Conflict,
+    Refused,
+    Stored,
+    StreamFull,
+    TooFewNodes,
+    Unavailable,
+)
 from diloco_shared.protocol.chunks import Buffer
 
 API_TIMEOUT_S = 5.0
+# How people are told of it.
+MAJORITY_LOST = (
+    "the hub has lost its majority: half of its nodes or more are away, and it keeps nothing until "
+    "one of them is back"
+)
 # What may be on its way to one reader: below nats-py's limit of 128 MB, enough for 16 chunks.
 READ_BYTES_MAX = 8 << 20
 NS_PER_S = 1_000_000_000
@@ -19,9 +32,19 @@ STREAM_NAME_TAKEN = 10058
 NO_MESSAGE = 10037
 _WRONG_LAST = {10071, 10164}
 _FULL = {10077, 10047, 10023}
+# No peers to place it on; copies asked of a server that is the only one.
+_TOO_FEW_NODES = {10005, 10074}
+# What the nodes of a hub say while they have no leader for it: fewer than half of them are there.
+NO_MAJORITY = 10008
 # Server-side states that pass: JetStream starting or out of reach, no leader, timeouts, and more
-# waiting to be stored than the server wants.
-_PASSING = {10008, 10009, 10039, 10076, 10118, 10167}
+# waiting to be stored than the server wants. In a hub of several nodes also: answers of some only,
+# a node that is no part of it yet, a stream or consumer whose nodes are away, a leader that was
+# exchanged meanwhile, the same message or another of its subject on the way to the other nodes,
+# and nodes being exchanged.
+_PASSING = {
+    *(NO_MAJORITY, 10009, 10039, 10076, 10118, 10167),
+    *(10004, 10007, 10041, 10119, 10158, 10163, 10194, 10195, 10202),
+}
 
 
 class ApiRefused(Refused):
@@ -32,6 +55,10 @@ class ApiRefused(Refused):
         self.code = code
 
 
+class NoMajority(Unavailable):
+    """The nodes of the hub that are left cannot decide anything."""
+
+
 def failure(error: dict[str, Any], what: str) -> BusError:
     """The exception that a JetStream error reply means."""
     code, text = error.get("err_code", 0), f"{what}: {error.get('description', 'unknown error')}"
@@ -39,6 +66,10 @@ def failure(error: dict[str, Any], what: str) -> BusError:
         return Conflict(text)
     if code in _FULL:
         return StreamFull(text)
+    if code in _TOO_FEW_NODES:
+        return TooFewNodes(text)
+    if code == NO_MAJORITY:
+        return NoMajority(f"{text} ({MAJORITY_LOST})")
     if code in _PASSING:
         return Unavailable(text)
     return ApiRefused(text, code)
@@ -52,7 +83,13 @@ async def api_call(link: NatsLink, call: str, body: dict[str, Any], *, what: str
     reply = await link.request(
         f"{link.api}.{call}", json.dumps(body).encode(), timeout_s=API_TIMEOUT_S
     )
-    return answer_of(reply.payload, what)
+    try:
+        answer = answer_of(reply.payload, what)
+    except NoMajority:
+        link.ails = MAJORITY_LOST
+        raise
+    link.ails = ""
+    return answer
 
 
 def answer_of(payload: Buffer, what: str) -> dict[str, Any]:

@@ -58,12 +58,12 @@ class NatsLink:
     """A connection; make one with `connect`."""
 
     def __init__(self, address: Address, name: str) -> None:
-        # For logs and errors: without credentials.
-        self.url = address.url.rsplit("@", 1)[-1].removeprefix("nats://").removeprefix("tls://")
+        self.url = address.shown
         self.name = name
         self.traffic = Traffic()
         self.errors = 0
         self.reconnects = 0
+        self.ails = ""  # what the hub's newest answer about its streams says: see `bus.Bus.ails`
         self.closed = False
         self.api = address.api
         self._client = RepairedClient(self.traffic, address)
@@ -80,14 +80,16 @@ class NatsLink:
         link = cls(address, name)
         client = link._client
         try:
-            inbox = address.inbox()
+            inbox, servers = address.inbox(), address.urls()
             address.context(False)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(
-                    servers=address.url,
+                    servers=servers,
+                    # In the order given: an operator spreads processes over a hub's nodes by it.
+                    dont_randomize=True,
                     name=name,
                     token=address.token,
                     user=address.user,
@@ -125,6 +127,11 @@ class NatsLink:
     @property
     def life(self) -> str:
         return self._client.server_id
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether the server is one of a hub's several nodes."""
+        return self._client.in_cluster
 
     # --- sending ------------------------------------------------------------------------------
 

@@ -39,6 +39,8 @@ async def open_consumer(
         "filter_subject": subject,
         "inactive_threshold": INACTIVE_S * NS_PER_S,
         "mem_storage": True,
+        # Whatever copies the stream has: a reader that hears nothing makes another one, also where
+        # a copied one would have another leader by now, since that does not know who waits.
         "num_replicas": 1,
     }
     answer = await api_call(
