@@ -176,7 +176,8 @@ class Runs:
         status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
         notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
         # Cut off from the bus it knows how members were, not how they are.
-        beside, cannot = (full(notes), unfit(notes)) if r.bus.connected else (CUT_OFF, "")
+        cut_off = CUT_OFF if not r.bus.connected else r.bus.ails
+        beside, cannot = (cut_off, "") if cut_off else (full(notes), unfit(notes))
         syncers, wordless_s = syncer_views(notes), r.wordless_s(record.name)
         view = run_view(record, status, waiting, members, syncers, beside, cannot, wordless_s)
         view["speeds"] = speed_views(r.speed_of(m) for m in members)
