@@ -33,10 +33,10 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "nodes": ("credentials",),
     "rights": ("credentials",),
     "round trip": ("credentials",),
-    "clock": ("nodes",),
-    "versions": ("nodes",),
+    "clock": ("credentials", "nodes"),
+    "versions": ("credentials", "nodes"),
     "bandwidth up": ("rights",),
-    "bandwidth down": ("nodes",),
+    "bandwidth down": ("credentials", "nodes"),
     "disk": ("settings",),
     "devices": (),
 }
