@@ -12,8 +12,8 @@ from diloco_cli.doctor.trying import judged, tries, upload_subject
 from diloco_shared.budget import Job
 from diloco_shared.bus.nats import probing
 from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.nats.api import MAJORITY_LOST, NoMajority
-from diloco_shared.bus.nats.link import NatsLink
+from diloco_shared.bus.nats.api import NoMajority
+from diloco_shared.bus.nats.link import MAJORITY_LOST, NatsLink
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.nats.streams import NatsStreams
 from diloco_shared.bus.port import BusError, KeyEntry, Refused, Unavailable

@@ -79,10 +79,10 @@ def create(
 
     `nodes`: of a hub of several message servers; each listens at the address of `listen` on a port
     of its own, keeps its streams in a folder of its name in `store`, and has a certificate for its
-    name and `hosts` where none is given. `hosts`: names or addresses of the hub, for which an authority of its own signs a certificate
-    where none is given. `mutual_tls`: whoever connects must present one of that authority's.
-    `monitor`: where `keep_hub` asks the server how it is. Raises ValueError where there is a hub
-    already, and OSError.
+    name and `hosts` where none is given. `hosts`: names or addresses of the hub, for which an
+    authority of its own signs a certificate where none is given. `mutual_tls`: whoever connects
+    must present one of that authority's. `monitor`: where `keep_hub` asks the server how it is.
+    Raises ValueError where there is a hub already, and OSError.
     """
     if mutual_tls and not (certificate or hosts or nodes):
         raise ValueError(

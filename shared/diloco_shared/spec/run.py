@@ -32,6 +32,7 @@ from diloco_shared.spec.algorithm import Spec as Spec
 from diloco_shared.spec.algorithm import Weighting as Weighting
 from diloco_shared.spec.optimizers import known
 
+
 def _odd(copies: int) -> int:
     if copies % 2 == 0:
         raise ValueError(

@@ -275,7 +275,11 @@ class Runs:
                 record = await self._made(record, spec, first)
             except Conflict:  # another coordinator took the same submission up
                 raise _taken(spec.name) from None
-            except (StreamFull, TooFewNodes, Refused) as error:  # without an answer it may be repeated as it is
+            except (
+                StreamFull,
+                TooFewNodes,
+                Refused,
+            ) as error:  # without an answer it may be repeated as it is
                 with contextlib.suppress(BusError):
                     await self.registry.delete_run(spec.name, spec.id)
                 if isinstance(error, StreamFull):

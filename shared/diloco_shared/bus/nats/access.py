@@ -75,8 +75,8 @@ class Address:
 
     `url` names one server, or the nodes of one hub, separated by commas. The first is used while it
     is there, and the others in turn when it is not. What one URL says of who we are and of
-    encryption holds for all. `credentials` is the path of a file (keys.py). It is read anew for every connection, so that a
-    key that was changed is used without a new start.
+    encryption holds for all. `credentials` is the path of a file (keys.py). It is read anew for
+    every connection, so that a key that was changed is used without a new start.
     """
 
     url: str

@@ -1,10 +1,13 @@
 """What JetStream answers: error replies as our exceptions, places in streams, headers."""
 
+import asyncio
 import json
+import math
 from datetime import UTC, datetime
 from typing import Any
 
-from diloco_shared.bus.nats.link import NatsLink
+from diloco_shared import ambient
+from diloco_shared.bus.nats.link import NatsLink, Raw
 from diloco_shared.bus.nats.wire import WireFault, parse_headers
 from diloco_shared.bus.port import (
     BusError,
@@ -18,11 +21,10 @@ from diloco_shared.bus.port import (
 from diloco_shared.protocol.chunks import Buffer
 
 API_TIMEOUT_S = 5.0
-# How people are told of it.
-MAJORITY_LOST = (
-    "the hub has lost its majority: half of its nodes or more are away, and it keeps nothing until "
-    "one of them is back"
-)
+# Of a hub of several nodes: what got no answer is asked again after so many seconds, and what was
+# stored under a condition, so that a repeat does no harm, is waited for no longer than this.
+AGAIN_S, PATIENCE_S = 1.0, 3.0
+_REPEATABLE = ("INFO", "STREAM.INFO.", "STREAM.MSG.GET.", "STREAM.NAMES", "CONSUMER.CREATE.")
 # What may be on its way to one reader: below nats-py's limit of 128 MB, enough for 16 chunks.
 READ_BYTES_MAX = 8 << 20
 NS_PER_S = 1_000_000_000
@@ -67,9 +69,10 @@ def failure(error: dict[str, Any], what: str) -> BusError:
     if code in _FULL:
         return StreamFull(text)
     if code in _TOO_FEW_NODES:
-        return TooFewNodes(text)
+        # Nodes that are there and have no room are none that it can be placed on, either.
+        return StreamFull(text) if "insufficient storage" in text else TooFewNodes(text)
     if code == NO_MAJORITY:
-        return NoMajority(f"{text} ({MAJORITY_LOST})")
+        return NoMajority(f"{text} (the hub's nodes have no leader)")
     if code in _PASSING:
         return Unavailable(text)
     return ApiRefused(text, code)
@@ -80,16 +83,53 @@ async def api_call(link: NatsLink, call: str, body: dict[str, Any], *, what: str
 
     `what` begins the text of the exception.
     """
-    reply = await link.request(
-        f"{link.api}.{call}", json.dumps(body).encode(), timeout_s=API_TIMEOUT_S
-    )
+    reply = await _asked(link, call, json.dumps(body).encode())
     try:
         answer = answer_of(reply.payload, what)
+        of_stream, nodes = call.startswith("STREAM.INFO."), answer.get("cluster")
+        # Whoever has a copy tells of a stream without a leader, and its state is nobody's.
+        if of_stream and nodes is not None and not nodes.get("leader"):
+            raise NoMajority(f"{what}: it has no leader now")
     except NoMajority:
-        link.ails = MAJORITY_LOST
+        link.leaderless_since = min(link.leaderless_since, ambient.monotonic())
         raise
-    link.ails = ""
+    # A node that led a stream tells of it for half a minute after it has lost the others.
+    if not of_stream:
+        link.leaderless_since = math.inf
     return answer
+
+
+async def _asked(link: NatsLink, call: str, body: bytes) -> Raw:
+    """The answer. Of several nodes the one that leads answers, and while none does, nobody.
+
+    So what only reads, or may be done twice, is asked once more every second, and whichever answer
+    comes first counts: a new leader is found at once, and a slow link's answer is not thrown away.
+    """
+    subject, left_s = f"{link.api}.{call}", API_TIMEOUT_S
+    if not (link.several_nodes and call.startswith(_REPEATABLE)):
+        return await link.request(subject, body, timeout_s=left_s)
+    asking: set[asyncio.Task[Raw]] = set()
+    trouble: BusError = Unavailable(f"no answer on {subject} within {left_s:g} s")
+    until = ambient.monotonic() + left_s
+    try:
+        while (left_s := until - ambient.monotonic()) > 0:
+            asking.add(asyncio.create_task(link.request(subject, body, timeout_s=left_s)))
+            pause = min(AGAIN_S, left_s)
+            done, asking = await asyncio.wait(
+                asking, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                if (error := task.exception()) is None:
+                    return task.result()
+                if not isinstance(error, BusError):
+                    raise error
+                trouble = error
+            if done:
+                await asyncio.sleep(pause / 5)
+        raise trouble
+    finally:
+        for task in asking:
+            task.cancel()
 
 
 def answer_of(payload: Buffer, what: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class NatsBus(NatsStreams):
 
     @property
     def ails(self) -> str:
-        return self._link.ails if self.connected else ""
+        return self._link.ails
 
     @property
     def reconnects(self) -> int:

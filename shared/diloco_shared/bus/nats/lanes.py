@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.nats.api import STREAM_NOT_FOUND, ApiRefused
+from diloco_shared.bus.nats.api import PATIENCE_S, STREAM_NOT_FOUND, ApiRefused
 from diloco_shared.bus.nats.lane_get import Receiving
 from diloco_shared.bus.nats.lane_put import Sending
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.nats.link import NatsLink
-from diloco_shared.bus.nats.pulls import forget_consumer, open_consumer
+from diloco_shared.bus.nats.pulls import forget_consumer, heartbeat_s, open_consumer
 from diloco_shared.bus.port import TransferProgress, Unavailable
 from diloco_shared.protocol.chunks import Incoming, Outgoing
 from diloco_shared.protocol.pace import TokenBucket
@@ -98,7 +98,9 @@ class NatsLanes:
             self._link.traffic,
             self.socket,
             window=-(-window // connections),
-            timeout_s_min=chunk_timeout_s,
+            timeout_s_min=(
+                min(chunk_timeout_s, PATIENCE_S) if self._link.several_nodes else chunk_timeout_s
+            ),
         )
         await self._run(sending, connections, progress)
 
@@ -116,6 +118,7 @@ class NatsLanes:
                     self._link.traffic,
                     self.socket,
                     api=self._link.api,
+                    beat_s=heartbeat_s(self._link),
                 )
                 await self._run(receiving, min(self._connections, there), progress)
         finally:

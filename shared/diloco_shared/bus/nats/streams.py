@@ -17,6 +17,7 @@ from diloco_shared.bus.nats.api import (
     API_TIMEOUT_S,
     NO_MESSAGE,
     NS_PER_S,
+    PATIENCE_S,
     READ_BYTES_MAX,
     STREAM_NAME_TAKEN,
     STREAM_NOT_FOUND,
@@ -172,6 +173,8 @@ class NatsStreams(StreamKv):
             head["Nats-Msg-Id"] = msg_id
         if expect_last is not None:
             head["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
+            if self._link.several_nodes:
+                timeout_s = min(timeout_s, PATIENCE_S)
         reply = await self._link.request(
             subject, payload, timeout_s=timeout_s, headers=head or None
         )
@@ -269,7 +272,7 @@ class NatsStreams(StreamKv):
                 f"{self._link.api}.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=reply
             )
             while True:
-                message = await inbox.get(API_TIMEOUT_S)
+                message = await inbox.get(PATIENCE_S if self._link.several_nodes else API_TIMEOUT_S)
                 if message is None:
                     raise Unavailable(f"reading {subject} from {stream}: no answer")
                 match message.status:
