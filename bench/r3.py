@@ -213,13 +213,23 @@ class Cluster:
     def whole(self) -> bool:
         """Whether every node is there, and has all that the others have."""
         said = [self.monitored(node, "/healthz")["status"] for node in self.nodes]
-        return said == ["ok"] * len(self.nodes)
+        copies = [c for s in self.streams().values() for c in s.get("replicas", ())]
+        current = all(c["current"] and not c.get("offline") for c in copies)
+        return said == ["ok"] * len(self.nodes) and current
+
+    def connected(self, name: str) -> str:
+        """The node that a process is connected to."""
+        for node in self.living():
+            there = self.monitored(node, "/connz?limit=1000")["connections"]
+            if any(c.get("name") == f"{name}-control" for c in there):
+                return node.name
+        raise LookupError(f"{name} is connected to no node")
 
     def streams(self) -> dict[str, dict[str, Any]]:
         """By name, where each stream's copies are, as a node sees it that lives."""
         found = self.monitored(self.living()[0], "/jsz?accounts=true&streams=true")
-        account = next(a for a in found["account_details"] if a["name"] == "HUB")
-        return {s["name"]: s["cluster"] for s in account["stream_detail"]}
+        accounts = [a for a in found.get("account_details", ()) if a["name"] == "HUB"]
+        return {s["name"]: s["cluster"] for a in accounts for s in a.get("stream_detail", ())}
 
     def leader(self, stream: str) -> hub_nodes.Node:
         """The node that leads a stream."""
@@ -488,6 +498,9 @@ def drilled(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     with started(folder) as (cluster, client):
         drill = Drill(cluster, client, args.seed)
         found: dict[str, Any] = {"seed": args.seed, "seconds_to_first_rounds": drill.begin()}
+        found["connected_to"] = {name: cluster.connected(name) for name in (*SYNCERS, *SITES)}
+        if len({found["connected_to"][name] for name in SYNCERS}) != len(SYNCERS):
+            raise RuntimeError(f"leader and standby are at one node: {found['connected_to']}")
         found["kills"] = []
         for _ in range(args.kills):
             found["kills"].append(drill.one_kill())
