@@ -213,7 +213,9 @@ class Cluster:
     def whole(self) -> bool:
         """Whether every node is there, and has all that the others have."""
         said = [self.monitored(node, "/healthz")["status"] for node in self.nodes]
-        copies = [c for s in self.streams().values() for c in s.get("replicas", ())]
+        # Only the node that leads a stream knows of its other copies.
+        led = [s for n in self.nodes for s in self.streams(n).values() if s["leader"] == _named(n)]
+        copies = [copy for stream in led for copy in stream.get("replicas", ())]
         current = all(c["current"] and not c.get("offline") for c in copies)
         return said == ["ok"] * len(self.nodes) and current
 
@@ -225,16 +227,23 @@ class Cluster:
                 return node.name
         raise LookupError(f"{name} is connected to no node")
 
-    def streams(self) -> dict[str, dict[str, Any]]:
-        """By name, where each stream's copies are, as a node sees it that lives."""
-        found = self.monitored(self.living()[0], "/jsz?accounts=true&streams=true")
+    def streams(self, node: hub_nodes.Node) -> dict[str, dict[str, Any]]:
+        """By name, where each stream's copies are, as a node sees it."""
+        found = self.monitored(node, "/jsz?accounts=true&streams=true")
         accounts = [a for a in found.get("account_details", ()) if a["name"] == "HUB"]
         return {s["name"]: s["cluster"] for a in accounts for s in a.get("stream_detail", ())}
 
     def leader(self, stream: str) -> hub_nodes.Node:
         """The node that leads a stream."""
-        said = until(f"a leader of {stream}", lambda: self.streams()[stream]["leader"])
-        return next(node for node in self.nodes if f"hub-{node.name}" == said)
+        said = until(
+            f"a leader of {stream}", lambda: self.streams(self.living()[0])[stream]["leader"]
+        )
+        return next(node for node in self.nodes if _named(node) == said)
+
+
+def _named(node: hub_nodes.Node) -> str:
+    """As its server calls itself."""
+    return f"hub-{node.name}"
 
 
 class Drill:
@@ -536,6 +545,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("r3: told to end"))
     with tempfile.TemporaryDirectory() as folder:
         try:
             found = drilled(Path(folder), args)

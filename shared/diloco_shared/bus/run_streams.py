@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 
 async def ensure_run_streams(
-    bus: Bus, run: str, limits: Mapping[str, int], *, replicas: int
+    bus: Bus, run: str, limits: Mapping[str, int], *, replicas: int = 1
 ) -> None:
     """Each stream is there, with a limit of at least `limits[kind]` bytes, in `replicas` copies.
 

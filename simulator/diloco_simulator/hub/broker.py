@@ -107,6 +107,9 @@ class MemoryBroker:
         self.squeezed = False  # its disk is full: nothing is taken
         self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
         self.nodes = 1  # that could each keep a copy of a stream
+        # They elect another leader: connections and core messages stay, streams take nothing and
+        # tell nothing.
+        self.leaderless = False
         self._clock = clock
         self._time: Callable[[], float] | None = None  # the clock, once it was read
         self._streams: dict[str, _Stream] = {}
@@ -178,6 +181,11 @@ class MemoryBroker:
         else:
             self._streams[name] = _Stream(config)
         self._by_subject.clear()
+        self.wake()
+
+    def elected(self) -> None:
+        """The nodes have a leader again."""
+        self.leaderless = False
         self.wake()
 
     def narrow(self, name: str, bytes_max: int) -> None:

@@ -92,9 +92,9 @@ class Address:
 
     def urls(self) -> list[str]:
         """One for each server, all with the same scheme and login. Raises ValueError."""
-        user, _, there = self._login_part().netloc.rpartition("@")
+        user = self._login_part().netloc.rpartition("@")[0]
         scheme = "tls" if any(p.scheme == "tls" for p in self._servers()) else "nats"
-        login = f"{user}@" if there else ""
+        login = f"{user}@" if user else ""
         return [f"{scheme}://{login}{_bracketed(h)}:{port}" for h, port in self.endpoints()]
 
     @property
