@@ -199,7 +199,7 @@ class Troubles:
         self.loop.call_later(self.rng.uniform(1.0, 10.0), setattr, self.net, "away", False)
 
     def _elect(self) -> None:
-        """The node that led everything is gone: nobody does for a while, and every connection stays."""
+        """The node that led everything is gone. Nobody does for a while; connections stay."""
         self.counts["elections"] += 1
         self.world.broker.leaderless = True
         seconds = self.of_elections.uniform(*ELECTION_S)

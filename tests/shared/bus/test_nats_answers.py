@@ -101,7 +101,9 @@ def test_the_end_of_a_pull_tells_what_does_not_come(
 # --------------------------------------------------------------------------------------------------
 # A hub of several nodes, one of which leads.
 
-NO_LEADER = {"error": {"err_code": 10008, "description": "JetStream system temporarily unavailable"}}
+NO_LEADER = {
+    "error": {"err_code": 10008, "description": "JetStream system temporarily unavailable"}
+}
 INFO = {"state": {"last_seq": 7}, "cluster": {"name": "diloco", "leader": "hub-node-2"}}
 
 

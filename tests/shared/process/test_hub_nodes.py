@@ -159,5 +159,5 @@ def test_what_is_no_hub_of_several(places: list[str], text: str) -> None:
 
 def test_a_damaged_list_of_nodes_is_named(hub: Path) -> None:
     (hub / "nodes.json").write_text(json.dumps([{"name": "node-1"}]))
-    with pytest.raises(ValueError, match="nodes.json is not a list of nodes"):
+    with pytest.raises(ValueError, match=r"nodes\.json is not a list of nodes"):
         hub_folder.reload(hub)
