@@ -16,7 +16,7 @@ from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
-from diloco_shared.process.hub_nodes import nodes_at, url_of
+from diloco_shared.process.hub_nodes import nodes_at, nodes_of, url_of
 from diloco_shared.process.nats_binary import ServerError
 
 T = TypeVar("T")
@@ -169,6 +169,12 @@ def restore(
     """Put a backup back into the empty store of a message server, before you start that."""
     if (store is None) == (hub_folder_ is None):
         raise CliError("give either --hub FOLDER or --store FOLDER", INVALID)
+    if hub_folder_ is not None and nodes_of(hub_folder_):
+        raise CliError(
+            f"{hub_folder_} is a hub of several nodes, on which no backup can be put back: make a "
+            "hub of one message server with 'diloco hub init', and put it back there",
+            INVALID,
+        )
     where = store or (hub_folder_ or HERE) / "store"
     of_hub = hub_folder_ is not None
     found, done = _backed(hub_backup.put_back(folder, where, of_hub=of_hub))

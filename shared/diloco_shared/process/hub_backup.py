@@ -210,11 +210,13 @@ async def put_back(folder: Path, store: Path, *, of_hub: bool) -> tuple[Backup, 
     _check_empty(store)
     async with _unreachable(store, HUB if of_hub else "") as bus:
         for stream in backup.streams:
+            # One server keeps one copy; where several do, coordinator and syncers add theirs.
+            config = stream.config | {"num_replicas": 1}
             if stream.file:
-                about = {"config": stream.config, "state": stream.state}
+                about = {"config": config, "state": stream.state}
                 await backups.load(bus.link, stream.name, folder / STREAMS / stream.name, about)
             else:
-                await bus.ensure(stream.config)
+                await bus.ensure(config)
         there = {stream.name for stream in backup.streams}
         epochs = await _new_epochs(bus, there) if f"KV_{subjects.RUNS}" in there else []
         lives = await _new_lives(bus) if f"KV_{subjects.INCARNATIONS}" in there else []
