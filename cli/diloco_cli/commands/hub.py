@@ -1,7 +1,7 @@
 """Commands about a hub: its message server's configuration, and which sites may connect."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +16,7 @@ from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
-from diloco_shared.process.hub_nodes import nodes_at, nodes_of, url_of
+from diloco_shared.process.hub_nodes import Node, nodes_at, nodes_of, url_of
 from diloco_shared.process.nats_binary import ServerError
 
 T = TypeVar("T")
@@ -96,11 +96,7 @@ def init(
         )
     except (ValueError, OSError) as error:
         raise _amiss(folder, error) from None
-    for place in [folder.resolve() / n.name for n in nodes] or [folder.resolve()]:
-        config = place / hub_folder.CONFIG
-        print(f"{config}: start the message server with 'nats-server -c {config}'")
-    if nodes:
-        print(f"every process finds them by DILOCO_NATS_URL={url_of(nodes, encrypted=True)}")
+    _to_start(folder.resolve(), nodes)
     for path in made:
         print(f"credentials of {path.name}: {path}")
         _certified(folder, path.name)
@@ -110,6 +106,14 @@ def init(
         )
     if not cert and not host and not nodes:
         print("without --host, or --cert and --key, nothing is encrypted: others can read it all")
+
+
+def _to_start(folder: Path, nodes: Sequence[Node]) -> None:
+    for place in [folder / node.name for node in nodes] or [folder]:
+        config = place / hub_folder.CONFIG
+        print(f"{config}: start the message server with 'nats-server -c {config}'")
+    if nodes:
+        print(f"every process finds them by DILOCO_NATS_URL={url_of(nodes, encrypted=True)}")
 
 
 @hub.command()

@@ -10,11 +10,11 @@ a site's must not make it a node.
 """
 
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from diloco_shared import ambient
 from diloco_shared.bus.nats.hub_config import Routes
 
 NODES = "nodes.json"
@@ -102,7 +102,7 @@ def listed(nodes: Sequence[Node]) -> str:
 
 def new_password() -> str:
     """Of letters and digits: it stands in URLs."""
-    return secrets.token_hex(24)
+    return ambient.token(24)
 
 
 def routes_of(
