@@ -145,7 +145,7 @@ async def test_buckets_and_events_have_the_copies_that_were_asked_for(world: Any
     for stream in ("KV_members", "KV_tokens", "EVENTS"):
         assert (await world.bus.stream_info(stream)).replicas == 3
     world.broker.nodes = 1
-    with pytest.raises(TooFewNodes):
+    with pytest.raises(TooFewNodes, match="set DILOCO_REPLICAS=1"):
         await Registry(world.bus, replicas=5).prepare()
 
 

@@ -18,7 +18,7 @@ from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec
+from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stored_records import event_now, tell, write_if
@@ -115,7 +115,13 @@ class Registry:
         """
         bus, stream, every = self.bus, subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
         buckets, copies = (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS), self._replicas
-        await ensure_buckets(bus, buckets, renew=True, replicas=copies)
+        try:
+            await ensure_buckets(bus, buckets, renew=True, replicas=copies)
+        except TooFewNodes as error:
+            raise TooFewNodes(
+                f"the hub has no {copies} nodes that could each keep a copy of the buckets "
+                f"({error}): see that all its nodes are there, or set DILOCO_REPLICAS=1"
+            ) from None
         kept = StreamSpec(stream, (every,), EVENTS_BYTES_MAX, drop_oldest=True, replicas=copies)
         await _done(lambda: bus.ensure_stream(kept))
         for bucket in MIRRORED:
