@@ -93,7 +93,6 @@ def test_a_hub_of_three_nodes(
     assert "copy accounts.conf of that folder there" in capsys.readouterr().out
     for words, text in (
         (("hub", "init", tmp_path / "two", *nodes[:4]), "2 nodes: a hub of several has 3 or 5"),
-        (("hub", "restore", tmp_path, "--hub", hub), "hub of several nodes"),
     ):
         assert run(monkeypatch, *words) == INVALID
         assert text in capsys.readouterr().err

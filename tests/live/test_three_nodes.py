@@ -19,8 +19,9 @@ from diloco_shared.bus.blobs import get_blob, put_blob
 from diloco_shared.bus.nats.access import TlsFiles
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.port import StreamSpec, TooFewNodes, TransferProgress
+from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
-from diloco_shared.process import hub_folder
+from diloco_shared.process import hub_backup, hub_folder
 from diloco_shared.protocol import subjects as s
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(240)]
@@ -147,6 +148,40 @@ async def test_copies_of_streams_and_who_may_connect_are_the_same_on_every_node(
             await until(lambda: not bergen.connected)
             await oslo.kv_put(s.MEMBERS, "oslo", b"2")
             assert oslo.connected and coordinator.connected
+
+
+async def test_a_backup_is_put_back_on_a_hub_of_three_nodes(tmp_path: Path) -> None:
+    """Each node has its copy before any of them starts, and the copies know each other."""
+    (tmp_path / "before").mkdir()
+    backup = tmp_path / "backup"
+    async with running(tmp_path / "before") as hub, hub.bus("coordinator", 0) as coordinator:
+        await ensure_buckets(coordinator, s.BUCKETS, renew=True, replicas=3)
+        await ensure_run_streams(coordinator, "r", LIMITS, replicas=3)
+        await coordinator.kv_put(s.RUNS, "r", b"kept as it is")
+        async with hub.bus("syncer-a", 1) as syncer:
+            blob = await put_blob(syncer, "dn.r.0.0.1.1", bytes(4 * MIB))
+        await coordinator.kv_delete(s.RUNS, "r")  # no run that a restore would begin again
+        await hub_backup.take(coordinator, backup)
+
+    (tmp_path / "after").mkdir()
+    later = Hub(tmp_path / "after")
+    later.prepare()
+    told = await asyncio.to_thread(
+        later.diloco, "hub", "restore", str(backup), "--hub", str(later.hub)
+    )
+    assert "carry each of these folders to the machine of its node" in told
+    try:
+        # The one that was filled first stays away: the others have all of it.
+        for node in later.nodes[1:]:
+            later.start_node(node)
+        async with later.bus("coordinator", 1) as coordinator:
+            info = await until_done(lambda: coordinator.stream_info(DN), "a leader")
+            assert (info.messages, info.replicas) == (blob.chunks, 3)
+            assert await get_blob(coordinator, DN, blob) == bytes(4 * MIB)
+        later.start_node(later.nodes[0])
+        await later.as_it_was()
+    finally:
+        later.close()
 
 
 def test_a_run_goes_on_without_a_node_and_without_a_majority_it_waits(tmp_path: Path) -> None:

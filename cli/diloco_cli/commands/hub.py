@@ -173,16 +173,15 @@ def restore(
     """Put a backup back into the empty store of a message server, before you start that."""
     if (store is None) == (hub_folder_ is None):
         raise CliError("give either --hub FOLDER or --store FOLDER", INVALID)
-    if hub_folder_ is not None and nodes_of(hub_folder_):
-        raise CliError(
-            f"{hub_folder_} is a hub of several nodes, on which no backup can be put back: make a "
-            "hub of one message server with 'diloco hub init', and put it back there",
-            INVALID,
-        )
-    where = store or (hub_folder_ or HERE) / "store"
-    of_hub = hub_folder_ is not None
-    found, done = _backed(hub_backup.put_back(folder, where, of_hub=of_hub))
+    of_hub, stores, names = hub_folder_ is not None, [store or (hub_folder_ or HERE) / "store"], []
+    if hub_folder_ is not None and (nodes := nodes_of(hub_folder_)):
+        stores = [hub_folder.store_of(hub_folder_, node) for node in nodes]
+        names = [node.server_name for node in nodes]
+    found, done = _backed(hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names))
+    where = " and ".join(map(str, stores))
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
+    if len(stores) > 1:
+        lines.append("carry each of these folders to the machine of its node, to the same place")
     lines.append("start the message server now: everybody goes on by itself")
     show({**hub_backup.report(found), "done": done}, as_json, lambda: lines)
 

@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -105,7 +106,7 @@ def create(
                 listen=listen if server is None else f"{_address(listen)}:{server.port}",
                 store=str((store if server is None else store / server.name).resolve()),
                 pid_file=str(at / PID),
-                name="hub" if server is None else f"hub-{server.name}",
+                name="hub" if server is None else server.server_name,
                 routes=None if server is None else _routes(folder, server, nodes, _address(listen)),
                 certificate=str(at / HUB_CERTIFICATE) if own else certificate,
                 key=str(at / HUB_KEY) if own else key,
@@ -126,6 +127,18 @@ def create(
 def certificate_of(folder: Path, name: str) -> Path:
     """Where certificate and key of an identity are, if the hub demands them."""
     return folder / CERTIFICATES / f"{name}.pem"
+
+
+def store_of(folder: Path, node: Node) -> Path:
+    """Where a node keeps its streams, as its configuration says. Raises ValueError."""
+    path = folder / node.name / CONFIG
+    try:
+        found = re.search(r'^\s*store_dir: ("[^"]+")$', path.read_text("utf-8"), re.MULTILINE)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if found is None:
+        raise ValueError(f"{path} has no line store_dir: add it to the part jetstream")
+    return Path(json.loads(found[1]))
 
 
 def renew(folder: Path, hosts: Sequence[str]) -> Path:

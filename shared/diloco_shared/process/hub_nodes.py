@@ -39,6 +39,11 @@ class Node:
     port: int
 
     @property
+    def server_name(self) -> str:
+        """As its server calls itself, for good: the others know it by that name."""
+        return f"hub-{self.name}"
+
+    @property
     def routes_port(self) -> int:
         return self.port + ROUTES_PORT
 

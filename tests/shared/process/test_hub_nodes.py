@@ -56,14 +56,14 @@ def test_each_node_has_a_folder_with_all_that_it_needs(hub: Path) -> None:
     assert [n.name for n in nodes_of(hub)] == ["node-1", "node-2", "node-3"]
     for number, node in enumerate(nodes_of(hub)):
         text = config(hub, node.name)
-        files = re.findall(r'(?:cert|key|ca)_file: "([^"]+)"', text)
+        files = re.findall(r'"?(?:cert|key|ca)_file"?: "([^"]+)"', text)
         assert len(files) == 6 and all(Path(f).parent == hub / node.name for f in files)
         assert all(Path(f).is_file() for f in files)
         assert (hub / node.name / "accounts.conf").is_file()
         assert f'server_name: "hub-{node.name}"' in text
         assert f'listen: "0.0.0.0:{node.port}"' in text
         assert f'http: "127.0.0.1:{node.port + 4000}"' in text
-        assert "sync_interval: always" in text and "no_advertise: true" in text
+        assert "sync_interval: always" in text and '"no_advertise": true' in text
         others = [n for n in nodes_of(hub) if n is not nodes_of(hub)[number] and n != node]
         routes = re.findall(r"nats-route://diloco:\w+@([^\"]+)", text)
         assert routes == [f"{n.host}:{n.port + 2000}" for n in others]
@@ -81,8 +81,8 @@ def test_a_site_cannot_be_taken_for_a_node(hub: Path) -> None:
     assert not signed_by(site, hub / "routes.pem")
     assert signed_by(hub / "node-1" / "route.pem", hub / "routes.pem")
     assert not signed_by(hub / "node-1" / "route.pem", hub / "authority.pem")
-    routes = config(hub, "node-1").partition("cluster {")[2].partition("\n}")[0]
-    assert "verify: true" in routes and "routes.pem" in routes and "/authority.pem" not in routes
+    routes = config(hub, "node-1").partition("cluster: {")[2].partition("\n}")[0]
+    assert '"verify": true' in routes and "routes.pem" in routes and "/authority.pem" not in routes
     password = (hub / "routes-password").read_text().strip()
     holders = {p.name for p in hub.rglob("*") if p.is_file() and password in p.read_text()}
     assert holders == {"routes-password", hub_folder.CONFIG}
@@ -126,7 +126,15 @@ def test_a_certificate_of_ones_own_is_for_sites_and_not_between_nodes(tmp_path: 
     )
     text = config(hub, "node-1")
     assert 'tls { cert_file: "/c.pem", key_file: "/k.pem" }' in text
-    assert f'cert_file: "{hub / "node-1" / "route.pem"}"' in text
+    assert f'"cert_file": "{hub / "node-1" / "route.pem"}"' in text
+
+
+def test_where_a_node_keeps_its_streams(hub: Path, tmp_path: Path) -> None:
+    node = nodes_of(hub)[1]
+    assert hub_folder.store_of(hub, node) == tmp_path / "store" / "node-2"
+    (hub / "node-2" / hub_folder.CONFIG).write_text("jetstream {}")
+    with pytest.raises(ValueError, match="has no line store_dir"):
+        hub_folder.store_of(hub, node)
 
 
 def test_where_nodes_are() -> None:

@@ -93,29 +93,29 @@ def hub_conf(
             tls += [f"ca_file: {_quoted(clients_authority)}", "verify: true"]
         lines.append(f"tls {{ {', '.join(tls)} }}")
     if routes is not None:
-        lines += _cluster(routes)
+        # The server's configuration language takes JSON.
+        lines.append(f"cluster: {json.dumps(cluster(routes), indent=1)}")
     lines += ["jetstream {", *(f"  {line}" for line in jetstream), "}", f"include {ACCOUNTS!r}", ""]
     return "\n".join(lines)
 
 
-def _cluster(routes: Routes) -> list[str]:
-    secret = routes.password
-    found = [
-        f"name: {_quoted(CLUSTER)}",
-        f"listen: {_quoted(routes.listen)}",
-        f"authorization {{ user: {_quoted(CLUSTER)}, password: {_quoted(secret)}, timeout: 3 }}",
+def cluster(routes: Routes) -> dict[str, Any]:
+    """What a node is told of the others."""
+    login = f"{CLUSTER}:{routes.password}"
+    found: dict[str, Any] = {
+        "name": CLUSTER,
+        "listen": routes.listen,
+        "authorization": {"user": CLUSTER, "password": routes.password, "timeout": 3},
         # Clients are told of all nodes by their operators: what a node knows as the addresses of
         # others need not be what sites reach them under.
-        "no_advertise: true",
-    ]
+        "no_advertise": True,
+        "routes": [f"nats-route://{login}@{host}:{port}" for host, port in routes.others],
+    }
     if routes.certificate:
-        files = {"cert": routes.certificate, "key": routes.key, "ca": routes.authority}
-        named = ", ".join(f"{kind}_file: {_quoted(file)}" for kind, file in files.items())
-        found.append(f"tls {{ {named}, verify: true, timeout: 3 }}")
-    login = f"{CLUSTER}:{secret}"
-    urls = [_quoted(f"nats-route://{login}@{host}:{port}") for host, port in routes.others]
-    found.append(f"routes: [{', '.join(urls)}]")
-    return ["cluster {", *(f"  {line}" for line in found), "}"]
+        named = {"cert": routes.certificate, "key": routes.key, "ca": routes.authority}
+        files = {f"{kind}_file": file for kind, file in named.items()}
+        found["tls"] = files | {"verify": True, "timeout": 3}
+    return found
 
 
 def accounts_conf(identities: Sequence[Identity]) -> str:
