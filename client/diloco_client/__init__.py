@@ -116,6 +116,14 @@ class Client:
         except httpx.HTTPError:
             return False
 
+    def trouble(self) -> str:
+        """Why the coordinator can do nothing although it answers; "" if it can."""
+        try:
+            found = self._http.get("/readyz")
+        except httpx.HTTPError:
+            return ""
+        return found.text.strip() if found.status_code == 503 else ""
+
     # --- runs ----------------------------------------------------------------------------------
 
     def health(self) -> dict[str, Any]:

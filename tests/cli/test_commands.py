@@ -379,3 +379,19 @@ def test_every_setting_is_explained(diloco: Diloco) -> None:
 def test_versions_are_told(diloco: Diloco) -> None:
     _, out, _ = diloco("version", "--json")
     assert "decoupled-diloco" in json.loads(out)["versions"]
+
+
+def test_members_of_a_hub_that_lost_its_majority_are_those_heard_last(
+    server: Server, diloco: Diloco
+) -> None:
+    ready = server.handle
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/readyz":
+            return httpx.Response(503, text="the hub has lost its majority\n")
+        return ready(request)
+
+    server.handle = handle  # type: ignore[method-assign]
+    status, out, _ = diloco("members")
+    assert status == 0
+    assert out.splitlines()[0] == "the hub has lost its majority; this is what was heard last"

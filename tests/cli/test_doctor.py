@@ -23,6 +23,7 @@ from diloco_learner.preflight.findings import CHECKS as OF_RUN
 from diloco_learner.preflight.findings import Finding as OfRun
 from diloco_shared.budget import Need, Term, known
 from diloco_shared.bus.nats.access import Address
+from diloco_shared.bus.nats.link import MAJORITY_LOST
 from diloco_shared.bus.nats.probing import ClockSample, Rate
 from diloco_shared.bus.nats.rights import Identity, Role, rights_of
 from diloco_shared.protocol.subjects import ID_PATTERN
@@ -250,6 +251,33 @@ def test_a_run_is_checked_up_to_where_compiling_begins() -> None:
     found = list(machine_io.of_run(made))
     assert [f.name for f in found][-1] == "run: host memory"
     assert [f.name for f in found if f.verdict == "FAIL"] == ["run: corpus"]
+
+
+NODES = ("a:4222", "b:4222", "c:4222")
+
+
+@pytest.mark.parametrize(
+    ("named", "closed", "several", "ails", "expected", "text"),
+    [
+        (NODES, {}, True, "", "ok", "3 of 3 let this machine in"),
+        (NODES[:1], {}, False, "", "ok", "one message server"),
+        (NODES, {"b:4222": "port: refused"}, True, "", "warn", "not b:4222 (port: refused)"),
+        (NODES[:1], {}, True, "", "warn", "of several nodes one is named"),
+        (NODES, {}, False, "", "FAIL", "a:4222 is a hub of its own"),
+        (NODES, {}, True, MAJORITY_LOST, "FAIL", "lost its majority"),
+    ],
+)
+def test_nodes_of_a_hub(
+    named: Sequence[str],
+    closed: dict[str, str],
+    several: bool,
+    ails: str,
+    expected: str,
+    text: str,
+) -> None:
+    finding = judging.nodes(named, closed, several, ails)
+    assert verdict(finding) == ("nodes", expected) and text in finding.text
+    assert bool(finding.remedy) == (expected != "ok")
 
 
 def test_one_failure_is_told_once() -> None:

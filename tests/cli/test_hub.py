@@ -75,6 +75,29 @@ def test_a_hub_that_demands_certificates(
         assert text in capsys.readouterr().err
 
 
+def test_a_hub_of_three_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = tmp_path / "hub"
+    nodes = ("--node", "a.example.org", "--node", "b.example.org", "--node", "c.example.org:4333")
+    assert run(monkeypatch, "hub", "init", hub, *nodes, "--mutual-tls") == 0
+    said = capsys.readouterr().out
+    for node in ("node-1", "node-2", "node-3"):
+        assert f"nats-server -c {hub / node / 'nats-server.conf'}" in said
+    url = "tls://a.example.org:4222,tls://b.example.org:4222,tls://c.example.org:4333"
+    assert f"DILOCO_NATS_URL={url}" in said
+    assert (
+        "every process trusts it by DILOCO_NATS_CA" in said and "nothing is encrypted" not in said
+    )
+    assert run(monkeypatch, "site", "add", "rome", "--hub", hub) == 0
+    assert "copy accounts.conf of that folder" in capsys.readouterr().out
+    for words, text in (
+        (("hub", "init", tmp_path / "two", *nodes[:4]), "2 nodes: a hub of several has 3 or 5"),
+    ):
+        assert run(monkeypatch, *words) == INVALID
+        assert text in capsys.readouterr().err
+
+
 def test_a_site_makes_its_key_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

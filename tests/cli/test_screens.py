@@ -58,6 +58,8 @@ def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     def handle(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/readyz":
+            return httpx.Response(200, text="ready\n")
         body = ANSWERS.get(f"{request.method} {request.url.path}")
         if body is None:
             detail = f"there is no run {request.url.path.split('/')[3]!r}; known: {RUN}"

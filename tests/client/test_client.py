@@ -205,3 +205,12 @@ def test_a_plan_is_asked_for_with_the_wishes_and_a_short_one_is_refused_in_words
         with pytest.raises(ApiError, match="add chips"):
             c.plan(params=5e9, chips=1)
     assert asked[0] == ("POST", "/v1/plan", {"params": 5e9, "chips": 4096})
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "told"),
+    [(200, "ready\n", ""), (503, "the bus is away\n", "the bus is away"), (404, "what?", "")],
+)
+def test_it_tells_why_a_coordinator_can_do_nothing(status: int, text: str, told: str) -> None:
+    with client(lambda _: httpx.Response(status, text=text)) as c:
+        assert c.trouble() == told

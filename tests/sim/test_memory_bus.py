@@ -199,3 +199,25 @@ async def test_an_oversized_publish_is_refused() -> None:
     bus = MemoryBus(MemoryBroker(), "a")
     with pytest.raises(Refused):
         await bus.publish("s", bytes((2 << 20) + 1))
+
+
+async def test_a_hub_without_a_leader_keeps_connections_and_takes_and_tells_nothing() -> None:
+    broker = MemoryBroker()
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_stream(SPEC)
+    await bus.append("s.x", b"1")
+    async with bus.read("S", "s.>") as messages, bus.subscribe("t") as heard:
+        assert (await anext(messages)).payload == b"1"
+        broker.leaderless = True
+        assert bus.connected and bus.ails
+        for asked in (bus.append("s.x", b"2"), bus.stream_info("S"), bus.fetch("S", "s.>")):
+            with pytest.raises(Unavailable):
+                await asked
+        await bus.publish("t", b"core goes on")
+        assert (await anext(heard)).payload == b"core goes on"
+        waiting = asyncio.create_task(anext(messages))
+        broker.append("s.x", b"3", {}, None, None)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        broker.elected()
+        assert (await waiting).payload == b"3" and not bus.ails

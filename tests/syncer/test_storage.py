@@ -1,7 +1,9 @@
 """What the run's streams hold against their limits, and limits that grow with the run."""
 
+import pytest
+
 from diloco_shared.budget import assumed, limits
-from diloco_shared.bus.port import StreamSpec
+from diloco_shared.bus.port import StreamSpec, TooFewNodes
 from diloco_shared.bus.run_streams import ensure_run_streams
 from diloco_shared.protocol import subjects
 from diloco_shared.spec.run import RunSpec
@@ -104,3 +106,36 @@ async def test_a_server_without_room_is_told_once_and_asked_again() -> None:
     hub.broker.storage_max = 1 << 40
     await hub.storage.look()
     assert await hub.limits() == limits(assumed(SPEC, learners=5, parameters=10**9))
+
+
+# --------------------------------------------------------------------------------------------------
+# Copies on several nodes of the hub.
+
+
+async def copies(hub: Hub) -> set[int]:
+    streams = (subjects.run_stream("r", kind) for kind in subjects.STREAM_KINDS)
+    return {(await hub.bus.stream_info(stream)).replicas for stream in streams}
+
+
+async def test_streams_have_as_many_copies_as_asked_for_and_never_fewer() -> None:
+    hub = Hub()
+    hub.broker.nodes = 3
+    await hub.begin()
+    assert await copies(hub) == {1}
+    needed = limits(assumed(SPEC))
+    await ensure_run_streams(hub.bus, "r", needed, replicas=3)
+    assert await copies(hub) == {3}
+    await ensure_run_streams(hub.bus, "r", {kind: 2 * n for kind, n in needed.items()}, replicas=1)
+    assert await copies(hub) == {3}
+
+
+async def test_more_copies_than_nodes_are_refused_before_a_run_and_endured_in_one() -> None:
+    """As after a restore to a hub of fewer nodes: the run goes on, and its limits still grow."""
+    hub = Hub()
+    needed = limits(assumed(SPEC))
+    with pytest.raises(TooFewNodes):
+        await ensure_run_streams(hub.bus, "r", needed, replicas=3)
+    await hub.begin()
+    twice = {kind: 2 * n for kind, n in needed.items()}
+    await ensure_run_streams(hub.bus, "r", twice, replicas=3)
+    assert await hub.limits() == twice and await copies(hub) == {1}

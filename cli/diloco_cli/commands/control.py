@@ -28,8 +28,9 @@ class Kind(StrEnum):
 def members(where: Where, as_json: Json = False) -> None:
     """Every process of the cluster."""
     with connect(where) as client:
-        found = client.members()
-    show(found, as_json, lambda: [line for m in found for line in _member_lines(m)])
+        found, trouble = client.members(), client.trouble()
+    heard = [f"{trouble}; this is what was heard last"] if trouble else []
+    show(found, as_json, lambda: heard + [line for m in found for line in _member_lines(m)])
 
 
 def _member_lines(m: dict[str, Any]) -> list[str]:

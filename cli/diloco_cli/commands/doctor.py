@@ -122,7 +122,7 @@ def _settings(examined: Examination) -> WorkerSettings | None:
         examined.tell(judging.failed("settings", said, remedy))
         examined.leave_out((*AT_THE_HUB, "disk"))
         return None
-    where = settings.nats_url.rpartition("@")[2].rpartition("://")[2]
+    where = Address(settings.nats_url).shown
     examined.tell(Finding("settings", "ok", f"the hub is {where}, as {settings.id or 'no id yet'}"))
     return settings
 
@@ -135,8 +135,16 @@ def _hub(examined: Examination, settings: WorkerSettings, probe: int, job: Job |
         tls=settings.nats_tls,
         credentials=credentials,
     )
-    knocking = Knocking(address)
-    inside = knocking.steps()
+    try:
+        named = [f"{host}:{port}" for host, port in address.endpoints()]
+    except ValueError as error:
+        examined.tell(judging.failed("name", str(error), "mend DILOCO_NATS_URL"))
+        examined.leave_out(AT_THE_HUB[1:])
+        return
+    # Each of a hub's nodes by itself; what is shown is the way to the first that lets us in.
+    tried = [Knocking(address, server) for server in range(len(named))]
+    inside = [knocking for knocking in tried if knocking.steps()]
+    knocking = (inside or tried)[0]
     for finding in knocking.findings:
         examined.tell(finding)
     if not inside:
@@ -152,6 +160,8 @@ def _hub(examined: Examination, settings: WorkerSettings, probe: int, job: Job |
         connections=settings.connections,
         probe_bytes=probe,
         job=job,
+        named=named,
+        closed={named[k.server]: k.failure for k in tried if k not in inside},
         tell=examined.tell,
     )
     asyncio.run(hub.ask())

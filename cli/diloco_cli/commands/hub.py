@@ -1,7 +1,7 @@
 """Commands about a hub: its message server's configuration, and which sites may connect."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -16,6 +16,7 @@ from diloco_shared.bus.nats.keys import Credentials
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
+from diloco_shared.process.hub_nodes import Node, nodes_at, nodes_of, url_of
 from diloco_shared.process.nats_binary import ServerError
 
 T = TypeVar("T")
@@ -41,13 +42,21 @@ def init(
     store: Annotated[
         Path | None, typer.Option(help="Folder of its streams; FOLDER/store if left out.")
     ] = None,
+    node: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="HOST or HOST:PORT of one of several message servers that are one hub together, "
+            "three times, or five times. FOLDER gets a folder for each."
+        ),
+    ] = None,
     cert: Annotated[str, typer.Option(help="File of its TLS certificate.")] = "",
     key: Annotated[str, typer.Option(help="File of the certificate's key.")] = "",
     host: Annotated[
         list[str] | None,
         typer.Option(
             help="Name or address under which sites reach it, several times for several: an "
-            "authority of its own signs a certificate for it, where you have none."
+            "authority of its own signs a certificate for it, where you have none. A node has one "
+            "for its HOST."
         ),
     ] = None,
     mutual_tls: Annotated[
@@ -69,13 +78,15 @@ def init(
         raise CliError("give --cert and --key together: each is useless alone", INVALID)
     if cert and host:
         raise CliError("--host is for a certificate that is made: leave out it, or --cert", INVALID)
-    if mutual_tls and not (cert or host):
+    if mutual_tls and not (cert or host or node):
         raise CliError("--mutual-tls needs --host NAME, or --cert and --key of your own", INVALID)
     try:
+        nodes = nodes_at(node) if node else []
         made = hub_folder.create(
             folder,
             listen=listen,
             store=store or folder / "store",
+            nodes=nodes,
             certificate=cert,
             key=key,
             hosts=host or (),
@@ -85,17 +96,24 @@ def init(
         )
     except (ValueError, OSError) as error:
         raise _amiss(folder, error) from None
-    config = folder.resolve() / hub_folder.CONFIG
-    print(f"{config}: start the message server with 'nats-server -c {config}'")
+    _to_start(folder.resolve(), nodes)
     for path in made:
         print(f"credentials of {path.name}: {path}")
         _certified(folder, path.name)
-    if host:
+    if host or (nodes and not cert):
         print(
             f"{folder.resolve() / hub_folder.AUTHORITY}: every process trusts it by DILOCO_NATS_CA"
         )
-    if not cert and not host:
+    if not cert and not host and not nodes:
         print("without --host, or --cert and --key, nothing is encrypted: others can read it all")
+
+
+def _to_start(folder: Path, nodes: Sequence[Node]) -> None:
+    for place in [folder / node.name for node in nodes] or [folder]:
+        config = place / hub_folder.CONFIG
+        print(f"{config}: start the message server with 'nats-server -c {config}'")
+    if nodes:
+        print(f"every process finds them by DILOCO_NATS_URL={url_of(nodes, encrypted=True)}")
 
 
 @hub.command()
@@ -155,10 +173,15 @@ def restore(
     """Put a backup back into the empty store of a message server, before you start that."""
     if (store is None) == (hub_folder_ is None):
         raise CliError("give either --hub FOLDER or --store FOLDER", INVALID)
-    where = store or (hub_folder_ or HERE) / "store"
-    of_hub = hub_folder_ is not None
-    found, done = _backed(hub_backup.put_back(folder, where, of_hub=of_hub))
+    of_hub, stores, names = hub_folder_ is not None, [store or (hub_folder_ or HERE) / "store"], []
+    if hub_folder_ is not None and (nodes := nodes_of(hub_folder_)):
+        stores = [hub_folder.store_of(hub_folder_, node) for node in nodes]
+        names = [node.server_name for node in nodes]
+    found, done = _backed(hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names))
+    where = " and ".join(map(str, stores))
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
+    if len(stores) > 1:
+        lines.append("carry each of these folders to the machine of its node, to the same place")
     lines.append("start the message server now: everybody goes on by itself")
     show({**hub_backup.report(found), "done": done}, as_json, lambda: lines)
 

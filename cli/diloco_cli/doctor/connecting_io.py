@@ -34,6 +34,7 @@ class Knocking:
     """What is known after each step; `findings` in their order."""
 
     address: Address
+    server: int = 0  # which of those that the address names
     findings: list[Finding] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)  # what the server says of itself
 
@@ -52,7 +53,7 @@ class Knocking:
             self.findings.append(judging.failed("credentials", str(error), _FILE))
 
     def _steps(self) -> bool:
-        host, port = self.address.endpoint()
+        host, port = self.address.endpoints()[self.server]
         addresses = self._resolve(host, port)
         sock = self._reach(host, port, addresses) if addresses else None
         if sock is None:
@@ -66,6 +67,11 @@ class Knocking:
             step = "credentials" if "TLS" in made else "TLS"
             self.findings.append(judging.failed(step, f"the connection broke: {error}", _LOST))
             return False
+
+    @property
+    def failure(self) -> str:
+        """What it failed at; "" while nothing has."""
+        return next((f"{f.name}: {f.text}" for f in self.findings if f.verdict == "FAIL"), "")
 
     def _correct(self, finding: Finding) -> None:
         """A step that looked well was not."""

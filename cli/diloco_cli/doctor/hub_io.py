@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from diloco_cli.doctor.trying import judged, tries, upload_subject
 from diloco_shared.budget import Job
 from diloco_shared.bus.nats import probing
 from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.nats.link import NatsLink
+from diloco_shared.bus.nats.api import NoMajority
+from diloco_shared.bus.nats.link import MAJORITY_LOST, NatsLink
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.nats.streams import NatsStreams
 from diloco_shared.bus.port import BusError, KeyEntry, Refused, Unavailable
@@ -34,7 +35,7 @@ _NOWHERE = (
     "configuration once more ('nats-server --signal reload=PID' at the hub)"
 )
 # What is asked here, in the order of `CHECKS`.
-HUB_CHECKS = CHECKS[CHECKS.index("rights") : CHECKS.index("bandwidth down") + 1]
+HUB_CHECKS = CHECKS[CHECKS.index("nodes") : CHECKS.index("bandwidth down") + 1]
 _SLOW = "the link or the hub is overloaded, or something on the way holds messages up"
 
 
@@ -49,6 +50,8 @@ class Hub:
     connections: int
     probe_bytes: int
     job: Job | None
+    named: Sequence[str]  # the servers of `address`, ...
+    closed: Mapping[str, str]  # ... and those that did not let us in, and why not
     tell: Callable[[Finding], None]
     role: Role | None = None
 
@@ -62,6 +65,7 @@ class Hub:
             return
         try:
             for name, check in (
+                ("nodes", self._nodes),
                 ("rights", self._rights),
                 ("round trip", self._round_trip),
                 ("clock", self._clock),
@@ -86,6 +90,17 @@ class Hub:
             nowhere = "nobody listens on" in str(error)
             finding = judging.failed(name, str(error), _NOWHERE if nowhere else _SLOW)
         self.tell(finding)
+
+    async def _nodes(self, link: NatsLink) -> Finding:
+        ails = ""
+        if link.several_nodes:
+            try:
+                await NatsStreams(link).stream_info(bucket_stream(subjects.MEMBERS))
+            except Refused:
+                pass  # no bucket yet: that is an answer, too
+            except NoMajority:
+                ails = MAJORITY_LOST
+        return judging.nodes(self.named, self.closed, link.several_nodes, ails)
 
     async def _rights(self, link: NatsLink) -> Finding:
         identity = self.address.identity()

@@ -30,12 +30,13 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "port": ("name",),
     "TLS": ("port",),
     "credentials": ("TLS",),
+    "nodes": ("credentials",),
     "rights": ("credentials",),
     "round trip": ("credentials",),
-    "clock": ("credentials",),
-    "versions": ("credentials",),
+    "clock": ("credentials", "nodes"),
+    "versions": ("credentials", "nodes"),
     "bandwidth up": ("rights",),
-    "bandwidth down": ("credentials",),
+    "bandwidth down": ("credentials", "nodes"),
     "disk": ("settings",),
     "devices": (),
 }
@@ -293,6 +294,30 @@ def let_in(identity: str, said: str, kind: str) -> Finding:
         f"the hub did not let this site in ({said})",
         "look at the log of the message server: it says why",
     )
+
+
+def nodes(named: Sequence[str], closed: Mapping[str, str], several: bool, ails: str) -> Finding:
+    """Of a hub of several servers. `closed`: those that did not let us in, and why not.
+
+    `several`: whether the one that did is a node of such a hub. `ails`: why it keeps nothing.
+    """
+    left = [f"{place} ({why})" for place, why in closed.items()]
+    open_ = len(named) - len(closed)
+    text = f"{open_} of {len(named)} let this machine in"
+    text += f", not {', '.join(left)}" if left else ""
+    if ails:
+        remedy = "bring the nodes back at the hub: docs/how-to/three-nodes.md says how"
+        return failed("nodes", f"{ails}; {text}", remedy)
+    if several and len(named) == 1:
+        remedy = "name all nodes in DILOCO_NATS_URL, separated by commas: this one may go away"
+        return Finding("nodes", "warn", f"of several nodes one is named, {named[0]}", remedy)
+    if not several and len(named) > 1:
+        remedy = "name servers of one hub only: what one of these keeps, the others do not know"
+        return failed("nodes", f"{named[0]} is a hub of its own, and not a node of one", remedy)
+    if closed:
+        remedy = "see that it runs, and that its port is open for this machine"
+        return Finding("nodes", "warn", text, remedy)
+    return Finding("nodes", "ok", text if several else "the hub is one message server")
 
 
 def versions(ours: str, info: Mapping[str, Any], others: Mapping[str, Sequence[str]]) -> Finding:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from diloco_coordinator.api.admin_token_io import NoToken
 from diloco_coordinator.api.listening_io import AddressTaken
 from diloco_coordinator.app import Settings, serve
+from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.port import BusError
 from diloco_shared.process.logs import configure
 from diloco_shared.process.membership import FolderTaken
@@ -30,7 +31,8 @@ def main() -> None:
         structlog.get_logger().error(str(error))
         sys.exit(2)
     except BusError as error:
-        structlog.get_logger().error("no bus", url=settings.nats_url, error=str(error))
+        where = Address(settings.nats_url).shown
+        structlog.get_logger().error("no bus", url=where, error=str(error))
         sys.exit(1)
 
 

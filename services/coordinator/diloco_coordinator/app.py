@@ -40,13 +40,14 @@ from diloco_coordinator.runs.registry_io import MIRRORED, Registry
 from diloco_shared.bus.port import Bus
 from diloco_shared.process.chaos import FaultAgent
 from diloco_shared.process.crash_points import arm
-from diloco_shared.process.health import Health, HealthServer
+from diloco_shared.process.health import Health, HealthServer, bus_state
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.process.membership import DataFolder, Membership
 from diloco_shared.process.serving import connected
 from diloco_shared.process.settings import ProcessSettings
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.subjects import Id
+from diloco_shared.spec.run import Replicas
 
 
 class Settings(ProcessSettings):
@@ -67,6 +68,11 @@ class Settings(ProcessSettings):
         "",
         description="Credentials file with which exports read runs, such as the hub's `reader`, "
         "which may write nothing; the coordinator's own if empty.",
+    )
+    replicas: Replicas = Field(
+        1,
+        description="Copies of the cluster's buckets and events, each on another node of the hub: "
+        "1, 3 or 5. Those of a run's streams are the run's own setting.",
     )
     exports_kept: int = Field(
         8,
@@ -140,8 +146,8 @@ def create_app(
     async def _readyz() -> Response:
         """The bus is there and its state is mirrored."""
         ready = registry.ready and registry.bus.connected
-        text = "ready\n" if ready else "the bus is away\n"
-        return PlainTextResponse(text, 200 if ready else 503)
+        ails = registry.bus.ails or ("" if ready else "the bus is away")
+        return PlainTextResponse(f"{ails or 'ready'}\n", 503 if ails else 200)
 
     @app.get("/metrics", include_in_schema=False, dependencies=[Depends(guard.needs("read"))])
     async def _metrics() -> Response:
@@ -191,7 +197,7 @@ class Coordinator:
         exporter: Exporter | None = None,
     ) -> None:
         """`exporter`: who takes weights out of runs, if not a process of the product."""
-        self.registry = Registry(bus)
+        self.registry = Registry(bus, replicas=settings.replicas)
         self.exports = Exports(
             self.registry,
             Shelf(folder.path / "exports"),
@@ -215,9 +221,9 @@ class Coordinator:
 
     def health(self) -> Health:
         """What a probe on the own port is told."""
-        connected = self.registry.bus.connected
-        detail = {"id": self.membership.record.id, "bus": "connected" if connected else "away"}
-        return Health(True, self.registry.ready and connected, detail)
+        bus = self.registry.bus
+        detail = {"id": self.membership.record.id, "bus": bus_state(bus)}
+        return Health(True, self.registry.ready and bus.connected and not bus.ails, detail)
 
     async def run(self, serving: Coroutine[Any, Any, None]) -> None:
         """Until `serving`, which answers requests, is over."""

@@ -44,6 +44,7 @@ async def _live(settings: "Settings") -> None:
     import structlog
 
     from diloco_learner.app import serve
+    from diloco_shared.bus.nats.access import Address
     from diloco_shared.bus.port import BusError
     from diloco_shared.process.membership import FolderTaken
     from diloco_shared.process.stopping import until_stopped
@@ -55,7 +56,7 @@ async def _live(settings: "Settings") -> None:
         log.error(str(error))
         status = 2
     except BusError as error:
-        log.error("no bus", url=settings.nats_url, error=str(error))
+        log.error("no bus", url=Address(settings.nats_url).shown, error=str(error))
         status = 1
     except BaseExceptionGroup as group:
         for fault in _leaves(group):

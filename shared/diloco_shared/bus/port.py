@@ -27,6 +27,10 @@ class StreamFull(BusError):
     """The stream has reached its byte limit; nothing was stored."""
 
 
+class TooFewNodes(BusError):
+    """The hub has not as many nodes as a stream shall have copies; nothing was changed."""
+
+
 class Unavailable(BusError):
     """No answer, or no server: for an append the outcome is unknown."""
 
@@ -70,17 +74,20 @@ class StreamSpec:
     # On disk when it is acknowledged. Not for what can be made again: the server may then lose the
     # last it acknowledged when it is killed (milliseconds) or loses its power (up to two minutes).
     synced: bool = True
+    # Copies, each on another node of the hub; what is acknowledged is on more than half of them.
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a stream holds, and how many bytes it may (0: no limit)."""
+    """What a stream holds, how many bytes it may (0: no limit), and how many copies it has."""
 
     bytes: int
     messages: int
     first_seq: int
     last_seq: int
     bytes_max: int = 0
+    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +232,10 @@ class Bus(Protocol):
     def life(self) -> str:
         """Names the server's life, as of the newest connection: another one once it was started."""
 
+    @property
+    def ails(self) -> str:
+        """Why the hub keeps nothing although we are connected to it; "" if it does."""
+
     # core -----------------------------------------------------------------------------------
     async def publish(self, subject: str, payload: bytes) -> None:
         """Send and forget. Silently lost while disconnected (the caller repeats)."""
@@ -242,7 +253,10 @@ class Bus(Protocol):
 
     # streams --------------------------------------------------------------------------------
     async def ensure_stream(self, spec: StreamSpec) -> None:
-        """Create, or update the limit of, a stream; idempotent."""
+        """Create, or update the limit of, a stream; idempotent.
+
+        Copies are added where the stream has fewer, and never taken away. Raises TooFewNodes.
+        """
 
     async def delete_stream(self, name: str) -> None:
         """Remove a stream and all in it; no error when absent."""
@@ -299,8 +313,8 @@ class Bus(Protocol):
         """What all streams hold and were promised."""
 
     # key-value ------------------------------------------------------------------------------
-    async def ensure_bucket(self, bucket: str) -> None:
-        """Create a bucket with history 1 and per-key lifetimes; idempotent."""
+    async def ensure_bucket(self, bucket: str, *, replicas: int = 1) -> None:
+        """Create a bucket with history 1 and per-key lifetimes; idempotent. As `ensure_stream`."""
 
     async def kv_get(self, bucket: str, key: str) -> KeyEntry | None: ...
 

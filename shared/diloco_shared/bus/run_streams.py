@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
-from diloco_shared.bus.port import Bus, Refused, StreamSpec
+import structlog
+
+from diloco_shared.bus.port import Bus, Refused, StreamInfo, StreamSpec, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, until_done
 from diloco_shared.bus.stored_records import record_at
 from diloco_shared.bus.stream_kv import bucket_stream
@@ -16,40 +18,56 @@ from diloco_shared.spec.run import RunSpec
 # fetches it while it is sent.
 STATE_S = 6 * 3600.0
 
+log = structlog.get_logger()
 
-async def ensure_run_streams(bus: Bus, run: str, limits: Mapping[str, int]) -> None:
-    """Each stream is there, with a limit of at least `limits[kind]` bytes; none is lowered.
 
-    Whoever knew of more learners raised it, and they may still be there. Raises StreamFull when
-    the server has no room for what is asked: streams are made in order, so some may be there.
+async def ensure_run_streams(
+    bus: Bus, run: str, limits: Mapping[str, int], *, replicas: int = 1
+) -> None:
+    """Each stream is there, with a limit of at least `limits[kind]` bytes, in `replicas` copies.
+
+    None is lowered: whoever knew of more learners raised it, and they may still be there. Raises
+    StreamFull when the server has no room for what is asked, and TooFewNodes when a stream that is
+    not there yet cannot be made with so many copies: streams are made in order, so some may be
+    there. One that is there, as on a hub that was restored to fewer nodes, goes on as it is.
     """
     captured = subjects.run_streams(run)
     for kind, limit in limits.items():
         name = subjects.run_stream(run, kind)
-        if await _limit(bus, name) < limit:
-            # What the tape acknowledged must be on disk; the rest can be made again.
-            synced = name == subjects.tape_stream(run)
-            spec = StreamSpec(name, (captured[name],), limit, synced=synced)
-            if kind == "STATE":
-                spec = replace(spec, age_s_max=STATE_S)
-            await bus.ensure_stream(spec)
+        there = await _there(bus, name)
+        if there is not None and _limit(there) >= limit and there.replicas >= replicas:
+            continue
+        # What the tape acknowledged must be on disk; the rest can be made again.
+        synced = name == subjects.tape_stream(run)
+        wanted = StreamSpec(name, (captured[name],), limit, synced=synced, replicas=replicas)
+        if kind == "STATE":
+            wanted = replace(wanted, age_s_max=STATE_S)
+        try:
+            await bus.ensure_stream(wanted)
+        except TooFewNodes as error:
+            if there is None:
+                raise
+            log.warning("fewer copies than the run asks for", stream=name, why=str(error))
+            if _limit(there) < limit:
+                await bus.ensure_stream(replace(wanted, replicas=there.replicas))
 
 
 async def ensure_buckets(
-    bus: Bus, buckets: Iterable[str] = subjects.BUCKETS, *, renew: bool = False
+    bus: Bus, buckets: Iterable[str] = subjects.BUCKETS, *, renew: bool = False, replicas: int = 1
 ) -> None:
     """They are there afterwards; whoever comes first makes them. Waits for the bus.
 
     Who may make none, as a learner with credentials of its own, waits for those who may. `renew`:
-    those that are there get what this release wants of buckets.
+    those that are there get what this release wants of buckets, and so many copies. Raises
+    TooFewNodes.
     """
     for bucket in buckets:
-        make = bus.ensure_bucket if renew else partial(_make_missing, bus)
-        await until_done(partial(make, bucket), "buckets", pauses=PROMPT)
+        make = partial(bus.ensure_bucket, replicas=replicas) if renew else partial(_missing, bus)
+        await until_done(partial(make, bucket), "buckets", pauses=PROMPT, fatal=TooFewNodes)
 
 
-async def _make_missing(bus: Bus, bucket: str) -> None:
-    if await _limit(bus, bucket_stream(bucket)) < 0:
+async def _missing(bus: Bus, bucket: str) -> None:
+    if await _there(bus, bucket_stream(bucket)) is None:
         await bus.ensure_bucket(bucket)
 
 
@@ -63,9 +81,13 @@ async def spec_of(bus: Bus, run: str, run_id: str) -> RunSpec | None:
     return spec if spec is not None and spec.id == run_id else None
 
 
-async def _limit(bus: Bus, name: str) -> float:
-    """Of a stream that is there; -1 for one that is not."""
+async def _there(bus: Bus, name: str) -> StreamInfo | None:
+    """None for a stream that is not there."""
     try:
-        return (await bus.stream_info(name)).bytes_max or float("inf")
+        return await bus.stream_info(name)
     except Refused:
-        return -1
+        return None
+
+
+def _limit(stream: StreamInfo) -> float:
+    return stream.bytes_max or float("inf")

@@ -75,7 +75,7 @@ class StreamKv(RawStreams):
     def named(self) -> bool:
         return False
 
-    async def ensure_bucket(self, bucket: str) -> None:
+    async def ensure_bucket(self, bucket: str, *, replicas: int = 1) -> None:
         unmarked = UNMARKED if self.named else LASTING
         expiring = bucket not in unmarked
         await self.ensure(
@@ -91,7 +91,7 @@ class StreamKv(RawStreams):
                 "max_msg_size": VALUE_BYTES_MAX if self.named and bucket in UNMARKED else -1,
                 "max_consumers": -1,
                 "max_age": 0,
-                "num_replicas": 1,
+                "num_replicas": replicas,
                 "deny_delete": True,
                 "allow_direct": True,
                 "allow_rollup_hdrs": expiring,  # markers take it

@@ -15,7 +15,7 @@ import psutil
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from diloco_shared.bus.port import Traffic
+from diloco_shared.bus.port import Bus, Traffic
 from diloco_shared.protocol.records import LearnerSpeed, MemberRecord
 
 # A request line with its headers is far smaller; a client that sends more is not ours.
@@ -30,6 +30,11 @@ class Health:
     alive: bool
     ready: bool
     detail: dict[str, Any]
+
+
+def bus_state(bus: Bus) -> str:
+    """What a probe is told of the bus: that it is there, that it is away, or what ails the hub."""
+    return bus.ails or ("connected" if bus.connected else "away")
 
 
 class HealthServer:

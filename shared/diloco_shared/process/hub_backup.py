@@ -17,8 +17,9 @@ and a syncer lets go of what its disk has of records that the tape does not.
 import hashlib
 import json
 import os
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,11 +28,14 @@ from pydantic import Field, ValidationError
 
 from diloco_shared import VERSION, ambient
 from diloco_shared.bus.nats import backups
+from diloco_shared.bus.nats.api import api_call
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.nats.hub_config import HUB
+from diloco_shared.bus.nats.hub_config import HUB, Routes
 from diloco_shared.bus.nats.link import NatsLink
+from diloco_shared.bus.port import TooFewNodes, Unavailable
+from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.stored_records import readable, records_in
-from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.process.nats_server import NatsServer, free_port
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Count, Message, Seconds, TapeEnd, TapeEpoch, TapeRecord
 from diloco_shared.protocol.records import Incarnation, RunRecord
@@ -50,6 +54,8 @@ AHEAD = 1000
 TAIL_RECORDS = 512
 # Times that streams are looked for once more, because a run was submitted meanwhile.
 _LOOKS_MAX = 5
+# Nodes find each other and elect one within seconds; a copy is made as fast as a disk writes.
+LEADS_S, COPIED_S = 60.0, 3600.0
 _BLOCK = 1 << 20
 
 
@@ -198,27 +204,56 @@ def read(folder: Path) -> Backup:
     return backup
 
 
-async def put_back(folder: Path, store: Path, *, of_hub: bool) -> tuple[Backup, list[str]]:
+async def put_back(
+    folder: Path, *stores: Path, of_hub: bool, names: Sequence[str] = ()
+) -> tuple[Backup, list[str]]:
     """Make the store of a message server that does not run; what was read, and what was done.
 
     `of_hub`: of one that 'diloco hub init' has set up, whose streams are those of an account.
+    Several stores are those of the nodes of one hub, whose servers are called `names`.
     Nobody can reach the server that does it: whoever met a hub that is half there would take the
     rest for gone. Raises BackupError, ServerError, BusError or OSError: the store is empty then
     or to be emptied.
     """
     backup = read(folder)
-    _check_empty(store)
-    async with _unreachable(store, HUB if of_hub else "") as bus:
+    for store in stores:
+        _check_empty(store)
+    async with _unreachable(stores, names, HUB if of_hub else "") as bus:
         for stream in backup.streams:
-            if stream.file:
-                about = {"config": stream.config, "state": stream.state}
-                await backups.load(bus.link, stream.name, folder / STREAMS / stream.name, about)
-            else:
-                await bus.ensure(stream.config)
+            # Where more nodes are than were, coordinator and syncers add their copies.
+            copies = min(stream.config.get("num_replicas", 1), len(stores))
+            config = stream.config | {"num_replicas": copies}
+            # Nodes that have a leader need not all have met yet.
+            until = ambient.monotonic() + LEADS_S
+            put = partial(_put, bus, stream, config, folder / STREAMS / stream.name)
+            await until_done(put, "nodes for a copy each", trouble=TooFewNodes, until=until)
         there = {stream.name for stream in backup.streams}
         epochs = await _new_epochs(bus, there) if f"KV_{subjects.RUNS}" in there else []
         lives = await _new_lives(bus) if f"KV_{subjects.INCARNATIONS}" in there else []
+        for name in sorted(there):
+            await _copied(bus, name)
         return backup, [*epochs, *lives]
+
+
+async def _put(bus: NatsBus, stream: Stream, config: dict[str, Any], file: Path) -> None:
+    if stream.file:
+        about = {"config": config, "state": stream.state}
+        await backups.load(bus.link, stream.name, file, about)
+    else:
+        await bus.ensure(config)
+
+
+async def _copied(bus: NatsBus, stream: str) -> None:
+    """Until every copy has all: of nodes that know nothing, two could outvote the one that does."""
+
+    async def look() -> None:
+        what = f"copies of {stream}"
+        about = await api_call(bus.link, f"STREAM.INFO.{stream}", {}, what=what)
+        copies = about.get("cluster", {}).get("replicas") or ()
+        if not all(copy["current"] and not copy.get("lag") for copy in copies):
+            raise Unavailable(f"{what} are not complete yet")
+
+    await until_done(look, "copies", until=ambient.monotonic() + COPIED_S)
 
 
 def _check_empty(store: Path) -> None:
@@ -241,23 +276,46 @@ def _files(store: Path) -> set[Path]:
 
 
 @asynccontextmanager
-async def _unreachable(store: Path, account: str) -> AsyncIterator[NatsBus]:
-    """A server on loopback, with a password that nobody else has; its own files go with it."""
+async def _unreachable(
+    stores: Sequence[Path], names: Sequence[str], account: str
+) -> AsyncIterator[NatsBus]:
+    """Servers on loopback, with a password that nobody else has; their own files go with them."""
     user, password = "restore", ambient.token(16)
-    server = NatsServer(store, user=user, password=password, account=account)
-    before = _files(store)
-    await server.start()
-    try:
-        bus = await NatsBus.connect(
-            f"nats://{server.address}", name="restore", user=user, password=password
+    servers = [
+        NatsServer(store, name=name, user=user, password=password, account=account, routes=routes)
+        for store, name, routes in zip(
+            stores, names or ("diloco",), _routes(len(stores)), strict=True
         )
+    ]
+    before = {store: _files(store) for store in stores}
+    try:
+        for server in servers:
+            await server.start()
+        urls = ",".join(server.address for server in servers)
+        bus = await NatsBus.connect(urls, name="restore", user=user, password=password)
         try:
+            leads = ambient.monotonic() + LEADS_S
+            await until_done(bus.storage, "a leader of the nodes", until=leads)
             yield bus
         finally:
             await bus.close()
     finally:
-        await server.stop()
-        _remove_files(store, before)
+        for server in servers:
+            await server.stop()
+        for store, there in before.items():
+            _remove_files(store, there)
+
+
+def _routes(count: int) -> list[Routes | None]:
+    """Between so many nodes on loopback; one alone has none."""
+    if count == 1:
+        return [None]
+    here, password = "127.0.0.1", ambient.token(16)
+    places = [(here, free_port(here)) for _ in range(count)]
+    return [
+        Routes(f"{here}:{port}", [p for p in places if p != (here, port)], password)
+        for _, port in places
+    ]
 
 
 async def _new_epochs(bus: NatsBus, there: Collection[str]) -> list[str]:

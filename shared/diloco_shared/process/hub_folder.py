@@ -8,6 +8,9 @@
     hub.pem, hub-key.pem    what the message server proves its name with, signed by that authority
     certificates/NAME.pem   certificate and key of an identity, if the hub demands them
 
+A hub of several message servers has no configuration here, but a folder for each of its nodes, and
+in it a copy of accounts.conf (hub_nodes.py).
+
 Every file is readable by its owner only, and replaced as a whole. A change counts once the server
 has read its configuration again, which `reload` tells it to do. Whoever is not in it any more is
 cut off then; everybody else's connections stay.
@@ -17,6 +20,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,9 +30,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from diloco_shared.bus.nats.hub_config import ACCOUNTS, PID, accounts_conf, hub_conf
+from diloco_shared.bus.nats.hub_config import ACCOUNTS, PID, Routes, accounts_conf, hub_conf
 from diloco_shared.bus.nats.keys import Credentials, check_public_key
 from diloco_shared.bus.nats.rights import KEYS_MAX, Identity, Role
+from diloco_shared.process import hub_nodes
+from diloco_shared.process.hub_nodes import Node, nodes_of
 
 if TYPE_CHECKING:  # it needs a package that only a hub has
     from diloco_shared.process.certificates import Pair
@@ -62,6 +68,7 @@ def create(
     *,
     listen: str,
     store: Path,
+    nodes: Sequence[Node] = (),
     certificate: str = "",
     key: str = "",
     hosts: Sequence[str] = (),
@@ -71,12 +78,14 @@ def create(
 ) -> list[Path]:
     """Make the folder, with the identities of FIRST; where their credentials are.
 
-    `hosts`: names or addresses of the hub, for which an authority of its own signs a certificate
-    where none is given. `mutual_tls`: whoever connects must present one of that authority's.
-    `monitor`: where `keep_hub` asks the server how it is. Raises ValueError where there is a hub
-    already, and OSError.
+    `nodes`: of a hub of several message servers; each listens at the address of `listen` on a port
+    of its own, keeps its streams in a folder of its name in `store`, and has a certificate for its
+    name and `hosts` where none is given. `hosts`: names or addresses of the hub, for which an
+    authority of its own signs a certificate where none is given. `mutual_tls`: whoever connects
+    must present one of that authority's. `monitor`: where `keep_hub` asks the server how it is.
+    Raises ValueError where there is a hub already, and OSError.
     """
-    if mutual_tls and not (certificate or hosts):
+    if mutual_tls and not (certificate or hosts or nodes):
         raise ValueError(
             "certificates are demanded of sites over TLS only: give the hub's own certificate, or "
             "its name, for which one is made"
@@ -86,24 +95,31 @@ def create(
         raise ValueError(f"{folder} is a hub's folder already: nothing was changed")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with _locked(folder):
-        if not certificate and hosts:
-            certificate, key = str(folder / HUB_CERTIFICATE), str(folder / HUB_KEY)
-            _sign_for_hub(folder, hosts)
         if mutual_tls:
             (folder / CERTIFICATES).mkdir(exist_ok=True, mode=0o700)
-        text = hub_conf(
-            listen=listen,
-            store=str(store.resolve()),
-            pid_file=str(folder / PID),
-            certificate=certificate,
-            key=key,
-            clients_authority=str(folder / AUTHORITY) if mutual_tls else "",
-            monitor=monitor,
-            file_bytes_max=file_bytes_max,
-        )
+        own = not certificate and bool(hosts or nodes)
+        _sign_for_hub(folder, hosts, nodes, own=own)
+        texts = {}
+        for server in nodes or (None,):
+            at = folder if server is None else folder / server.name
+            texts[at / CONFIG] = hub_conf(
+                listen=listen if server is None else f"{_address(listen)}:{server.port}",
+                store=str((store if server is None else store / server.name).resolve()),
+                pid_file=str(at / PID),
+                name="hub" if server is None else server.server_name,
+                routes=None if server is None else _routes(folder, server, nodes, _address(listen)),
+                certificate=str(at / HUB_CERTIFICATE) if own else certificate,
+                key=str(at / HUB_KEY) if own else key,
+                clients_authority=str(at / AUTHORITY) if mutual_tls else "",
+                monitor=_monitor(monitor, server),
+                file_bytes_max=file_bytes_max,
+            )
         made = [(Credentials.new(name), role) for name, role in FIRST]
+        if nodes:
+            _replace(folder / hub_nodes.NODES, hub_nodes.listed(nodes))
         _write_identities(folder, [Identity(c.name, role, (c.public_key,)) for c, role in made])
-        _replace(folder / CONFIG, text)
+        for path, text in texts.items():
+            _replace(path, text)
         found = (_hand_out(folder, credentials.name, credentials) for credentials, _ in made)
         return [path for path in found if path is not None]
 
@@ -113,19 +129,34 @@ def certificate_of(folder: Path, name: str) -> Path:
     return folder / CERTIFICATES / f"{name}.pem"
 
 
+def store_of(folder: Path, node: Node) -> Path:
+    """Where a node keeps its streams, as its configuration says. Raises ValueError."""
+    path = folder / node.name / CONFIG
+    try:
+        found = re.search(r'^\s*store_dir: ("[^"]+")$', path.read_text("utf-8"), re.MULTILINE)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    if found is None:
+        raise ValueError(f"{path} has no line store_dir: add it to the part jetstream")
+    return Path(json.loads(found[1]))
+
+
 def renew(folder: Path, hosts: Sequence[str]) -> Path:
     """Another certificate of the message server, by the hub's own authority; where it is.
 
-    Raises ValueError where the hub has no authority, and OSError.
+    Of a hub of several, each node's, for its name and `hosts`: where the first is. Raises
+    ValueError where the hub has no authority, and OSError.
     """
     with _locked(folder):
-        if not (folder / AUTHORITY_KEY).exists() or not (folder / HUB_CERTIFICATE).exists():
+        nodes = nodes_of(folder)
+        first = (folder / nodes[0].name if nodes else folder) / HUB_CERTIFICATE
+        if not (folder / AUTHORITY_KEY).exists() or not first.exists():
             raise ValueError(
                 f"{folder} has no authority that signed the hub's certificate: renew it where you "
                 "had it from"
             )
-        _sign_for_hub(folder, hosts)
-        return folder / HUB_CERTIFICATE
+        _sign_for_hub(folder, hosts, nodes, own=True)
+        return first
 
 
 def identities_of(folder: Path) -> list[Identity]:
@@ -205,21 +236,31 @@ def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
     it reads the configuration once more. Waits `between_s` seconds, and a quarter of that.
     """
     folder = folder.resolve()
-    pid = _server(folder)
-    if not pid:
-        return (
-            f"no message server of {folder} runs on this machine: one that keep_hub watches with "
-            "--reload, as Compose starts it, sees the change within 5 s; tell another one with "
-            "'nats-server --signal reload=PID', wait a second, and tell it once more"
-        )
+    nodes = nodes_of(folder)
+    places = [folder / node.name for node in nodes] or [folder]
+    pids = {at: _server(at) for at in places}
+    running = [pid for pid in pids.values() if pid]
     try:
-        os.kill(pid, signal.SIGHUP)
-        time.sleep(between_s)
-        os.kill(pid, signal.SIGHUP)
-        time.sleep(between_s / 4)  # what is done next finds that it has taken effect
+        for pid in running:
+            os.kill(pid, signal.SIGHUP)
+        if running:
+            time.sleep(between_s)
+        for pid in running:
+            os.kill(pid, signal.SIGHUP)
+        if running:
+            time.sleep(between_s / 4)  # what is done next finds that it has taken effect
     except OSError as error:
         return f"the message server (process {pid}) cannot be told to reload: {error.strerror}"
-    return ""
+    away = [str(at) for at, pid in pids.items() if not pid]
+    if not away:
+        return ""
+    copied = f"copy {ACCOUNTS} of that folder to where one does; " if nodes else ""
+    return (
+        f"no message server of {' and '.join(away)} runs on this machine: {copied}"
+        "one that keep_hub watches with --reload, as Compose starts it, sees the change within 5 s; "
+        "tell another one "
+        "with 'nats-server --signal reload=PID', wait a second, and tell it once more"
+    )
 
 
 def write_secret(path: Path, credentials: Credentials) -> None:
@@ -264,7 +305,9 @@ def _write_identities(folder: Path, identities: Sequence[Identity]) -> None:
     """The list last: whoever is interrupted before repeats the command."""
     text = accounts_conf(identities)
     body = json.dumps([asdict(identity) for identity in identities], indent=1)
-    _replace(folder / ACCOUNTS, text)
+    for place in (folder, *(folder / node.name for node in nodes_of(folder))):
+        place.mkdir(exist_ok=True, mode=0o700)
+        _replace(place / ACCOUNTS, text)
     _replace(folder / IDENTITIES, body + "\n")
 
 
@@ -292,16 +335,61 @@ def _signing() -> ModuleType:
     return certificates
 
 
-def _sign_for_hub(folder: Path, hosts: Sequence[str]) -> None:
-    signed = _signing().for_hub(_authority(folder), hosts, datetime.now(UTC))
+def _address(listen: str) -> str:
+    return listen.rpartition(":")[0] or "0.0.0.0"
+
+
+def _monitor(given: str, node: Node | None) -> str:
+    return f"{_address(given)}:{node.monitor_port}" if given and node is not None else given
+
+
+def _routes(folder: Path, node: Node, nodes: Sequence[Node], address: str) -> Routes:
+    """Raises OSError."""
+    kept = folder / hub_nodes.ROUTES_PASSWORD
+    if not kept.exists():
+        _replace(kept, hub_nodes.new_password() + "\n")
+    encrypted = (folder / hub_nodes.ROUTES_AUTHORITY).exists()
+    password = kept.read_text("ascii").strip()
+    at = folder / node.name
+    return hub_nodes.routes_of(node, nodes, at, address, password, encrypted=encrypted)
+
+
+def _sign_for_hub(folder: Path, hosts: Sequence[str], nodes: Sequence[Node], *, own: bool) -> None:
+    """For what is reached under `hosts`, or for each node; `own`: sites know its authority.
+
+    Nodes get certificates for each other whatever certificate they show to sites.
+    """
+    if own and not nodes:
+        _write_signed(_authority(folder), hosts, folder / HUB_CERTIFICATE, folder / HUB_KEY)
+    for node in nodes:
+        at = folder / node.name
+        at.mkdir(exist_ok=True, mode=0o700)
+        named = list(dict.fromkeys((node.host, *hosts)))
+        if own:
+            _write_signed(_authority(folder), named, at / HUB_CERTIFICATE, at / HUB_KEY)
+        if own or (folder / CERTIFICATES).is_dir():
+            _replace(at / AUTHORITY, _authority(folder).certificate)
+        kept = (folder / hub_nodes.ROUTES_AUTHORITY, folder / hub_nodes.ROUTES_AUTHORITY_KEY)
+        among = _authority_in(*kept)
+        _write_signed(
+            among, [node.host], at / hub_nodes.ROUTE_CERTIFICATE, at / hub_nodes.ROUTE_KEY
+        )
+        _replace(at / hub_nodes.ROUTES_AUTHORITY, among.certificate)
+
+
+def _write_signed(authority: "Pair", hosts: Sequence[str], certificate: Path, key: Path) -> None:
+    signed = _signing().for_hub(authority, hosts, datetime.now(UTC))
     # A server that reads both in between refuses them, and goes on with those that it has.
-    _replace(folder / HUB_KEY, signed.key)
-    _replace(folder / HUB_CERTIFICATE, signed.certificate)
+    _replace(key, signed.key)
+    _replace(certificate, signed.certificate)
 
 
 def _authority(folder: Path) -> "Pair":
     """The hub's own; made when it is first needed. Raises ValueError and OSError."""
-    kept = (folder / AUTHORITY, folder / AUTHORITY_KEY)
+    return _authority_in(folder / AUTHORITY, folder / AUTHORITY_KEY)
+
+
+def _authority_in(*kept: Path) -> "Pair":
     if kept[1].exists():
         there: Pair = _signing().Pair(*(path.read_text("ascii") for path in kept))
         return there

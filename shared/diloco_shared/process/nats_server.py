@@ -18,6 +18,7 @@ from typing import Any
 
 import structlog
 
+from diloco_shared.bus.nats.hub_config import Routes, cluster
 from diloco_shared.process.disk_watch import free_bytes
 from diloco_shared.process.hub_watch import HubWatch, answers
 from diloco_shared.process.nats_binary import ServerError, find_binary
@@ -51,6 +52,7 @@ class NatsServer:
     `dies_with_owner` ends the server with this process (Linux; start it from the main thread).
     `sync`: tape and buckets are on disk when acknowledged; False only to measure what that costs.
     `account`: whose streams they are, where several accounts share a store; of `user`.
+    `routes`: to the other nodes of a hub of several, each of which has a `name` of its own.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class NatsServer:
         dies_with_owner: bool = False,
         sync: bool = True,
         account: str = "",
+        routes: Routes | None = None,
     ) -> None:
         self.store_dir = store_dir.resolve()
         self.port = port
@@ -81,6 +84,7 @@ class NatsServer:
         self._dies_with_owner = dies_with_owner
         self._sync = sync
         self._account = account
+        self._routes = routes
         self._process: subprocess.Popen[bytes] | None = None
         self._lock_fd: int | None = None
         self._read_up_to = 0  # of the log, for `ails`
@@ -133,7 +137,7 @@ class NatsServer:
         try:
             for attempt in range(_PORT_TRIES):
                 if not chosen:
-                    self.port = _free_port(self.host)
+                    self.port = free_port(self.host)
                 _refuse_taken_port(self.host, self.port)
                 self._spawn(binary)
                 if await self._ready(timeout_s):
@@ -310,6 +314,8 @@ class NatsServer:
                 "sync_interval": "always" if self._sync else "2m",
             },
         }
+        if self._routes is not None:
+            config["cluster"] = cluster(self._routes)
         if self._account:
             login = {"user": self._user, "password": self._password}
             config["accounts"] = {self._account: {"jetstream": "enabled", "users": [login]}}
@@ -388,7 +394,8 @@ def _command_line(pid: int) -> str:
         return found.stdout
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
+    """One that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]

@@ -24,7 +24,13 @@ from diloco_shared.process.chaos import Abilities, FaultAgent
 from diloco_shared.process.crash_points import arm
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_shared.process.disk_watch import remove_deleted, watch_disk
-from diloco_shared.process.health import Health, HealthServer, disk_metric, traffic_metrics
+from diloco_shared.process.health import (
+    Health,
+    HealthServer,
+    bus_state,
+    disk_metric,
+    traffic_metrics,
+)
 from diloco_shared.process.loop_watch import LoopWatch
 from diloco_shared.process.membership import DataFolder, Membership
 from diloco_shared.process.settings import ProcessSettings, WorkerSettings
@@ -87,10 +93,10 @@ class Worker(ABC, Generic[S]):
 
     def health(self) -> Health:
         """Alive while this answers; ready once registered and the bus is there."""
-        full, connected = self.membership.record.full, self.control.connected
-        detail = {"id": self.settings.id, "bus": "connected" if connected else "away"}
+        full, bus = self.membership.record.full, self.control
+        detail = {"id": self.settings.id, "bus": bus_state(bus)}
         detail |= self.loop_watch.detail() | self.detail() | ({"full": full} if full else {})
-        return Health(True, self.ready and connected, detail)
+        return Health(True, self.ready and bus.connected and not bus.ails, detail)
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus metrics, read when asked for."""

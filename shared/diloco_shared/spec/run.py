@@ -9,6 +9,7 @@ import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     Field,
     SerializerFunctionWrapHandler,
     field_validator,
@@ -30,6 +31,19 @@ from diloco_shared.spec.algorithm import Codec as Codec
 from diloco_shared.spec.algorithm import Spec as Spec
 from diloco_shared.spec.algorithm import Weighting as Weighting
 from diloco_shared.spec.optimizers import known
+
+
+def _odd(copies: int) -> int:
+    if copies % 2 == 0:
+        raise ValueError(
+            f"{copies} copies outlive no more nodes than {copies - 1} do, since more than half of "
+            "them must be there: give 1, 3 or 5"
+        )
+    return copies
+
+
+# Copies of a stream on as many nodes of a hub; the message server has five at most.
+Replicas = Annotated[int, Field(ge=1, le=5), AfterValidator(_odd)]
 
 # Before the reference of a run-wide checkpoint, and the name of a run, in `model.weights`.
 OF_CHECKPOINT, OF_RUN = "checkpoint:", "run:"
@@ -334,6 +348,11 @@ class Keeping(Spec):
         le=2**53,
         description="Upper bound in bytes for each of the run's streams; none: what the run needs.",
     )
+    replicas: Replicas = Field(
+        1,
+        description="Copies of the run's streams, each on another node of the hub: 1, 3 or 5. With "
+        "3 the run goes on without any one node; every byte is written three times.",
+    )
     export_every_rounds: int | None = Field(
         None,
         ge=1,
@@ -417,7 +436,7 @@ _SINCE_0_2 = {
     "model": ("weights", "weights_digest"),
     "data": ("digest", "mixture", "documents"),
     "evaluation": ("tokens", "beside_training"),
-    "keeping": ("export_every_rounds", "exports"),
+    "keeping": ("replicas", "export_every_rounds", "exports"),
 }
 
 

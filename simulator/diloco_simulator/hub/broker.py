@@ -22,6 +22,7 @@ from diloco_shared.bus.port import (
     Stored,
     StreamFull,
     StreamInfo,
+    TooFewNodes,
     Unavailable,
 )
 from diloco_shared.protocol import subjects
@@ -106,6 +107,10 @@ class MemoryBroker:
         self.life = 1  # the next one may have lost what this one acknowledged
         self.squeezed = False  # its disk is full: nothing is taken
         self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
+        self.nodes = 1  # that could each keep a copy of a stream
+        # They elect another leader: connections and core messages stay, streams take nothing and
+        # tell nothing.
+        self.leaderless = False
         self._clock = clock
         self._time: Callable[[], float] | None = None  # the clock, once it was read
         self._streams: dict[str, _Stream] = {}
@@ -157,6 +162,11 @@ class MemoryBroker:
 
     def ensure(self, config: dict[str, Any]) -> None:
         name = config["name"]
+        there = self._streams[name].config if name in self._streams else {}
+        copies = max(config.get("num_replicas", 1), there.get("num_replicas", 1))
+        if copies > self.nodes:
+            raise TooFewNodes(f"create stream {name}: {copies} copies on {self.nodes} nodes")
+        config = {**config, "num_replicas": copies}
         for other, stream in self._streams.items():
             if other != name and any(
                 overlap(a, b) for a in config["subjects"] for b in stream.config["subjects"]
@@ -172,6 +182,11 @@ class MemoryBroker:
         else:
             self._streams[name] = _Stream(config)
         self._by_subject.clear()
+        self.wake()
+
+    def elected(self) -> None:
+        """The nodes have a leader again."""
+        self.leaderless = False
         self.wake()
 
     def narrow(self, name: str, bytes_max: int) -> None:
@@ -284,7 +299,8 @@ class MemoryBroker:
     def info(self, name: str) -> StreamInfo:
         stream = self._named(name)
         sequences = (stream.first_seq, stream.last_seq)
-        return StreamInfo(stream.bytes, len(stream.messages), *sequences, stream.bytes_max)
+        copies = stream.config["num_replicas"]
+        return StreamInfo(stream.bytes, len(stream.messages), *sequences, stream.bytes_max, copies)
 
     def held(self, name: str, subject: str, messages_max: int) -> dict[str, int]:
         found: dict[str, int] = {}

@@ -4,7 +4,8 @@
     syncer, learner = MemoryBus(broker, "syncer"), MemoryBus(broker, "learner")
 
 Answers exactly like `nats_bus.NatsBus`: one suite of tests holds for both. Faults: `disconnect`
-and `reconnect` cut one client off; `broker.fault` loses single messages or answers.
+and `reconnect` cut one client off; `broker.fault` loses single messages or answers;
+`broker.leaderless` is a hub whose nodes elect another leader, or are too few to.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 
 from diloco_shared.bus.deliveries import Answers, Deliveries, Trail
 from diloco_shared.bus.nats.api import API_TIMEOUT_S, without_server_headers
+from diloco_shared.bus.nats.link import MAJORITY_LOST
 from diloco_shared.bus.port import (
     Delivery,
     Handler,
@@ -59,6 +61,10 @@ class MemoryBus(StreamKv):
         return str(self.broker.life)
 
     @property
+    def ails(self) -> str:
+        return MAJORITY_LOST if self.broker.leaderless and self.connected else ""
+
+    @property
     def closed(self) -> bool:
         return self._closed
 
@@ -100,6 +106,8 @@ class MemoryBus(StreamKv):
             raise Unavailable(f"no answer on {subject} within {timeout_s:g} s") from None
         if self._closed:
             raise Unavailable(f"the connection {self.name} is closed")
+        if self.broker.leaderless and operation in ("append", "api"):
+            raise Unavailable(f"nobody listens on {subject}: the hub's nodes have no leader")
         fate = self.broker.fate(self.name, operation, subject)
         if fate == "lose_request":
             raise Unavailable(f"no answer on {subject} within {timeout_s:g} s")
@@ -198,6 +206,7 @@ class MemoryBus(StreamKv):
                 "subjects": list(spec.subjects),
                 "max_bytes": spec.bytes_max,
                 "discard": "old" if spec.drop_oldest else "new",
+                "num_replicas": spec.replicas,
             }
         )
 
@@ -310,7 +319,7 @@ class _Reader:
                 await self._bus.wait_connected()
             if self._bus.closed:
                 raise StopAsyncIteration
-            message = self._next()
+            message = None if self._bus.broker.leaderless else self._next()
             if message is not None:
                 await self._bus._brought(message)
                 self._next_seq = message.seq + 1

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # A process that stands still for minutes is not waited for, in virtual seconds.
 MINUTES_S = (100.0, 300.0)
+# As nodes take to elect another leader (docs/results/r3.md), in virtual seconds.
+ELECTION_S = (1.0, 12.0)
 # Of what stands still, so many do as a whole machine that is suspended: its clock stands still too.
 SUSPENDED = 0.4
 # On the tape these make sense of all that follows, and learners have seen who leads: a disaster
@@ -35,6 +37,7 @@ class Troubles:
         self.world = world
         self.rng, self.loop, self.net = world.rng, world.loop, world.net
         self.of_clocks = Random(f"whole {world.seed}, clocks that stand still")
+        self.of_elections = Random(f"whole {world.seed}, leaders of the hub")
         self.counts = world.found.counts
         self.asked: list[asyncio.Task[object]] = []  # what the user still waits for
         self.renamed = 0
@@ -71,6 +74,9 @@ class Troubles:
         for count, strike in (*of_processes, *of_the_hub, *of_the_user):
             for _ in range(count):
                 self.loop.call_later(self.rng.uniform(3.0, o.safety_s), self._strike, strike)
+        for _ in range(o.elections):
+            at = self.of_elections.uniform(3.0, o.safety_s)
+            self.loop.call_later(at, self._strike, self._elect)
 
     def heal(self) -> None:
         """From now on nobody stands still but for minutes, and a name has one process."""
@@ -191,6 +197,13 @@ class Troubles:
         self.counts["outages"] += 1
         self.net.away = True
         self.loop.call_later(self.rng.uniform(1.0, 10.0), setattr, self.net, "away", False)
+
+    def _elect(self) -> None:
+        """The node that led everything is gone. Nobody does for a while; connections stay."""
+        self.counts["elections"] += 1
+        self.world.broker.leaderless = True
+        seconds = self.of_elections.uniform(*ELECTION_S)
+        self.loop.call_later(seconds, self.world.broker.elected)
 
     def _squeeze(self) -> None:
         broker = self.world.broker

@@ -71,6 +71,8 @@ class Options:
     step_s: float = 1.0  # of the fastest learner; longer than a learner's lease in some worlds
     disk_spells: int = 0  # for some seconds a syncer's disk takes no snapshot at all
     link_bytes_per_s: float = math.inf  # of each process, each way
+    # Drawn by no seed: worlds that are to have it are asked for by name.
+    elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
 
     @property
     def learners_ever(self) -> int:

@@ -336,6 +336,8 @@ class World:
 
     async def _heal(self) -> None:
         self.scene.faulty = self.broker.squeezed = False
+        if self.broker.leaderless:
+            self.broker.elected()
         self.net.heal()
         self.troubles.heal()
         self.hardships.heal()

@@ -12,6 +12,8 @@ from diloco_coordinator.api.auth_io import FAILURES_BURST
 from diloco_coordinator.api.gateway_io import BODY_BYTES_MAX
 from diloco_coordinator.api.listening_io import AddressTaken, listen
 from diloco_coordinator.app import Coordinator, Settings, measured
+from diloco_coordinator.runs.registry_io import Registry
+from diloco_shared.bus.port import TooFewNodes
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.protocol import subjects
 
@@ -119,6 +121,32 @@ async def test_ready_means_that_the_bus_is_there(world: Any) -> None:
         assert (await desk.http.get("/healthz")).status_code == 200
         assert (await desk.ask("GET", "/v1/runs")).status_code == 200, "the mirror still answers"
         desk.registry.bus.reconnect()
+
+
+async def test_a_hub_that_lost_its_majority_is_named(world: Any) -> None:
+    """Connections to it stay."""
+    async with world.coordinator() as desk:
+        await desk.ask("POST", "/v1/runs", {"name": "demo", "budget": {"steps": 96}})
+        world.broker.leaderless = True
+        answer = await desk.http.get("/readyz")
+        assert answer.status_code == 503 and "lost its majority" in answer.text
+        run = (await desk.ask("GET", "/v1/runs/demo")).json()
+        assert "lost its majority" in run["reason"]
+        world.broker.elected()
+        assert (await desk.http.get("/readyz")).status_code == 200
+
+
+async def test_buckets_and_events_have_the_copies_that_were_asked_for(world: Any) -> None:
+    world.broker.nodes = 3
+    async with world.coordinator():
+        pass
+    mirror = Registry(world.bus, replicas=3)
+    await mirror.prepare()
+    for stream in ("KV_members", "KV_tokens", "EVENTS"):
+        assert (await world.bus.stream_info(stream)).replicas == 3
+    world.broker.nodes = 1
+    with pytest.raises(TooFewNodes, match="set DILOCO_REPLICAS=1"):
+        await Registry(world.bus, replicas=5).prepare()
 
 
 async def test_metrics_of_the_whole_cluster(world: Any, status: Callable[..., Any]) -> None:

@@ -163,3 +163,26 @@ async def test_a_run_begins_from_a_checkpoint_that_the_coordinator_reaches(
         model = answer.json()["spec"]["model"]
         digest = RunCheckpoints(world.checkpoints).manifest(ref)[1]
         assert (model["preset"], model["weights_digest"]) == ("micro", digest)
+
+
+async def test_more_copies_than_the_hub_has_nodes_are_refused_and_nothing_stays(world: Any) -> None:
+    three = SPEC | {"keeping": {"replicas": 3}}
+    async with world.coordinator() as desk:
+        answer = await desk.ask("POST", "/v1/runs", three)
+        assert answer.status_code == 422
+        (fault,) = answer.json()["errors"]
+        assert fault["path"] == "keeping.replicas"
+        assert "no 3 nodes" in fault["message"] and "Give 1" in fault["message"]
+        assert not desk.registry.runs
+        world.broker.nodes = 3
+        assert (await desk.ask("POST", "/v1/runs", three)).status_code == 201
+        for stream in subjects.run_streams("demo"):
+            assert (await desk.registry.bus.stream_info(stream)).replicas == 3
+
+
+async def test_an_even_number_of_copies_is_refused_with_its_path(world: Any) -> None:
+    async with world.coordinator() as desk:
+        answer = await desk.ask("POST", "/v1/runs", SPEC | {"keeping": {"replicas": 2}})
+        assert answer.status_code == 422
+        (fault,) = answer.json()["errors"]
+        assert fault["path"] == "keeping.replicas" and "give 1, 3 or 5" in fault["message"]

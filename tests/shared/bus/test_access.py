@@ -7,6 +7,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization as s11n
 
 from diloco_shared.bus.nats.access import Address, TlsFiles
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.port import Unavailable
 from diloco_shared.process.certificates import for_site, new_authority
 from diloco_shared.process.settings import ProcessSettings
 
@@ -80,3 +82,56 @@ def test_settings_name_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DILOCO_NATS_CLIENT_KEY", "/k.pem")
     found = ProcessSettings().nats_tls
     assert found == TlsFiles(Path("/ca.pem"), Path("/c.pem"), Path("/k.pem"))
+
+
+# --------------------------------------------------------------------------------------------------
+# Several servers.
+
+
+def test_nodes_of_a_hub_are_named_in_one_setting_and_used_in_that_order() -> None:
+    address = Address("tls://a.example.org, tls://b.example.org:4333,c.example.org,")
+    assert address.endpoints() == (
+        ("a.example.org", 4222),
+        ("b.example.org", 4333),
+        ("c.example.org", 4222),
+    )
+    assert address.urls() == [
+        "tls://a.example.org:4222",
+        "tls://b.example.org:4333",
+        "tls://c.example.org:4222",
+    ]
+    assert address.wants_tls
+
+
+def test_what_one_of_them_says_of_who_we_are_holds_for_all_and_is_shown_nowhere() -> None:
+    for url, login in (
+        ("nats://me:geheim@a:1,b:2", {"user": "me", "pass": "geheim"}),
+        ("a:1,nats://geheim@b:2", {"auth_token": "geheim"}),
+    ):
+        address = Address(url)
+        assert address.login({}) == login
+        assert all("geheim@" in each for each in address.urls())
+        assert address.shown == "a:1, b:2"
+    assert Address("nats://[fd00::1]:5,nats://[fd00::2]").urls() == [
+        "nats://[fd00::1]:5",
+        "nats://[fd00::2]:4222",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("", "names 0 servers"),
+        (" , ", "names 0 servers"),
+        (",".join(["nats://h"] * 17), "names 17 servers"),
+        ("nats://a,nats://b:port", "invalid literal|could not be cast"),
+    ],
+)
+def test_what_names_no_servers_is_refused(url: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Address(url).endpoints()
+
+
+async def test_and_a_connection_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="names 0 servers"):
+        await NatsBus.connect("", name="t", timeout_s=1)

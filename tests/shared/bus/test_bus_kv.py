@@ -120,9 +120,9 @@ async def test_who_may_make_no_buckets_takes_those_that_are_there(open_buses: Op
         made: list[str] = []
         making = two.ensure_bucket
 
-        async def make(bucket: str) -> None:
+        async def make(bucket: str, *, replicas: int = 1) -> None:
             made.append(bucket)
-            await making(bucket)
+            await making(bucket, replicas=replicas)
 
         two.ensure_bucket = make  # type: ignore[method-assign]
         await one.ensure_bucket("a")

@@ -1,13 +1,25 @@
 """What JetStream answers, delivers and ends pulls with, taken apart."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from diloco_shared.bus.nats.api import answer_of, headers_of, stored_at
+from diloco_shared import ambient
+from diloco_shared.bus.nats import api
+from diloco_shared.bus.nats.api import NoMajority, answer_of, api_call, headers_of, stored_at
+from diloco_shared.bus.nats.link import ELECTION_S, MAJORITY_LOST, NatsLink, Raw
 from diloco_shared.bus.nats.pulls import Delivered, delivered, unserved
-from diloco_shared.bus.port import BusError, Conflict, Refused, StreamFull, Unavailable
+from diloco_shared.bus.port import (
+    BusError,
+    Conflict,
+    Refused,
+    StreamFull,
+    TooFewNodes,
+    Unavailable,
+)
 
 
 def test_an_acknowledgement_says_where_a_message_is_stored() -> None:
@@ -16,12 +28,29 @@ def test_an_acknowledgement_says_where_a_message_is_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(10071, Conflict), (10077, StreamFull), (10008, Unavailable), (1, Refused)]
+    ("code", "kind"),
+    [
+        (10071, Conflict),
+        (10077, StreamFull),
+        (10005, TooFewNodes),
+        (10074, TooFewNodes),
+        # While nodes of a hub exchange their leader, or are too few.
+        *((code, Unavailable) for code in (10004, 10007, 10008, 10009, 10041, 10118, 10119)),
+        *((code, Unavailable) for code in (10158, 10163, 10194, 10195, 10202)),
+        (1, Refused),
+    ],
 )
 def test_an_error_reply_is_one_of_ours(code: int, kind: type[BusError]) -> None:
     reply = json.dumps({"error": {"err_code": code, "description": "why"}}).encode()
     with pytest.raises(kind, match="it: why"):
         stored_at(reply, "it")
+
+
+def test_nodes_that_are_there_and_have_no_room_are_full() -> None:
+    text = "no suitable peers for placement, insufficient storage"
+    reply = json.dumps({"error": {"err_code": 10005, "description": text}}).encode()
+    with pytest.raises(StreamFull, match="insufficient storage"):
+        answer_of(reply, "it")
 
 
 @pytest.mark.parametrize("payload", [b"", b"no json", b"[]", b"7", b'{"error": "text"}', b"{}"])
@@ -67,3 +96,100 @@ def test_the_end_of_a_pull_tells_what_does_not_come(
         return
     with pytest.raises(Unavailable):
         unserved(status, headers)
+
+
+# --------------------------------------------------------------------------------------------------
+# A hub of several nodes, one of which leads.
+
+NO_LEADER = {
+    "error": {"err_code": 10008, "description": "JetStream system temporarily unavailable"}
+}
+INFO = {"state": {"last_seq": 7}, "cluster": {"name": "diloco", "leader": "hub-node-2"}}
+
+
+class Link(NatsLink):
+    """A connection to one of several nodes, which answers from a script; None: nobody does."""
+
+    several_nodes = True  # type: ignore[assignment]
+    connected = True  # type: ignore[assignment]
+
+    def __init__(self, *answers: dict[str, Any] | None) -> None:
+        self.api = "$JS.API"
+        self.leaderless_since = float("inf")
+        self.answers = [*answers]
+        self.asked = 0
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes,
+        *,
+        timeout_s: float,
+        headers: dict[str, str] | None = None,
+    ) -> Raw:
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if answer is None:
+            await asyncio.sleep(timeout_s)
+            raise Unavailable(f"no answer on {subject}")
+        return Raw(subject, json.dumps(answer).encode(), "", {})
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "AGAIN_S", 0.02)
+    monkeypatch.setattr(api, "API_TIMEOUT_S", 0.5)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_question_is_repeated_until_a_node_leads() -> None:
+    link = Link(None, None, INFO)
+    assert await api_call(link, "STREAM.INFO.S", {}, what="it") == INFO
+    assert link.asked == 3
+
+
+@pytest.mark.usefixtures("soon")
+async def test_what_must_not_be_done_twice_is_asked_once() -> None:
+    link = Link(None)
+    with pytest.raises(Unavailable, match="no answer"):
+        await api_call(link, "STREAM.PURGE.S", {}, what="it")
+    assert link.asked == 1
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_stream_without_a_leader_tells_nothing() -> None:
+    """Whoever has a copy answers, with a state that may be empty."""
+    without = INFO | {"cluster": {"name": "diloco"}}
+    with pytest.raises(NoMajority, match="it: it has no leader now"):
+        await api_call(Link(without), "STREAM.INFO.S", {}, what="it")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    now = [100.0]
+    monkeypatch.setattr(ambient, "monotonic", lambda: now[0])
+
+    def move(seconds: float) -> None:
+        now[0] += seconds
+
+    return move
+
+
+async def test_a_lost_majority_is_told_from_an_election(clock: Callable[[float], None]) -> None:
+    link = Link(*[NO_LEADER] * 3, INFO, {"purged": 1})
+
+    async def ask(call: str) -> None:
+        with pytest.raises(NoMajority):
+            await api_call(link, call, {}, what="it")
+
+    await ask("STREAM.PURGE.S")
+    assert link.ails == ""
+    clock(ELECTION_S + 1)
+    await ask("STREAM.PURGE.S")
+    assert link.ails == MAJORITY_LOST
+    # One that led the stream tells of it for a while, and takes nothing.
+    await ask("STREAM.MSG.GET.S")
+    await api_call(link, "STREAM.INFO.S", {}, what="it")
+    assert link.ails == MAJORITY_LOST
+    await api_call(link, "STREAM.PURGE.S", {}, what="it")
+    assert link.ails == ""

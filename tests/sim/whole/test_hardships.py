@@ -38,6 +38,13 @@ def test_all_of_them_strike_and_the_run_ends() -> None:
         assert found.counts[what], what
 
 
+def test_a_run_goes_on_whenever_the_hub_exchanges_its_leader() -> None:
+    """Connections and core messages stay; streams take nothing and tell nothing for seconds."""
+    found = world.one(1, SHORT.changed(elections=4, syncers=2))
+    assert found.violations == [] and found.rounds > 0
+    assert found.counts["elections"] == 4
+
+
 def test_a_full_stream_is_named_and_the_run_goes_on_by_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

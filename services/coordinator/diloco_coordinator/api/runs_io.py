@@ -40,6 +40,7 @@ from diloco_shared.bus.port import (
     StorageInfo,
     Stored,
     StreamFull,
+    TooFewNodes,
     Unavailable,
 )
 from diloco_shared.bus.run_streams import ensure_run_streams
@@ -111,6 +112,15 @@ def _no_room(needs: dict[str, Need], storage: StorageInfo) -> dict[str, str]:
     return {"path": "(whole)", "message": text}
 
 
+def _too_few_nodes(copies: int, error: TooFewNodes) -> dict[str, str]:
+    """The fault of a run that wants more copies than the hub has nodes."""
+    text = (
+        f"the hub has no {copies} nodes that could each keep a copy ({error}). Give 1, see that "
+        "all nodes of the hub are there, or make a hub of more nodes with 'diloco hub init --nodes'"
+    )
+    return {"path": "keeping.replicas", "message": text}
+
+
 class Runs:
     """The routes, over one registry."""
 
@@ -166,7 +176,8 @@ class Runs:
         status, waiting = r.statuses.get(record.name), r.waiting.get(record.name)
         notes = [r.roll.notes[m] for m in members if m in r.roll.notes]
         # Cut off from the bus it knows how members were, not how they are.
-        beside, cannot = (full(notes), unfit(notes)) if r.bus.connected else (CUT_OFF, "")
+        cut_off = CUT_OFF if not r.bus.connected else r.bus.ails
+        beside, cannot = (cut_off, "") if cut_off else (full(notes), unfit(notes))
         syncers, wordless_s = syncer_views(notes), r.wordless_s(record.name)
         view = run_view(record, status, waiting, members, syncers, beside, cannot, wordless_s)
         view["speeds"] = speed_views(r.speed_of(m) for m in members)
@@ -264,12 +275,18 @@ class Runs:
                 record = await self._made(record, spec, first)
             except Conflict:  # another coordinator took the same submission up
                 raise _taken(spec.name) from None
-            except (StreamFull, Refused) as error:  # without an answer it may be repeated as it is
+            except (
+                StreamFull,
+                TooFewNodes,
+                Refused,
+            ) as error:  # without an answer it may be repeated as it is
                 with contextlib.suppress(BusError):
                     await self.registry.delete_run(spec.name, spec.id)
                 if isinstance(error, StreamFull):
                     storage = await self.registry.bus.storage()
                     raise invalid("run", [_no_room(streams(assumed(spec)), storage)]) from None
+                if isinstance(error, TooFewNodes):
+                    raise invalid("run", [_too_few_nodes(spec.keeping.replicas, error)]) from None
                 raise
         text = f"run {spec.name} submitted" + (f" from {restore.source}" if restore else "")
         await self.registry.tell(spec.name, "run-created", text, {})
@@ -297,7 +314,8 @@ class Runs:
     ) -> RunRecord:
         """What a run needs before anybody may work for it: its streams, for one."""
         # Whoever checked the specification has counted it: that is not done again.
-        await ensure_run_streams(self.registry.bus, spec.name, limits(assumed(spec)))
+        needed, copies = limits(assumed(spec)), spec.keeping.replicas
+        await ensure_run_streams(self.registry.bus, spec.name, needed, replicas=copies)
         if first is not None:
             await first()
         record = record.model_copy(update={"phase": "there"})

@@ -26,7 +26,7 @@ from diloco_coordinator.runs.history import Histories
 from diloco_coordinator.runs.membership import MemberNote, Roll, Speeds
 from diloco_coordinator.runs.statuses import Standings, run_id_of, shards_of
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec
+from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stored_records import event_now, tell, write_if
@@ -72,8 +72,10 @@ RETRY_S = 0.5
 class Registry:
     """A view of the cluster, fed by `watch` and `read_events`."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, replicas: int = 1) -> None:
+        """`replicas`: copies of buckets and events."""
         self.bus = bus
+        self._replicas = replicas
         self.roll = Roll()
         self.speeds = Speeds()
         self.runs: dict[str, RunRecord] = {}
@@ -122,8 +124,16 @@ class Registry:
         Each request by itself: what is done need not be done again where a later one fails.
         """
         bus, stream, every = self.bus, subjects.EVENTS_STREAM, subjects.EVENTS_FILTER
-        await ensure_buckets(bus, (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS), renew=True)
-        await _done(lambda: bus.ensure_stream(events_stream(named=bus.named)))
+        buckets, copies = (*subjects.BUCKETS, *subjects.PRIVATE_BUCKETS), self._replicas
+        try:
+            await ensure_buckets(bus, buckets, renew=True, replicas=copies)
+        except TooFewNodes as error:
+            raise TooFewNodes(
+                f"the hub has no {copies} nodes that could each keep a copy of the buckets "
+                f"({error}): see that all its nodes are there, or set DILOCO_REPLICAS=1"
+            ) from None
+        kept = replace(events_stream(named=bus.named), replicas=copies)
+        await _done(lambda: bus.ensure_stream(kept))
         for bucket in MIRRORED:
             for entry in (await self._all_of(bucket)).values():
                 await _done(lambda b=bucket, e=entry: self._take(b, e))  # type: ignore[misc]

@@ -57,7 +57,10 @@ class Candidate:
         """Until the run is over; the lease is given back on every way out."""
         needed = limits(assumed(self.spec))
         await until_done(
-            lambda: ensure_run_streams(self.control, self.spec.name, needed), "streams of the run"
+            lambda: ensure_run_streams(
+                self.control, self.spec.name, needed, replicas=self.spec.keeping.replicas
+            ),
+            "streams of the run",
         )
         try:
             # Together: should the lease's keeper die, this process may not go on without it.

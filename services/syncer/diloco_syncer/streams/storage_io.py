@@ -65,7 +65,8 @@ class Storage:
             return
         try:
             needed = {kind: self.needed[kind] for kind in small}
-            await ensure_run_streams(self.control, self.spec.name, needed)
+            copies = self.spec.keeping.replicas
+            await ensure_run_streams(self.control, self.spec.name, needed, replicas=copies)
         except StreamFull as error:
             if self.told != self.budgeted:
                 self.told = self.budgeted

@@ -12,6 +12,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 
+# Nodes of one hub: a list that is longer is a mistake.
+SERVERS_MAX = 16
 # JetStream's questions are asked below this subject by whoever has no identity of its own, ...
 API = "$JS.API"
 # ... and below this one by whoever has: accounts forward it to the hub's (hub_config.py).
@@ -71,8 +73,10 @@ def _unusable(error: Exception) -> str:
 class Address:
     """Where the server is and how to be let in; what is given beats what the URL says.
 
-    `credentials` is the path of a file (keys.py). It is read anew for every connection, so that a
-    key that was changed is used without a new start.
+    `url` names one server, or the nodes of one hub, separated by commas. The first is used while it
+    is there, and the others in turn when it is not. What one URL says of who we are and of
+    encryption holds for all. `credentials` is the path of a file (keys.py). It is read anew for
+    every connection, so that a key that was changed is used without a new start.
     """
 
     url: str
@@ -82,10 +86,21 @@ class Address:
     tls: ssl.SSLContext | TlsFiles | None = None
     credentials: Path | None = None
 
-    def endpoint(self) -> tuple[str, int]:
-        """Host and port."""
-        parts = self._parts()
-        return parts.hostname or "127.0.0.1", parts.port or 4222
+    def endpoints(self) -> tuple[tuple[str, int], ...]:
+        """Host and port of each server, in the order given. Raises ValueError."""
+        return tuple(_endpoint(parts) for parts in self._servers())
+
+    def urls(self) -> list[str]:
+        """One for each server, all with the same scheme and login. Raises ValueError."""
+        user = self._login_part().netloc.rpartition("@")[0]
+        scheme = "tls" if any(p.scheme == "tls" for p in self._servers()) else "nats"
+        login = f"{user}@" if user else ""
+        return [f"{scheme}://{login}{_bracketed(h)}:{port}" for h, port in self.endpoints()]
+
+    @property
+    def shown(self) -> str:
+        """For logs and errors: without a login."""
+        return ", ".join(each.rpartition("@")[2].rpartition("://")[2] for each in self._each())
 
     def identity(self) -> Credentials | None:
         """As the file says now; None without one. Raises ValueError."""
@@ -98,7 +113,7 @@ class Address:
         """
         if (identity := self.identity()) is not None:
             return identity.login(info)
-        parts = self._parts()
+        parts = self._login_part()
         if self.user is not None:
             return {"user": self.user, "pass": self.password or ""}
         if self.token is not None:
@@ -122,7 +137,7 @@ class Address:
     @property
     def wants_tls(self) -> bool:
         """Whether nothing may be said unencrypted, whatever the server offers."""
-        return self.tls is not None or self._parts().scheme == "tls"
+        return self.tls is not None or any(p.scheme == "tls" for p in self._servers())
 
     def context(self, tls_required: bool) -> ssl.SSLContext | None:
         """How to encrypt, if the server or the address asks for it; never silently not.
@@ -135,5 +150,26 @@ class Address:
             return (self.tls or TlsFiles()).context()
         return None
 
-    def _parts(self) -> SplitResult:
-        return urlsplit(self.url if "://" in self.url else f"nats://{self.url}")
+    def _each(self) -> list[str]:
+        return [each for each in (part.strip() for part in self.url.split(",")) if each]
+
+    def _servers(self) -> list[SplitResult]:
+        each = self._each()
+        if not 0 < len(each) <= SERVERS_MAX:
+            raise ValueError(
+                f"DILOCO_NATS_URL names {len(each)} servers: give one, or the nodes of one hub, "
+                f"{SERVERS_MAX} at most, separated by commas"
+            )
+        return [urlsplit(one if "://" in one else f"nats://{one}") for one in each]
+
+    def _login_part(self) -> SplitResult:
+        servers = self._servers()
+        return next((parts for parts in servers if parts.username is not None), servers[0])
+
+
+def _endpoint(parts: SplitResult) -> tuple[str, int]:
+    return parts.hostname or "127.0.0.1", parts.port or 4222
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

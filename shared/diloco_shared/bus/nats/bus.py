@@ -49,6 +49,7 @@ class NatsBus(NatsStreams):
     ) -> "NatsBus":
         """Connect within `timeout_s`, else Unavailable. Reconnects by itself ever after.
 
+        `url`: of one server, or of the nodes of one hub, separated by commas (access.py).
         `name` is what the server's monitoring shows for this connection. Payloads of `put_blob`
         and `get_blob` go over `connections` further ones each (lanes, opened when first needed),
         within the byte budgets (0: no limit); everything else is small and is not held back.
@@ -72,6 +73,10 @@ class NatsBus(NatsStreams):
     @property
     def connected(self) -> bool:
         return self._link.connected
+
+    @property
+    def ails(self) -> str:
+        return self._link.ails
 
     @property
     def reconnects(self) -> int:

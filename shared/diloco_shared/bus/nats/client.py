@@ -92,6 +92,11 @@ class RepairedClient(Client):
     def server_id(self) -> str:
         return str(self._server_info.get("server_id", ""))
 
+    # Nor of which cluster it is a node, if of any.
+    @property
+    def in_cluster(self) -> bool:
+        return bool(self._server_info.get("cluster"))
+
     # Every connection, the first and each further one, begins with this.
     async def _process_connect_init(self) -> None:
         if not isinstance(self._transport, _Counted):  # kept over reconnects

@@ -9,6 +9,7 @@ permissions.
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_shared.bus.nats.access import API, HUB_API
@@ -28,8 +29,26 @@ ACCOUNTS = "accounts.conf"  # beside the server's configuration, which includes 
 PID = "nats-server.pid"
 # One message may be a manifest of 1 MiB plus headers; chunks are half a MiB.
 PAYLOAD_BYTES_MAX = 2 << 20
+# Of the servers that are one hub together.
+CLUSTER = "diloco"
 # An answer may be given once, within this: askers wait for 2 s.
 _ANSWERS = {"max": 1, "expires": "5s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """How one node of a hub reaches the others: names of files, and what each must say of itself.
+
+    `others`: host and port of their routes. Whoever has the password, and a certificate where there
+    are some, is a node and may do everything.
+    """
+
+    listen: str
+    others: Sequence[tuple[str, int]]
+    password: str = field(repr=False)
+    certificate: str = ""
+    key: str = ""
+    authority: str = ""
 
 
 def hub_conf(
@@ -37,6 +56,8 @@ def hub_conf(
     listen: str,
     store: str,
     pid_file: str,
+    name: str = "hub",
+    routes: Routes | None = None,
     certificate: str = "",
     key: str = "",
     clients_authority: str = "",
@@ -45,6 +66,7 @@ def hub_conf(
 ) -> str:
     """A nats-server's configuration, to lie beside ACCOUNTS. Operators may change it.
 
+    `name`: the server's; of nodes of one hub, each has another one, for good, and `routes`.
     `clients_authority`: the file of the authority that must have signed a certificate of whoever
     connects; empty: nobody needs one. `monitor`: where its monitoring listens, which tells whoever
     reaches it what streams and connections there are; empty: nowhere. `file_bytes_max`: what all
@@ -56,7 +78,7 @@ def hub_conf(
     lines = [
         "# The message server of a hub. Who may connect stands in accounts.conf, which is made",
         "# anew by every diloco site command; this file is yours to change.",
-        'server_name: "hub"',
+        f"server_name: {_quoted(name)}",
         f"listen: {_quoted(listen)}",
         f"max_payload: {PAYLOAD_BYTES_MAX}",
         'ping_interval: "10s"',
@@ -70,8 +92,30 @@ def hub_conf(
         if clients_authority:
             tls += [f"ca_file: {_quoted(clients_authority)}", "verify: true"]
         lines.append(f"tls {{ {', '.join(tls)} }}")
+    if routes is not None:
+        # The server's configuration language takes JSON.
+        lines.append(f"cluster: {json.dumps(cluster(routes), indent=1)}")
     lines += ["jetstream {", *(f"  {line}" for line in jetstream), "}", f"include {ACCOUNTS!r}", ""]
     return "\n".join(lines)
+
+
+def cluster(routes: Routes) -> dict[str, Any]:
+    """What a node is told of the others."""
+    login = f"{CLUSTER}:{routes.password}"
+    found: dict[str, Any] = {
+        "name": CLUSTER,
+        "listen": routes.listen,
+        "authorization": {"user": CLUSTER, "password": routes.password, "timeout": 3},
+        # Clients are told of all nodes by their operators: what a node knows as the addresses of
+        # others need not be what sites reach them under.
+        "no_advertise": True,
+        "routes": [f"nats-route://{login}@{host}:{port}" for host, port in routes.others],
+    }
+    if routes.certificate:
+        named = {"cert": routes.certificate, "key": routes.key, "ca": routes.authority}
+        files = {f"{kind}_file": file for kind, file in named.items()}
+        found["tls"] = files | {"verify": True, "timeout": 3}
+    return found
 
 
 def accounts_conf(identities: Sequence[Identity]) -> str:

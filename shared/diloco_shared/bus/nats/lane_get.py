@@ -5,7 +5,7 @@ from collections import deque
 
 from diloco_shared.bus.nats.lane_put import LOOK_S, Bytes, Connect
 from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
-from diloco_shared.bus.nats.pulls import IDLE, SILENT_S, Delivered, delivered, pull, unserved
+from diloco_shared.bus.nats.pulls import IDLE, MISSED_MAX, Delivered, delivered, pull, unserved
 from diloco_shared.bus.nats.wire import Arrived, WireMessage, publish_line
 from diloco_shared.bus.port import BusError, Traffic, TransferProgress, Unavailable
 from diloco_shared.protocol.chunks import Incoming
@@ -32,10 +32,12 @@ class Receiving:
         connect: Connect,
         *,
         api: str,
+        beat_s: int,
     ) -> None:
         self.stopped = False
         self.failure: BusError | None = None
         self.api = api  # JetStream is asked below this subject
+        self.beat_s = beat_s  # of the server, while it has nothing for us
         self.consumer = consumer
         self.traffic = traffic
         self._incoming = incoming
@@ -130,7 +132,8 @@ class _Receiver:
     def __init__(self, receiving: Receiving, lane: LaneSocket) -> None:
         self._receiving = receiving
         self._lane = lane
-        self._pace = Pace(WINDOW, SILENT_S)
+        self._silent_s = float(MISSED_MAX * receiving.beat_s)
+        self._pace = Pace(WINDOW, self._silent_s)
         self._reply = f"{lane.inbox}.{time.monotonic_ns():x}"
         self._asked_at: deque[float] = deque()
         self._heard_at = time.monotonic()
@@ -168,7 +171,9 @@ class _Receiver:
             return LOOK_S
         count, wait_s = self._receiving.ask(room)
         if count:
-            subject, body = pull(self._receiving.api, self._receiving.consumer, count)
+            subject, body = pull(
+                self._receiving.api, self._receiving.consumer, count, self._receiving.beat_s
+            )
             self._lane.send(publish_line(subject, self._reply, body))
             self._asked_at.extend([time.monotonic()] * count)
         return min(wait_s or LOOK_S, LOOK_S)
@@ -213,5 +218,5 @@ class _Receiver:
 
     def _check_patience(self) -> None:
         silent_s = time.monotonic() - self._heard_at
-        if silent_s > SILENT_S:
+        if silent_s > self._silent_s:
             raise LaneBroken(f"nothing heard for {silent_s:.1f} s")

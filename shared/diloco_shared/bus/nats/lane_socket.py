@@ -68,9 +68,14 @@ class LaneSocket:
         self.inbox = ""  # answers of all that is asked on this connection come below this subject
 
     @classmethod
-    def open(cls, address: Address, name: str, traffic: Traffic) -> "LaneSocket":
-        """Connect and be let in within CONNECT_S a step; raises LaneBroken."""
-        host, port = address.endpoint()
+    def open(
+        cls, address: Address, name: str, traffic: Traffic, *, server: int = 0
+    ) -> "LaneSocket":
+        """Connect to that server of `address` and be let in within CONNECT_S a step.
+
+        Raises LaneBroken.
+        """
+        host, port = address.endpoints()[server]
         try:
             sock = socket.create_connection((host, port), CONNECT_S)
         except OSError as error:

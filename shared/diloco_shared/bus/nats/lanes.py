@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from diloco_shared.bus.nats.access import Address
-from diloco_shared.bus.nats.api import STREAM_NOT_FOUND, ApiRefused
+from diloco_shared.bus.nats.api import PATIENCE_S, STREAM_NOT_FOUND, ApiRefused
 from diloco_shared.bus.nats.lane_get import Receiving
 from diloco_shared.bus.nats.lane_put import Sending
-from diloco_shared.bus.nats.lane_socket import LaneSocket
+from diloco_shared.bus.nats.lane_socket import LaneBroken, LaneSocket
 from diloco_shared.bus.nats.link import NatsLink
-from diloco_shared.bus.nats.pulls import forget_consumer, open_consumer
+from diloco_shared.bus.nats.pulls import forget_consumer, heartbeat_s, open_consumer
 from diloco_shared.bus.port import TransferProgress, Unavailable
 from diloco_shared.protocol.chunks import Incoming, Outgoing
 from diloco_shared.protocol.pace import TokenBucket
@@ -78,6 +78,7 @@ class NatsLanes:
         self._jobs: set[Sending | Receiving] = set()
         self._tending: asyncio.Task[None] | None = None
         self._closed = False
+        self._server = 0  # of the hub's: the one that took the newest connection
 
     async def send(
         self,
@@ -97,7 +98,9 @@ class NatsLanes:
             self._link.traffic,
             self.socket,
             window=-(-window // connections),
-            timeout_s_min=chunk_timeout_s,
+            timeout_s_min=(
+                min(chunk_timeout_s, PATIENCE_S) if self._link.several_nodes else chunk_timeout_s
+            ),
         )
         await self._run(sending, connections, progress)
 
@@ -115,6 +118,7 @@ class NatsLanes:
                     self._link.traffic,
                     self.socket,
                     api=self._link.api,
+                    beat_s=heartbeat_s(self._link),
                 )
                 await self._run(receiving, min(self._connections, there), progress)
         finally:
@@ -178,14 +182,28 @@ class NatsLanes:
     @contextmanager
     def socket(self) -> Iterator[LaneSocket]:
         """A connection for one thread; kept for the next one unless the use of it failed."""
-        lane = self._take() or LaneSocket.open(self._address, f"{self._link.name}-lane",
-                                               self._link.traffic)  # fmt: skip
+        lane = self._take() or self._open()
         try:
             yield lane
         except BaseException:
             lane.abort()
             raise
         self._give_back(lane)
+
+    def _open(self) -> LaneSocket:
+        """At the server that took the last one, else at the next that does. Raises LaneBroken."""
+        servers, first = len(self._address.endpoints()), self._server
+        name, trouble = f"{self._link.name}-lane", LaneBroken("no server is named")
+        for turn in range(servers):
+            server = (first + turn) % servers
+            try:
+                lane = LaneSocket.open(self._address, name, self._link.traffic, server=server)
+            except LaneBroken as error:
+                trouble = error
+                continue
+            self._server = server
+            return lane
+        raise trouble
 
     def _take(self) -> LaneSocket | None:
         with self._lock:

@@ -6,6 +6,7 @@ is raised again.
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import nats.errors
 import structlog
 from nats.aio.msg import Msg
 
+from diloco_shared import ambient
 from diloco_shared.bus.nats.access import Address
 from diloco_shared.bus.nats.client import RepairedClient
 from diloco_shared.bus.nats.wire import status_of
@@ -32,6 +34,13 @@ _PING_S = 5
 _PINGS_MISSED_MAX = 2
 _RECONNECT_WAIT_S = 0.25
 _CONNECT_TIMEOUT_S = 3
+# Nodes of a hub elect another leader within moments once they miss theirs, in seconds. Without one
+# for longer they are too few.
+ELECTION_S = 3.0
+MAJORITY_LOST = (
+    "the hub has lost its majority: half of its nodes or more are away, and it keeps nothing until "
+    "one of them is back"
+)
 # How long to wait for a clean close before the socket is dropped.
 _CLOSE_S = 2.0
 # The same connection error is logged again after this many repeats (30 s of reconnecting).
@@ -58,12 +67,13 @@ class NatsLink:
     """A connection; make one with `connect`."""
 
     def __init__(self, address: Address, name: str) -> None:
-        # For logs and errors: without credentials.
-        self.url = address.url.rsplit("@", 1)[-1].removeprefix("nats://").removeprefix("tls://")
+        self.url = address.shown
         self.name = name
         self.traffic = Traffic()
         self.errors = 0
         self.reconnects = 0
+        # Since then every answer about streams was that the hub's nodes have no leader.
+        self.leaderless_since = math.inf
         self.closed = False
         self.api = address.api
         self._client = RepairedClient(self.traffic, address)
@@ -80,14 +90,16 @@ class NatsLink:
         link = cls(address, name)
         client = link._client
         try:
-            inbox = address.inbox()
+            inbox, servers = address.inbox(), address.urls()
             address.context(False)
         except ValueError as error:
             raise Unavailable(str(error)) from None
         try:
             async with asyncio.timeout(timeout_s):
                 await client.connect(
-                    servers=address.url,
+                    servers=servers,
+                    # In the order given: an operator spreads processes over a hub's nodes by it.
+                    dont_randomize=True,
                     name=name,
                     token=address.token,
                     user=address.user,
@@ -125,6 +137,17 @@ class NatsLink:
     @property
     def life(self) -> str:
         return self._client.server_id
+
+    @property
+    def ails(self) -> str:
+        """See `bus.Bus.ails`."""
+        lost = ambient.monotonic() - self.leaderless_since > ELECTION_S
+        return MAJORITY_LOST if lost and self.connected else ""
+
+    @property
+    def several_nodes(self) -> bool:
+        """Whether the server is one of a hub's several nodes."""
+        return self._client.in_cluster
 
     # --- sending ------------------------------------------------------------------------------
 

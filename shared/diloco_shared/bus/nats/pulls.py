@@ -9,10 +9,12 @@ from diloco_shared.bus.nats.api import NS_PER_S, api_call
 from diloco_shared.bus.nats.link import NatsLink
 from diloco_shared.bus.port import BusError, Unavailable
 
-# A pull is renewed by the server's expiry; heartbeats in between show that it lives.
-EXPIRES_S, HEARTBEAT_S = 30, 3
-# Nothing heard for so long, in seconds: the connection is of no use.
-SILENT_S = 3 * HEARTBEAT_S
+# A pull is renewed by the server's expiry; heartbeats in between show that it lives. Of several
+# nodes another one than ours may have the consumer, and die while our connection stays: nothing
+# but the heartbeats tells.
+EXPIRES_S, HEARTBEAT_S, HEARTBEAT_OF_NODES_S = 30, 3, 1
+# Heartbeats missed: the consumer, or the connection, is of no use.
+MISSED_MAX = 3
 # The server forgets the consumer of a reader that vanished.
 INACTIVE_S = 60
 IDLE = 100  # the status of a heartbeat
@@ -45,6 +47,8 @@ async def open_consumer(
         "filter_subject": subject,
         "inactive_threshold": INACTIVE_S * NS_PER_S,
         "mem_storage": True,
+        # Whatever copies the stream has: a reader that hears nothing makes another one, also where
+        # a copied one would have another leader by now, since that does not know who waits.
         "num_replicas": 1,
         "headers_only": headers_only,
     }
@@ -63,12 +67,20 @@ async def forget_consumer(link: NatsLink, stream: str, name: str) -> None:
         await link.publish(f"{link.api}.CONSUMER.DELETE.{stream}.{name}", b"")
 
 
-def pull(api: str, consumer: str, count: int, **limits: int) -> tuple[str, bytes]:
-    """(subject, body) of the request, below `api`, for messages of `<stream>.<name>`."""
+def heartbeat_s(link: NatsLink) -> int:
+    """Seconds between two heartbeats."""
+    return HEARTBEAT_OF_NODES_S if link.several_nodes else HEARTBEAT_S
+
+
+def pull(api: str, consumer: str, count: int, beat_s: int, **limits: int) -> tuple[str, bytes]:
+    """(subject, body) of the request, below `api`, for messages of `<stream>.<name>`.
+
+    `beat_s`: seconds between two heartbeats.
+    """
     body = {
         "batch": count,
         "expires": EXPIRES_S * NS_PER_S,
-        "idle_heartbeat": HEARTBEAT_S * NS_PER_S,
+        "idle_heartbeat": beat_s * NS_PER_S,
         **limits,
     }
     return f"{api}.CONSUMER.MSG.NEXT.{consumer}", json.dumps(body).encode()

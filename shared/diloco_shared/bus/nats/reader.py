@@ -19,9 +19,10 @@ from diloco_shared.bus.nats.api import (
 from diloco_shared.bus.nats.link import NatsLink, Raw
 from diloco_shared.bus.nats.pulls import (
     IDLE,
-    SILENT_S,
+    MISSED_MAX,
     delivered,
     forget_consumer,
+    heartbeat_s,
     open_consumer,
     pull,
     unserved,
@@ -67,6 +68,7 @@ class Reader:
     """
 
     BACKOFF_S = (0.1, 0.2, 0.5, 1.0)
+    PATIENCE_MAX = 4  # times the usual one
 
     def __init__(
         self,
@@ -170,7 +172,10 @@ class Reader:
         """The next message, or None for a status that needs no more than another turn."""
         if self._asked <= self._batch // 2:
             await self._pull(self._batch - self._asked)
-        raw = await self._inbox.get(SILENT_S)
+        # Ever longer, so that a link that is slower than this is waited for in the end.
+        longer = min(1 + self._failures, self.PATIENCE_MAX)
+        patience_s = MISSED_MAX * heartbeat_s(self._link) * longer
+        raw = await self._inbox.get(patience_s)
         if raw is None:
             raise Unavailable("connection or heartbeat lost")
         self._failures = 0
@@ -182,7 +187,9 @@ class Reader:
 
     async def _pull(self, count: int) -> None:
         consumer = f"{self._stream}.{self._consumer}"
-        subject, body = pull(self._link.api, consumer, count, max_bytes=READ_BYTES_MAX)
+        subject, body = pull(
+            self._link.api, consumer, count, heartbeat_s(self._link), max_bytes=READ_BYTES_MAX
+        )
         await self._link.publish(subject, body, reply=self._reply)
         self._asked += count
 

@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import structlog
+
 from diloco_shared.bus.nats.access import HUB_API
 from diloco_shared.bus.nats.api import (
     API_TIMEOUT_S,
     NO_MESSAGE,
     NS_PER_S,
+    PATIENCE_S,
     READ_BYTES_MAX,
     STREAM_NAME_TAKEN,
     STREAM_NOT_FOUND,
@@ -47,6 +50,10 @@ _FETCH_BATCH = 256
 _FETCH_TRIES = 3
 # Headers asked for at once: a hundred bytes each.
 _SIZES_BATCH = 4096
+# A copy that is behind is asked again after so many seconds, and so often: it has 5 s to catch up.
+_BEHIND_S, _LOOKS_MAX = 0.05, 100
+
+_log = structlog.get_logger(__name__)
 
 
 class NatsStreams(StreamKv):
@@ -67,8 +74,9 @@ class NatsStreams(StreamKv):
     async def ensure(self, config: dict[str, Any]) -> None:
         """Create the stream, or update it where it differs.
 
-        A limit that somebody raised stays, so that a restart does not take room away again. How a
-        stream persists cannot be changed: one of an earlier version keeps its own way.
+        A limit that somebody raised stays, so that a restart does not take room away again, and so
+        do copies that somebody added. How a stream persists cannot be changed: one of an earlier
+        version keeps its own way.
         """
         name = config["name"]
         try:
@@ -90,6 +98,10 @@ class NatsStreams(StreamKv):
             kept = {k: there[k] for k in ("persist_mode",) if k in there}
             if config.get("max_bytes", -1) > 0 and there.get("max_bytes", -1) > 0:
                 kept["max_bytes"] = max(config["max_bytes"], there["max_bytes"])
+            copies = there.get("num_replicas", 1)
+            if config["num_replicas"] < copies:
+                _log.info("it keeps more copies than asked for", stream=name, copies=copies)
+                kept["num_replicas"] = copies
             wished = {k: v for k, v in config.items() if k != "persist_mode"}
             await api_call(
                 self._link, f"STREAM.UPDATE.{name}", wished | kept, what=f"update stream {name}"
@@ -113,14 +125,19 @@ class NatsStreams(StreamKv):
                 "max_msg_size": spec.message_bytes_max or -1,
                 "max_consumers": -1,
                 "max_age": int(spec.age_s_max * NS_PER_S),
-                "num_replicas": 1,
+                "num_replicas": spec.replicas,
                 "allow_direct": True,
                 "duplicate_window": DUPLICATE_WINDOW_S * NS_PER_S,
                 # With the server's `sync_interval: always` (process/nats_server.py) "default" is a
-                # sync before each acknowledgement; "async" acknowledges what is in memory.
-                "persist_mode": "default" if spec.synced else "async",
+                # sync before each acknowledgement; "async" acknowledges what is in memory. The
+                # server has it for a single copy only; and where there are several nodes, nobody
+                # would notice that the one with the copy began a new life (`Bus.life`).
+                "persist_mode": "async" if self._may_lose(spec) else "default",
             }
         )
+
+    def _may_lose(self, spec: StreamSpec) -> bool:
+        return not spec.synced and spec.replicas == 1 and not self._link.several_nodes
 
     async def delete_stream(self, name: str) -> None:
         try:
@@ -138,6 +155,7 @@ class NatsStreams(StreamKv):
             first_seq=state["first_seq"],
             last_seq=state["last_seq"],
             bytes_max=max(answer["config"].get("max_bytes", 0), 0),
+            replicas=max(answer["config"].get("num_replicas", 1), 1),
         )
 
     async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
@@ -183,6 +201,8 @@ class NatsStreams(StreamKv):
             head["Nats-Msg-Id"] = msg_id
         if expect_last is not None:
             head["Nats-Expected-Last-Subject-Sequence"] = str(expect_last)
+            if self._link.several_nodes:
+                timeout_s = min(timeout_s, PATIENCE_S)
         reply = await self._link.request(
             subject, payload, timeout_s=timeout_s, headers=head or None
         )
@@ -226,16 +246,24 @@ class NatsStreams(StreamKv):
     async def fetch_raw(
         self, stream: str, subject: str, *, start_seq: int = 1, limit: int | None = None
     ) -> list[Stored]:
-        """Direct-get batches until nothing is pending, with the server's own headers."""
+        """Direct-get batches until nothing is pending, with the server's own headers.
+
+        Any copy of a stream answers them. One that is behind does not end the reading.
+        """
         found: list[Stored] = []
-        failures = 0
+        failures, looks = 0, 0
         while limit is None or len(found) < limit:
             seq = found[-1].seq + 1 if found else max(1, start_seq)
             want = _FETCH_BATCH if limit is None else min(_FETCH_BATCH, limit - len(found))
             before = len(found)
             try:
                 if not await self._direct(stream, subject, seq, want, found):
-                    break
+                    if await self._is_end(stream, subject, found[-1].seq if found else seq - 1):
+                        break
+                    looks += 1
+                    if looks == _LOOKS_MAX:
+                        raise Unavailable(f"reading {subject} from {stream}: a copy is far behind")
+                    await asyncio.sleep(_BEHIND_S)
                 failures = 0
             except Unavailable:
                 # What came before the trouble stays.
@@ -244,6 +272,13 @@ class NatsStreams(StreamKv):
                     raise
                 await asyncio.sleep(0.1 * failures)
         return found
+
+    async def _is_end(self, stream: str, subject: str, seq: int) -> bool:
+        """Whether the copy that leads has nothing newer either."""
+        if not self._link.several_nodes:
+            return True
+        newest = await self.last_raw(stream, subject)
+        return newest is None or newest.seq <= seq
 
     async def _direct(
         self, stream: str, subject: str, seq: int, want: int, found: list[Stored]
@@ -265,7 +300,7 @@ class NatsStreams(StreamKv):
                 f"{self._link.api}.DIRECT.GET.{stream}", json.dumps(body).encode(), reply=reply
             )
             while True:
-                message = await inbox.get(API_TIMEOUT_S)
+                message = await inbox.get(PATIENCE_S if self._link.several_nodes else API_TIMEOUT_S)
                 if message is None:
                     raise Unavailable(f"reading {subject} from {stream}: no answer")
                 match message.status:
