@@ -257,7 +257,7 @@ def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
     copied = f"copy {ACCOUNTS} of that folder to where one does; " if nodes else ""
     return (
         f"no message server of {' and '.join(away)} runs on this machine: {copied}"
-        "one that keep_hub watches with --reload, as Compose starts it, sees the change within 5 s; "
+        "one that keep_hub watches with --reload, as in Compose, sees the change within 5 s; "
         "tell another one "
         "with 'nats-server --signal reload=PID', wait a second, and tell it once more"
     )
