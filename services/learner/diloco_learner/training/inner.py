@@ -8,7 +8,7 @@ number, parameters, moments and counts stay what they were, to the bit.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,15 @@ MUON_RMS = 0.2
 
 
 def optimizer(
-    inner: Inner, is_embedding: Callable[[str], bool], stacked: str | None = None
+    inner: Inner,
+    is_embedding: Callable[[str], bool],
+    stacked: str | None = None,
+    matrices_in: Collection[str] = (),
 ) -> optax.GradientTransformation:
     """Clipping, then the optimizer at rate 1; the step scales its update by the rate.
 
-    `stacked`: the part of the tree whose leaves hold a tensor of each layer (`ModelDef`).
+    `stacked`: the part of the tree whose leaves hold a tensor of each layer, `matrices_in`: the
+    tensors that hold many matrices (`ModelDef`).
 
     AdamW and Muon decay matrices only: norms and biases have no scale to lose. Muon steps
     matrices but embeddings along their orthogonalised momentum, all else by NAdam. The others come
@@ -59,10 +63,14 @@ def optimizer(
     elif inner.optimizer == "muon":
 
         def orthogonal(params: Any) -> Any:
-            # The last two axes: those of every layer's matrix are taken one by one.
+            def steps(name: str, leaf: Any) -> bool:
+                many = name.rpartition("/")[2] in matrices_in
+                return dimensions(name, leaf) == 2 + many and not is_embedding(name)
+
+            # The last two axes: those of every layer's and expert's matrix are taken one by one.
             axes = {
                 name: contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
-                if dimensions(name, leaf) == 2 and not is_embedding(name)
+                if steps(name, leaf)
                 else None
                 for name, leaf in to_named(params).items()
             }
@@ -100,21 +108,30 @@ def make_step(
     exactly where the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a
     number. With a `placement`, `shapes` are those of the parameters, which lie as it says.
     """
-    transform = optimizer(inner, model.is_embedding, model.stacked)
+    transform = optimizer(inner, model.is_embedding, model.stacked, model.matrices)
 
-    def loss_of(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
-        loss = model.loss(params, tokens_BxL1)
-        return loss * jnp.nan if poisoned else loss
+    def minimised(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """And the loss, which is all of it for most models."""
+        if model.objective is None:
+            loss = model.loss(params, tokens_BxL1)
+            whole = loss
+        else:
+            whole, loss = model.objective(params, tokens_BxL1)
+        return (whole * jnp.nan, loss * jnp.nan) if poisoned else (whole, loss)
+
+    def of_part(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, Any]:
+        (_, loss), grads = jax.value_and_grad(minimised, has_aux=True)(params, tokens_BxL1)
+        return loss, grads
 
     def gradients(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, Any]:
         if inner.accumulation == 1:
-            return jax.value_and_grad(loss_of)(params, tokens_BxL1)
+            return of_part(params, tokens_BxL1)
         parts = tokens_BxL1.reshape(inner.accumulation, -1, tokens_BxL1.shape[-1])
         parts = spread(parts, None, BATCH)
 
         def add(total: Any, part: Any) -> tuple[Any, None]:
             tokens, weight = part
-            found = jax.value_and_grad(loss_of)(params, tokens)
+            found = of_part(params, tokens)
             return jax.tree.map(lambda t, x: t + weight * x, total, found), None
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
