@@ -212,6 +212,11 @@ def gathered(shape: Shape, width: int = WIDTH) -> int:
     return max((width + 4) * shape.vocabulary * shape.width, 2 * 4 * layer)
 
 
+def _taken(shape: Shape, context: int) -> float:
+    """Places in MLPs for each token: one, or those that experts have room for."""
+    return shape.experts * shape.room(context) / context if shape.experts else 1.0
+
+
 def _evaluation(job: Job, width: int, mesh: MeshSizes) -> Term:
     """What an evaluation beside a step takes of each device."""
     size = -(-4 * job.parameters // mesh.state_parts)
@@ -239,7 +244,8 @@ def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> i
     """An estimate of what the backward pass keeps, in bytes, with activations of `width` bytes.
 
     Per token of a layer: two inputs, their norms, queries, keys, values and their mixture, three
-    hidden values; the attention's logits and weights (fp32, context x context a head). Norms and
+    hidden values, where experts have room for them each with what goes in and comes out; the
+    attention's logits and weights (fp32, context x context a head). Norms and
     gates are computed again. Where a layer is computed again, every layer's input and one layer's
     rest; where only products are kept, they and one layer's rest. Of logits and their gradient, in
     fp32, what is made at a time, and the gradient of what the head sees.
@@ -268,8 +274,10 @@ def _layer(shape: Shape, batch: int, context: int, width: int) -> tuple[int, int
     """Bytes of a layer's products, and of all its activations."""
     s, tokens = shape, batch * context
     query, key = s.heads * s.head_width, s.kv_heads * s.head_width
-    products = tokens * width * (2 * s.width + query + 2 * key + 2 * s.hidden)
-    layer = products + tokens * width * (2 * s.width + query + s.hidden)
+    places = _taken(s, context)
+    moved = 2 * s.width * places if s.experts else 0.0
+    products = int(tokens * width * (2 * s.width + query + 2 * key + 2 * s.hidden * places))
+    layer = products + int(tokens * width * (2 * s.width + query + s.hidden * places + moved))
     return products, layer + 8 * batch * s.heads * context * context
 
 
