@@ -145,8 +145,8 @@ def _size(dims: tuple[int, ...]) -> int:
 def _experts(found: dict[str, Any]) -> str:
     room = found["computed_flops_per_token"] / found["flops_per_token"]
     return (
-        f"  experts      a token goes through {found['active_parameters']:,} parameters; experts have "
-        f"room for more tokens, whose operations are {room:.2f} times what is counted below"
+        f"  experts      a token goes through {found['active_parameters']:,} parameters; with the "
+        f"room that experts keep free, {room:.2f} times the operations below are computed"
     )
 
 
