@@ -8,8 +8,9 @@ Eight devices are simulated on the processor, and the programs are those of a re
 memory: each program is compiled for models of billions of parameters, and nothing is computed. The
 compiler says what a device holds while it runs: arguments, results and what lies between. To this
 is added what lies there meanwhile. over: that over (whole state / devices + one fragment). The
-state is parameters and moments; in a step gradients as well, where fragments are encoded what was
-withheld of all of them (int4), and where parameters are evaluated the published ones.
+state is parameters and moments, and for a step, and what goes before it, gradients. Where fragments
+are encoded it is what was withheld of all of them (int4) instead, and where parameters are
+evaluated the published ones.
 
 collectives: instructions by which devices wait for each other, counted in the compiled step of the
 learner and in a bare one: the same loss, its gradient and optax, and nothing of ours around it.
@@ -161,9 +162,9 @@ def memory(preset: str, overrides: Mapping[str, Any], mesh: str) -> dict[str, An
         print(f"  {phase:12} {peak / 1e9:8.3f} GB  over {peak / budget:.2f}", flush=True)
 
     _, more = beside(program.init.lower(jax.random.key(0)).compile())  # type: ignore[attr-defined]
-    put("init", values, more)
-    given, more = beside(program.init_state.lower(params).compile())  # type: ignore[attr-defined]
-    put("init moments", state_whole, given + more)
+    put("init", state_whole + values, more)
+    _, more = beside(program.init_state.lower(params).compile())  # type: ignore[attr-defined]
+    put("init moments", state_whole + values, own_bytes(params) + more)
     tokens = jax.ShapeDtypeStruct((DEVICES, 129), np.int32)
     given, more = beside(program.step.compile(params, state, tokens, np.float32(0)))
     put("step", state_whole + values, given + more)
@@ -438,8 +439,8 @@ def table(found: Mapping[str, Any]) -> str:
         f = found["fragment"]
         lines += [
             f"A fragment of {f['values']:,} values was encoded in "
-            f"{f['encoding_bytes'] / 1e9:.2f} GB on all devices together, and adopted in {f['adopting_bytes'] / 1e9:.2f} GB. Their "
-            f"budget is {f['budget_bytes'] / 1e9:.2f} GB. Its bytes are those of one device: "
+            f"{f['encoding_bytes'] / 1e9:.2f} GB on all devices together, and adopted in "
+            f"{f['adopting_bytes'] / 1e9:.2f} GB. Their budget is {f['budget_bytes'] / 1e9:.2f} GB. Its bytes are those of one device: "
             f"{'yes' if f['bytes_of_one_device'] else 'NO'}. What was adopted is the anchor, bit "
             f"for bit: {'yes' if f['adopted_exactly'] else 'NO'}.",
             "",
