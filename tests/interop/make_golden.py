@@ -1,6 +1,6 @@
 """Tiny checkpoints of `transformers`, with the logits and gradients that it computes of them.
 
-    python tests/interop/make_golden.py FOLDER
+    python tests/interop/make_golden.py FOLDER [FAMILY ...]
 
 Needs `transformers` and `torch`. Each family of models gets a folder: the checkpoint as
 `save_pretrained` writes it, and computed.safetensors with tokens, logits, the mean cross-entropy of
@@ -42,6 +42,20 @@ FAMILIES = {
     ),
     "qwen2": ("Qwen2Config", {"num_hidden_layers": 2}),
     "qwen3": ("Qwen3Config", {"num_hidden_layers": 5}),
+    "mixtral": (
+        "MixtralConfig",
+        {"num_hidden_layers": 2, "num_local_experts": 4, "intermediate_size": 12},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            "num_hidden_layers": 2,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "norm_topk_prob": True,
+        },
+    ),
     "gemma2": (
         "Gemma2Config",
         {
@@ -67,6 +81,24 @@ FAMILIES = {
 }
 
 
+def as_saved(kind: str, name: str, values: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+    """In memory all experts of a layer share two tensors; files have three of each expert."""
+    gate, up, down = ("gate_proj", "up_proj", "down_proj")
+    if kind == "mixtral":
+        name = name.replace(".mlp.", ".block_sparse_moe.")
+        gate, up, down = ("w1", "w3", "w2")
+    stem, _, last = name.rpartition(".")
+    if last == "down_proj":
+        return [(f"{stem}.{n}.{down}.weight", part) for n, part in enumerate(values)]
+    if last == "gate_up_proj":
+        return [
+            (f"{stem}.{n}.{which}.weight", half)
+            for n, part in enumerate(values)
+            for which, half in zip((gate, up), part.chunk(2), strict=True)
+        ]
+    return [(name, values)]
+
+
 def make(name: str, folder: Path) -> None:
     kind, settings = FAMILIES[name]
     torch.manual_seed(0)
@@ -80,14 +112,18 @@ def make(name: str, folder: Path) -> None:
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()
     found = {"tokens": tokens, "logits": logits.detach(), "loss": loss.detach()[None]}
-    found |= {f"gradient/{n}": p.grad.contiguous() for n, p in model.named_parameters()}
+    for theirs, parameter in model.named_parameters():
+        found |= {
+            f"gradient/{saved}": part.contiguous().clone()
+            for saved, part in as_saved(config.model_type, theirs, parameter.grad)
+        }
     model.save_pretrained(folder / name)
     (folder / name / "generation_config.json").unlink(missing_ok=True)
     save_file(found, folder / name / "computed.safetensors")
 
 
 if __name__ == "__main__":
-    for family in FAMILIES:
+    for family in sys.argv[2:] or FAMILIES:
         make(family, Path(sys.argv[1]))
         print(
             family, sum(f.stat().st_size for f in (Path(sys.argv[1]) / family).iterdir()), "bytes"

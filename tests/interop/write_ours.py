@@ -33,6 +33,9 @@ OURS = {
     "mistral": replace(SHAPES["150m"], **SMALLER, window=6),
     "qwen2": replace(SHAPES["500m"], **SMALLER),
     "qwen3": replace(SHAPES["5b"], **SMALLER),
+    "nano-moe": SHAPES["nano-moe"],
+    "mixtral": replace(SHAPES["1b"], **SMALLER, experts=4, experts_per_token=2),
+    "qwen3_moe": replace(SHAPES["30b-a3b"], **SMALLER, experts=6, experts_per_token=3),
     "gemma3": replace(SHAPES["12b"], **SMALLER, window=6),
     "gemma2": replace(
         SHAPES["12b"],
@@ -54,7 +57,9 @@ def write(shape: Shape, folder: Path) -> None:
     # Norms and biases too: what begins as one or zero would hide a name that is wrong.
     params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(next(keys), x.shape), params)
     tokens = np.random.default_rng(0).integers(0, shape.vocabulary, (2, 16)).astype(np.int32)
-    logits = jax.jit(partial(transformer.forward, shape, jnp.float32))(params, tokens)
+    # Theirs have room for all tokens.
+    roomy = replace(shape, expert_capacity=0.0)
+    logits = jax.jit(partial(transformer.forward, roomy, jnp.float32))(params, tokens)
     folder.mkdir(parents=True)
     save_file(written(shape, params), folder / "model.safetensors", {"format": "pt"})
     config = hf_config(shape, context=64)

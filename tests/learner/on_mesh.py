@@ -1,6 +1,9 @@
 """A process of its own with eight simulated devices: what a learner does on a mesh of them.
 
-    python on_mesh.py MESH ... [--resharded]    # a line of JSON for each mesh, and a last one
+    python on_mesh.py MESH ... [--experts] [--few] [--resharded]
+
+A line of JSON for each mesh, and a last one of what is resharded. `--experts`: a model with a
+mixture of experts. `--few`: two codecs instead of five.
 
 The number of devices is told before jax is imported, so that no test of another file can do this.
 """
@@ -36,19 +39,27 @@ SHAPE = {
     "vocabulary": 640,
     "tied": True,
 }
+# So many fragments that the experts of a layer lie in several.
+EXPERTS = SHAPE | {"experts": 8, "experts_per_token": 2, "expert_capacity": 1.25}
+WITH_EXPERTS, FEW = "--experts" in sys.argv, "--few" in sys.argv
+FRAGMENTS = 16 if WITH_EXPERTS else 6
 SPEC = RunSpec.model_validate(
     {
         "name": "r",
         "seed": 3,
-        "algorithm": {"fragments": 6, "sync_every_steps": 6, "codec_up": "int4"},
-        "model": {"context_tokens": 16, "overrides": SHAPE},
+        "algorithm": {
+            "fragments": FRAGMENTS,
+            "sync_every_steps": FRAGMENTS,
+            "codec_up": "int4",
+        },
+        "model": {"context_tokens": 16, "overrides": EXPERTS if WITH_EXPERTS else SHAPE},
         "inner": {"batch_sequences": 8, "warmup_steps": 0},
         "budget": {"steps": 10},
     }
 )
 jax.config.update("jax_cpu_enable_async_dispatch", False)  # as a learner's process does
 STEPS = 20
-CODECS = ("fp32", "bf16", "int8", "int4", "e3m0")
+CODECS = ("fp32", "int4") if FEW else ("fp32", "bf16", "int8", "int4", "e3m0")
 
 
 def trainer(mesh: str) -> Trainer:

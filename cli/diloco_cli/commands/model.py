@@ -18,7 +18,16 @@ from diloco_shared.hf.resolving import resolved
 from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
 from diloco_shared.spec.mesh import MeshSizes
 from diloco_shared.spec.run import RunSpec
-from diloco_shared.spec.shapes import SHAPES, Shape, WrongModel, cut, flops_per_token, tensors
+from diloco_shared.spec.shapes import (
+    SHAPES,
+    Shape,
+    WrongModel,
+    active_parameters,
+    computed_flops_per_token,
+    cut,
+    flops_per_token,
+    tensors,
+)
 
 app = typer.Typer()
 model = typer.Typer(no_args_is_help=True, help="What a model is made of, before anything trains.")
@@ -109,9 +118,11 @@ def described(spec: RunSpec, shape: Shape, fragments: int, devices: int = 1) -> 
         "shape": asdict(shape),
         "family": family(shape),
         "parameters": parameters,
+        "active_parameters": active_parameters(shape),
         "embedding_parameters": sum(values[t.name] for t in every if t.embedding),
         "context_tokens": spec.model.context_tokens,
         "flops_per_token": flops_per_token(shape, spec.model.context_tokens),
+        "computed_flops_per_token": computed_flops_per_token(shape, spec.model.context_tokens),
         "device_bytes": need.view(),
         "devices": devices,
         "batch_sequences": spec.inner.batch_sequences,
@@ -131,6 +142,14 @@ def _size(dims: tuple[int, ...]) -> int:
     return size
 
 
+def _experts(found: dict[str, Any]) -> str:
+    room = found["computed_flops_per_token"] / found["flops_per_token"]
+    return (
+        f"  experts      a token goes through {found['active_parameters']:,} parameters; with the "
+        f"room that experts keep free, {room:.2f} times the operations below are computed"
+    )
+
+
 def _lines(what: str, found: dict[str, Any]) -> list[str]:
     shape, plain = found["shape"], asdict(Shape(1, 1, 1, 1, 1, 2, 1))
     fields = [f"{n} {shape[n]}" for n in _ALWAYS]
@@ -142,6 +161,7 @@ def _lines(what: str, found: dict[str, Any]) -> list[str]:
         f"{head}, of which {found['embedding_parameters']:,} are embeddings.",
         f"  shape        {', '.join(fields)}",
         f"               {', '.join(special)}" if special else "",
+        _experts(found) if shape["experts"] else "",
         f"  family       {family_}: it can be exported for transformers"
         if family_
         else "  family       none of transformers' computes what this shape does",

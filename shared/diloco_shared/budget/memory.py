@@ -153,7 +153,7 @@ def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> N
         Term(
             "gradients", -(-gradients // cut), f"4 bytes x N, twice where they are accumulated{of}"
         ),
-        _work(job, mesh),
+        fragment_work(job, mesh),
     ]
     if a.error_feedback and a.codec_up in ("int8", "int4", "e3m0"):
         flying, every = a.rounds_in_flight_max, mesh.devices
@@ -167,11 +167,11 @@ def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> N
             )
         )
     context, lower = job.spec.model.context_tokens, "inner.batch_sequences, or a model with remat"
-    if job.shape is not None and mesh.fsdp > 1:
+    if job.shape is not None and mesh.fsdp * mesh.expert > 1:
         terms.append(
             Term(
                 "gathered",
-                gathered(job.shape, width) // mesh.tensor,
+                gathered(job.shape, width, mesh.expert) // mesh.tensor,
                 "an estimate: the output matrix and its gradient whole, or one layer's matrices, "
                 "while they are computed with",
             )
@@ -190,7 +190,7 @@ def device(job: Job, *, on_cpu: bool = False, mesh: MeshSizes = ONE_DEVICE) -> N
     return Need("learner device", tuple(terms), lower)
 
 
-def _work(job: Job, mesh: MeshSizes) -> Term:
+def fragment_work(job: Job, mesh: MeshSizes) -> Term:
     """What a fragment takes of each device while it is read, encoded or adopted."""
     name, how = "one fragment's work", "x the largest fragment: anchor, difference and its encoding"
     if mesh.devices == 1:
@@ -202,14 +202,22 @@ def _work(job: Job, mesh: MeshSizes) -> Term:
     )
 
 
-def gathered(shape: Shape, width: int = WIDTH) -> int:
+def gathered(shape: Shape, width: int = WIDTH, expert: int = 1) -> int:
     """Bytes of what a device of the axis fsdp has whole at a time, of a model cut over that axis.
+
+    Of experts only its own, where they lie on the axis `expert`.
 
     The output matrix in the type of activations and its gradient in fp32; or the matrices of a
     layer, two at a time, and their gradients.
     """
-    layer = sum(math.prod(dims) for dims in layer_tensors(shape).values())
+    sizes = layer_tensors(shape).values()
+    layer = sum(math.prod(d) // (expert if len(d) == 3 else 1) for d in sizes)
     return max((width + 4) * shape.vocabulary * shape.width, 2 * 4 * layer)
+
+
+def _taken(shape: Shape, context: int) -> float:
+    """Places in MLPs for each token: one, or those that experts have room for."""
+    return shape.experts * shape.room(context) / context if shape.experts else 1.0
 
 
 def _evaluation(job: Job, width: int, mesh: MeshSizes) -> Term:
@@ -239,7 +247,8 @@ def activations(shape: Shape, batch: int, context: int, width: int = WIDTH) -> i
     """An estimate of what the backward pass keeps, in bytes, with activations of `width` bytes.
 
     Per token of a layer: two inputs, their norms, queries, keys, values and their mixture, three
-    hidden values; the attention's logits and weights (fp32, context x context a head). Norms and
+    hidden values, where experts have room for them each with what goes in and comes out; the
+    attention's logits and weights (fp32, context x context a head). Norms and
     gates are computed again. Where a layer is computed again, every layer's input and one layer's
     rest; where only products are kept, they and one layer's rest. Of logits and their gradient, in
     fp32, what is made at a time, and the gradient of what the head sees.
@@ -268,8 +277,10 @@ def _layer(shape: Shape, batch: int, context: int, width: int) -> tuple[int, int
     """Bytes of a layer's products, and of all its activations."""
     s, tokens = shape, batch * context
     query, key = s.heads * s.head_width, s.kv_heads * s.head_width
-    products = tokens * width * (2 * s.width + query + 2 * key + 2 * s.hidden)
-    layer = products + tokens * width * (2 * s.width + query + s.hidden)
+    places = _taken(s, context)
+    moved = 2 * s.width * places if s.experts else 0.0
+    products = int(tokens * width * (2 * s.width + query + 2 * key + 2 * s.hidden * places))
+    layer = products + int(tokens * width * (2 * s.width + query + s.hidden * places + moved))
     return products, layer + 8 * batch * s.heads * context * context
 
 

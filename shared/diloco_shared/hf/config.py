@@ -6,6 +6,7 @@ would change what the model computes, and is not known here, is refused by name.
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from diloco_shared.spec.shapes import Shape, WrongModel, with_fields
@@ -18,15 +19,21 @@ CLASSES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 # Models with eyes: the text model is what is read.
 WITH_TEXT = {"gemma3": "gemma3_text"}
 GEMMAS = ("gemma2", "gemma3_text")
+QWEN3 = ("qwen3", "qwen3_moe")
+WITH_EXPERTS = ("mixtral", "qwen3_moe")
 # Where a configuration says nothing (defaults of transformers' classes).
-_EPSILON = {"llama": 1e-6, "mistral": 1e-6, "qwen2": 1e-6, "qwen3": 1e-6}
+_EPSILON = {"mixtral": 1e-5}
 _GLOBAL_EVERY = {"gemma2": 2, "gemma3_text": 6}
+# Of each expert, where there is an MLP beside them.
+_HIDDEN = {"qwen3_moe": "moe_intermediate_size"}
 # Its local layers have a base of their own, whether the configuration says so or not.
 _LOCAL_BASE = 10_000.0
 
@@ -34,6 +41,9 @@ _LOCAL_BASE = 10_000.0
 def family(shape: Shape) -> str | None:
     """The `model_type` that computes what this shape does; none: no known one."""
     s = shape
+    if s.experts:
+        dense = family(replace(s, experts=0, experts_per_token=0))
+        return {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}.get(dense or "")
     if s.norm_offset:
         gemma = s.post_norms and s.embed_scale and s.activation == "gelu" and not s.qkv_bias
         # It is a whole number there.
@@ -104,11 +114,33 @@ def hf_config(shape: Shape, *, context: int, **tokens: int | None) -> dict[str, 
             config["rope_local_base_freq"] = s.local_rope_base or s.rope_base
     else:
         config["hidden_act"] = "silu"
-        if kind == "mistral":
-            config["sliding_window"] = s.window
+        if kind in ("mistral", "mixtral"):
+            config["sliding_window"] = s.window or None
         elif kind.startswith("qwen"):
             config |= {"use_sliding_window": False, "layer_types": _layer_types(s)}
-    return config
+    return config | _expert_config(s, kind)
+
+
+def _expert_config(shape: Shape, kind: str) -> dict[str, Any]:
+    """How many experts have room for is training's own: there they have room for all tokens."""
+    s = shape
+    if not s.experts:
+        return {}
+    common = {
+        "num_local_experts": s.experts,
+        "num_experts_per_tok": s.experts_per_token,
+        "router_aux_loss_coef": s.expert_balance,
+        "output_router_logits": False,
+    }
+    if kind == "mixtral":
+        return common | {"router_jitter_noise": 0.0}
+    return common | {
+        "num_experts": s.experts,
+        "moe_intermediate_size": s.hidden,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
 
 def _layer_types(shape: Shape) -> list[str]:
@@ -162,16 +194,17 @@ def shape_of_config(whole: Config) -> Shape:
         "heads": heads,
         "kv_heads": _count(config, "num_key_value_heads", heads),
         "head_width": _count(config, "head_dim", _head_width(kind, width, heads)),
-        "hidden": _count(config, "intermediate_size"),
+        "hidden": _count(config, _HIDDEN.get(kind, "intermediate_size")),
         "tied": _flag(config, "tie_word_embeddings", gemma),
         "embed_scale": gemma,
         "activation": "gelu" if gemma else "silu",
         "norm_epsilon": _number(config, "rms_norm_eps", _EPSILON.get(kind, 1e-6)),
         "norm_offset": gemma,
         "post_norms": gemma,
-        "qk_norm": kind in ("qwen3", "gemma3_text"),
+        "qk_norm": kind in (*QWEN3, "gemma3_text"),
         "qkv_bias": kind == "qwen2",
         **_rope(config, kind),
+        **_experts(config, kind),
     }
     _same(config, "hidden_activation" if gemma else "hidden_act", _activations(gemma))
     _same(config, "attention_bias", (kind == "qwen2", False, None))
@@ -191,6 +224,23 @@ def shape_of_config(whole: Config) -> Shape:
         raise WrongConfig(f"it describes a model that cannot be: {error}") from None
 
 
+def _experts(config: Config, kind: str) -> dict[str, Any]:
+    if kind not in WITH_EXPERTS:
+        return {}
+    # Version 5 has one name for all families, version 4 has not.
+    many = _count(config, "num_local_experts", 8 if kind == "mixtral" else 128)
+    if kind == "qwen3_moe":
+        many = _count(config, "num_experts", many)
+        _same(config, "norm_topk_prob", (True,))
+        _same(config, "decoder_sparse_step", (1, None))
+        _same(config, "mlp_only_layers", ([], None))
+    return {
+        "experts": many,
+        "experts_per_token": _count(config, "num_experts_per_tok", 2 if kind == "mixtral" else 8),
+        "expert_balance": _number(config, "router_aux_loss_coef", 0.001),
+    }
+
+
 def _plain(fields: Mapping[str, Any]) -> Shape:
     counts = ("vocabulary", "width", "layers", "heads", "kv_heads", "head_width", "hidden")
     return Shape(**{name: fields[name] for name in counts})
@@ -198,6 +248,7 @@ def _plain(fields: Mapping[str, Any]) -> Shape:
 
 def _head_width(kind: str, width: int, heads: int) -> int:
     """Where head_dim is not given: an even share, but for families with a width of their own."""
+    # Of Qwen3MoeConfig none is the default, which its class takes for an even share.
     return {"gemma2": 256, "gemma3_text": 256, "qwen3": 128}.get(kind, width // heads)
 
 
@@ -213,7 +264,7 @@ def _windows(config: Config, kind: str, fields: Mapping[str, Any]) -> dict[str, 
     if not window:
         return {}
     window = _count(config, "sliding_window")
-    if kind == "mistral":
+    if kind in ("mistral", "mixtral"):
         return {"window": window}
     default = _GLOBAL_EVERY.get(kind, 0)
     every = config.get("sliding_window_pattern", config.get("_sliding_window_pattern", default))

@@ -1,7 +1,8 @@
 """Which tensors a Hugging Face checkpoint has, and how each is made of ours.
 
-Theirs multiply from the left: a matrix of ours, (in, out), is theirs transposed. Nothing else is
-changed but an embedding whose factor their architecture does not have.
+Theirs multiply from the left: a matrix of ours, (in, out), is theirs transposed. A tensor of ours
+that holds a matrix of each expert is one tensor for each there. Nothing else is changed but an
+embedding whose factor their architecture does not have.
 """
 
 import math
@@ -33,6 +34,21 @@ _LAYER = {
     "mlp/up_DxF": "mlp.up_proj.weight",
     "mlp/down_FxD": "mlp.down_proj.weight",
 }
+# Of a mixture of experts, by family; `{}` is the number of the expert.
+_EXPERTS = {
+    "mixtral": {
+        "mlp/router_DxE": "block_sparse_moe.gate.weight",
+        "mlp/gate_ExDxF": "block_sparse_moe.experts.{}.w1.weight",
+        "mlp/up_ExDxF": "block_sparse_moe.experts.{}.w3.weight",
+        "mlp/down_ExFxD": "block_sparse_moe.experts.{}.w2.weight",
+    },
+    "qwen3_moe": {
+        "mlp/router_DxE": "mlp.gate.weight",
+        "mlp/gate_ExDxF": "mlp.experts.{}.gate_proj.weight",
+        "mlp/up_ExDxF": "mlp.experts.{}.up_proj.weight",
+        "mlp/down_ExFxD": "mlp.experts.{}.down_proj.weight",
+    },
+}
 # The norm before the MLP is called after what it follows, but where attention has one of its own.
 _NORMS = {"mlp/norm_D": "post_attention_layernorm.weight"}
 _POST_NORMS = {
@@ -63,7 +79,11 @@ def hf_tensors(shape: Shape) -> Iterator[HfTensor]:
     factor = np.float32(math.sqrt(shape.width) if folds_scale(shape) else 1.0)
     for spec in tensors(shape):
         theirs = hf_name(shape, spec.name)
-        if spec.name == _EMBEDDING:
+        if len(spec.shape) == 3:
+            for n in range(spec.shape[0]):
+                size = spec.shape[:0:-1]
+                yield HfTensor(theirs.format(n), size, (spec.name,), _expert(spec.name, n))
+        elif spec.name == _EMBEDDING:
             yield HfTensor(theirs, spec.shape, (spec.name,), _times(spec.name, factor))
         elif len(spec.shape) == 2:
             yield HfTensor(theirs, spec.shape[::-1], (spec.name,), _transposed(spec.name))
@@ -80,7 +100,7 @@ def itself(name: str, shape: tuple[int, ...]) -> HfTensor:
 
 
 def hf_name(shape: Shape, name: str) -> str:
-    """What the checkpoint calls a tensor of ours."""
+    """What the checkpoint calls a tensor of ours; with `{}` for the number of an expert."""
     match name:
         case "embedding/tokens_VxD":
             return "model.embed_tokens.weight"
@@ -89,13 +109,22 @@ def hf_name(shape: Shape, name: str) -> str:
         case "output/head_DxV":
             return "lm_head.weight"
     layer, _, rest = name.partition("/")
-    known = _LAYER | (_POST_NORMS if shape.post_norms else _NORMS)
+    experts = _EXPERTS.get(family(shape) or "", {}) if shape.experts else {}
+    known = _LAYER | (_POST_NORMS if shape.post_norms else _NORMS) | experts
     return f"model.layers.{int(layer.removeprefix('layer_'))}.{known[rest]}"
 
 
-def our_names(shape: Shape) -> dict[str, str]:
-    """By the checkpoint's name, ours; a tied model's head is the embedding, and not among them."""
-    return {hf_name(shape, spec.name): spec.name for spec in tensors(shape)}
+def their_names(shape: Shape) -> dict[str, tuple[str, ...]]:
+    """By our name, the checkpoint's: several where it has a tensor for each expert.
+
+    A tied model's head is the embedding, and not among them.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for spec in tensors(shape):
+        name = hf_name(shape, spec.name)
+        many = spec.shape[0] if len(spec.shape) == 3 else 1
+        found[spec.name] = tuple(name.format(n) for n in range(many))
+    return found
 
 
 def _times(name: str, factor: np.float32) -> Callable[[Named], NDArray[Any]]:
@@ -104,3 +133,7 @@ def _times(name: str, factor: np.float32) -> Callable[[Named], NDArray[Any]]:
 
 def _transposed(name: str) -> Callable[[Named], NDArray[Any]]:
     return lambda named: named[name].T
+
+
+def _expert(name: str, number: int) -> Callable[[Named], NDArray[Any]]:
+    return lambda named: named[name][number].T

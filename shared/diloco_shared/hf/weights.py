@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from diloco_shared.hf.config import WrongConfig, shape_of_config
-from diloco_shared.hf.names import our_names
+from diloco_shared.hf.names import their_names
 from diloco_shared.spec.shapes import Shape, tensors
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -42,18 +42,28 @@ class HfWeights:
 
     folder: Path
     shape: Shape
-    files: dict[str, str]  # our name -> file
-    names: dict[str, str]  # our name -> name in it
+    files: dict[str, str]  # a name of theirs -> file
+    names: dict[str, tuple[str, ...]]  # our name -> theirs, one of each expert
 
     def read(self, name: str) -> NDArray[np.float32]:
         """One of our tensors as fp32, in a contiguous array of its own."""
-        with safe_open(self.folder / self.files[name], framework="np") as file:
-            found = _values(file, self.names[name])
-        ours = found.T if found.ndim == 2 and not name.startswith("embedding/") else found
-        return np.ascontiguousarray(ours, dtype=np.float32)
+        theirs = self.names[name]
+        first = np.ascontiguousarray(self._ours(name, theirs[0]), dtype=np.float32)
+        if len(theirs) == 1:
+            return first
+        whole = np.empty((len(theirs), *first.shape), np.float32)
+        whole[0] = first
+        for n, one in enumerate(theirs[1:], 1):
+            whole[n] = self._ours(name, one)
+        return whole
+
+    def _ours(self, name: str, theirs: str) -> NDArray[Any]:
+        with safe_open(self.folder / self.files[theirs], framework="np") as file:
+            found = _values(file, theirs)
+        return found.T if found.ndim == 2 and not name.startswith("embedding/") else found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.files)
+        return iter(self.names)
 
 
 def open_weights(folder: Path) -> HfWeights:
@@ -72,10 +82,13 @@ def open_weights(folder: Path) -> HfWeights:
     # A model with eyes says `model.language_model.layers`, not `model.language_model.model.layers`.
     if any(n.startswith("model.language_model.layers.") for n in sizes):
         prefix = "model.language_model."
-    theirs = {_within(prefix, name): name for name in our_names(shape)}
-    ours = {ours: _within(prefix, name) for name, ours in our_names(shape).items()}
+    ours = {
+        name: tuple(_within(prefix, one) for one in theirs)
+        for name, theirs in their_names(shape).items()
+    }
     _check(folder, shape, ours, sizes)
-    known = set(theirs) | {_HEAD, f"{prefix}{_HEAD}"}
+    theirs = [one for names in ours.values() for one in names]
+    known = {*theirs, _HEAD, f"{prefix}{_HEAD}"}
     strange = [
         name
         for name in sizes
@@ -86,7 +99,7 @@ def open_weights(folder: Path) -> HfWeights:
             f"{folder}: tensors that its config.json does not account for: "
             f"{', '.join(sorted(strange)[:5])}"
         )
-    return HfWeights(folder, shape, {n: files[t] for n, t in ours.items()}, ours)
+    return HfWeights(folder, shape, {name: files[name] for name in theirs}, ours)
 
 
 def _within(prefix: str, name: str) -> str:
@@ -96,15 +109,18 @@ def _within(prefix: str, name: str) -> str:
 
 
 def _check(
-    folder: Path, shape: Shape, ours: dict[str, str], sizes: dict[str, tuple[str, tuple[int, ...]]]
+    folder: Path,
+    shape: Shape,
+    ours: dict[str, tuple[str, ...]],
+    sizes: dict[str, tuple[str, tuple[int, ...]]],
 ) -> None:
-    for spec in tensors(shape):
-        name = ours[spec.name]
+    every = [(spec, name) for spec in tensors(shape) for name in ours[spec.name]]
+    for spec, name in every:
         if name not in sizes:
             raise WrongCheckpoint(f"{folder}: there is no tensor {name}")
         dtype, size = sizes[name]
-        embedding = spec.name.startswith("embedding/")
-        wanted = spec.shape if embedding or len(spec.shape) == 1 else spec.shape[::-1]
+        one = spec.shape[1:] if len(spec.shape) == 3 else spec.shape
+        wanted = one if spec.name.startswith("embedding/") or len(one) == 1 else one[::-1]
         if size != wanted:
             raise WrongCheckpoint(
                 f"{folder}: {name} is {_by(size)}, and config.json says {_by(wanted)}"

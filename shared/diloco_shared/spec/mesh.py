@@ -5,6 +5,7 @@
                         eighth of each batch
     "data=2,fsdp=4"     two groups of four: each group holds the whole state
     "fsdp=4,tensor=2"   four pairs: the two of a pair share the matrices of each layer
+    "fsdp=2,expert=4"   two groups of four: each of the four has a quarter of the experts
 
 What goes over the wire, and what is kept on disks, is the same whatever the mesh.
 """
@@ -12,7 +13,7 @@ What goes over the wire, and what is kept on disks, is the same whatever the mes
 from dataclasses import dataclass
 
 # In the order in which devices are counted: neighbours share a layer's matrices, which costs most.
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "expert", "tensor")
 AUTO = "auto"
 # Of one process: more digits than this are no number of devices, but a slip.
 DEVICES_MAX = 4096
@@ -29,21 +30,22 @@ class MeshSizes:
     data: int = 1
     fsdp: int = 1
     tensor: int = 1
+    expert: int = 1
 
     @property
     def devices(self) -> int:
         """All of them."""
-        return self.data * self.fsdp * self.tensor
+        return self.batch_parts * self.tensor
 
     @property
     def batch_parts(self) -> int:
         """Into how many parts the sequences of a step are cut."""
-        return self.data * self.fsdp
+        return self.data * self.fsdp * self.expert
 
     @property
     def state_parts(self) -> int:
         """Into how many parts parameters, moments and gradients are cut."""
-        return self.fsdp * self.tensor
+        return self.fsdp * self.expert * self.tensor
 
     def __str__(self) -> str:
         shown = [f"{axis}={size}" for axis in AXES if (size := getattr(self, axis)) > 1]
@@ -57,11 +59,6 @@ def mesh_of(text: str) -> MeshSizes | None:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, equals, number = (piece.strip() for piece in part.partition("="))
-        if axis == "expert":
-            raise WrongMesh(
-                "the axis expert is for models with a mixture of experts, and no model here has "
-                f"one: take {', '.join(AXES)}"
-            )
         if axis not in AXES or not equals:
             raise WrongMesh(
                 f"a mesh reads 'auto', or as 'data=2,fsdp=4' with axes of {', '.join(AXES)}; "
@@ -94,8 +91,8 @@ def fitted(wanted: MeshSizes | None, devices: int, sequences: int) -> MeshSizes:
     if sequences % wanted.batch_parts:
         raise WrongMesh(
             f"inner.batch_sequences = {sequences} cannot be spread evenly over "
-            f"{wanted.batch_parts} devices (data x fsdp of the mesh {wanted}): set it to a "
-            "multiple of that, or DILOCO_MESH to a mesh whose data x fsdp divides it"
+            f"{wanted.batch_parts} devices (data x fsdp x expert of the mesh {wanted}): set it to "
+            "a multiple of that, or DILOCO_MESH to a mesh whose data x fsdp x expert divides it"
         )
     return wanted
 

@@ -1,8 +1,9 @@
 """Shapes of the decoder family by preset, with their tensors: known before any array is made.
 
-One dense family covers Llama 2 and 3, Mistral, Qwen 2.5 and 3, and Gemma 2 and 3: they differ in
-the fields of a `Shape`. The learner builds its model of these (`diloco_learner.models`); everybody
-else counts with them. How a layer's tensors lie in memory is the learner's: here each has its own.
+One family covers Llama 2 and 3, Mistral, Qwen 2.5 and 3, and Gemma 2 and 3, and of those with a
+mixture of experts Mixtral and Qwen 3: they differ in the fields of a `Shape`. The learner builds
+its model of these (`diloco_learner.models`); everybody else counts with them. How a layer's tensors
+lie in memory is the learner's: here each has its own.
 """
 
 import math
@@ -31,7 +32,7 @@ class Shape:
     heads: int  # H
     kv_heads: int  # G, divides H
     head_width: int  # K, even (RoPE turns pairs)
-    hidden: int  # F
+    hidden: int  # F, of each expert where there are some
     rope_base: float = 10_000.0
     tied: bool = False  # the output matrix is the embedding
     remat: str = "none"  # one of REMAT
@@ -56,6 +57,19 @@ class Shape:
     rope_low: float = 1.0  # llama3: wavelengths above original / low are scaled,
     rope_high: float = 4.0  # those below original / high are not
     rope_original: int = 8192  # context of the first training, in tokens
+    # A mixture of experts in place of each layer's MLP (`diloco_learner.models.experts`).
+    experts: int = 0  # E; 0: one MLP, through which every token goes
+    experts_per_token: int = 0  # k, through which a token goes
+    # Tokens of a sequence that an expert has room for, over an even share of them; 0: for all.
+    expert_capacity: float = 0.0
+    expert_balance: float = 0.01  # what an uneven use of experts adds to what is minimised
+
+    def room(self, tokens: int) -> int:
+        """Tokens that each expert has room for, of a sequence of so many."""
+        if not self.expert_capacity:
+            return tokens
+        share = self.expert_capacity * self.experts_per_token * tokens / self.experts
+        return min(tokens, max(1, math.ceil(share)))
 
     def attends_to_all(self, layer: int) -> bool:
         """Whether a layer has no window."""
@@ -157,6 +171,28 @@ SHAPES = {
     "gemma-12b": Shape(
         262_144, 3840, 48, 16, 8, 256, 15_360, rope_base=1_000_000.0, tied=True, remat="layer"
     ),
+    # nano with eight experts, of which a token takes two: 0.3M parameters.
+    "nano-moe": Shape(
+        256, 64, 2, 4, 4, 16, 88, experts=8, experts_per_token=2, expert_capacity=2.0
+    ),
+    # Qwen3 30B-A3B: a token takes 3.3 of its 30.5 billion parameters.
+    "30b-a3b": Shape(
+        151_936,
+        2048,
+        48,
+        32,
+        4,
+        128,
+        768,
+        rope_base=1e6,
+        remat="layer",
+        embed_scale=False,
+        qk_norm=True,
+        experts=128,
+        experts_per_token=8,
+        expert_capacity=1.25,
+        expert_balance=0.001,
+    ),
 }
 # Tokens that a tokenizer makes: the model's vocabulary must hold them.
 TOKENS = {"bytes": 256}
@@ -176,8 +212,10 @@ _RANGES = {
     "rope_factor": (1.0, 1e6),
     "rope_low": (1e-3, 1e6),
     "rope_high": (1e-3, 1e6),
+    "expert_capacity": (0.0, 1e6),
+    "expert_balance": (0.0, 1e3),
 }
-_FROM_ZERO = ("window", "global_every")
+_FROM_ZERO = ("window", "global_every", "experts", "experts_per_token")
 
 
 class WrongModel(ValueError):
@@ -224,6 +262,9 @@ def with_fields(shape: Shape, changed: dict[str, Any], where: str) -> Shape:
     if shape.rope_scaling == "llama3" and shape.rope_high <= shape.rope_low:
         text = f"({shape.rope_high:g}) must be above rope_low ({shape.rope_low:g})"
         raise WrongModel(f"{where}rope_high", text)
+    if not bool(shape.experts) <= shape.experts_per_token <= shape.experts:
+        text = f"({shape.experts_per_token}) must be from 1 to experts ({shape.experts}), or both 0"
+        raise WrongModel(f"{where}experts_per_token", text)
     return shape
 
 
@@ -269,11 +310,21 @@ def layer_tensors(shape: Shape) -> dict[str, tuple[int, ...]]:
         "attention/out_HKxD": (query, s.width),
         "attention/query_DxHK": (s.width, query),
         "attention/value_DxGK": (s.width, key),
-        "mlp/down_FxD": (s.hidden, s.width),
-        "mlp/gate_DxF": (s.width, s.hidden),
         "mlp/norm_D": (s.width,),
-        "mlp/up_DxF": (s.width, s.hidden),
     }
+    if s.experts:
+        sizes |= {
+            "mlp/down_ExFxD": (s.experts, s.hidden, s.width),
+            "mlp/gate_ExDxF": (s.experts, s.width, s.hidden),
+            "mlp/router_DxE": (s.width, s.experts),
+            "mlp/up_ExDxF": (s.experts, s.width, s.hidden),
+        }
+    else:
+        sizes |= {
+            "mlp/down_FxD": (s.hidden, s.width),
+            "mlp/gate_DxF": (s.width, s.hidden),
+            "mlp/up_DxF": (s.width, s.hidden),
+        }
     if s.qkv_bias:
         sizes["attention/query_bias_HK"] = (query,)
         sizes["attention/key_bias_GK"] = sizes["attention/value_bias_GK"] = (key,)
@@ -327,9 +378,32 @@ FORWARD_AND_BACKWARD = 3
 
 
 def flops_per_token(shape: Shape, context: int) -> float:
-    """Operations of training on one token of a sequence of `context`."""
-    s = shape
-    matrices = sum(a * b for a, b in (d for d in layer_tensors(s).values() if len(d) == 2))
+    """Operations of training on one token of a sequence of `context`.
+
+    Of experts those that a token goes through are counted.
+    """
+    return _flops_per_token(shape, context, shape.experts_per_token)
+
+
+def computed_flops_per_token(shape: Shape, context: int) -> float:
+    """The same with what is computed for nothing: experts compute all that they have room for."""
+    if not shape.experts:
+        return flops_per_token(shape, context)
+    return _flops_per_token(shape, context, shape.experts * shape.room(context) / context)
+
+
+def active_parameters(shape: Shape) -> int:
+    """Values that a token goes through: of experts those that it takes, and all others."""
+    sizes = layer_tensors(shape).values()
+    idle = sum(math.prod(d[1:]) * (d[0] - shape.experts_per_token) for d in sizes if len(d) == 3)
+    return sum(math.prod(t.shape) for t in tensors(shape)) - shape.layers * idle
+
+
+def _flops_per_token(shape: Shape, context: int, experts: float) -> float:
+    s, sizes = shape, layer_tensors(shape).values()
+    matrices: float = sum(math.prod(d) for d in sizes if len(d) == 2)
+    # One matrix of each expert.
+    matrices += experts * sum(math.prod(d[1:]) for d in sizes if len(d) == 3)
     weights = s.layers * matrices + s.width * s.vocabulary
     seen = sum(_seen(context, 0 if s.attends_to_all(n) else s.window) for n in range(s.layers))
     # Scores and mixtures: two products of a head's width for each pair of tokens.

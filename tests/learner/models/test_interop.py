@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from diloco_learner.models import filled, transformer
-from diloco_shared.hf.config import family, hf_config, shape_of_config
+from diloco_shared.hf.config import WITH_EXPERTS, family, hf_config, shape_of_config
 from diloco_shared.hf.names import hf_tensors
 from diloco_shared.hf.weights import HfWeights, digest_of, open_weights
 from diloco_shared.spec.shapes import Shape
@@ -56,7 +56,16 @@ def by_their_names(shape: Shape, tree: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def test_every_family_is_covered() -> None:
-    assert FAMILIES == ["gemma2", "gemma3", "llama", "mistral", "qwen2", "qwen3"]
+    assert FAMILIES == [
+        "gemma2",
+        "gemma3",
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen3",
+        "qwen3_moe",
+    ]
     shapes = [open_weights(GOLDEN / name).shape for name in FAMILIES]
     # Loops over layers, and unrolled ones; windows in all layers, in some, and in none.
     assert {s.layers > transformer.UNROLLED_MAX for s in shapes} == {True, False}
@@ -70,7 +79,12 @@ def test_logits_are_those_of_transformers(weights: HfWeights) -> None:
     np.testing.assert_allclose(np.asarray(logits), theirs["logits"], **NEAR)
 
 
-@pytest.mark.parametrize(("remat", "unrolled"), [("none", 4), ("layer", 0), ("products", 9)])
+HOWS = [("none", 4), ("layer", 0), ("products", 9)]
+# How experts are computed has nothing to do with how layers are: once is enough.
+CASES = [(n, *how) for n in FAMILIES for how in HOWS if n not in WITH_EXPERTS or how == HOWS[0]]
+
+
+@pytest.mark.parametrize(("weights", "remat", "unrolled"), CASES, indirect=["weights"])
 def test_loss_and_gradients_are_those_of_transformers(
     weights: HfWeights, remat: str, unrolled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from diloco_shared.spec.mesh import MeshSizes, WrongMesh, fitted, idle, mesh_of
         ("fsdp=8", MeshSizes(fsdp=8), "fsdp=8"),
         (" data=2 , fsdp=4", MeshSizes(data=2, fsdp=4), "data=2,fsdp=4"),
         ("tensor=2,fsdp=4", MeshSizes(fsdp=4, tensor=2), "fsdp=4,tensor=2"),
+        ("expert=4,fsdp=2", MeshSizes(fsdp=2, expert=4), "fsdp=2,expert=4"),
         ("fsdp=1", MeshSizes(), "fsdp=1"),
     ],
 )
@@ -35,7 +36,7 @@ def test_auto_is_left_to_the_devices() -> None:
         ("fsdp=²", "1 to 4096 devices"),
         ("fsdp=99999", "1 to 4096 devices"),
         ("fsdp=2,fsdp=4", "names fsdp twice"),
-        ("expert=4", "mixture of experts, and no model here"),
+        ("experts=4", "'experts=4' is neither"),
     ],
 )
 def test_what_is_no_mesh_is_refused(text: str, words: str) -> None:
@@ -68,3 +69,7 @@ def test_a_mesh_that_cannot_be_is_refused_with_what_to_do() -> None:
         fitted(asked, 8, 12)
     # The two of a pair step with the same sequences.
     assert fitted(MeshSizes(fsdp=4, tensor=2), 8, 12).batch_parts == 4
+    # Those that share the experts do not.
+    assert fitted(MeshSizes(fsdp=2, expert=4), 8, 16).batch_parts == 8
+    with pytest.raises(WrongMesh, match="cannot be spread evenly over 8 devices"):
+        fitted(MeshSizes(fsdp=2, expert=4), 8, 12)

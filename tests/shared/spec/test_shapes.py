@@ -49,6 +49,14 @@ def test_tensors_are_those_of_the_real_model(preset: str, overrides: dict[str, i
         ({"overrides": {"activation": 3}}, "model.overrides.activation", "'silu', 'gelu'"),
         ({"overrides": {"window": -1}}, "model.overrides.window", "from 0 to"),
         ({"overrides": {"global_every": 6}}, "model.overrides.global_every", "set window"),
+        ({"overrides": {"experts": 4}}, "model.overrides.experts_per_token", "from 1 to experts"),
+        ({"overrides": {"experts_per_token": 2}}, "model.overrides.experts_per_token", "both 0"),
+        (
+            {"preset": "nano-moe", "overrides": {"experts_per_token": 9}},
+            "model.overrides.experts_per_token",
+            "(9) must be from 1 to experts (8)",
+        ),
+        ({"overrides": {"expert_capacity": -1}}, "model.overrides.expert_capacity", "from 0 to"),
         ({"overrides": {"logit_cap": -1.0}}, "model.overrides.logit_cap", "from 0 to"),
         ({"overrides": {"norm_epsilon": 0}}, "model.overrides.norm_epsilon", "1e-12 to 0.1"),
         (

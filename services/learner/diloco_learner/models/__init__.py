@@ -14,6 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from diloco_learner.models import transformer
+from diloco_learner.models.experts import EXPERTS
 from diloco_learner.models.sharding import Wish, transformer_sharding
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import Model
@@ -30,7 +31,10 @@ class ModelDef:
     whose leaves hold the tensors of all layers along their first axis. `masked_tokens`: the loss
     takes a token below 0 for its complement (~token), and leaves it out of the mean.
     `sharding(name, shape)`: the axes of a mesh that each dimension of a leaf is cut by
-    (`models.sharding`); None where the model says nothing of it.
+    (`models.sharding`); None where the model says nothing of it. `objective(params, tokens_BxL1)
+    -> (minimised, loss)`, where training minimises more than the loss, as how unevenly experts are
+    used; None: the loss. `matrices`: tensors that hold a matrix of each expert, by the last part of
+    their names.
     """
 
     init: Callable[[jax.Array], Any]
@@ -39,6 +43,8 @@ class ModelDef:
     stacked: str | None = None
     masked_tokens: bool = False
     sharding: Callable[[str, tuple[int, ...]], Wish] | None = None
+    objective: Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]] | None = None
+    matrices: tuple[str, ...] = ()
 
 
 def build(config: Model, separator: int | None = None) -> ModelDef:
@@ -64,6 +70,10 @@ def build(config: Model, separator: int | None = None) -> ModelDef:
         stacked="layers",
         masked_tokens=True,
         sharding=transformer_sharding,
+        objective=partial(transformer.objective, shape, dtype, separator=separator)
+        if shape.experts
+        else None,
+        matrices=EXPERTS if shape.experts else (),
     )
 
 

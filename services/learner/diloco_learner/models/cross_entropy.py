@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from diloco_learner.models.sharding import BATCH, Wish, batch_parts, spread
+from diloco_learner.models.sharding import BATCH, STATE, Wish, batch_parts, spread
 from diloco_shared.budget.memory import LOGITS_BYTES
 
 
@@ -71,7 +71,7 @@ def _forward(
         zero = spread(jnp.zeros((places, *head.shape), jnp.float32), BATCH, *cut)
     head_grad, (totals, x_grad) = _over(part, zero, parts)
     if places > 1:
-        kept: Wish = ("tensor", "fsdp") if by_rows else ("fsdp", "tensor")
+        kept: Wish = ("tensor", STATE) if by_rows else (STATE, "tensor")
         head_grad = spread(jnp.sum(head_grad, axis=0), *kept)
     x_grad_TxD = _together(x_grad, len(x_TxD))
     found = jnp.sum(totals), jnp.sum(targets_T >= 0)

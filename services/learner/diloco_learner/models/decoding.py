@@ -5,7 +5,7 @@ prompt is read some tokens at a time: two programs serve every prompt, however l
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,7 +63,7 @@ def extend(
             whole, seen(places_T, places_L, 0), seen(places_T, places_L, shape.window)
         )
         x = x + joined(shape, layer["attention"], mixed(shape, q, new.keys, new.values, visible))
-        return x + mlp(shape, layer["mlp"], x), new
+        return x + mlp(shape, layer["mlp"], x)[0], new
 
     whole_N = jnp.array([shape.attends_to_all(n) for n in range(shape.layers)])
     x_BxTxD = embedded(shape, cache.keys.dtype, params, tokens_BxT)
@@ -106,7 +106,8 @@ class Sampler:
     """Draws tokens from one model with its parameters; compiles when it is first used."""
 
     def __init__(self, shape: Shape, params: Any, dtype: Any, how: Sampling) -> None:
-        self.shape = shape
+        # Nothing goes past an expert here: that is for many tokens at a time.
+        self.shape = shape = replace(shape, expert_capacity=0.0)
         self.params = params
         self.dtype = dtype
         self._extend = jax.jit(partial(extend, shape), donate_argnums=1)

@@ -1,9 +1,9 @@
 """On which axis of a mesh of devices the dimensions of a tensor lie, and those of an activation.
 
-A model names axes: "data", "fsdp", "tensor", or several for one dimension, or none (None). A name
-is a wish. Where its devices do not divide the dimension evenly, the dimension stays whole, and what
-is computed is the same. After Megatron-LM (arXiv 1909.08053) for `tensor`, and ZeRO-3 (arXiv
-1910.02054) for `fsdp`.
+A model names axes: "data", "fsdp", "expert", "tensor", or several for one dimension, or none, None.
+A name is a wish. Where its devices do not divide the dimension evenly, the dimension stays whole,
+and what is computed is the same. After Megatron-LM (arXiv 1909.08053) for `tensor`, ZeRO-3 (arXiv
+1910.02054) for `fsdp`, and GShard (arXiv 2006.16668) for `expert`.
 """
 
 import math
@@ -17,24 +17,30 @@ Axes = str | tuple[str, ...] | None
 Wish = Sequence[Axes]
 
 # Sequences are spread over these.
-BATCH = ("data", "fsdp")
+BATCH = ("data", "fsdp", "expert")
+# What belongs to no expert is cut by both: along `expert`, too, each device has its own sequences.
+STATE = ("fsdp", "expert")
 # Tensors of fewer values are held whole by every device: to gather them costs more than they take.
 SMALL = 1024
 
 # Of a layer; its leaves hold all layers along a first dimension, which is never cut.
 _OF_A_LAYER: dict[str, Wish] = {
-    "query_DxHK": ("fsdp", "tensor"),
-    "key_DxGK": ("fsdp", "tensor"),
-    "value_DxGK": ("fsdp", "tensor"),
+    "query_DxHK": (STATE, "tensor"),
+    "key_DxGK": (STATE, "tensor"),
+    "value_DxGK": (STATE, "tensor"),
     "query_bias_HK": ("tensor",),
     "key_bias_GK": ("tensor",),
     "value_bias_GK": ("tensor",),
-    "out_HKxD": ("tensor", "fsdp"),
-    "gate_DxF": ("fsdp", "tensor"),
-    "up_DxF": ("fsdp", "tensor"),
-    "down_FxD": ("tensor", "fsdp"),
+    "out_HKxD": ("tensor", STATE),
+    "gate_DxF": (STATE, "tensor"),
+    "up_DxF": (STATE, "tensor"),
+    "down_FxD": ("tensor", STATE),
+    "router_DxE": (STATE,),
+    "gate_ExDxF": ("expert", "fsdp", "tensor"),
+    "up_ExDxF": ("expert", "fsdp", "tensor"),
+    "down_ExFxD": ("expert", "tensor", "fsdp"),
 }
-_OTHERS: dict[str, Wish] = {"tokens_VxD": ("tensor", "fsdp"), "head_DxV": ("fsdp", "tensor")}
+_OTHERS: dict[str, Wish] = {"tokens_VxD": ("tensor", STATE), "head_DxV": (STATE, "tensor")}
 
 
 def transformer_sharding(name: str, shape: tuple[int, ...]) -> Wish:

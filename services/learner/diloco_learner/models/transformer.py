@@ -1,9 +1,9 @@
 """A decoder-only transformer, of every shape that `diloco_shared.spec.shapes` knows.
 
 Plain jax: parameters are a nested dict, shapes stand in names (B batch, L length, D model, H query
-heads, G key-value heads, K head dimension, F hidden, V vocabulary, N layers). The tensors of all
-layers are stacked along a first axis, and one layer's program runs over them: 48 layers take as
-long to compile as one.
+heads, G key-value heads, K head dimension, F hidden, V vocabulary, N layers, E experts). The
+tensors of all layers are stacked along a first axis, and one layer's program runs over them: 48
+layers take as long to compile as one.
 
 The sign of a token says whether it is to be predicted: the bitwise complement (~token, negative) of
 a token is read like the token, and left out of the loss.
@@ -19,7 +19,8 @@ import jax.numpy as jnp
 
 from diloco_learner.models.attention import attend, documents, turn, turns
 from diloco_learner.models.cross_entropy import summed
-from diloco_learner.models.sharding import BATCH, spread
+from diloco_learner.models.experts import mixture
+from diloco_learner.models.sharding import BATCH, STATE, spread
 from diloco_shared.spec.shapes import SHAPES as SHAPES
 from diloco_shared.spec.shapes import Shape as Shape
 from diloco_shared.spec.shapes import layer_tensors
@@ -36,17 +37,22 @@ UNSCALED_DEVIATION = 0.02
 def init(shape: Shape, key: jax.Array) -> Params:
     """fp32 parameters: normal(1/sqrt(fan in)); outputs of a block scaled by 1/sqrt(2 N)."""
     s = shape
-    keys = jax.random.split(key, 2 + 7 * s.layers)
     # Of each layer in this order, so that a seed gives the same values however they lie in memory.
-    matrices = ("query_DxHK", "key_DxGK", "value_DxGK", "out_HKxD", "gate_DxF", "up_DxF")
-    place = {name: n for n, name in enumerate((*matrices, "down_FxD"))}
+    matrices = ["query_DxHK", "key_DxGK", "value_DxGK", "out_HKxD"]
+    if s.experts:
+        matrices += ["gate_ExDxF", "up_ExDxF", "down_ExFxD", "router_DxE"]
+    else:
+        matrices += ["gate_DxF", "up_DxF", "down_FxD"]
+    place = {name: n for n, name in enumerate(matrices)}
+    last = 1 + len(matrices) * s.layers
+    keys = jax.random.split(key, last + 1)
 
     def tensor(name: str, dims: tuple[int, ...]) -> jax.Array:
         if name in place:
-            scale = (1 / math.sqrt(2 * s.layers)) if name in ("out_HKxD", "down_FxD") else 1.0
-            of_layers = keys[1 + place[name] : 1 + 7 * s.layers : 7]
+            scale = (1 / math.sqrt(2 * s.layers)) if name.startswith(("out", "down")) else 1.0
+            of_layers = keys[1 + place[name] : last : len(matrices)]
             normal: Any = jax.vmap(lambda k: jax.random.normal(k, dims, jnp.float32))
-            return jnp.asarray(normal(of_layers)) * (scale / math.sqrt(dims[0]))
+            return jnp.asarray(normal(of_layers)) * (scale / math.sqrt(dims[-2]))
         return jnp.full((s.layers, *dims), _plain(shape, name), jnp.float32)
 
     layers: Params = {}
@@ -61,7 +67,7 @@ def init(shape: Shape, key: jax.Array) -> Params:
         "layers": layers,
     }
     if not s.tied:
-        head_DxV = jax.random.normal(keys[1 + 7 * s.layers], (s.width, s.vocabulary), jnp.float32)
+        head_DxV = jax.random.normal(keys[last], (s.width, s.vocabulary), jnp.float32)
         params["output"] = {"head_DxV": head_DxV / math.sqrt(s.width)}
     return params
 
@@ -84,7 +90,22 @@ def loss(
     `separator`: the token between documents, each of which then sees itself alone (`documents`);
     None: a token sees all before it.
     """
-    x_BxLxD = hidden(shape, dtype, params, tokens_BxL1[:, :-1], separator)
+    return objective(shape, dtype, params, tokens_BxL1, separator)[1]
+
+
+def objective(
+    shape: Shape,
+    dtype: Any,
+    params: Params,
+    tokens_BxL1: jax.Array,
+    separator: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """(what training minimises, the loss), fp32 scalars: see `loss`.
+
+    The first adds, for a mixture of experts, `expert_balance` times how unevenly they are used:
+    the mean over layers (`experts.routes`).
+    """
+    x_BxLxD, balance = _read(shape, dtype, params, tokens_BxL1[:, :-1], separator)
     head, by_rows = _head(shape, params)
     total, count = summed(
         x_BxLxD.reshape(-1, shape.width),
@@ -93,7 +114,8 @@ def loss(
         by_rows,
         shape.logit_cap,
     )
-    return total / jnp.maximum(count, 1)
+    nats = total / jnp.maximum(count, 1)
+    return nats if balance is None else nats + shape.expert_balance * balance, nats
 
 
 def forward(
@@ -131,10 +153,17 @@ def hidden(
     separator: int | None = None,
 ) -> jax.Array:
     """What the head sees: (B, L, D) in `dtype`, after the last norm. `separator`: see `loss`."""
+    return _read(shape, dtype, params, tokens_BxL, separator)[0]
+
+
+def _read(
+    shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array, separator: int | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """(`hidden`, how unevenly experts are used, if there are some)."""
     x_BxLxD = embedded(shape, dtype, params, tokens_BxL)
     document_BxL = None if separator is None else documents(tokens_BxL, separator)
-    x_BxLxD = _layers(shape, params["layers"], x_BxLxD, document_BxL)
-    return norm(shape, x_BxLxD, params["final_norm"]["scale_D"])
+    x_BxLxD, balance = _layers(shape, params["layers"], x_BxLxD, document_BxL)
+    return norm(shape, x_BxLxD, params["final_norm"]["scale_D"]), balance
 
 
 def embedded(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) -> jax.Array:
@@ -142,14 +171,14 @@ def embedded(shape: Shape, dtype: Any, params: Params, tokens_BxL: jax.Array) ->
     tokens_BxL = jnp.where(tokens_BxL < 0, ~tokens_BxL, tokens_BxL)
     x_BxLxD = params["embedding"]["tokens_VxD"][tokens_BxL].astype(dtype)
     # Each device looks up its columns for all, and hands them to whose tokens they are.
-    x_BxLxD = spread(x_BxLxD, "data", None, "fsdp")
+    x_BxLxD = spread(x_BxLxD, "data", None, STATE)
     factor = jnp.asarray(math.sqrt(shape.width) if shape.embed_scale else 1.0, dtype)
     return spread(jnp.asarray(x_BxLxD * factor), BATCH)
 
 
 def _layers(
     shape: Shape, layers: Params, x_BxLxD: jax.Array, document_BxL: jax.Array | None
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array | None]:
     windows = {shape.attends_to_all(n) for n in range(shape.layers)}
     # Places are counted through the sequence, not through each document: rotary positions are
     # relative, so that a document's logits are the same wherever it begins.
@@ -162,12 +191,13 @@ def _layers(
         inner = partial(_scanned, _remat(shape, block))
     whole_N = jnp.array([shape.attends_to_all(n) for n in range(shape.layers)])
     unroll = shape.layers if shape.layers <= UNROLLED_MAX else 1
-    x_BxLxD, _ = jax.lax.scan(inner, x_BxLxD, (layers, whole_N), unroll=unroll)
-    return x_BxLxD
+    x_BxLxD, balance_N = jax.lax.scan(inner, x_BxLxD, (layers, whole_N), unroll=unroll)
+    return x_BxLxD, None if balance_N is None else jnp.mean(balance_N)
 
 
-def _scanned(block: Any, x_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, None]:
-    return block(x_BxLxD, *layer), None
+def _scanned(block: Any, x_BxLxD: jax.Array, layer: Any) -> tuple[jax.Array, jax.Array | None]:
+    found: tuple[jax.Array, jax.Array | None] = block(x_BxLxD, *layer)
+    return found
 
 
 def _again(function: F) -> F:
@@ -197,12 +227,16 @@ def _block(
     x_BxLxD: jax.Array,
     layer: Params,
     whole: Any,
-) -> jax.Array:
-    """One layer. `whole`: it attends to all tokens; True, False, or a traced bool."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """One layer. `whole`: it attends to all tokens; True, False, or a traced bool.
+
+    With what its MLP gives beside (`mlp`).
+    """
     q, k, v = projected(shape, layer["attention"], x_BxLxD, turned, whole)
     mixed_BxLxHxK = attend(shape, q, k, v, whole, document_BxL)
     x_BxLxD = spread(x_BxLxD + joined(shape, layer["attention"], mixed_BxLxHxK), BATCH)
-    return spread(x_BxLxD + mlp(shape, layer["mlp"], x_BxLxD), BATCH)
+    more_BxLxD, balance = mlp(shape, layer["mlp"], x_BxLxD)
+    return spread(x_BxLxD + more_BxLxD, BATCH), balance
 
 
 @_again
@@ -244,12 +278,21 @@ def joined(shape: Shape, layer: Params, mixed_BxLxHxK: jax.Array) -> jax.Array:
     return norm(shape, out, layer["post_norm_D"]) if shape.post_norms else out
 
 
-def mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> jax.Array:
+def mlp(shape: Shape, layer: Params, x_BxLxD: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """(what the MLP or a layer's experts add: (B, L, D); how unevenly experts are used)."""
     h = norm(shape, x_BxLxD, layer["norm_D"])
+    if shape.experts:
+        down, balance = mixture(shape, layer, h, partial(gated, shape))
+    else:
+        down, balance = _dense(shape, layer, h), None
+    return (norm(shape, down, layer["post_norm_D"]) if shape.post_norms else down), balance
+
+
+def _dense(shape: Shape, layer: Params, h: jax.Array) -> jax.Array:
     gate_BxLxF = spread(h @ layer["gate_DxF"].astype(h.dtype), BATCH, None, "tensor")
     up_BxLxF = spread(h @ layer["up_DxF"].astype(h.dtype), BATCH, None, "tensor")
     down: jax.Array = gated(shape, gate_BxLxF, up_BxLxF) @ layer["down_FxD"].astype(h.dtype)
-    return norm(shape, down, layer["post_norm_D"]) if shape.post_norms else down
+    return down
 
 
 @_again

@@ -8,7 +8,7 @@ number, parameters, moments and counts stay what they were, to the bit.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,26 @@ MUON_RMS = 0.2
 
 
 def optimizer(
-    inner: Inner, is_embedding: Callable[[str], bool], stacked: str | None = None
+    inner: Inner,
+    is_embedding: Callable[[str], bool],
+    stacked: str | None = None,
+    matrices_in: Collection[str] = (),
 ) -> optax.GradientTransformation:
-    """Clipping, then the optimizer at rate 1; the step scales its update by the rate.
+    """Clipping, then the optimizer at rate 1; the step scales its update by the rate."""
+    after = _clipped(inner, is_embedding, stacked, matrices_in)
+    return optax.chain(optax.clip_by_global_norm(inner.clip_norm), after)
 
-    `stacked`: the part of the tree whose leaves hold a tensor of each layer (`ModelDef`).
+
+def _clipped(
+    inner: Inner,
+    is_embedding: Callable[[str], bool],
+    stacked: str | None,
+    matrices_in: Collection[str],
+) -> optax.GradientTransformation:
+    """What follows clipping.
+
+    `stacked`: the part of the tree whose leaves hold a tensor of each layer, `matrices_in`: the
+    tensors that hold many matrices (`ModelDef`).
 
     AdamW and Muon decay matrices only: norms and biases have no scale to lose. Muon steps
     matrices but embeddings along their orthogonalised momentum, all else by NAdam. The others come
@@ -59,10 +74,14 @@ def optimizer(
     elif inner.optimizer == "muon":
 
         def orthogonal(params: Any) -> Any:
-            # The last two axes: those of every layer's matrix are taken one by one.
+            def steps(name: str, leaf: Any) -> bool:
+                many = name.rpartition("/")[2] in matrices_in
+                return dimensions(name, leaf) == 2 + many and not is_embedding(name)
+
+            # The last two axes: those of every layer's and expert's matrix are taken one by one.
             axes = {
                 name: contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
-                if dimensions(name, leaf) == 2 and not is_embedding(name)
+                if steps(name, leaf)
                 else None
                 for name, leaf in to_named(params).items()
             }
@@ -81,7 +100,44 @@ def optimizer(
         )
     else:
         chosen = getattr(optax, inner.optimizer)(1.0)
-    return optax.chain(optax.clip_by_global_norm(inner.clip_norm), chosen)
+    return chosen
+
+
+def _moved(
+    inner: Inner, model: ModelDef
+) -> Callable[[Any, Any, Any, jax.Array, Any], tuple[Any, Any]]:
+    """(params, opt_state, grads, sound, rate) -> what they are after the step.
+
+    They are what they were, where the gradients are not `sound`.
+    """
+    clip = optax.clip_by_global_norm(inner.clip_norm)
+    after = _clipped(inner, model.is_embedding, model.stacked, model.matrices)
+
+    def update(params: Any, opt_state: Any, grads: Any, rate: Any) -> tuple[Any, Any]:
+        updates, rest = after.update(grads, opt_state[1], params)
+        new = jax.tree.map(lambda p, u: p + rate * u, params, updates)
+        return new, (opt_state[0], rest)
+
+    def move(
+        params: Any, opt_state: Any, grads: Any, sound: jax.Array, rate: Any
+    ) -> tuple[Any, Any]:
+        grads, _ = clip.update(grads, opt_state[0])
+        if jax.default_backend() == "cpu":
+            # Where values were chosen one by one, its compiler would keep the old moments beside
+            # the new ones: 11 bytes a parameter. An accelerator would wait for its host instead.
+            moved: tuple[Any, Any] = jax.lax.cond(
+                sound, update, lambda *old: (old[0], old[1]), params, opt_state, grads, rate
+            )
+            return moved
+
+        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(sound, new, old)
+
+        # Chosen value by value, within the update of each leaf: no copy of anything is kept.
+        new, state = update(params, opt_state, grads, rate)
+        return jax.tree.map(chosen, new, params), jax.tree.map(chosen, state, opt_state)
+
+    return move
 
 
 def make_step(
@@ -100,21 +156,17 @@ def make_step(
     exactly where the step was skipped. `poisoned`: a fault, no loss and no gradient of it is a
     number. With a `placement`, `shapes` are those of the parameters, which lie as it says.
     """
-    transform = optimizer(inner, model.is_embedding, model.stacked)
-
-    def loss_of(params: Any, tokens_BxL1: jax.Array) -> jax.Array:
-        loss = model.loss(params, tokens_BxL1)
-        return loss * jnp.nan if poisoned else loss
+    move, of_part = _moved(inner, model), _gradients(model, poisoned=poisoned)
 
     def gradients(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, Any]:
         if inner.accumulation == 1:
-            return jax.value_and_grad(loss_of)(params, tokens_BxL1)
+            return of_part(params, tokens_BxL1)
         parts = tokens_BxL1.reshape(inner.accumulation, -1, tokens_BxL1.shape[-1])
         parts = spread(parts, None, BATCH)
 
         def add(total: Any, part: Any) -> tuple[Any, None]:
             tokens, weight = part
-            found = jax.value_and_grad(loss_of)(params, tokens)
+            found = of_part(params, tokens)
             return jax.tree.map(lambda t, x: t + weight * x, total, found), None
 
         zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
@@ -135,24 +187,40 @@ def make_step(
     ) -> tuple[Any, Any, jax.Array]:
         loss, grads = gradients(params, tokens_BxL1)
         sound = jnp.isfinite(loss) & jnp.isfinite(optax.tree.norm(grads))
-        updates, moved = transform.update(grads, opt_state, params)
-
-        # Chosen value by value, within the update of each leaf: no copy of anything is kept.
-        def chosen(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(sound, new, old)
-
-        params = jax.tree.map(lambda p, u: chosen(p + rate * u, p), params, updates)
-        return params, jax.tree.map(chosen, moved, opt_state), jnp.where(sound, loss, jnp.nan)
+        params, opt_state = move(params, opt_state, grads, sound, rate)
+        return params, opt_state, jnp.where(sound, loss, jnp.nan)
 
     if placement is None:
         return Ahead(step, _shape, donate=(0, 1))
-    state = jax.eval_shape(transform.init, shapes)
+    chosen = optimizer(inner, model.is_embedding, model.stacked, model.matrices)
+    state = jax.eval_shape(chosen.init, shapes)
     leaves, moments, one = placement.tree(shapes), placement.tree(state), placement.replicated
     # Of several parts every device gets all tokens, a few bytes each: it takes its own of each.
     tokens = placement.batch(inner.batch_sequences) if inner.accumulation == 1 else one
     lying = ((leaves, moments, tokens, one), (leaves, moments, one))
     scope, turn = placement.scope, placement.turn
     return Ahead(step, _shape, donate=(0, 1), scope=scope, turn=turn, lying=lying)
+
+
+def _gradients(
+    model: ModelDef, *, poisoned: bool
+) -> Callable[[Any, jax.Array], tuple[jax.Array, Any]]:
+    """(params, tokens_BxL1) -> (the loss, the gradient of what is minimised)."""
+
+    def minimised(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """And the loss, which is all of it for most models."""
+        if model.objective is None:
+            loss = model.loss(params, tokens_BxL1)
+            whole = loss
+        else:
+            whole, loss = model.objective(params, tokens_BxL1)
+        return (whole * jnp.nan, loss * jnp.nan) if poisoned else (whole, loss)
+
+    def gradients(params: Any, tokens_BxL1: jax.Array) -> tuple[jax.Array, Any]:
+        (_, loss), grads = jax.value_and_grad(minimised, has_aux=True)(params, tokens_BxL1)
+        return loss, grads
+
+    return gradients
 
 
 def _shape(params: Any, opt_state: Any, tokens_BxL1: Any, rate: Any) -> tuple[int, ...]:

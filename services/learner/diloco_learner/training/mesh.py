@@ -55,12 +55,16 @@ class Placement:
         named = {name: tuple(leaf.shape) for name, leaf in to_named(shapes).items()}
         sizes = {axis: int(n) for axis, n in mesh.shape.items()}
         specs: dict[str, PartitionSpec] = {}
+        experts: list[bool] = []  # of what wishes that axis for itself: whether it is cut so
         for name, shape in named.items():
             wish = None if model.sharding is None else model.sharding(name, shape)
             specs[name] = divided(name, shape, wish, sizes, _first(name, model.stacked))
-        for axis in ("fsdp", "tensor"):
-            if sizes[axis] > 1 and not any(axis in _axes(spec) for spec in specs.values()):
-                raise WrongMesh(_useless(axis, sizes[axis], model))
+            if "expert" in (wish or ()):
+                experts.append("expert" in specs[name])
+        for axis in ("fsdp", "expert", "tensor"):
+            cuts = any(axis in _axes(spec) for spec in specs.values())
+            if sizes[axis] > 1 and not (any(experts) if axis == "expert" else cuts):
+                raise WrongMesh(_useless(axis, sizes[axis], model, experts=bool(experts)))
         return cls(mesh, specs, named, model.stacked)
 
     @property
@@ -115,7 +119,7 @@ class Placement:
 
     @property
     def whole_share(self) -> float:
-        """Share of all values that each device of the axes fsdp and tensor holds whole."""
+        """Share of all values that each device of the axes that cut the state holds whole."""
         values = {name: math.prod(shape) for name, shape in self.shapes.items()}
         whole = sum(n for name, n in values.items() if not _axes(self.parameters[name]))
         return whole / max(sum(values.values()), 1)
@@ -146,7 +150,17 @@ def _axes(spec: PartitionSpec) -> set[str]:
     return {a for axes in spec for a in ((axes,) if isinstance(axes, str) else axes or ())}
 
 
-def _useless(axis: str, devices: int, model: ModelDef) -> str:
+def _useless(axis: str, devices: int, model: ModelDef, *, experts: bool) -> str:
+    if axis == "expert" and not experts:
+        return (
+            f"expert={devices} is for models with a mixture of experts, and this one says of no "
+            "dimension that it lies on that axis: put these devices on the axis fsdp"
+        )
+    if axis == "expert":
+        return (
+            f"expert={devices} does not divide the experts of this model evenly: take a number of "
+            "devices that does, and put the others on the axis fsdp"
+        )
     if axis == "tensor" and model.sharding is None:
         return (
             f"tensor={devices} needs a model that says which dimensions that axis cuts: give it "

@@ -95,7 +95,7 @@ class Program:
         shapes = jax.eval_shape(model.init, jax.random.key(0))
         specs = tensor_specs(shapes, model.is_embedding, model.stacked)
         layout = Layout.build(specs, spec.algorithm.fragments)
-        chosen = optimizer(spec.inner, model.is_embedding, model.stacked)
+        chosen = optimizer(spec.inner, model.is_embedding, model.stacked, model.matrices)
         placement = None if mesh is None else Placement.of(mesh, model, shapes)
         lying: tuple[Any, Any] = (None, None)
         if placement is not None:
