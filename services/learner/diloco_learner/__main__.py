@@ -6,6 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from diloco_learner.hosts.leading_io import Hosts
+    from diloco_learner.hosts.place import HostPlace
     from diloco_learner.settings import Settings
 
 
@@ -13,23 +15,44 @@ def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
     from pydantic import ValidationError
 
+    from diloco_learner.hosts.place import place_of
     from diloco_learner.settings import Settings
     from diloco_shared.process.logs import configure
 
     try:
         settings = Settings()
         configure(settings.log)
+        place = place_of(settings.hosts, settings.host_index, settings.host_address, os.environ)
     except (ValidationError, ValueError) as error:
         print(f"diloco-learner: {error}", file=sys.stderr)
         sys.exit(2)
     _set_up_jax(settings)
+    hosts = None if place is None else _hosts(place, settings)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_live(settings))
+        runner.run(_live(settings, hosts))
 
 
-async def _live(settings: "Settings") -> None:
+def _hosts(place: "HostPlace", settings: "Settings") -> "Hosts":
+    """The other processes of an island. Of those that follow it never returns."""
+    import jax
+    import structlog
+
+    # Else processors of several hosts cannot compute together; devices have their own ways.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    from diloco_learner.hosts.computing_io import followed, gathered
+
+    try:
+        if place.leads:
+            return gathered(place, settings.host_silence_s)
+        followed(place, settings)
+    except (OSError, RuntimeError) as error:
+        structlog.get_logger().error("no island", error=str(error))
+    os._exit(1)
+
+
+async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     """Never returns: the train thread may be in the middle of a step, another thread of a long
     compilation, and nothing of either is worth waiting for."""
     import structlog
@@ -41,7 +64,7 @@ async def _live(settings: "Settings") -> None:
 
     log, status = structlog.get_logger(), 0
     try:
-        await until_stopped(serve(settings))
+        await until_stopped(serve(settings, hosts))
     except FolderTaken as error:
         log.error(str(error))
         status = 2
@@ -55,6 +78,10 @@ async def _live(settings: "Settings") -> None:
     except Exception as error:
         log.error("failed, to be started again", error=repr(error), exc_info=error)
         status = 1
+    if hosts is not None:
+        hosts.close()
+        if hosts.stopped_by or hosts.lost:
+            status = status or 1  # the others come back, or one of them does
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
