@@ -12,14 +12,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-PORT, HOSTS, INDEX, MESH, DEVICES = *map(int, sys.argv[1:4]), sys.argv[4], sys.argv[5]
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={DEVICES}"
+# What is compiled runs a few times: it need not be quick.
+os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count={sys.argv[5]} --xla_backend_optimization_level=0"
+)
 
 import jax
 import numpy as np
-
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.config.update("jax_cpu_enable_async_dispatch", False)  # as a learner's process does
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.computing_io import followed, gathered
@@ -36,9 +35,12 @@ from diloco_shared.process.logs import configure
 from diloco_shared.spec.mesh import mesh_of
 from diloco_shared.spec.run import RunSpec
 
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.config.update("jax_cpu_enable_async_dispatch", False)  # as a learner's process does
+PORT, HOSTS, INDEX, MESH = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 SHAPE = {
-    "width": 32,
-    "layers": 2,
+    "width": 16,
+    "layers": 1,
     "heads": 4,
     "kv_heads": 2,
     "head_width": 8,

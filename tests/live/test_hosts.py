@@ -1,0 +1,85 @@
+"""An island of two processes and a learner of one in a run; a process of the island really dies."""
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from live.processes import Process
+from live.test_learner_process import Run, a_run
+
+from diloco_shared.process.nats_server import NatsServer
+
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def island(run: Run, name: str, hosts: int) -> list[Process]:
+    """Its processes, started as a supervisor of each host would; process 0 last."""
+    told = {"DILOCO_HOSTS": str(hosts), "DILOCO_HOST_ADDRESS": f"127.0.0.1:{free_port()}"}
+    started = [
+        run.start(
+            "diloco_learner",
+            f"{name}.{index}" if index else name,
+            DILOCO_ID=name,
+            DILOCO_HOST_INDEX=str(index),
+            **told,
+        )
+        for index in reversed(range(hosts))
+    ]
+    return started[::-1]
+
+
+async def test_an_island_of_two_processes_dies_as_one_and_comes_back_as_one(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
+    async with a_run(nats_server, tmp_path) as run:
+        for name in ("s", "l-1", "l-2"):
+            await run.assign(name, "r")
+        run.start("diloco_syncer", "s")
+        run.start("diloco_learner", "l-1")
+        first, second = island(run, "l-2", 2)
+        await run.reported(lambda p: p.learner == "l-2" and p.step >= 20)
+        before = await run.merged("l-2", 0)
+
+        second.kill()
+        first.told = True  # to end: its process 1 was
+        assert await asyncio.to_thread(first.ended) == 1
+        said = first.log.read_text()
+        assert "the island ends" in said and "host 1 (" in said and "is gone" in said
+
+        first, second = island(run, "l-2", 2)
+        await run.reported(lambda p: p.learner == "l-2" and p.incarnation == 1 and p.step > 0)
+        after = await run.merged("l-2", 1)
+        assert after.round > before.round
+        (recovered,) = [
+            e
+            for e in await run.events("recovered")
+            if (e.source, e.data["source"]) == ("l-2", "donor")
+        ]
+        assert recovered.data["donor"] == "l-1"
+        # The donor has one device, the newcomer two: the moments are the same bits.
+        donated = [e for e in await run.events("donated") if e.data["newcomer"] == "l-2"]
+        assert recovered.data["moments"] in {e.data["moments"] for e in donated}
+        (returned,) = [e for e in await run.events("returned") if e.data["learner"] == "l-2"]
+        assert returned.data["rounds"] <= 24, "within H rounds (I10)"
+        survivor = [p for p in run.reports if p.learner == "l-1"]
+        assert {p.incarnation for p in survivor} == {0}
+        assert survivor[-1].wait_s <= 0.1, "nobody waits for an island that died (I8)"
+
+        # Told to stop, any one of them ends all in order: the moments are kept.
+        first.told = True
+        second.popen.send_signal(signal.SIGTERM)
+        second.told = True
+        assert await asyncio.to_thread(second.ended) == 0
+        assert await asyncio.to_thread(first.ended) == 1
+        last = [p for p in run.reports if p.learner == "l-2"][-1]
+        assert last.state == "finished"
+        kept = list((tmp_path / "l-2" / "checkpoints").glob("*/*.safetensors"))
+        assert kept, "the moments of all processes, in the folder of process 0"
