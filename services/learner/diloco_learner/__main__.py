@@ -64,7 +64,8 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
 
     log, status = structlog.get_logger(), 0
     try:
-        await until_stopped(serve(settings, hosts))
+        # Where all of an island are told to stop, each of the others tells this one so, too.
+        await until_stopped(serve(settings, hosts), once=hosts is not None)
     except FolderTaken as error:
         log.error(str(error))
         status = 2

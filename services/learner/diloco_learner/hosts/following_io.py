@@ -40,9 +40,9 @@ log = structlog.get_logger()
 
 # Between two attempts to reach process 0, in seconds.
 AGAIN_S = 0.5
-# Orders that wait to be carried out. Process 0 is a step ahead at most while it trains; while it
-# loads moments, as many as this many tensors.
-ORDERS_MAX = 64
+# Orders that wait to be carried out, with what belongs to them. Process 0 is a step ahead at most
+# while it trains; while it loads moments, as many tensors.
+ORDERS_MAX = 8
 # What waits to be given, in arrays fetched or to be fetched: one contribution of every round in
 # flight.
 GIVEN_MAX = 64

@@ -44,8 +44,8 @@ log = structlog.get_logger()
 ANSWERS_MAX = 64
 # Whoever connects says within so many seconds who it is.
 HELLO_S = 10.0
-# Between two lines of the log that say for whom this process waits.
-WAITING_TOLD_S = 30.0
+# Between two looks at whether they take too long.
+LOOK_S = 1.0
 
 
 class Host:
@@ -99,10 +99,18 @@ class Host:
 class Hosts:
     """The others, from the moment at which all are there to the end of the process."""
 
-    def __init__(self, place: HostPlace, silence_s: float) -> None:
-        """Silence: so many seconds without a sign of life, and a process counts as dead."""
+    def __init__(
+        self,
+        place: HostPlace,
+        silence_s: float,
+        *,
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        """`silence_s`: so long without a sign of life, and a process counts as dead. `leave`: ends
+        this one where it does not end by itself."""
         self.place = place
         self.silence_s = silence_s
+        self.leave = leave
         self.turn = threading.RLock()
         self.telling = threading.Lock()  # so that all get orders in one order
         self.hosts: dict[int, Host] = {}
@@ -122,11 +130,13 @@ class Hosts:
         """Wait until every process of the island is there. OSError where nobody can come here."""
         family = socket.AF_INET6 if ":" in self.place.address else socket.AF_INET
         with socket.create_server(("", self.place.port), family=family) as server:
-            server.settimeout(WAITING_TOLD_S)
-            until = time.monotonic() + JOIN_S
+            server.settimeout(LOOK_S)
+            until, said = ambient.monotonic() + JOIN_S, [0]
             while missing := self.missing():
-                log.info("waits for the other processes of this island", missing=missing)
-                if time.monotonic() > until:
+                if missing != said:
+                    log.info("waits for the other processes of this island", missing=missing)
+                    said = missing
+                if ambient.monotonic() > until:
                     raise HostLost(f"of this island, {missing} did not come within {JOIN_S:.0f} s")
                 self._take_some(server)
         self._welcome()
@@ -306,7 +316,7 @@ class Hosts:
         """A thread may be in the middle of a program that waits for the dead one for ever."""
         time.sleep(LAST_WORDS_S)
         log.error("ends without its last words", reason=self.lost)
-        os._exit(1)
+        self.leave(1)
 
     def close(self) -> None:
         """The last order."""

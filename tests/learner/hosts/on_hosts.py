@@ -60,7 +60,7 @@ SPEC = RunSpec.model_validate(
 )
 STEPS = 10
 # One folder of compiled programs for all runs of this: compiling is most of what they take.
-COMPILED = Path(__file__).parents[2] / ".pytest_cache" / "compiled"
+COMPILED = Path(__file__).parents[3] / ".pytest_cache" / "compiled"
 
 
 def tokens(seed: int, sequences: int = 8) -> Any:
