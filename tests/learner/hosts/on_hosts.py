@@ -119,7 +119,6 @@ def lead(hosts: Hosts, one: Trainer) -> dict[str, Any]:
     answers = hosts.answers(hosts.tell(plan.Prepare(SPEC.model_dump_json(), MESH, -1)))
     assert not any(len(fault) for fault in answers.values()), answers
     trained = HostsTrainer(program, hosts)
-    trained.warm_up(8)
     begins = [
         a.tobytes() == b.tobytes()
         for a, b in zip(trained.initial_fragments(), one.initial_fragments(), strict=True)

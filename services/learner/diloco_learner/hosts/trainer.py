@@ -66,6 +66,7 @@ class HostsTrainer(Trainer):
         self.placement: Placement = program.placement
         with self._telling(plan.Begin()):
             super().__init__(program)
+        self._prepare()
 
     @contextmanager
     def _telling(self, order: plan.Order, parts: ForEach | None = None) -> Iterator[int]:
@@ -74,12 +75,21 @@ class HostsTrainer(Trainer):
 
     # --- steps ---------------------------------------------------------------------------------
 
-    def warm_up(self, batch: int) -> None:
-        number = self.link.tell(plan.WarmUp(batch))  # nothing is computed: it needs no turn
-        super().warm_up(batch)
-        # Else the first program on all devices would wait for whoever compiles longest, and what
-        # carries it has limits of its own.
+    def _prepare(self) -> None:
+        """Compile everywhere what training needs, and let all processes meet in a program.
+
+        Not beside something else, as on one host: whoever compiles keeps the others waiting, and
+        what carries programs between processes has limits of its own, of half a minute where they
+        meet for the first time.
+        """
+        inner = self.program.spec.inner
+        number = self.link.tell(plan.WarmUp(inner.batch_sequences * inner.accumulation))
+        super().warm_up(inner.batch_sequences * inner.accumulation)
         self.link.answers(number)
+        self.fragment(0)
+
+    def warm_up(self, batch: int) -> None:
+        """Done at the beginning."""
 
     def step(self, tokens_BxL1: Any, rate: float, *, poisoned: bool = False) -> jax.Array:
         lies = batch_lies(self.program, len(tokens_BxL1))
