@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from live.processes import Process
 from live.test_learner_process import Run, a_run
+from waiting import until
 
 from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
@@ -66,6 +67,13 @@ async def test_an_island_of_two_processes_dies_as_one_and_comes_back_as_one(
         await run.reported(lambda p: p.learner == "l-2")
         await run.reported(lambda p: p.learner == "l-2" and p.step >= 5)
         before = await run.merged("l-2", 0)
+
+        # One that stands still for a while is told by name.
+        second.popen.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(2.5)
+        second.popen.send_signal(signal.SIGCONT)
+        straggling = await until(lambda: run.events("straggling-host"), "who is slow")
+        assert straggling[0].source == "l-2" and "host 1 (" in straggling[0].text
 
         second.kill()
         first.told = True  # to end: its process 1 was

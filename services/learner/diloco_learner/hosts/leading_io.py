@@ -56,6 +56,7 @@ class Host:
         self.name = f"host {index} ({name})"
         self.silence_s = silence_s
         self.pace = plan.Pace()
+        self.heard_at = ambient.monotonic()
         self.sending = threading.Lock()  # of whole frames
         self.orders: socket.socket | None = None
         self.writing: socket.socket | None = None
@@ -122,6 +123,7 @@ class Hosts:
         self.stragglers = plan.Stragglers()
         self.when_lost: list[Callable[[], None]] = []
         self.closing = False
+        self.beat_at = 0.0  # the last own sign of life
         self.meeting = ""  # where jax's processes meet, once all are here
 
     # --- the beginning -------------------------------------------------------------------------
@@ -174,7 +176,9 @@ class Hosts:
     def _welcome(self) -> None:
         """Tell all where jax's own processes meet, and begin to listen."""
         self.meeting = f"{_bracketed(self.place.address)}:{_free_port()}"
+        self.beat_at = ambient.monotonic()
         for host in self.hosts.values():
+            host.heard_at = self.beat_at
             host.send(head_of("welcome", self.meeting, self.silence_s))
         for host in self.hosts.values():
             for name, work in (("orders", self._hear), ("answers", self._collect)):
@@ -232,6 +236,13 @@ class Hosts:
             self.lose(f"{host.name} is gone: {_why(error, self.silence_s)}")
 
     def _heard(self, host: Host, what: str, *values: Any) -> None:
+        now = ambient.monotonic()
+        silent_s, host.heard_at = now - host.heard_at - BEAT_S, now
+        with self.changed:
+            # A host that stood still in the middle of a step shows only so. Where this process did
+            # itself, it has heard nobody meanwhile.
+            if now - self.beat_at < 2 * BEAT_S:
+                self.stragglers.late(host.name, silent_s)
         if what == "taken":
             number, waited_s = values
             with self.changed:
@@ -271,6 +282,7 @@ class Hosts:
 
     def _beat(self) -> None:
         while not self.lost and not self.closing:
+            self.beat_at = ambient.monotonic()
             for host in self.hosts.values():
                 try:
                     host.beat()

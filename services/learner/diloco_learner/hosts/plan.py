@@ -207,7 +207,7 @@ class Following:
 
 # Weight of the newest step in the figures of a host: they tell of about the last twenty.
 SHARE = 0.05
-# A step that a host takes up so many seconds late is worth an event by itself.
+# A step that a host takes up so many seconds late, or a sign of life, is worth an event by itself.
 LATE_TOLD_S = 1.0
 # Between two such events, in seconds.
 TELL_S = 60.0
@@ -249,7 +249,7 @@ class Stragglers:
     untold: dict[str, float] = field(default_factory=dict)  # the worst of each, in seconds
 
     def late(self, host: str, seconds: float) -> None:
-        """A host took up a step late by so much."""
+        """A host took up a step late by so much, or gave no sign of life for so much too long."""
         if seconds >= LATE_TOLD_S:
             self.untold[host] = max(seconds, self.untold.get(host, 0.0))
 
