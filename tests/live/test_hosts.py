@@ -93,9 +93,11 @@ async def test_an_island_of_two_processes_dies_as_one_and_comes_back_as_one(
         donated = [e for e in await run.events("donated") if e.data["newcomer"] == "l-2"]
         assert recovered.data["moments"] in {e.data["moments"] for e in donated}
         meanwhile = [r for r in await rounds(run, after.round) if r.at > recovered.at]
+        print("rounds to its first merge:", len(meanwhile))
         assert len(meanwhile) <= 24, "it contributes within H rounds (I10)"
         survivor = [p for p in run.reports if p.learner == "l-1"]
         assert {p.incarnation for p in survivor} == {0}
+        print("the other learner waited, in seconds:", survivor[-1].wait_s)
         assert survivor[-1].wait_s <= 0.1, "nobody waits for an island that died (I8)"
 
         # Told to stop, any one of them ends all in order: the moments are kept.

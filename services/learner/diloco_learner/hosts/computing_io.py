@@ -78,16 +78,14 @@ class OnHosts(OnThisMachine):
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Raises HostLost once another process is gone: the thread may wait for it for ever."""
-        lost = asyncio.Event()
-        soon = asyncio.get_running_loop().call_soon_threadsafe
-        self.hosts.when_lost.append(partial(soon, lost.set))
+        lost, here = asyncio.Event(), asyncio.get_running_loop()
+        self.hosts.when_lost = [lambda: _soon(here, lost)]
         ended = threaded("train", lambda: run(loop, mailbox))
         losing = asyncio.ensure_future(lost.wait())
+        either: list[asyncio.Future[Any]] = [ended, losing]
         try:
             while not self.hosts.lost and not ended.done():
-                await asyncio.wait(
-                    {ended, losing}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED
-                )
+                await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
                 if self.tell is not None and (text := self.hosts.straggling()):
                     await self.tell("straggling-host", text)
             if ended.done() and ended.exception() is None:
@@ -103,6 +101,11 @@ class OnHosts(OnThisMachine):
         if self.built and not self.hosts.lost:
             self.hosts.tell(plan.Leave())
         self.built = False
+
+
+def _soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set it, of another thread."""
+    loop.call_soon_threadsafe(event.set)
 
 
 def of_all(sizes: MeshSizes, devices: int, sequences: int) -> MeshSizes:

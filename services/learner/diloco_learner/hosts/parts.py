@@ -28,7 +28,8 @@ def span_of(index: Any, shape: Sequence[int]) -> Span:
 def held(sharding: Sharding, shape: tuple[int, ...]) -> dict[int, list[Span]]:
     """By process: the parts that its devices hold, each once, in their order."""
     found: dict[int, set[Span]] = {}
-    for device, index in sharding.devices_indices_map(shape).items():
+    lying: Mapping[Any, Any] = sharding.devices_indices_map(shape)
+    for device, index in lying.items():
         found.setdefault(device.process_index, set()).add(span_of(index, shape))
     return {process: sorted(spans) for process, spans in sorted(found.items())}
 
@@ -126,7 +127,8 @@ def put_together(
     whole = np.empty(shape, dtype)
     for span, part in parts.items():
         # With the dots a view also of an array without dimensions.
-        np.copyto(whole[(..., *_slices(span))], part)
+        place: Any = (..., *_slices(span))
+        np.copyto(whole[place], part)
     return whole
 
 

@@ -107,7 +107,8 @@ class HostsTrainer(Trainer):
         with self._telling(plan.Contribute(p, round_)) as number:
             here = super().contribution(p, round_)
         answer = _Answer(self.link, number, here.parts)
-        return Encoded(here.codec, here.values, tuple(map(answer.part, range(len(here.parts)))))
+        parts: Any = tuple(answer.part(n) for n in range(len(here.parts)))
+        return Encoded(here.codec, here.values, parts)
 
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
         if self.feedback[p] is not None:

@@ -137,7 +137,8 @@ class OnThisMachine:
 
     def there(self) -> Sequence[Any]:
         """The devices that a learner may compute on."""
-        return jax.local_devices()
+        found: Sequence[Any] = jax.local_devices()
+        return found
 
     def sizes(self, spec: RunSpec, devices: int) -> MeshSizes:
         """How so many share the work. Raises WrongMesh."""
