@@ -157,21 +157,26 @@ class Stack:
                 yield name + (f".{host}" if host else ""), more
 
     def _gpus(self) -> list[tuple[str, ...]]:
-        """Those of each learner. CliError where there are fewer than asked for."""
-        here, each = gpus_here(), self.devices_per_learner
-        if each % self.hosts:
-            raise CliError(
-                f"--devices-per-learner: {each} GPUs cannot be divided among {self.hosts} hosts: "
-                f"take a multiple of {self.hosts}",
-                INVALID,
-            )
+        """Those of each process of each learner. CliError where there are fewer than asked for."""
+        here = gpus_here()
         try:
-            shares = shared_out(here, self.learners * self.hosts, each // self.hosts)
+            shares = shared_out(here, self.learners, self.devices_per_learner)
         except ValueError as error:
             raise CliError(f"--devices-per-learner: {error}", INVALID) from None
         if here and self.learners > len(here):
             self.told(f"{self.learners} learners share {counted(len(here), 'GPU')}: each is slower")
-        return shares
+        return [part for share in shares for part in self._among_hosts(share)]
+
+    def _among_hosts(self, share: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """A learner's GPUs, for each of its processes as many. CliError where one had none."""
+        each = len(share) // self.hosts
+        if share and not each:
+            raise CliError(
+                f"--hosts-per-learner: {counted(len(share), 'GPU')} of a learner cannot be divided "
+                f"among {self.hosts} processes: start fewer of them, or fewer learners",
+                INVALID,
+            )
+        return [share[n * each : (n + 1) * each] for n in range(self.hosts)]
 
     def _child(
         self, name: str, module: str, environment: dict[str, str], niceness: int = 0
