@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
+from waiting import wait_until
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.leading_io import Hosts
@@ -22,6 +23,7 @@ from diloco_learner.hosts.place import HostPlace
 from diloco_shared import VERSION
 
 PATIENCE_S = 30.0
+STOPPED = -15
 
 
 def free_port() -> int:
@@ -73,7 +75,7 @@ class ByHand:
 
 @pytest.fixture
 def left() -> Iterator[list[int]]:
-    """What this process would have ended with."""
+    """How this process would have ended: in order, or at once with a status."""
     yield []
     while ByHand.everybody:
         ByHand.everybody.pop().dies()
@@ -82,7 +84,12 @@ def left() -> Iterator[list[int]]:
 @pytest.fixture
 def hosts(left: list[int]) -> Iterator[Hosts]:
     """Of three, with a silence that no test waits for; not gathered yet."""
-    found = Hosts(HostPlace(3, 0, "127.0.0.1", free_port()), PATIENCE_S, leave=left.append)
+    found = Hosts(
+        HostPlace(3, 0, "127.0.0.1", free_port()),
+        PATIENCE_S,
+        stop=lambda: left.append(STOPPED),
+        leave=left.append,
+    )
     yield found
     found.closing = True
     for host in found.hosts.values():
@@ -125,10 +132,10 @@ def test_what_a_host_cannot_get_ready_for_is_told_and_ends_nothing(hosts: Hosts)
     assert not hosts.lost
 
 
-def test_a_host_that_dies_ends_every_wait_with_its_name(hosts: Hosts) -> None:
+def test_a_host_that_dies_ends_every_wait_with_its_name(hosts: Hosts, left: list[int]) -> None:
     one, two = gathered(hosts)
     told = threading.Event()
-    hosts.when_lost.append(told.set)
+    hosts.when_lost = told.set  # as one that trains
     number = hosts.tell(plan.Copy("0/mu/x"))
     one.gives(number, b"1")
     two.dies()
@@ -137,11 +144,17 @@ def test_a_host_that_dies_ends_every_wait_with_its_name(hosts: Hosts) -> None:
     assert told.wait(PATIENCE_S)
     with pytest.raises(HostLost, match=r"host 2 \(node2\)"):
         hosts.tell(plan.Begin())
+    assert not left, "whoever trains tells it, and ends by itself"
     assert isinstance(HostLost("x"), OSError), "as any trouble of the network"
 
 
 def test_a_host_that_says_nothing_counts_as_dead(left: list[int]) -> None:
-    hosts = Hosts(HostPlace(2, 0, "127.0.0.1", free_port()), 0.2, leave=left.append)
+    hosts = Hosts(
+        HostPlace(2, 0, "127.0.0.1", free_port()),
+        0.2,
+        stop=lambda: left.append(STOPPED),
+        leave=left.append,
+    )
     gathering = threading.Thread(target=hosts.gather)
     gathering.start()
     silent = ByHand(hosts.place, 1)
@@ -160,6 +173,26 @@ def test_a_host_that_fails_says_why(hosts: Hosts) -> None:
         hosts.answers(hosts.tell(plan.Begin()))
 
 
+def test_one_that_does_not_train_is_stopped_when_a_host_dies(hosts: Hosts, left: list[int]) -> None:
+    one, _ = gathered(hosts)
+    one.dies()
+    wait_until(lambda: left == [STOPPED], patience_s=PATIENCE_S)
+    assert "host 1 (node1) is gone" in hosts.lost
+
+
+def test_where_one_host_is_told_to_stop_the_island_ends_in_order(
+    hosts: Hosts, left: list[int]
+) -> None:
+    one, two = gathered(hosts)
+    one.says("stop")
+    wait_until(lambda: left == [STOPPED], patience_s=PATIENCE_S)
+    two.says("stop")  # once is enough
+    assert hosts.stopped_by == "host 1 (node1)" and not hosts.lost
+    hosts.close()
+    assert [f.hears()[0] for f in (one, two)] == [(1, "Bye"), (1, "Bye")]
+    assert left == [STOPPED]
+
+
 def test_who_is_late_is_shown_by_name(hosts: Hosts) -> None:
     one, two = gathered(hosts)
     number = hosts.tell(plan.Step(0.1, False, (0, 17), "int32"))
@@ -167,11 +200,10 @@ def test_who_is_late_is_shown_by_name(hosts: Hosts) -> None:
         follower.says("taken", number, 2.0)
         follower.gives(number, b"")
     hosts.answers(number)
-    for _ in range(1000):
-        shown = hosts.shown()
-        if all(pace["waited_s"] for pace in shown.values()):
-            break
-        threading.Event().wait(0.01)
+    wait_until(
+        lambda: all(pace["waited_s"] for pace in hosts.shown().values()), patience_s=PATIENCE_S
+    )
+    shown = hosts.shown()
     assert shown.keys() == {"host 1 (node1)", "host 2 (node2)"}
     assert shown["host 1 (node1)"]["waited_s"] == pytest.approx(plan.SHARE * 2.0)
 

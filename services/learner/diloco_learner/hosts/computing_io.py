@@ -79,7 +79,7 @@ class OnHosts(OnThisMachine):
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Raises HostLost once another process is gone: the thread may wait for it for ever."""
         lost, here = asyncio.Event(), asyncio.get_running_loop()
-        self.hosts.when_lost = [lambda: _soon(here, lost)]
+        self.hosts.when_lost = partial(_soon, here, lost)
         ended = threaded("train", lambda: run(loop, mailbox))
         losing = asyncio.ensure_future(lost.wait())
         either: list[asyncio.Future[Any]] = [ended, losing]
@@ -95,6 +95,7 @@ class OnHosts(OnThisMachine):
                 raise HostLost(self.hosts.lost)
             return ended.result()
         finally:
+            self.hosts.when_lost = None
             losing.cancel()
 
     def over(self) -> None:

@@ -105,13 +105,14 @@ class Hosts:
         place: HostPlace,
         silence_s: float,
         *,
+        stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
         leave: Callable[[int], object] = os._exit,
     ) -> None:
-        """`silence_s`: so long without a sign of life, and a process counts as dead. `leave`: ends
-        this one where it does not end by itself."""
+        """`silence_s`: so long without a sign of life, and a process counts as dead. `stop`: has
+        this one end in order; `leave`: ends it where it does not."""
         self.place = place
         self.silence_s = silence_s
-        self.leave = leave
+        self.stop, self.leave = stop, leave
         self.turn = threading.RLock()
         self.telling = threading.Lock()  # so that all get orders in one order
         self.hosts: dict[int, Host] = {}
@@ -121,7 +122,8 @@ class Hosts:
         self.lost = ""  # why the island ends
         self.stopped_by = ""  # the host that was told to stop
         self.stragglers = plan.Stragglers()
-        self.when_lost: list[Callable[[], None]] = []
+        # While this process trains: what ends that, and tells why. Else it is stopped.
+        self.when_lost: Callable[[], None] | None = None
         self.closing = False
         self.beat_at = 0.0  # the last own sign of life
         self.meeting = ""  # where jax's processes meet, once all are here
@@ -253,7 +255,7 @@ class Hosts:
         elif what == "stop" and not self.stopped_by:
             self.stopped_by = host.name
             log.warning("a host is told to stop, and the island with it", host=host.name)
-            os.kill(os.getpid(), signal.SIGTERM)  # in order: moments are kept
+            self.stop()
 
     def _collect(self, host: Host) -> None:
         """What it gives, until it is gone."""
@@ -321,8 +323,10 @@ class Hosts:
             self.changed.notify_all()
         log.error("the island ends", reason=why)
         threading.Thread(target=self._end, name="end", daemon=True).start()
-        for call in self.when_lost:
-            call()
+        if self.when_lost is not None:
+            self.when_lost()
+        else:
+            self.stop()
 
     def _end(self) -> None:
         """A thread may be in the middle of a program that waits for the dead one for ever."""
