@@ -1,4 +1,4 @@
-"""An island of two processes and a learner of one in a run; a process of the island really dies."""
+"""An island of several processes and a learner of one; a process of the island really dies."""
 
 import asyncio
 import signal
@@ -53,8 +53,9 @@ async def rounds(run: Run, last: int) -> list[TapeRound]:
     return found
 
 
-async def test_an_island_of_two_processes_dies_as_one_and_comes_back_as_one(
-    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("hosts", [2, 4])
+async def test_an_island_dies_as_one_and_comes_back_as_one(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: int
 ) -> None:
     # What is compiled runs for a minute: it need not be quick, and compiling is most of the test.
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
@@ -63,7 +64,7 @@ async def test_an_island_of_two_processes_dies_as_one_and_comes_back_as_one(
             await run.assign(name, "r")
         run.start("diloco_syncer", "s")
         run.start("diloco_learner", "l-1")
-        first, second = island(run, "l-2", 2)
+        first, second, *others = island(run, "l-2", hosts)
         await run.reported(lambda p: p.learner == "l-2")
         await run.reported(lambda p: p.learner == "l-2" and p.step >= 5)
         before = await run.merged("l-2", 0)
@@ -76,12 +77,14 @@ async def test_an_island_of_two_processes_dies_as_one_and_comes_back_as_one(
         assert straggling[0].source == "l-2" and "host 1 (" in straggling[0].text
 
         second.kill()
-        first.told = True  # to end: its process 1 was
-        assert await asyncio.to_thread(first.ended) == 1
+        for process in (first, *others):
+            process.told = True  # to end: their process 1 was
+        for process in (first, *others):
+            assert await asyncio.to_thread(process.ended) == 1
         said = first.log.read_text()
         assert "the island ends" in said and "host 1 (" in said and "is gone" in said
 
-        first, second = island(run, "l-2", 2)
+        first, second, *others = island(run, "l-2", hosts)
         await run.reported(lambda p: p.learner == "l-2" and p.incarnation == 1)
         await run.reported(lambda p: p.learner == "l-2" and p.incarnation == 1 and p.step > 0)
         after = await run.merged("l-2", 1)
@@ -89,7 +92,7 @@ async def test_an_island_of_two_processes_dies_as_one_and_comes_back_as_one(
         recovered = [e for e in await run.events("recovered") if e.source == "l-2"][-1]
         assert recovered.data["source"] == "donor"
         assert recovered.data["donor"] == "l-1"
-        # The donor has one device, the newcomer two: the moments are the same bits.
+        # The donor has one device, the newcomer several: the moments are the same bits.
         donated = [e for e in await run.events("donated") if e.data["newcomer"] == "l-2"]
         assert recovered.data["moments"] in {e.data["moments"] for e in donated}
         meanwhile = [r for r in await rounds(run, after.round) if r.at > recovered.at]
@@ -101,11 +104,12 @@ async def test_an_island_of_two_processes_dies_as_one_and_comes_back_as_one(
         assert survivor[-1].wait_s <= 0.1, "nobody waits for an island that died (I8)"
 
         # Told to stop, any one of them ends all in order: the moments are kept.
-        first.told = True
+        for process in (first, second, *others):
+            process.told = True
         second.popen.send_signal(signal.SIGTERM)
-        second.told = True
         assert await asyncio.to_thread(second.ended) == 0
-        assert await asyncio.to_thread(first.ended) == 1
+        for process in (first, *others):
+            assert await asyncio.to_thread(process.ended) == 1
         last = [p for p in run.reports if p.learner == "l-2"][-1]
         assert last.state == "finished"
         kept = list((tmp_path / "l-2" / "checkpoints").glob("*/*.safetensors"))
