@@ -28,6 +28,8 @@ _VERDICTS_SHOWN = 4
 _MESSAGES_SHOWN = 6
 # Of what happened to learners: below the table, where the longest text takes no room from a figure.
 _EVENTS_SHOWN = 4
+# Of an island's hosts: those that it waits for.
+_HOSTS_SHOWN = 4
 
 
 def state_line(run: dict[str, Any]) -> str:
@@ -233,7 +235,16 @@ def speed_lines(speed: dict[str, Any]) -> list[str]:
         f"{share(speed['data_wait_ratio'])}",
         f"{speed['memory_of']} memory {shown(speed['memory_bytes'])}{of}, at most "
         f"{shown(speed['memory_peak_bytes'])} so far",
+        *_late_hosts(speed.get("hosts") or {}),
     ]
+
+
+def _late_hosts(late_s: Mapping[str, float]) -> list[str]:
+    """Of an island of several hosts: how late each takes up a step, the latest first."""
+    if not late_s:
+        return []
+    slowest = sorted(late_s.items(), key=lambda item: -item[1])[:_HOSTS_SHOWN]
+    return ["begins a step late: " + ", ".join(f"{host} by {s:.3f} s" for host, s in slowest)]
 
 
 def speeds_line(speeds: Mapping[str, dict[str, Any]]) -> str:

@@ -280,3 +280,23 @@ def test_each_learner_sees_gpus_of_its_own(tmp_path: Path, monkeypatch: pytest.M
     crowded = Stack(tmp_path / "data", learners=5, port=0, chaos=False, threads=1)
     assert [share[0] for share in crowded._gpus()] == ["0", "1", "2", "3", "0"]
     assert crowded.messages[-1].endswith("5 learners share 4 GPUs: each is slower")
+
+
+def test_the_processes_of_a_learner_share_its_gpus_and_meet_in_one_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    given: dict[str, Any] = {"port": 0, "chaos": False, "threads": 1, "hosts_per_learner": 2}
+    stack = Stack(tmp_path / "data", learners=2, **given)
+    stack.gpus = stack._gpus()
+    stack.nats = SimpleNamespace(url="nats://127.0.0.1:1")  # type: ignore[assignment]
+    told = {c.name: c.environment for c in stack._all_children() if c.name.startswith("learner")}
+    assert [*told] == ["learner-1", "learner-1.1", "learner-2", "learner-2.1"]
+    assert [e["CUDA_VISIBLE_DEVICES"] for e in told.values()] == ["0", "1", "2", "3"]
+    assert [e["DILOCO_HOST_INDEX"] for e in told.values()] == ["0", "1", "0", "1"]
+    assert {e["DILOCO_HOSTS"] for e in told.values()} == {"2"}
+    assert told["learner-2.1"]["DILOCO_ID"] == "learner-2"
+    meetings = [e["DILOCO_HOST_ADDRESS"] for e in told.values()]
+    assert meetings[0] == meetings[1] != meetings[2] == meetings[3]
+    with pytest.raises(CliError, match="1 GPU of a learner cannot be divided among 2 processes"):
+        Stack(tmp_path / "data", learners=4, **given)._gpus()

@@ -123,6 +123,10 @@ def test_two_lines_tell_how_fast_one_learner_trains() -> None:
         "8 x NVIDIA H100 80GB HBM3: 123,456 tokens/s, MFU 41.2 %, data wait 1.2 %",
         "device memory 61.2 GB of 640 GB, at most 72.5 GB so far",
     ]
+    late = {"host 1 (node1)": 0.0021, "host 2 (node2)": 0.31}
+    assert speed_lines(HOPPER | {"hosts": late})[2:] == [
+        "begins a step late: host 2 (node2) by 0.310 s, host 1 (node1) by 0.002 s"
+    ]
     assert speed_lines(UNKNOWN) == [
         "1 x cpu: - tokens/s, MFU -, data wait -",
         "process memory 512 MB, at most 72.5 GB so far",

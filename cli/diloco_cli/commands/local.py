@@ -43,6 +43,9 @@ def up(
     devices_per_learner: Annotated[
         int, typer.Option(min=0, max=DEVICES_MAX, help="GPUs of each learner; 0: all, divided.")
     ] = 0,
+    hosts_per_learner: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that make one learner together.")
+    ] = 1,
     detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
 ) -> None:
     """Start message server, coordinator, syncers and learners here, and keep them alive."""
@@ -50,6 +53,7 @@ def up(
         given = [f"--learners={learners}", f"--syncers={syncers}"]
         given += [f"--port={port}", f"--threads={threads}"]
         given += [f"--devices-per-learner={devices_per_learner}"]
+        given += [f"--hosts-per-learner={hosts_per_learner}"]
         _detached(data, [*given, f"--data={data}", *(["--chaos"] if chaos else [])])
         return
     from diloco_cli.up.attended import attend
@@ -64,6 +68,7 @@ def up(
         chaos=chaos,
         threads=threads,
         devices_per_learner=devices_per_learner,
+        hosts_per_learner=hosts_per_learner,
     )
     asyncio.run(until_stopped(attend(stack, Console())))
     print("Stopped.")

@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from diloco_cli.commands.options import own_factories
@@ -51,9 +51,11 @@ class Stack:
         chaos: bool,
         threads: int,
         devices_per_learner: int = 0,
+        hosts_per_learner: int = 1,
         throwaway: bool = False,
     ) -> None:
         """`devices_per_learner`: GPUs of each, 0: all there are, divided among the learners.
+        `hosts_per_learner`: processes that make one learner, as if each had a host of its own.
         `throwaway`: begin anew where an earlier throwaway cluster left its state."""
         self.folder = Folder(data)
         self.throwaway = throwaway
@@ -64,7 +66,9 @@ class Stack:
         self.chaos = chaos
         self.threads = threads
         self.devices_per_learner = devices_per_learner
-        self.gpus: list[tuple[str, ...]] = [()] * learners  # of each, as found at the start
+        self.hosts = hosts_per_learner
+        # Of each process of each learner, as found at the start.
+        self.gpus: list[tuple[str, ...]] = [()] * (learners * hosts_per_learner)
         self.messages: deque[str] = deque(maxlen=MESSAGES_MAX)
         self.messages_total = 0
         self.children: list[Child] = []
@@ -130,18 +134,30 @@ class Stack:
                 for n in range(1, self.syncers + 1)
             ),
             *(
-                self._child(
-                    f"learner-{n}",
-                    "diloco_learner",
-                    learners | ({VISIBLE: ",".join(share)} if share else {}),
-                    LEARNER_NICENESS,
-                )
-                for n, share in enumerate(self.gpus, 1)
+                self._child(name, "diloco_learner", learners | more, LEARNER_NICENESS)
+                for name, more in self._processes()
             ),
         ]
 
+    def _processes(self) -> Iterator[tuple[str, dict[str, str]]]:
+        """Of learners: each with its name, and what it is told beside what all are."""
+        for n in range(self.learners):
+            name = f"learner-{n + 1}"
+            meeting = f"{HOST}:{free_port(0)}" if self.hosts > 1 else ""
+            for host in range(self.hosts):
+                share = self.gpus[n * self.hosts + host]
+                more = {VISIBLE: ",".join(share)} if share else {}
+                if meeting:
+                    more |= {
+                        "DILOCO_ID": name,
+                        "DILOCO_HOSTS": str(self.hosts),
+                        "DILOCO_HOST_INDEX": str(host),
+                        "DILOCO_HOST_ADDRESS": meeting,
+                    }
+                yield name + (f".{host}" if host else ""), more
+
     def _gpus(self) -> list[tuple[str, ...]]:
-        """Those of each learner. CliError where there are fewer than asked for."""
+        """Those of each process of each learner. CliError where there are fewer than asked for."""
         here = gpus_here()
         try:
             shares = shared_out(here, self.learners, self.devices_per_learner)
@@ -149,7 +165,18 @@ class Stack:
             raise CliError(f"--devices-per-learner: {error}", INVALID) from None
         if here and self.learners > len(here):
             self.told(f"{self.learners} learners share {counted(len(here), 'GPU')}: each is slower")
-        return shares
+        return [part for share in shares for part in self._among_hosts(share)]
+
+    def _among_hosts(self, share: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """A learner's GPUs, for each of its processes as many. CliError where one had none."""
+        each = len(share) // self.hosts
+        if share and not each:
+            raise CliError(
+                f"--hosts-per-learner: {counted(len(share), 'GPU')} of a learner cannot be divided "
+                f"among {self.hosts} processes: start fewer of them, or fewer learners",
+                INVALID,
+            )
+        return [share[n * each : (n + 1) * each] for n in range(self.hosts)]
 
     def _child(
         self, name: str, module: str, environment: dict[str, str], niceness: int = 0

@@ -12,6 +12,8 @@ TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 if TYPE_CHECKING:
+    from diloco_learner.hosts.leading_io import Hosts
+    from diloco_learner.hosts.place import HostPlace
     from diloco_learner.settings import Settings
 
 
@@ -19,12 +21,14 @@ def main() -> None:
     """Exit status 0 when told to stop, 1 on a fault a restart may mend, 2 on a wrong set-up."""
     from pydantic import ValidationError
 
+    from diloco_learner.hosts.place import place_of
     from diloco_learner.settings import Settings
     from diloco_shared.process.logs import configure
 
     try:
         settings = Settings()
         configure(settings.log)
+        place = place_of(settings.hosts, settings.host_index, settings.host_address, os.environ)
     except (ValidationError, ValueError) as error:
         print(f"diloco-learner: {error}", file=sys.stderr)
         sys.exit(2)
@@ -32,13 +36,32 @@ def main() -> None:
         os.environ[TUNABLES] = LARGE_PAGES
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     _set_up_jax(settings)
+    hosts = None if place is None else _hosts(place, settings)
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_live(settings))
+        runner.run(_live(settings, hosts))
 
 
-async def _live(settings: "Settings") -> None:
+def _hosts(place: "HostPlace", settings: "Settings") -> "Hosts":
+    """The other processes of an island. Of those that follow it never returns."""
+    import jax
+    import structlog
+
+    # Else processors of several hosts cannot compute together; devices have their own ways.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    from diloco_learner.hosts.computing_io import followed, gathered
+
+    try:
+        if place.leads:
+            return gathered(place, settings.host_silence_s)
+        followed(place, settings)
+    except (OSError, RuntimeError) as error:
+        structlog.get_logger().error("no island", error=str(error))
+    os._exit(1)
+
+
+async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     """Never returns: the train thread may be in the middle of a step, another thread of a long
     compilation, and nothing of either is worth waiting for."""
     import structlog
@@ -51,7 +74,8 @@ async def _live(settings: "Settings") -> None:
 
     log, status = structlog.get_logger(), 0
     try:
-        await until_stopped(serve(settings))
+        # Where all of an island are told to stop, each of the others tells this one so, too.
+        await until_stopped(serve(settings, hosts), once=hosts is not None)
     except FolderTaken as error:
         log.error(str(error))
         status = 2
@@ -65,6 +89,10 @@ async def _live(settings: "Settings") -> None:
     except Exception as error:
         log.error("failed, to be started again", error=repr(error), exc_info=error)
         status = 1
+    if hosts is not None:
+        hosts.close()
+        if hosts.stopped_by or hosts.lost:
+            status = status or 1  # the others come back, or one of them does
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -11,6 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from diloco_learner.context import RunContext
 from diloco_learner.data.cache import Cache
 from diloco_learner.events import Leave
+from diloco_learner.hosts.computing_io import OnHosts
+from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
 from diloco_learner.training.computing_io import Computing, OnThisMachine
@@ -26,9 +28,9 @@ from diloco_shared.process.health import speed_metrics
 from diloco_shared.process.membership import DataFolder
 from diloco_shared.process.serving import Worker
 from diloco_shared.protocol.run_states import over
-from diloco_shared.reach.local import OutOfReach
+from diloco_shared.reach.local import OutOfReach, Reach
 from diloco_shared.reach.places import place_of_run
-from diloco_shared.spec.mesh import mesh_of
+from diloco_shared.spec.mesh import MeshSizes, mesh_of
 from diloco_shared.spec.run import RunSpec
 
 log = structlog.get_logger()
@@ -60,11 +62,9 @@ class Learner(Worker[Settings]):
         computing: Computing | None = None,
     ) -> None:
         super().__init__(settings, control, data, folder)
-        self.computing = computing or OnThisMachine(
-            settings.reach,
-            Cache(settings.corpus_cache, settings.corpora_bytes_max, log.info),
-            mesh_of(settings.mesh),
-        )
+        self.computing = computing or OnThisMachine(*_of_this_machine(settings))
+        if isinstance(self.computing, OnHosts):
+            self.computing.tell = self.tell
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last
         self.unfit_for = ""  # why it could not work for its run, as an event told last
@@ -193,6 +193,7 @@ class Learner(Worker[Settings]):
                 leave = await self._attempt(spec)
         finally:
             self.work, self.unfit_for = None, ""
+            self.computing.over()
             self.faults.run = ""
             self.membership.update(run="", state="idle", reason="")
         log.info("left", run=run, outcome=leave.outcome, reason=leave.reason)
@@ -280,6 +281,15 @@ def gist(why: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\d+", "#", why)
 
 
-async def serve(settings: Settings) -> None:
-    """Connect and run until the process is told to stop."""
-    await serving.serve(settings, Learner)
+async def serve(settings: Settings, hosts: Hosts | None = None) -> None:
+    """Connect and run until the process is told to stop. `hosts`: the others of its island."""
+    if hosts is None:
+        await serving.serve(settings, Learner)
+    else:
+        computing = OnHosts(hosts, *_of_this_machine(settings))
+        await serving.serve(settings, Learner, computing=computing)
+
+
+def _of_this_machine(settings: Settings) -> tuple[Reach, Cache, MeshSizes | None]:
+    cache = Cache(settings.corpus_cache, settings.corpora_bytes_max, log.info)
+    return settings.reach, cache, mesh_of(settings.mesh)

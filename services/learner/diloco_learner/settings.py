@@ -22,6 +22,27 @@ class Settings(WorkerSettings):
         "'data=2,fsdp=4'; axes are data, fsdp and tensor. 'auto': fsdp over the devices there are, "
         "as many of them as a step's sequences can be spread over evenly. 'fsdp=1': one device.",
     )
+    hosts: str = Field(
+        "1",
+        description="How many processes, of as many hosts, make this one learner; 'slurm': as many "
+        "as srun started. Each is told the same, and DILOCO_HOST_INDEX.",
+    )
+    host_index: int | None = Field(
+        None,
+        description="Which of them this one is, from 0 on. The first one speaks for all. Not "
+        "needed with 'slurm', nor in a Job of Kubernetes that counts its pods.",
+    )
+    host_address: str = Field(
+        "",
+        description="Where the first one is, as node0:8470; the same for all. Not needed with "
+        "'slurm'.",
+    )
+    host_silence_s: float = Field(
+        4.0,
+        ge=1.0,
+        description="A process of them without a sign of life for so long counts as dead, and the "
+        "island ends and begins again; less than a run's membership.lease_s.",
+    )
     data_root: str = Field(
         ".",
         description="Folders, separated by commas, that hold all that runs may read here: corpora, "

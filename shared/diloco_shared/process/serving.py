@@ -166,8 +166,8 @@ async def connected(settings: ProcessSettings, name: str, **links: Any) -> Async
         await bus.close()
 
 
-async def serve(settings: S, kind: type[Worker[S]]) -> None:
-    """Take a name, connect, and run until the process is told to stop."""
+async def serve(settings: S, kind: type[Worker[S]], **more: Any) -> None:
+    """Take a name, connect, and run until the process is told to stop. `more`: for `kind`."""
     folder = DataFolder.claim(settings.data, kind.role, settings.id, settings.ids)
     settings = settings.model_copy(update={"id": folder.member, "ids": ()})
     arm(settings.crash_at, settings.id, folder.path)
@@ -182,7 +182,7 @@ async def serve(settings: S, kind: type[Worker[S]]) -> None:
                 downlink_bytes_per_s=settings.downlink_bytes_per_s,
             ) as data,
         ):
-            await _run(kind(settings, control, data, folder))
+            await _run(kind(settings, control, data, folder, **more))
     finally:
         folder.release()
 

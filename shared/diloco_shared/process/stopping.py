@@ -9,14 +9,19 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 
 
-async def until_stopped(work: Coroutine[object, object, None]) -> None:
-    """Run `work`; a stop signal cancels it and returns once it has cleaned up."""
+async def until_stopped(work: Coroutine[object, object, None], *, once: bool = False) -> None:
+    """Run `work`; a stop signal cancels it and returns once it has cleaned up.
+
+    Another signal cuts the cleaning up short, unless only the first one counts (`once`).
+    """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
     stopped = False
 
     def stop() -> None:
         nonlocal stopped
+        if stopped and once:
+            return
         stopped = True
         task.cancel()
 

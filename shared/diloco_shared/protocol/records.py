@@ -94,6 +94,8 @@ class LearnerSpeed(Message):
     memory_bytes: Count
     memory_peak_bytes: Count
     memory_limit_bytes: Count | None = None  # that devices let a process have
+    # Of an island of several hosts: by how much each takes up steps later than it is told to.
+    hosts: dict[str, Seconds] = Field(default_factory=dict, max_length=1024)
 
 
 class Assignment(Message):

@@ -199,6 +199,9 @@ class Paced:
         await asyncio.sleep(self.beside_s)
         return work()
 
+    def over(self) -> None:
+        """Nothing is held."""
+
 
 class TinyComputing(Paced):
     """The tiny quadratic."""

@@ -76,6 +76,9 @@ class Computing(Protocol):
     async def beside(self, work: Callable[[], T]) -> T:
         """Have something computed while `train` goes on: what it returns, or raises."""
 
+    def over(self) -> None:
+        """The work for a run has ended, however it went: nothing of it is needed any more."""
+
 
 class OnThisMachine:
     """On the devices of this process, by a thread of its own: see `Computing`."""
@@ -121,12 +124,11 @@ class OnThisMachine:
         beginning = beginning_of(
             spec.model, self.reach.data, self.reach.checkpoint_root, self.reach.checkpoints
         )
-        there = jax.local_devices()
-        sizes = fitted(self.mesh, len(there), spec.inner.batch_sequences)
+        there = self.there()
+        sizes = self.sizes(spec, len(there))
         self.devices = there[: sizes.devices]
-        program = Program.build(
-            spec, beginning, separator_of(spec.data, corpus), mesh_over(sizes, there)
-        )
+        separator = separator_of(spec.data, corpus)
+        program = Program.build(spec, beginning, separator, mesh_over(sizes, there))
         check_signs(spec, program.model, corpus)
         # Else it would be found while compiling, in the middle of the work: the process would end,
         # begin again and end again.
@@ -137,7 +139,21 @@ class OnThisMachine:
             program.warning,
         )
         told = tuple(text for text in warnings if text)
-        return Built(Trainer(program), Batches(cut, sequences), held_out, told)
+        trainer = self.trainer(program, sizes, separator)
+        return Built(trainer, Batches(cut, sequences), held_out, told)
+
+    def there(self) -> Sequence[Any]:
+        """The devices that a learner may compute on."""
+        found: Sequence[Any] = jax.local_devices()
+        return found
+
+    def sizes(self, spec: RunSpec, devices: int) -> MeshSizes:
+        """How so many share the work. Raises WrongMesh."""
+        return fitted(self.mesh, devices, spec.inner.batch_sequences)
+
+    def trainer(self, program: Program, sizes: MeshSizes, separator: int | None) -> Trainer:
+        """With its initial parameters."""
+        return Trainer(program)
 
     def island(self) -> Island:
         """Some system calls: not for the thread that trains."""
@@ -150,6 +166,9 @@ class OnThisMachine:
     async def beside(self, work: Callable[[], T]) -> T:
         """In a thread of its own. Whoever is cancelled leaves it behind: it goes on to its end."""
         return await threaded("beside", work)
+
+    def over(self) -> None:
+        """Whoever held the trainer lets go of it."""
 
 
 def threaded(name: str, work: Callable[[], T]) -> asyncio.Future[T]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from diloco_learner.models import ModelDef
+from diloco_learner.models import ModelDef, scattered
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead, compiler_options
 from diloco_shared.budget.memory import evaluated_at_once
@@ -169,12 +169,20 @@ class HeldOutLoss:
         """Mean nats per token to be predicted, of all of them together; 0 if there is none."""
         return self.losses(params, HeldOut(sequences_SxL1)).overall
 
-    def losses(self, params: Any, held: HeldOut, wanted: Callable[[], bool] = always) -> Losses:
+    def losses(
+        self,
+        params: Any,
+        held: HeldOut,
+        wanted: Callable[[], bool] = always,
+        batch: Callable[[Any, NDArray[np.int32]], Any] | None = None,
+    ) -> Losses:
         """Each sequence is evaluated once; `wanted` is asked before every batch.
 
-        Raises Unwanted once the result is not, and whatever the model raises.
+        `batch`: in place of the method of that name. Raises Unwanted once the result is not wanted,
+        and whatever the model raises.
         """
-        sums = [self._sum(params, part_SxL1, wanted) for part_SxL1 in held.parts]
+        loss = batch or self.batch
+        sums = [self._sum(params, part_SxL1, wanted, loss) for part_SxL1 in held.parts]
         named = zip(held.names, sums, strict=True) if held.names else ()
         return Losses(
             sum(total for total, _ in sums) / max(sum(count for _, count in sums), 1),
@@ -182,7 +190,11 @@ class HeldOutLoss:
         )
 
     def _sum(
-        self, params: Any, sequences_SxL1: NDArray[np.int32], wanted: Callable[[], bool]
+        self,
+        params: Any,
+        sequences_SxL1: NDArray[np.int32],
+        wanted: Callable[[], bool],
+        loss: Callable[[Any, NDArray[np.int32]], Any],
     ) -> tuple[float, int]:
         """(nats of all tokens to be predicted, how many these are)."""
         total, count = 0.0, 0
@@ -192,13 +204,15 @@ class HeldOutLoss:
                 raise Unwanted
             part = sequences_SxL1[start : start + at_once]
             if its := targets(part):  # its loss is the mean over so many
-                total += float(self._loss(params, part)) * its
+                total += float(loss(params, part)) * its
                 count += its
         return total, count
 
-    def _loss(self, params: Any, part_SxL1: NDArray[np.int32]) -> jax.Array:
+    def batch(self, params: Any, part_SxL1: Any) -> jax.Array:
+        """The mean loss of so many sequences."""
         tokens: Any = part_SxL1
         if self.placement is not None:
-            tokens = jax.device_put(part_SxL1, self.placement.batch(len(part_SxL1)))
+            lies = self.placement.batch(len(part_SxL1))
+            tokens = scattered(part_SxL1, part_SxL1.dtype, lies)
         loss: jax.Array = self.loss(params, tokens)
         return loss

@@ -12,7 +12,8 @@ its tokens count. The first step has none either: nothing precedes it, and it ma
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from diloco_shared.protocol.records import LearnerSpeed
 from diloco_shared.spec.run import Model
@@ -155,6 +156,7 @@ class Island:
     memory_bytes: int
     memory_peak_bytes: int
     memory_limit_bytes: int | None = None
+    hosts: Mapping[str, float] = field(default_factory=dict)  # by host: how late it takes up steps
 
     @property
     def peak_flops(self) -> float | None:
@@ -212,4 +214,5 @@ def report(
         memory_bytes=island.memory_bytes,
         memory_peak_bytes=island.memory_peak_bytes,
         memory_limit_bytes=island.memory_limit_bytes,
+        hosts=dict(island.hosts),
     )

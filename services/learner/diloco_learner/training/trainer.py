@@ -25,6 +25,7 @@ from diloco_learner.exchange.encoding import Encoded, Feedback, feeds_back
 from diloco_learner.models import (
     Lying,
     ModelDef,
+    Place,
     build,
     filled,
     from_named,
@@ -310,14 +311,22 @@ class Trainer:
         Tensor by tensor: each takes the place of the old one before the next is on the device.
         Given arrays are used up.
         """
-        given, leaves = moments.views(data), to_named(self.opt_state)
+        given = moments.views(data)
         moments.check(given, self._stored())
-        lying = self.program.lying(self.opt_state)
-        for name, place in places(leaves, self.program.model.stacked).items():
-            leaf = leaves[place.leaf]
-            if place.layer is None:
-                leaf.delete()
-            leaves[place.leaf] = put(leaves, place, given.pop(name), leaf.dtype, lying)
+        for name, place in self.places().items():
+            self.load_tensor(name, place, given.pop(name))
+
+    def places(self) -> dict[str, Place]:
+        """Where each tensor of the moments and counts lies."""
+        return places(to_named(self.opt_state), self.program.model.stacked)
+
+    def load_tensor(self, name: str, place: Place, values: Any) -> None:
+        """Take over one tensor of them, which is there once this returns."""
+        leaves, lying = to_named(self.opt_state), self.program.lying(self.opt_state)
+        leaf = leaves[place.leaf]
+        if place.layer is None:
+            leaf.delete()
+        leaves[place.leaf] = put(leaves, place, values, leaf.dtype, lying)
         self.opt_state = from_named(self.opt_state, leaves)
 
     def _stored(self) -> dict[str, Any]:
@@ -329,12 +338,17 @@ def assemble(program: Program, anchors: Iterable[Values]) -> Any:
 
     One after the other: neither does the device hold several anchors, nor do steps wait behind all.
     """
-    named, lying = to_named(program.shapes), program.lying(program.shapes)
-    empty = {n: zeros(leaf, None if lying is None else lying[n]) for n, leaf in named.items()}
-    params = from_named(program.shapes, empty)
+    params = empty(program)
     for p, anchor_F in enumerate(anchors):
         params = jax.block_until_ready(program.cuts.adopt(p, params, anchor_F, 0.0))
     return params
+
+
+def empty(program: Program) -> Any:
+    """Parameters that are all zero, lying as the program's do."""
+    named, lying = to_named(program.shapes), program.lying(program.shapes)
+    none = {n: zeros(leaf, None if lying is None else lying[n]) for n, leaf in named.items()}
+    return from_named(program.shapes, none)
 
 
 def evaluate_anchors(program: Program, anchors: Iterable[Values], held: HeldOut) -> float:

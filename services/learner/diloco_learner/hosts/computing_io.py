@@ -1,0 +1,169 @@
+"""What a learner of several hosts computes with: see `computing_io` of training.
+
+The set-up of a process comes first: `gathered` in process 0, `followed` in the others. Both wait
+until all are there, and then let jax's processes meet, which must be before jax is asked for its
+devices.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from diloco_learner.events import Leave
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.following_io import follow
+from diloco_learner.hosts.leading_io import Hosts
+from diloco_learner.hosts.link_io import HostLost
+from diloco_learner.hosts.place import HostPlace
+from diloco_learner.hosts.trainer import Hand, HostsTrainer
+from diloco_learner.models import forget
+from diloco_learner.training.computing_io import OnThisMachine, island_of, run, threaded
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.mesh import mesh_over
+from diloco_learner.training.speed import Island
+from diloco_learner.training.train import TrainLoop
+from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.checkpoints.parameters_io import beginning_of
+from diloco_shared.reach.local import Reach
+from diloco_shared.spec.mesh import MeshSizes, WrongMesh, fitted, mesh_of
+from diloco_shared.spec.run import RunSpec
+
+if TYPE_CHECKING:
+    from diloco_learner.settings import Settings
+
+# jax's processes are all there when they begin to meet.
+MEET_S = 60
+# Of jax's own watch over its processes, which ends them without a word: ours is quicker.
+JAX_SILENCE_S = 300
+# Between two looks for hosts that keep the others waiting, in seconds.
+LOOK_S = 1.0
+# A dead process shows first in the programs that waited for it, and a moment later to us.
+SHOWN_S = 5.0
+
+
+class OnHosts(OnThisMachine):
+    """On the devices of all processes of an island; of process 0."""
+
+    def __init__(self, hosts: Hosts, *of_this_machine: Any) -> None:
+        super().__init__(*of_this_machine)
+        self.hosts = hosts
+        self.tell: Callable[[str, str], Awaitable[None]] | None = None  # an event, once it is set
+        self.built = False
+
+    def there(self) -> Sequence[Any]:
+        return jax.devices()
+
+    def sizes(self, spec: RunSpec, devices: int) -> MeshSizes:
+        return of_all(super().sizes(spec, devices), devices, spec.inner.batch_sequences)
+
+    def trainer(self, program: Program, sizes: MeshSizes, separator: int | None) -> Trainer:
+        """Once every host has what the run needs. Raises ValueError where one has not."""
+        text = program.spec.model_dump_json()
+        order = plan.Prepare(text, str(sizes), -1 if separator is None else separator)
+        self.built = True
+        answers = self.hosts.answers(self.hosts.tell(order))
+        if faults := [bytes(fault).decode() for fault in answers.values() if len(fault)]:
+            raise ValueError("; ".join(faults))
+        return HostsTrainer(program, self.hosts)
+
+    def island(self) -> Island:
+        """Memory is that of this host."""
+        found = island_of(jax.local_devices())
+        late = {name: pace["late_s"] for name, pace in self.hosts.shown().items()}
+        return replace(found, devices=max(len(self.devices), 1), hosts=late)
+
+    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
+        """Raises HostLost once another process is gone: the thread may wait for it for ever."""
+        lost, here = asyncio.Event(), asyncio.get_running_loop()
+        self.hosts.when_lost = partial(_soon, here, lost)
+        ended = threaded("train", lambda: run(loop, mailbox))
+        losing = asyncio.ensure_future(lost.wait())
+        either: list[asyncio.Future[Any]] = [ended, losing]
+        try:
+            while not self.hosts.lost and not ended.done():
+                await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                if self.tell is not None and (text := self.hosts.straggling()):
+                    await self.tell("straggling-host", text)
+            if ended.done() and ended.exception() is None:
+                return ended.result()
+            await asyncio.wait({losing}, timeout=SHOWN_S)
+            if self.hosts.lost:
+                raise HostLost(self.hosts.lost)
+            return ended.result()
+        finally:
+            self.hosts.when_lost = None
+            losing.cancel()
+
+    def over(self) -> None:
+        if self.built and not self.hosts.lost:
+            self.hosts.tell(plan.Leave())
+        self.built = False
+
+
+def _soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    """Set it, of another thread."""
+    loop.call_soon_threadsafe(event.set)
+
+
+def of_all(sizes: MeshSizes, devices: int, sequences: int) -> MeshSizes:
+    """A mesh that every process has a part of. Raises WrongMesh for one that is smaller."""
+    if sizes.devices == devices:
+        return sizes
+    raise WrongMesh(
+        f"the mesh {sizes} takes {sizes.devices} of the {devices} devices of this island's hosts, "
+        f"and each must have its part: let inner.batch_sequences (it is {sequences}) be a multiple "
+        "of all devices, or set DILOCO_MESH to a mesh of all of them"
+    )
+
+
+def gathered(place: HostPlace, silence_s: float) -> Hosts:
+    """In process 0: the others, once all are there. OSError where they do not come."""
+    hosts = Hosts(place, silence_s)
+    hosts.gather()
+    meet(place, hosts.meeting)
+    return hosts
+
+
+def followed(place: HostPlace, settings: "Settings") -> None:
+    """In the others: carry out what process 0 tells, until the process ends."""
+    follow(place, Hand(partial(programs, settings.reach)), partial(meet, place))
+
+
+def programs(reach: Reach, order: plan.Prepare) -> Program:
+    """Those of a run, on the devices of all processes. Whatever a model of one's own raises."""
+    spec, sizes = RunSpec.model_validate_json(order.spec), mesh_of(order.mesh)
+    if spec.model.factory is not None:
+        reach.factories.check(spec.model.factory)
+    there = jax.devices()
+    fitted(sizes, len(there), spec.inner.batch_sequences)
+    assert sizes is not None
+    try:
+        beginning = beginning_of(spec.model, reach.data, reach.checkpoint_root, reach.checkpoints)
+        separator = None if order.separator < 0 else order.separator
+        return Program.build(spec, beginning, separator, mesh_over(sizes, there))
+    except (Exception, SystemExit):
+        forget(spec.model)
+        raise
+
+
+def meet(place: HostPlace, meeting: str) -> None:
+    """Let jax's processes meet there, and find each other's devices."""
+    port = meeting.rpartition(":")[2]
+    # A signal to end is this process's own affair, and no end of another one's is jax's: it would
+    # abort all of them, without a word that tells why.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.config.update("jax_enable_recoverability", True)
+    jax.distributed.initialize(
+        meeting,
+        place.hosts,
+        place.index,
+        cluster_detection_method="deactivate",
+        initialization_timeout=MEET_S,
+        heartbeat_timeout_seconds=JAX_SILENCE_S,
+        coordinator_bind_address=f"[::]:{port}" if "[" in meeting else f"0.0.0.0:{port}",
+    )
+    jax.devices()  # which waits for all: so here, where all are

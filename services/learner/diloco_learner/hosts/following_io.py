@@ -1,0 +1,252 @@
+"""A process that follows: it comes to process 0, carries out its orders, and ends with the island.
+
+It has no connection to the bus, no identity there, and keeps nothing on its disk but compiled
+programs. Orders are read by a thread of their own, so that the end of process 0 is noticed at once,
+whatever this one computes.
+"""
+
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import structlog
+
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.link_io import (
+    BEAT_S,
+    JOIN_S,
+    LAST_WORDS_S,
+    BadFrame,
+    close,
+    head_of,
+    prompt,
+    receive,
+    send,
+    values_of,
+)
+from diloco_learner.hosts.parts import Buffer, packed
+from diloco_learner.hosts.place import HostPlace
+from diloco_learner.hosts.trainer import Given, Hand
+from diloco_shared import VERSION, ambient
+from diloco_shared.process.membership import own_host
+
+log = structlog.get_logger()
+
+# Between two attempts to reach process 0, in seconds.
+AGAIN_S = 0.5
+# Orders that wait to be carried out, with what belongs to them. Process 0 is a step ahead at most
+# while it trains; while it loads moments, as many tensors.
+ORDERS_MAX = 8
+# What waits to be given, in arrays fetched or to be fetched: one contribution of every round in
+# flight.
+GIVEN_MAX = 64
+# Orders whose failure says nothing of the island: the run does not suit this host.
+MAY_FAIL = plan.Prepare
+
+
+class Refused(Exception):
+    """Process 0 does not take this one; the text says why."""
+
+
+class Leader:
+    """Process 0, as one that follows sees it."""
+
+    def __init__(self, place: HostPlace) -> None:
+        self.place = place
+        self.sending = threading.Lock()
+        self.orders: queue.Queue[tuple[int, plan.Order, Buffer]] = queue.Queue(ORDERS_MAX)
+        self.given: queue.Queue[tuple[int, Given | list[Any]]] = queue.Queue(GIVEN_MAX)
+        self.following = plan.Following()
+        self.over = threading.Event()  # process 0 has said good-bye
+        self.stopping = False  # this process is told to end
+
+    # --- the beginning -------------------------------------------------------------------------
+
+    def join(self) -> str:
+        """Come to process 0; where jax's processes meet. Raises Refused, or HostLost."""
+        told_at = -JOIN_S
+        while True:
+            try:
+                return self._join()
+            except OSError as error:
+                if self.stopping:
+                    raise
+                if ambient.monotonic() > told_at + JOIN_S / 20:
+                    told_at = ambient.monotonic()
+                    where = f"{self.place.address}:{self.place.port}"
+                    log.info("waits for process 0 of its island", at=where, error=str(error))
+                time.sleep(AGAIN_S)
+
+    def _join(self) -> str:
+        where = (self.place.address, self.place.port)
+        orders, answers = socket.create_connection(where, 5.0), None
+        try:
+            answers = socket.create_connection(where, 5.0)
+            for kind, sock in (("orders", orders), ("answers", answers)):
+                hello = ("hello", kind, self.place.index, self.place.hosts, own_host(), VERSION)
+                send(sock, head_of(*hello))
+            orders.settimeout(JOIN_S)
+            what, *values = values_of(receive(orders, data_max=0)[0])
+            if what == "refused":
+                raise Refused(values[0])
+            if what != "welcome":
+                raise BadFrame(f"process 0 says {str(what)[:40]!r}")
+        except BaseException:
+            close(*(s for s in (orders, answers) if s is not None))
+            raise
+        meeting, self.silence_s = str(values[0]), float(values[1])
+        self.reading, self.writing = prompt(orders, self.silence_s)
+        answers.settimeout(None)
+        self.answering = answers
+        return meeting
+
+    def listen(self) -> None:
+        """From now on take in orders, give signs of life, and notice the end."""
+        for name, work in (("orders", self._read), ("given", self._give), ("alive", self._beat)):
+            threading.Thread(target=work, name=name, daemon=True).start()
+
+    # --- orders --------------------------------------------------------------------------------
+
+    def told(self) -> Iterator[tuple[int, plan.Order, Buffer]]:
+        """Orders, one after the other; each is taken up when it is asked for."""
+        while True:
+            since = ambient.monotonic()
+            number, order, data = self.orders.get()
+            self._say("taken", number, ambient.monotonic() - since)
+            yield number, order, data
+
+    def give(self, number: int, given: Given | list[Any]) -> None:
+        """What process 0 wants for an order. What is yet to be fetched, another thread fetches."""
+        self.given.put((number, given))
+
+    def failed(self, number: int, why: str, *, for_good: bool) -> None:
+        """An order could not be carried out."""
+        if for_good:
+            self._say("failed", why)
+        else:
+            send(self.answering, head_of(number, why))
+
+    def stop(self) -> None:
+        """This process is told to stop: process 0 ends the island in order."""
+        self.stopping = True
+        try:
+            self._say("stop")
+        except (OSError, AttributeError):  # it had not come there yet
+            self.over.set()
+
+    def _say(self, *values: Any) -> None:
+        with self.sending:
+            send(self.writing, head_of(*values))
+
+    def _read(self) -> None:
+        try:
+            while True:
+                head, data = receive(self.reading)
+                values = values_of(head)
+                if values[0] == "alive":
+                    continue
+                number, order = plan.decode(head)
+                self.following.take(number)
+                if isinstance(order, plan.Bye):
+                    self.over.set()
+                    return
+                self.orders.put((number, order, data))
+        except TimeoutError:
+            self._lost(f"no sign of life for {self.silence_s:.1f} s")
+        except (OSError, ValueError) as error:
+            self._lost(str(error))
+
+    def _lost(self, why: str) -> None:
+        if not self.over.is_set():
+            end(f"process 0 of this island is gone: {why}", 0 if self.stopping else 1)
+
+    def _give(self) -> None:
+        try:
+            while True:
+                number, given = self.given.get()
+                parts = packed(given.fetch() if isinstance(given, Given) else given)
+                send(self.answering, head_of(number, ""), parts)
+                del given, parts  # they are large, and this waits
+        except OSError as error:
+            self._lost(str(error))
+
+    def _beat(self) -> None:
+        try:
+            while True:
+                time.sleep(BEAT_S)
+                self._say("alive")
+        except OSError as error:
+            self._lost(str(error))
+
+
+def end(why: str, status: int) -> None:
+    """Now: another thread may be in a program that waits for a dead process for ever."""
+    tell = log.info if status == 0 else log.error
+    tell("this process of an island ends", reason=why)
+    os._exit(status)
+
+
+def follow(place: HostPlace, hand: Hand, meet: Callable[[str], None]) -> None:
+    """Carry out orders until the island ends; the process ends with it.
+
+    `meet` joins jax's processes at the address that it is given. Exit status 0 where this process
+    was told to stop, 1 otherwise: its supervisor starts it again, and so do those of the others.
+    """
+    leader = Leader(place)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        threading.Thread(target=_stop, args=(leader,), name="stop", daemon=True).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    # Signals come to this thread: so it must not be the one that waits for other processes.
+    threading.Thread(target=_work, args=(leader, hand, meet), name="work", daemon=True).start()
+    leader.over.wait()
+    end("process 0 has ended the island", 0 if leader.stopping else 1)
+
+
+def _stop(leader: Leader) -> None:
+    leader.stop()
+    leader.over.wait(LAST_WORDS_S)
+    end("told to stop", 0)
+
+
+def _work(leader: Leader, hand: Hand, meet: Callable[[str], None]) -> None:
+    try:
+        meeting = leader.join()
+        leader.listen()
+        meet(meeting)
+        log.info("follows", host=leader.place.index, hosts=leader.place.hosts)
+        for number, order, data in leader.told():
+            _carry_out(leader, hand, number, order, data)
+            del data
+    except Refused as error:
+        end(str(error), 2)
+    except BaseException as error:  # whatever a model raises: this thread is the process's work
+        # The end of another host shows first in whatever waited for it.
+        time.sleep(BEAT_S)
+        log.error("failed", error=repr(error), exc_info=error)
+        try:
+            leader.failed(0, f"{type(error).__name__}: {error}"[:500], for_good=True)
+        except (OSError, AttributeError) as gone:
+            log.warning("process 0 is not told", error=str(gone))
+        end(f"{type(error).__name__}: {str(error)[:300]}", 0 if leader.stopping else 1)
+
+
+def _carry_out(leader: Leader, hand: Hand, number: int, order: plan.Order, data: Buffer) -> None:
+    try:
+        given = hand.carry_out(order, data)
+    except (Exception, SystemExit) as error:
+        if not isinstance(order, MAY_FAIL):
+            raise
+        log.warning("this host cannot work for the run", error=repr(error))
+        leader.failed(number, f"{type(error).__name__}: {error}"[:300], for_good=False)
+        return
+    if given is not None:
+        leader.give(number, given if isinstance(given, Given) else list(given))

@@ -1,0 +1,383 @@
+"""Process 0's connections to the other processes of its island: see `link_io`.
+
+with hosts.turn:
+    number = hosts.tell(order, parts)    # to all, to each its own part
+    ...                                  # the same, here
+hosts.answers(number)                    # what each of them gave
+"""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.link_io import (
+    BEAT_S,
+    JOIN_S,
+    LAST_WORDS_S,
+    ORDER_S_MAX,
+    BadFrame,
+    HostLost,
+    close,
+    head_of,
+    prompt,
+    receive,
+    send,
+    values_of,
+)
+from diloco_learner.hosts.parts import Buffer
+from diloco_learner.hosts.place import HostPlace
+from diloco_learner.hosts.trainer import ForEach
+from diloco_shared import VERSION, ambient
+
+log = structlog.get_logger()
+
+# Answers that nobody has asked for yet, of each host: rounds in flight are fewer, and whoever
+# copies moments asks for one tensor after the other. The oldest one is forgotten above it.
+ANSWERS_MAX = 64
+# Whoever connects says within so many seconds who it is.
+HELLO_S = 10.0
+# Between two looks at whether they take too long.
+LOOK_S = 1.0
+
+
+class Host:
+    """One process that follows. `name`: as people know it."""
+
+    def __init__(self, index: int, name: str, silence_s: float) -> None:
+        self.index = index
+        self.name = f"host {index} ({name})"
+        self.silence_s = silence_s
+        self.pace = plan.Pace()
+        self.heard_at = ambient.monotonic()
+        self.sending = threading.Lock()  # of whole frames
+        self.orders: socket.socket | None = None
+        self.writing: socket.socket | None = None
+        self.answers: socket.socket | None = None
+
+    def take(self, kind: str, sock: socket.socket) -> None:
+        """A connection of it; the newest counts, since an older one is of a life before."""
+        if kind == "answers":
+            if self.answers is not None:
+                close(self.answers)
+            # Answers are rare: signs of life come on the other connection.
+            sock.settimeout(None)
+            self.answers = sock
+            return
+        if self.orders is not None and self.writing is not None:
+            close(self.orders, self.writing)
+        self.orders, self.writing = prompt(sock, self.silence_s)
+
+    @property
+    def whole(self) -> bool:
+        return self.orders is not None and self.answers is not None
+
+    def send(self, head: bytes, data: Any = ()) -> None:
+        assert self.writing is not None
+        with self.sending:
+            send(self.writing, head, data)
+
+    def beat(self) -> None:
+        """A sign of life; an order that is on its way is one too."""
+        if self.sending.acquire(blocking=False):
+            try:
+                assert self.writing is not None
+                send(self.writing, head_of("alive"))
+            finally:
+                self.sending.release()
+
+    def close(self) -> None:
+        close(*(s for s in (self.orders, self.writing, self.answers) if s is not None))
+
+
+class Hosts:
+    """The others, from the moment at which all are there to the end of the process."""
+
+    def __init__(
+        self,
+        place: HostPlace,
+        silence_s: float,
+        *,
+        stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:
+        """`silence_s`: so long without a sign of life, and a process counts as dead. `stop`: has
+        this one end in order; `leave`: ends it where it does not."""
+        self.place = place
+        self.silence_s = silence_s
+        self.stop, self.leave = stop, leave
+        self.turn = threading.RLock()
+        self.telling = threading.Lock()  # so that all get orders in one order
+        self.hosts: dict[int, Host] = {}
+        self.told = 0
+        self.came: dict[tuple[int, int], Buffer] = {}  # answers by (order, host)
+        self.changed = threading.Condition()
+        self.lost = ""  # why the island ends
+        self.stopped_by = ""  # the host that was told to stop
+        self.stragglers = plan.Stragglers()
+        # While this process trains: what ends that, and tells why. Else it is stopped.
+        self.when_lost: Callable[[], None] | None = None
+        self.closing = False
+        self.beat_at = 0.0  # the last own sign of life
+        self.meeting = ""  # where jax's processes meet, once all are here
+
+    # --- the beginning -------------------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Wait until every process of the island is there. OSError where nobody can come here."""
+        family = socket.AF_INET6 if ":" in self.place.address else socket.AF_INET
+        with socket.create_server(("", self.place.port), family=family) as server:
+            server.settimeout(LOOK_S)
+            until, said = ambient.monotonic() + JOIN_S, [0]
+            while missing := self.missing():
+                if missing != said:
+                    log.info("waits for the other processes of this island", missing=missing)
+                    said = missing
+                if ambient.monotonic() > until:
+                    raise HostLost(f"of this island, {missing} did not come within {JOIN_S:.0f} s")
+                self._take_some(server)
+        self._welcome()
+
+    def missing(self) -> list[int]:
+        """Those of which not all connections are there."""
+        return [n for n in range(1, self.place.hosts) if n not in self.hosts or not self._is(n)]
+
+    def _is(self, index: int) -> bool:
+        return self.hosts[index].whole
+
+    def _take_some(self, server: socket.socket) -> None:
+        """One more connection, or none for a while."""
+        try:
+            sock, address = server.accept()
+        except TimeoutError:
+            return
+        sock.settimeout(HELLO_S)
+        try:
+            head, _ = receive(sock, head_max=4096, data_max=0)
+            self._take(sock, *_hello(values_of(head), self.place.hosts))
+        except OSError as error:
+            log.warning("a connection is no host of this island", of=address[0], error=str(error))
+            with suppress(OSError):
+                send(sock, head_of("refused", str(error)))
+            close(sock)
+
+    def _take(self, sock: socket.socket, kind: str, index: int, name: str, version: str) -> None:
+        if version != VERSION:
+            raise BadFrame(f"host {index} is of release {version}, and process 0 of {VERSION}")
+        if index not in self.hosts or self.hosts[index].name != f"host {index} ({name})":
+            self.hosts[index] = Host(index, name, self.silence_s)
+        self.hosts[index].take(kind, sock)
+
+    def _welcome(self) -> None:
+        """Tell all where jax's own processes meet, and begin to listen."""
+        self.meeting = f"{_bracketed(self.place.address)}:{_free_port()}"
+        self.beat_at = ambient.monotonic()
+        for host in self.hosts.values():
+            host.heard_at = self.beat_at
+            host.send(head_of("welcome", self.meeting, self.silence_s))
+        for host in self.hosts.values():
+            for name, work in (("orders", self._hear), ("answers", self._collect)):
+                thread = threading.Thread(target=work, args=(host,), name=name, daemon=True)
+                thread.start()
+        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+
+    # --- orders --------------------------------------------------------------------------------
+
+    def tell(self, order: plan.Order, parts: ForEach | None = None) -> int:
+        """See `hosts.trainer.Link`."""
+        with self.telling:
+            self._check()
+            number, step = self.told + 1, isinstance(order, plan.Step)
+            self.told, head = number, plan.encode(number, order)
+            for host in self.hosts.values():
+                with self.changed:
+                    host.pace.told(number, ambient.monotonic(), step=step)
+                try:
+                    host.send(head, () if parts is None else parts(host.index))
+                except OSError as error:
+                    self.lose(f"{host.name} is gone: {_why(error)}")
+            self._check()
+            return number
+
+    def answers(self, number: int) -> Mapping[int, Buffer]:
+        """What each host gave for an order. Raises HostLost, also after ORDER_S_MAX."""
+        wanted = [(number, index) for index in self.hosts]
+        with self.changed:
+            there = self.changed.wait_for(
+                lambda: self.lost or all(key in self.came for key in wanted), ORDER_S_MAX
+            )
+            self._check()
+            if not there:
+                late = [self.hosts[n].name for key, n in wanted if (key, n) not in self.came]
+                why = f"{', '.join(late)} gave nothing for order {number} in {ORDER_S_MAX:.0f} s"
+            else:
+                return {index: self.came.pop((number, index)) for _, index in wanted}
+        self.lose(why)
+        raise HostLost(why)
+
+    def _check(self) -> None:
+        if self.lost:
+            raise HostLost(self.lost)
+
+    # --- what comes ----------------------------------------------------------------------------
+
+    def _hear(self, host: Host) -> None:
+        """Signs of life and what orders were taken up, until it is gone."""
+        assert host.orders is not None
+        try:
+            while True:
+                self._heard(host, *values_of(receive(host.orders, data_max=0)[0]))
+        except OSError as error:
+            self.lose(f"{host.name} is gone: {_why(error, self.silence_s)}")
+
+    def _heard(self, host: Host, what: str, *values: Any) -> None:
+        now = ambient.monotonic()
+        silent_s, host.heard_at = now - host.heard_at - BEAT_S, now
+        with self.changed:
+            # A host that stood still in the middle of a step shows only so. Where this process did
+            # itself, it has heard nobody meanwhile.
+            if now - self.beat_at < 2 * BEAT_S:
+                self.stragglers.late(host.name, silent_s)
+        if what == "taken":
+            number, waited_s = values
+            with self.changed:
+                late_s = host.pace.taken(int(number), float(waited_s), ambient.monotonic())
+                self.stragglers.late(host.name, late_s)
+        elif what == "failed":
+            self.lose(f"{host.name} failed: {values[0]}")
+        elif what == "stop" and not self.stopped_by:
+            self.stopped_by = host.name
+            log.warning("a host is told to stop, and the island with it", host=host.name)
+            self.stop()
+
+    def _collect(self, host: Host) -> None:
+        """What it gives, until it is gone."""
+        assert host.answers is not None
+        try:
+            while True:
+                head, data = receive(host.answers)
+                number, fault = values_of(head)
+                if fault:
+                    self._failed(host, int(number), str(fault))
+                    continue
+                with self.changed:
+                    self.came[(int(number), host.index)] = data
+                    mine = sorted(key for key in self.came if key[1] == host.index)
+                    for key in mine[:-ANSWERS_MAX]:
+                        del self.came[key]
+                    self.changed.notify_all()
+        except (OSError, ValueError) as error:
+            self.lose(f"{host.name} is gone: {_why(error)}")
+
+    def _failed(self, host: Host, number: int, fault: str) -> None:
+        """It could not get ready for a run: that is no reason to end."""
+        with self.changed:
+            self.came[(number, host.index)] = f"{host.name}: {fault}".encode()
+            self.changed.notify_all()
+
+    def _beat(self) -> None:
+        while not self.lost and not self.closing:
+            self.beat_at = ambient.monotonic()
+            for host in self.hosts.values():
+                try:
+                    host.beat()
+                except OSError as error:
+                    self.lose(f"{host.name} is gone: {_why(error)}")
+                with self.changed:
+                    behind_s = host.pace.behind_s(ambient.monotonic())
+                if behind_s > ORDER_S_MAX:
+                    self.lose(f"{host.name} has not taken up an order for {behind_s:.0f} s")
+            time.sleep(BEAT_S)
+
+    # --- what is shown -------------------------------------------------------------------------
+
+    def shown(self) -> dict[str, dict[str, float]]:
+        """By host: how late it takes up steps, and how long it waits for them."""
+        with self.changed:
+            paces = {host.name: host.pace for host in self.hosts.values()}
+            return {
+                name: {"late_s": round(p.late_s, 6), "waited_s": round(p.waited_s, 6)}
+                for name, p in paces.items()
+            }
+
+    def straggling(self) -> str:
+        """What to tell of hosts that keep the others waiting, or ""."""
+        with self.changed:
+            return self.stragglers.tell(ambient.monotonic())
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def lose(self, why: str) -> None:
+        """The island is not whole any more: this process ends, after its last words."""
+        with self.changed:
+            if self.lost or self.closing:
+                return
+            self.lost = f"{why}. The island ends, and is whole again once all are started anew"
+            self.changed.notify_all()
+        log.error("the island ends", reason=why)
+        threading.Thread(target=self._end, name="end", daemon=True).start()
+        if self.when_lost is not None:
+            self.when_lost()
+        else:
+            self.stop()
+
+    def _end(self) -> None:
+        """A thread may be in the middle of a program that waits for the dead one for ever."""
+        time.sleep(LAST_WORDS_S)
+        log.error("ends without its last words", reason=self.lost)
+        self.leave(1)
+
+    def close(self) -> None:
+        """The last order."""
+        if not self.lost:
+            try:
+                self.tell(plan.Bye())
+            except OSError as error:
+                log.warning("a host is gone already", error=str(error))
+        self.closing = True
+        for host in self.hosts.values():
+            host.close()
+
+
+def _hello(values: tuple[Any, ...], hosts: int) -> tuple[str, int, str, str]:
+    """(which connection, host, its name, its release). Raises BadFrame."""
+    match values:
+        case (
+            "hello",
+            "orders" | "answers" as kind,
+            int(index),
+            int(many),
+            str(name),
+            str(version),
+        ):
+            if many != hosts or not 1 <= index < hosts:
+                raise BadFrame(
+                    f"host {index} says that {many} processes make this island, and here it has "
+                    f"{hosts}: DILOCO_HOSTS must be the same for all"
+                )
+            return kind, index, name[:100], version
+    raise BadFrame("no host of an island")
+
+
+def _why(error: Exception, silence_s: float = ORDER_S_MAX) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no sign of life for {silence_s:.1f} s"
+    return str(error) or type(error).__name__
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _free_port() -> int:
+    """For jax's own meeting of the processes, in this life of the island."""
+    with socket.create_server(("", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port

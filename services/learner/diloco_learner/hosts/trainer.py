@@ -1,0 +1,418 @@
+"""A learner's state on the devices of several hosts: what process 0 does, and what all do with it.
+
+Process 0 has a `HostsTrainer`. It does what any trainer does, and tells each piece of it to the
+others first, as an order. They have a `Hand` each, which carries orders out. A program that
+computes on all devices needs all processes, and waits for them: so all must come to their programs
+in one order. Process 0 holds the `turn` from telling an order to having handed over its own part.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, assert_never
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+from numpy.typing import NDArray
+
+from diloco_learner.exchange.encoding import Encoded
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.parts import (
+    Buffer,
+    Parts,
+    Span,
+    clipped,
+    cut,
+    held,
+    own_parts,
+    put_together,
+    size_of,
+    split,
+    told,
+)
+from diloco_learner.models import Place, scattered, to_named
+from diloco_learner.recovery import moments
+from diloco_learner.recovery.moments import Layer, fetched
+from diloco_learner.training.evaluate import HeldOut, Losses, always
+from diloco_learner.training.fragments_on_mesh import MeshFragmentOps
+from diloco_learner.training.mesh import Placement
+from diloco_learner.training.trainer import Program, Published, Trainer, Values, empty
+
+# Of each process: the bytes that an order is carried out with there.
+ForEach = Callable[[int], Sequence[memoryview]]
+
+
+class Link(Protocol):
+    """What process 0 needs of its connections to the others."""
+
+    @property
+    def turn(self) -> AbstractContextManager[Any]:
+        """Held while an order is told and carried out; the thread that has it may take it again."""
+
+    def tell(self, order: plan.Order, parts: ForEach | None = None) -> int:
+        """Tell all; the order's number. Raises HostLost, an OSError, where one is gone."""
+
+    def answers(self, number: int) -> Mapping[int, Buffer]:
+        """What each process gave for that order; waits for it. Raises HostLost."""
+
+
+class HostsTrainer(Trainer):
+    """Of process 0. Different threads may call it."""
+
+    def __init__(self, program: Program, link: Link) -> None:
+        assert program.placement is not None, "several processes have several devices"
+        self.link = link
+        self.placement: Placement = program.placement
+        with self._telling(plan.Begin()):
+            super().__init__(program)
+        self._prepare()
+
+    @contextmanager
+    def _telling(self, order: plan.Order, parts: ForEach | None = None) -> Iterator[int]:
+        with self.link.turn:
+            yield self.link.tell(order, parts)
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        """Compile everywhere what training needs, and let all processes meet in a program.
+
+        Not beside something else, as on one host: whoever compiles keeps the others waiting, and
+        what carries programs between processes has limits of its own, of half a minute where they
+        meet for the first time.
+        """
+        inner = self.program.spec.inner
+        number = self.link.tell(plan.WarmUp(inner.batch_sequences * inner.accumulation))
+        super().warm_up(inner.batch_sequences * inner.accumulation)
+        self.link.answers(number)
+        self.fragment(0)
+
+    def warm_up(self, batch: int) -> None:
+        """Done at the beginning."""
+
+    def step(self, tokens_BxL1: Any, rate: float, *, poisoned: bool = False) -> jax.Array:
+        lies = batch_lies(self.program, len(tokens_BxL1))
+        shape, dtype = tuple(tokens_BxL1.shape), str(tokens_BxL1.dtype)
+        order = plan.Step(float(rate), poisoned, shape, dtype)
+        with self._telling(order, self._cut(tokens_BxL1, lies)):
+            tokens = scattered(tokens_BxL1, tokens_BxL1.dtype, lies)
+            return super().step(tokens, rate, poisoned=poisoned)
+
+    def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
+        with self._telling(plan.Adopt(p, float(alpha)), self._cut_anchor(p, anchor_F)):
+            super().adopt(p, anchor_F, alpha)
+
+    def contribution(self, p: int, round_: int) -> Encoded:
+        with self._telling(plan.Contribute(p, round_)) as number:
+            here = super().contribution(p, round_)
+        answer = _Answer(self.link, number, here.parts)
+        parts: Any = tuple(answer.part(n) for n in range(len(here.parts)))
+        return Encoded(here.codec, here.values, parts)
+
+    def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        if self.feedback[p] is not None:
+            with self._telling(plan.Decided(p, round_, merged)):
+                super().decided(p, round_, merged=merged)
+
+    def fragment(self, p: int) -> Values:
+        with self._telling(plan.Read(p)) as number:
+            values_F = self.program.cuts.read(p, self.params)
+        whole: Values = np.asarray(_Answer(self.link, number, (values_F,)).part(0))
+        return whole[: self.program.layout.sizes[p]]
+
+    # --- evaluation ----------------------------------------------------------------------------
+
+    def evaluate(
+        self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
+    ) -> Losses:
+        program = self.program
+        with self._telling(plan.Assemble()):
+            params = empty(program)
+        try:
+            for p, anchor_F in enumerate(published):
+                with self._telling(plan.Assembled(p), self._cut_anchor(p, anchor_F)):
+                    new = program.cuts.adopt(p, params, anchor_F, 0.0)
+                    params = jax.block_until_ready(new)
+            return program.evaluate.losses(params, held, wanted, self._evaluate)
+        finally:
+            self.link.tell(plan.LetGo())
+
+    def _evaluate(self, params: Any, part_SxL1: Any) -> float:
+        lies, shape = self.placement.batch(len(part_SxL1)), tuple(part_SxL1.shape)
+        order = plan.Evaluate(shape, str(part_SxL1.dtype))
+        with self._telling(order, self._cut(part_SxL1, lies)):
+            # Read here: a step that another thread tells next must come after it everywhere.
+            return float(self.program.evaluate.batch(params, part_SxL1))
+
+    # --- inner state ---------------------------------------------------------------------------
+
+    def inner_state(self) -> memoryview:
+        return moments.pack(self._everywhere())
+
+    def inner_state_pieces(self) -> Iterator[moments.Buffer]:
+        return moments.pieces(self._everywhere())
+
+    def load_tensor(self, name: str, place: Place, values: Any) -> None:
+        lies, shape = self._lies(place), tuple(values.shape)
+        order = plan.Load(name, shape, str(values.dtype))
+        with self._telling(order, self._cut(values, lies)):
+            super().load_tensor(name, place, values)
+
+    def _everywhere(self) -> dict[str, Any]:
+        """Every tensor, to be fetched from all processes when it is asked for."""
+        return {name: _Tensor(self, name, leaf) for name, leaf in self._stored().items()}
+
+    def copied(self, name: str, leaf: Any) -> NDArray[Any]:
+        """A tensor of the moments as it is now."""
+        with self._telling(plan.Copy(name)) as number:
+            whole, layer = (leaf.leaf, leaf.layer) if isinstance(leaf, Layer) else (leaf, None)
+            return _Answer(self.link, number, (whole,), layer).whole(0)
+
+    def _lies(self, place: Place) -> NamedSharding:
+        return tensor_lies(self.program, self.opt_state, place)
+
+    # --- what the others need ------------------------------------------------------------------
+
+    def _cut(self, array: NDArray[Any], lies: NamedSharding) -> ForEach:
+        spans = held(lies, tuple(array.shape))
+        return lambda process: cut(array, spans.get(process, []))
+
+    def _cut_anchor(self, p: int, anchor_F: Values) -> ForEach:
+        spans = anchor_spans(self.program, p)
+        return lambda process: cut(anchor_F, spans.get(process, []))
+
+
+def batch_lies(program: Program, sequences: int) -> NamedSharding:
+    """How a step's batch lies on the devices: as its program was compiled for."""
+    assert program.placement is not None
+    whole = program.spec.inner.accumulation > 1
+    return program.placement.replicated if whole else program.placement.batch(sequences)
+
+
+def anchor_spans(program: Program, p: int) -> dict[int, list[Span]]:
+    """By process: the parts of fragment p, without what fills it up, that its devices hold."""
+    assert program.placement is not None
+    size = program.layout.sizes[p]
+    assert isinstance(program.cuts, MeshFragmentOps)
+    padded = program.cuts.views[p].padded
+    return {n: clipped(s, size) for n, s in held(program.placement.flat, (padded,)).items()}
+
+
+def tensor_lies(program: Program, opt_state: Any, place: Place) -> NamedSharding:
+    """How a tensor of the moments lies when it is put there: see `models.put`."""
+    lying = program.lying(opt_state)
+    assert lying is not None
+    lies = lying[place.leaf]
+    if place.layer is None:
+        return lies
+    return NamedSharding(lies.mesh, jax.sharding.PartitionSpec(*lies.spec[1:]))
+
+
+# --------------------------------------------------------------------------------------------------
+# What every process has a part of, put together in process 0.
+
+
+@dataclass(slots=True)
+class _Answer:
+    """Arrays that an order made on all devices. One answer of each process holds its parts of all
+    of them, one array after the other. For one thread."""
+
+    link: Link
+    number: int
+    arrays: tuple[jax.Array, ...]
+    layer: int | None = None
+    came: Mapping[int, Buffer] | None = None
+
+    def part(self, n: int) -> "_Whole":
+        return _Whole(self, n)
+
+    def whole(self, n: int) -> NDArray[Any]:
+        """Waits for the other processes. Raises HostLost."""
+        array, parts = self.arrays[n], dict[Span, NDArray[Any]]()
+        if self.came is None:
+            self.came = self.link.answers(self.number)
+        shape = array.shape if self.layer is None else array.shape[1:]
+        for process, spans in _told(array, self.layer).items():
+            if process == jax.process_index():
+                parts |= _fetched(array, spans, self.layer)
+            else:
+                parts |= split(spans, array.dtype, self._of(self.came[process], process, n))
+        return put_together(shape, array.dtype, parts)
+
+    def _of(self, answer: Buffer, process: int, n: int) -> Buffer:
+        """Of the answer of a process, what belongs to array n."""
+        sizes = [
+            size_of(_told(array, self.layer).get(process, []), array.dtype)
+            for array in self.arrays[: n + 1]
+        ]
+        return memoryview(answer)[sum(sizes[:n]) : sum(sizes)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """One of them, for numpy to ask for."""
+
+    answer: _Answer
+    n: int
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self.answer.whole(self.n)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensor:
+    """A tensor of the moments, for numpy to ask for: then it is copied, as it is then."""
+
+    trainer: HostsTrainer
+    name: str
+    leaf: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.leaf.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.leaf.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self.trainer.copied(self.name, self.leaf)
+
+
+def _told(array: jax.Array, layer: int | None) -> dict[int, list[Span]]:
+    """By process: what it tells of an array, or of one layer of it."""
+    found = told(array.sharding, tuple(array.shape))
+    return {n: [s if layer is None else s[1:] for s in spans] for n, spans in found.items()}
+
+
+def _fetched(array: jax.Array, spans: Sequence[Span], layer: int | None) -> dict[Span, Any]:
+    """Of this process's own devices."""
+    parts = own_parts(array, spans, layer)
+    return {s: fetched(x if layer is None else Layer(x, layer)) for s, x in parts.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# The other processes.
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Arrays on the devices of which process 0 wants this one's parts: fetched by another thread,
+    unless the next step overwrites them."""
+
+    arrays: tuple[Any, ...]
+    layer: int | None = None
+
+    def fetch(self) -> list[Any]:
+        """In the order in which process 0 expects them."""
+        found: list[Any] = []
+        for array in self.arrays:
+            spans = _told(array, self.layer).get(jax.process_index(), [])
+            parts = _fetched(array, spans, self.layer)
+            found += [parts[span] for span in spans]
+        return found
+
+
+class Hand:
+    """Carries out, on a process that follows, what process 0 tells."""
+
+    def __init__(self, build: Callable[[plan.Prepare], Program]) -> None:
+        """`build` makes a run's programs, and checks what this host must before; see `programs`."""
+        self.build = build
+        self.program: Program | None = None
+        self.trainer: Trainer | None = None
+        self.evaluated: Any = None  # parameters
+        self.found: dict[str, Place] = {}  # of the moments' tensors
+
+    def carry_out(self, order: plan.Order, data: Buffer) -> Given | Sequence[Any] | None:
+        """What is to be given to process 0, or None. Raises whatever goes wrong."""
+        if isinstance(order, plan.Prepare):
+            self._let_go()
+            self.program = self.build(order)
+            return []
+        if isinstance(order, plan.Leave | plan.Bye):
+            self._let_go()
+            return None
+        assert self.program is not None, "an order before a run was prepared"
+        if isinstance(order, plan.Begin):
+            self.trainer = Trainer(self.program)
+            self.found = self.trainer.places()
+            return None
+        assert self.trainer is not None, "an order before the trainer was begun"
+        return self._train(order, data, self.program, self.trainer)
+
+    def _let_go(self) -> None:
+        self.program = self.trainer = self.evaluated = None
+
+    def _train(
+        self, order: plan.Order, data: Buffer, program: Program, trainer: Trainer
+    ) -> Given | Sequence[Any] | None:
+        match order:
+            case plan.WarmUp():
+                trainer.warm_up(order.sequences)
+                return []
+            case plan.Step():
+                lies = batch_lies(program, order.shape[0])
+                trainer.step(_given(order, lies, data), order.rate, poisoned=order.poisoned)
+            case plan.Adopt():
+                anchor: Any = self._anchor(order.fragment, data, program)
+                trainer.adopt(order.fragment, anchor, order.alpha)
+            case plan.Contribute():
+                return Given(trainer.contribution(order.fragment, order.round).parts)
+            case plan.Decided():
+                trainer.decided(order.fragment, order.round, merged=order.merged)
+            case plan.Read():
+                return Given((program.cuts.read(order.fragment, trainer.params),)).fetch()
+            case plan.Copy():
+                place = self.found[order.tensor]
+                leaf = to_named(trainer.opt_state)[place.leaf]
+                return Given((leaf,), place.layer).fetch()
+            case plan.Load():
+                place = self.found[order.tensor]
+                lies = tensor_lies(program, trainer.opt_state, place)
+                trainer.load_tensor(order.tensor, place, _parts(order, lies, data))
+            case plan.Assemble() | plan.Assembled() | plan.Evaluate() | plan.LetGo():
+                self._evaluate(order, data, program)
+            case plan.Prepare() | plan.Begin() | plan.Leave() | plan.Bye():
+                raise AssertionError("carried out above")
+            case _:
+                assert_never(order)
+        return None
+
+    def _evaluate(
+        self,
+        order: plan.Assemble | plan.Assembled | plan.Evaluate | plan.LetGo,
+        data: Buffer,
+        program: Program,
+    ) -> None:
+        match order:
+            case plan.Assemble():
+                self.evaluated = empty(program)
+            case plan.Assembled():
+                anchor: Any = self._anchor(order.fragment, data, program)
+                new = program.cuts.adopt(order.fragment, self.evaluated, anchor, 0.0)
+                self.evaluated = jax.block_until_ready(new)
+            case plan.Evaluate():
+                assert program.placement is not None
+                parts = _parts(order, program.placement.batch(order.shape[0]), data)
+                float(program.evaluate.batch(self.evaluated, parts))
+            case plan.LetGo():
+                self.evaluated = None
+
+    def _anchor(self, p: int, data: Buffer, program: Program) -> Parts:
+        spans = anchor_spans(program, p).get(jax.process_index(), [])
+        dtype = np.dtype(np.float32)
+        return Parts((program.layout.sizes[p],), dtype, split(spans, dtype, data))
+
+
+def _parts(order: plan.Step | plan.Load | plan.Evaluate, lies: NamedSharding, data: Buffer) -> Any:
+    """What this process has of the array that follows an order."""
+    spans, dtype = held(lies, order.shape).get(jax.process_index(), []), np.dtype(order.dtype)
+    return Parts(order.shape, dtype, split(spans, dtype, data))
+
+
+def _given(order: plan.Step, lies: NamedSharding, data: Buffer) -> jax.Array:
+    """That array, on the devices."""
+    parts = _parts(order, lies, data)
+    return scattered(parts, parts.dtype, lies)

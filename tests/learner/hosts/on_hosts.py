@@ -1,0 +1,160 @@
+"""One process of an island of several hosts, without a run: what it computes, and gives, and keeps.
+
+    python on_hosts.py PORT HOSTS INDEX MESH DEVICES    # process 0 prints a line of JSON
+
+DEVICES, of each process, are told before jax is imported.
+"""
+
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+# What is compiled runs a few times: it need not be quick.
+os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count={sys.argv[5]} --xla_backend_optimization_level=0"
+)
+
+import jax
+import numpy as np
+
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.computing_io import followed, gathered
+from diloco_learner.hosts.leading_io import Hosts
+from diloco_learner.hosts.place import HostPlace
+from diloco_learner.hosts.trainer import HostsTrainer
+from diloco_learner.settings import Settings
+from diloco_learner.training.evaluate import HeldOut
+from diloco_learner.training.kept import keep_on_disk
+from diloco_learner.training.mesh import mesh_over
+from diloco_learner.training.trainer import Program, Trainer
+from diloco_shared.numerics import codec
+from diloco_shared.process.logs import configure
+from diloco_shared.spec.mesh import mesh_of
+from diloco_shared.spec.run import RunSpec
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.config.update("jax_cpu_enable_async_dispatch", False)  # as a learner's process does
+PORT, HOSTS, INDEX, MESH = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+SHAPE = {
+    "width": 16,
+    "layers": 1,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_width": 8,
+    "hidden": 64,
+    "vocabulary": 640,
+    "tied": True,
+}
+SPEC = RunSpec.model_validate(
+    {
+        "name": "r",
+        "seed": 3,
+        "algorithm": {"fragments": 3, "sync_every_steps": 6, "codec_up": "int4"},
+        "model": {"context_tokens": 16, "overrides": SHAPE},
+        "inner": {"batch_sequences": 8, "warmup_steps": 0},
+        "budget": {"steps": 10},
+    }
+)
+STEPS = 10
+# One folder of compiled programs for all runs of this: compiling is most of what they take.
+COMPILED = Path(__file__).parents[3] / ".pytest_cache" / "compiled"
+
+
+def tokens(seed: int, sequences: int = 8) -> Any:
+    return np.random.default_rng(seed).integers(0, 640, (sequences, 17)).astype(np.int32)
+
+
+def steps(trained: Trainer, first: int, many: int) -> list[float]:
+    return [float(trained.step(tokens(n), 0.01)) for n in range(first, first + many)]
+
+
+def anchors(program: Program) -> list[Any]:
+    rng = np.random.default_rng(7)
+    return [0.02 * rng.standard_normal(n).astype(np.float32) for n in program.layout.sizes]
+
+
+def adopt(trained: Trainer) -> None:
+    for p, anchor_F in enumerate(anchors(trained.program)):
+        trained.adopt(p, anchor_F, 0.0)
+
+
+def sent(trained: Trainer) -> dict[str, bool]:
+    """Whether two contributions in a row are what the compiled encoder makes of the same values;
+    the second one carries what the first one withheld."""
+    found = {}
+    for p in range(len(trained.anchors)):
+        anchor_F, owed = trained.anchors[p], 0.0
+        total = (anchor_F - trained.fragment(p)) + np.float32(owed)
+        for round_ in range(2):
+            wanted = codec.encode("int4", total)
+            got = bytes(trained.contribution(p, round_).fetch())
+            found[f"{p} in round {round_}"] = got == bytes(wanted)
+            trained.decided(p, round_, merged=True)
+            owed = total - codec.decode("int4", wanted, len(total))
+            total = (anchor_F - trained.fragment(p)) + owed
+    return found
+
+
+def main() -> None:
+    place = HostPlace(HOSTS, INDEX, "127.0.0.1", PORT)
+    configure("info")
+    keep_on_disk(COMPILED)
+    if INDEX:
+        followed(place, Settings())
+    hosts = gathered(place, 4.0)
+    one = Trainer(Program.build(SPEC))
+    found = lead(hosts, one)
+    print(json.dumps(found), flush=True)
+    hosts.close()
+    os._exit(0)
+
+
+def lead(hosts: Hosts, one: Trainer) -> dict[str, Any]:
+    sizes = mesh_of(MESH)
+    assert sizes is not None
+    program = Program.build(SPEC, mesh=mesh_over(sizes, jax.devices()))
+    answers = hosts.answers(hosts.tell(plan.Prepare(SPEC.model_dump_json(), MESH, -1)))
+    assert not any(len(fault) for fault in answers.values()), answers
+    trained = HostsTrainer(program, hosts)
+    begins = [
+        a.tobytes() == b.tobytes()
+        for a, b in zip(trained.initial_fragments(), one.initial_fragments(), strict=True)
+    ]
+    losses = [steps(trained, 0, STEPS), steps(one, 0, STEPS)]
+    # Moments of one device, as a donor gives them: the same bits on this mesh.
+    moments = bytes(one.inner_state())
+    trained.load_inner_state(moments)
+    moved = bytes(trained.inner_state()) == moments
+    pieces = b"".join(bytes(p) for p in trained.inner_state_pieces()) == moments
+    adopt(trained)
+    adopt(one)
+    adopted = [
+        a.tobytes() == b.tobytes()
+        for a, b in zip(trained.initial_fragments(), anchors(program), strict=True)
+    ]
+    after = [steps(trained, 20, 3), steps(one, 20, 3)]
+    held = HeldOut(tokens(99, 5))
+    evaluated = [t.evaluate(t.published(), held).overall for t in (trained, one)]
+    return {
+        "devices": len(jax.devices()),
+        "begins": all(begins),
+        "losses": losses,
+        "moved": moved,
+        "pieces": pieces,
+        "adopted": all(adopted),
+        "after": after,
+        "sent": sent(trained),
+        "evaluated": evaluated,
+        "shown": hosts.shown(),
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)  # at the end of a process jax would wait for the others

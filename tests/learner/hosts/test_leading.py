@@ -1,0 +1,250 @@
+"""Process 0's connections, with hosts that speak their part by hand."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, ClassVar
+
+import pytest
+from waiting import wait_until
+
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.leading_io import Hosts
+from diloco_learner.hosts.link_io import (
+    BadFrame,
+    HostLost,
+    head_of,
+    receive,
+    send,
+    values_of,
+)
+from diloco_learner.hosts.place import HostPlace
+from diloco_shared import VERSION
+
+PATIENCE_S = 30.0
+STOPPED = -15
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class ByHand:
+    """A host that follows."""
+
+    everybody: ClassVar[list["ByHand"]] = []
+
+    def __init__(self, place: HostPlace, index: int, *, hosts: int = 0) -> None:
+        self.sockets = {kind: self._connected(place) for kind in ("orders", "answers")}
+        self.everybody.append(self)
+        for kind, sock in self.sockets.items():
+            many = hosts or place.hosts
+            send(sock, head_of("hello", kind, index, many, f"node{index}", VERSION))
+
+    @staticmethod
+    def _connected(place: HostPlace) -> socket.socket:
+        for _ in range(1000):
+            with suppress(ConnectionRefusedError):
+                return socket.create_connection((place.address, place.port), PATIENCE_S)
+            threading.Event().wait(0.01)
+        raise AssertionError("nobody listens")
+
+    def hears(self) -> tuple[tuple[Any, ...], bytes]:
+        """The next frame that is no sign of life, and what followed it."""
+        while True:
+            head, data = receive(self.sockets["orders"])
+            values = values_of(head)
+            if values != ("alive",):
+                return values, bytes(data)
+
+    def says(self, *values: Any) -> None:
+        send(self.sockets["orders"], head_of(*values))
+
+    def gives(self, number: int, data: bytes, fault: str = "") -> None:
+        send(self.sockets["answers"], head_of(number, fault), [memoryview(data)])
+
+    def dies(self) -> None:
+        for sock in self.sockets.values():
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+
+@pytest.fixture
+def left() -> Iterator[list[int]]:
+    """How this process would have ended: in order, or at once with a status."""
+    yield []
+    while ByHand.everybody:
+        ByHand.everybody.pop().dies()
+
+
+@pytest.fixture
+def hosts(left: list[int]) -> Iterator[Hosts]:
+    """Of three, with a silence that no test waits for; not gathered yet."""
+    found = Hosts(
+        HostPlace(3, 0, "127.0.0.1", free_port()),
+        PATIENCE_S,
+        stop=lambda: left.append(STOPPED),
+        leave=left.append,
+    )
+    yield found
+    found.closing = True
+    for host in found.hosts.values():
+        host.close()
+
+
+def gathered(hosts: Hosts) -> list[ByHand]:
+    gathering = threading.Thread(target=hosts.gather)
+    gathering.start()
+    followers = [ByHand(hosts.place, index) for index in (1, 2)]
+    gathering.join(PATIENCE_S)
+    assert not gathering.is_alive() and not hosts.missing()
+    for follower in followers:
+        assert follower.hears()[0] == ("welcome", hosts.meeting, PATIENCE_S)
+    return followers
+
+
+def test_all_hear_the_same_orders_each_with_its_own_part_and_give_theirs(hosts: Hosts) -> None:
+    one, two = gathered(hosts)
+    assert hosts.tell(plan.Begin()) == 1
+    number = hosts.tell(plan.Adopt(3, 0.5), lambda index: [memoryview(b"a" * index)])
+    for follower, part in ((one, b"a"), (two, b"aa")):
+        assert follower.hears() == ((1, "Begin"), b"")
+        assert follower.hears() == ((2, "Adopt", 3, 0.5), part)
+    two.gives(number, b"2")
+    one.gives(number, b"1")
+    assert {n: bytes(data) for n, data in hosts.answers(number).items()} == {1: b"1", 2: b"2"}
+
+
+def test_what_a_host_cannot_get_ready_for_is_told_and_ends_nothing(hosts: Hosts) -> None:
+    one, two = gathered(hosts)
+    number = hosts.tell(plan.Prepare("{}", "fsdp=3", -1))
+    one.gives(number, b"")
+    two.gives(number, b"", "ModuleNotFoundError: mine")
+    answers = hosts.answers(number)
+    assert (bytes(answers[1]), bytes(answers[2])) == (
+        b"",
+        b"host 2 (node2): ModuleNotFoundError: mine",
+    )
+    assert not hosts.lost
+
+
+def test_a_host_that_dies_ends_every_wait_with_its_name(hosts: Hosts, left: list[int]) -> None:
+    one, two = gathered(hosts)
+    told = threading.Event()
+    hosts.when_lost = told.set  # as one that trains
+    number = hosts.tell(plan.Copy("0/mu/x"))
+    one.gives(number, b"1")
+    two.dies()
+    with pytest.raises(HostLost, match=r"host 2 \(node2\) is gone: .*The island ends"):
+        hosts.answers(number)
+    assert told.wait(PATIENCE_S)
+    with pytest.raises(HostLost, match=r"host 2 \(node2\)"):
+        hosts.tell(plan.Begin())
+    assert not left, "whoever trains tells it, and ends by itself"
+    assert isinstance(HostLost("x"), OSError), "as any trouble of the network"
+
+
+def test_a_host_that_says_nothing_counts_as_dead(left: list[int]) -> None:
+    hosts = Hosts(
+        HostPlace(2, 0, "127.0.0.1", free_port()),
+        0.2,
+        stop=lambda: left.append(STOPPED),
+        leave=left.append,
+    )
+    gathering = threading.Thread(target=hosts.gather)
+    gathering.start()
+    silent = ByHand(hosts.place, 1)
+    gathering.join(PATIENCE_S)
+    with pytest.raises(HostLost, match=r"host 1 \(node1\) is gone: no sign of life for 0.2 s"):
+        hosts.answers(hosts.tell(plan.Begin()))
+    silent.dies()
+    for host in hosts.hosts.values():
+        host.close()
+
+
+def test_a_host_that_fails_says_why(hosts: Hosts) -> None:
+    one, _ = gathered(hosts)
+    one.says("failed", "MemoryError: full")
+    with pytest.raises(HostLost, match=r"host 1 \(node1\) failed: MemoryError: full"):
+        hosts.answers(hosts.tell(plan.Begin()))
+
+
+def test_one_that_does_not_train_is_stopped_when_a_host_dies(hosts: Hosts, left: list[int]) -> None:
+    one, _ = gathered(hosts)
+    one.dies()
+    wait_until(lambda: left == [STOPPED], patience_s=PATIENCE_S)
+    assert "host 1 (node1) is gone" in hosts.lost
+
+
+def test_where_one_host_is_told_to_stop_the_island_ends_in_order(
+    hosts: Hosts, left: list[int]
+) -> None:
+    one, two = gathered(hosts)
+    one.says("stop")
+    wait_until(lambda: left == [STOPPED], patience_s=PATIENCE_S)
+    two.says("stop")  # once is enough
+    assert hosts.stopped_by == "host 1 (node1)" and not hosts.lost
+    hosts.close()
+    assert [f.hears()[0] for f in (one, two)] == [(1, "Bye"), (1, "Bye")]
+    assert left == [STOPPED]
+
+
+def test_who_is_late_is_shown_by_name(hosts: Hosts) -> None:
+    one, two = gathered(hosts)
+    number = hosts.tell(plan.Step(0.1, False, (0, 17), "int32"))
+    for follower in (one, two):
+        follower.says("taken", number, 2.0)
+        follower.gives(number, b"")
+    hosts.answers(number)
+    wait_until(
+        lambda: all(pace["waited_s"] for pace in hosts.shown().values()), patience_s=PATIENCE_S
+    )
+    shown = hosts.shown()
+    assert shown.keys() == {"host 1 (node1)", "host 2 (node2)"}
+    assert shown["host 1 (node1)"]["waited_s"] == pytest.approx(plan.SHARE * 2.0)
+
+
+def test_who_counts_otherwise_is_refused_and_the_island_waits_for_the_right_one(
+    hosts: Hosts,
+) -> None:
+    gathering = threading.Thread(target=hosts.gather)
+    gathering.start()
+    wrong = ByHand(hosts.place, 1, hosts=4)
+    values, _ = wrong.hears()
+    assert values[0] == "refused" and "DILOCO_HOSTS must be the same for all" in values[1]
+    followers = [ByHand(hosts.place, index) for index in (1, 2)]
+    gathering.join(PATIENCE_S)
+    assert not hosts.missing()
+    assert [f.hears()[0][0] for f in followers] == ["welcome", "welcome"]
+
+
+def test_a_host_that_was_started_again_meanwhile_takes_its_own_place(hosts: Hosts) -> None:
+    gathering = threading.Thread(target=hosts.gather)
+    gathering.start()
+    ByHand(hosts.place, 1).dies()
+    followers = [ByHand(hosts.place, index) for index in (1, 2)]
+    gathering.join(PATIENCE_S)
+    assert [f.hears()[0][0] for f in followers] == ["welcome", "welcome"]
+
+
+def test_the_last_order_is_a_good_bye(hosts: Hosts, left: list[int]) -> None:
+    one, two = gathered(hosts)
+    hosts.close()
+    for follower in (one, two):
+        assert follower.hears()[0] == (1, "Bye")
+    assert not hosts.lost and not left
+
+
+def test_a_frame_is_bounded_before_it_is_received() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(b"\xff\xff\xff\xff" + bytes(8))
+        with pytest.raises(BadFrame):
+            receive(there)
+    for head in (b"", b"\xc1", b"\x01", b"\x90"):
+        with pytest.raises(BadFrame):
+            values_of(head)

@@ -1,0 +1,74 @@
+"""Which of an island's processes this one is."""
+
+import pytest
+
+from diloco_learner.hosts.place import HostPlace, WrongHosts, first_node, place_of
+
+SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_JOB_ID": "123456"}
+NODES = {"SLURM_STEP_NODELIST": "gpu[003-005,9],login1"}
+
+
+def test_one_process_is_no_island_of_several() -> None:
+    assert place_of("1", None, "", {}) is None
+    # Others may have been counted by whoever started this one: it was not told that it is theirs.
+    assert place_of("1", None, "", SLURM | {"JOB_COMPLETION_INDEX": "3"}) is None
+
+
+def test_what_is_said_counts() -> None:
+    assert place_of("4", 1, "node0:9000", {}) == HostPlace(4, 1, "node0", 9000)
+    assert place_of(" 4 ", 0, "node0", {}) == HostPlace(4, 0, "node0", 8470)
+    assert place_of("2", 1, "[fd00::1]:9000", {}) == HostPlace(2, 1, "fd00::1", 9000)
+    found = place_of("2", 0, "node0", {})
+    assert found is not None and found.leads
+
+
+def test_a_job_that_counts_its_pods_says_which_one_this_is() -> None:
+    counted = {"JOB_COMPLETION_INDEX": "1"}
+    assert place_of("2", None, "a-0.a", counted) == HostPlace(2, 1, "a-0.a", 8470)
+    assert place_of("2", 0, "a-0.a", counted) == HostPlace(2, 0, "a-0.a", 8470)
+
+
+def test_slurm_says_everything() -> None:
+    assert place_of("slurm", None, "", SLURM | NODES) == HostPlace(4, 2, "gpu003", 23456)
+    assert place_of("slurm", None, "head:1", SLURM) == HostPlace(4, 2, "head", 1)
+    assert place_of("slurm", None, "", SLURM | NODES | {"SLURM_NTASKS": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        ("node7", "node7"),
+        ("node7,node8", "node7"),
+        ("gpu[003-005,9],login1", "gpu003"),
+        ("rack2-[7,9]", "rack2-7"),
+        ("n[1-2].example.org", "n1.example.org"),
+    ],
+)
+def test_the_first_node_leads(names: str, first: str) -> None:
+    assert first_node(names) == first
+
+
+@pytest.mark.parametrize(
+    ("hosts", "index", "address", "environment", "words"),
+    [
+        ("two", 0, "a", {}, "DILOCO_HOSTS is 'two': write a number from 1 to 1024"),
+        ("0", 0, "a", {}, "DILOCO_HOSTS is '0'"),
+        ("9999", 0, "a", {}, "from 1 to 1024"),
+        ("2", None, "a", {}, "give each its number from 0 on in DILOCO_HOST_INDEX"),
+        ("2", 2, "a", {}, "DILOCO_HOST_INDEX is 2, and the processes .* from 0 to 1"),
+        ("2", -1, "a", {}, "DILOCO_HOST_INDEX is -1"),
+        ("2", None, "a", {"JOB_COMPLETION_INDEX": "x"}, "JOB_COMPLETION_INDEX is 'x'"),
+        ("2", 0, "", {}, "DILOCO_HOST_ADDRESS must say where process 0"),
+        ("2", 0, "a:b:c", {}, "write a host and a port, as node0:8470"),
+        ("2", 0, "a:0", {}, "write a host and a port"),
+        ("2", 0, "a:70000", {}, "write a host and a port"),
+        ("slurm", None, "", {}, "start them with srun"),
+        ("slurm", None, "", SLURM, "DILOCO_HOST_ADDRESS must say"),
+        ("slurm", None, "", SLURM | {"SLURM_STEP_NODELIST": "[1-2]"}, "names no node"),
+    ],
+)
+def test_what_does_not_fit_is_told(
+    hosts: str, index: int | None, address: str, environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(WrongHosts, match=words):
+        place_of(hosts, index, address, environment)

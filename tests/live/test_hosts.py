@@ -1,0 +1,116 @@
+"""An island of several processes and a learner of one; a process of the island really dies."""
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from live.processes import Process
+from live.test_learner_process import Run, a_run
+from waiting import until
+
+from diloco_shared.process.nats_server import NatsServer
+from diloco_shared.protocol import subjects
+from diloco_shared.protocol.messages import TapeRound
+from diloco_shared.protocol.wire import decode_tape
+
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def island(run: Run, name: str, hosts: int) -> list[Process]:
+    """Its processes, started as a supervisor of each host would; process 0 last."""
+    told = {"DILOCO_HOSTS": str(hosts), "DILOCO_HOST_ADDRESS": f"127.0.0.1:{free_port()}"}
+    started = [
+        run.start(
+            "diloco_learner",
+            f"{name}.{index}" if index else name,
+            DILOCO_ID=name,
+            DILOCO_HOST_INDEX=str(index),
+            **told,
+        )
+        for index in reversed(range(hosts))
+    ]
+    return started[::-1]
+
+
+async def rounds(run: Run, last: int) -> list[TapeRound]:
+    """Those on the tape up to that one."""
+    found: list[TapeRound] = []
+    async with run.bus.read(subjects.tape_stream("r"), "tape.r.>") as records:
+        async for stored in records:
+            record = decode_tape(stored.payload)
+            if isinstance(record, TapeRound):
+                found.append(record)
+                if record.round >= last:
+                    break
+    return found
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+async def test_an_island_dies_as_one_and_comes_back_as_one(
+    nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: int
+) -> None:
+    # What is compiled runs for a minute: it need not be quick, and compiling is most of the test.
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    async with a_run(nats_server, tmp_path) as run:
+        for name in ("s", "l-1", "l-2"):
+            await run.assign(name, "r")
+        run.start("diloco_syncer", "s")
+        run.start("diloco_learner", "l-1")
+        first, second, *others = island(run, "l-2", hosts)
+        await run.reported(lambda p: p.learner == "l-2")
+        await run.reported(lambda p: p.learner == "l-2" and p.step >= 5)
+        before = await run.merged("l-2", 0)
+
+        # One that stands still for a while is told by name.
+        second.popen.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(2.5)
+        second.popen.send_signal(signal.SIGCONT)
+        straggling = await until(lambda: run.events("straggling-host"), "who is slow")
+        assert straggling[0].source == "l-2" and "host 1 (" in straggling[0].text
+
+        second.kill()
+        for process in (first, *others):
+            process.told = True  # to end: their process 1 was
+        for process in (first, *others):
+            assert await asyncio.to_thread(process.ended) == 1
+        said = first.log.read_text()
+        assert "the island ends" in said and "host 1 (" in said and "is gone" in said
+
+        first, second, *others = island(run, "l-2", hosts)
+        await run.reported(lambda p: p.learner == "l-2" and p.incarnation == 1)
+        await run.reported(lambda p: p.learner == "l-2" and p.incarnation == 1 and p.step > 0)
+        after = await run.merged("l-2", 1)
+        assert after.round > before.round
+        recovered = [e for e in await run.events("recovered") if e.source == "l-2"][-1]
+        assert recovered.data["source"] == "donor"
+        assert recovered.data["donor"] == "l-1"
+        # The donor has one device, the newcomer several: the moments are the same bits.
+        donated = [e for e in await run.events("donated") if e.data["newcomer"] == "l-2"]
+        assert recovered.data["moments"] in {e.data["moments"] for e in donated}
+        meanwhile = [r for r in await rounds(run, after.round) if r.at > recovered.at]
+        print("rounds to its first merge:", len(meanwhile))
+        assert len(meanwhile) <= 24, "it contributes within H rounds (I10)"
+        survivor = [p for p in run.reports if p.learner == "l-1"]
+        assert {p.incarnation for p in survivor} == {0}
+        print("the other learner waited, in seconds:", survivor[-1].wait_s)
+        assert survivor[-1].wait_s <= 0.1, "nobody waits for an island that died (I8)"
+
+        # Told to stop, any one of them ends all in order: the moments are kept.
+        for process in (first, second, *others):
+            process.told = True
+        second.popen.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(second.ended) == 0
+        for process in (first, *others):
+            assert await asyncio.to_thread(process.ended) == 1
+        last = [p for p in run.reports if p.learner == "l-2"][-1]
+        assert last.state == "finished"
+        kept = list((tmp_path / "l-2" / "checkpoints").glob("*/*.safetensors"))
+        assert kept, "the moments of all processes, in the folder of process 0"
