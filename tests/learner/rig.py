@@ -135,7 +135,7 @@ def run(loop: TrainLoop) -> Leave:
     """To its end, as the train thread does."""
     box, clock = loop.post, loop.now
     assert isinstance(box, Box) and isinstance(clock, Clock)
-    return computing.run(loop.turns(), loop, box, clock.sleep)
+    return computing.run(loop, box, clock.sleep)
 
 
 def outgoing(box: Box, kind: type) -> list[ToSend]:

@@ -80,7 +80,7 @@ class OnHosts(OnThisMachine):
         """Raises HostLost once another process is gone: the thread may wait for it for ever."""
         lost, here = asyncio.Event(), asyncio.get_running_loop()
         self.hosts.when_lost = partial(_soon, here, lost)
-        ended = threaded("train", lambda: run(loop, mailbox))
+        ended = threaded("train", lambda: run(loop, mailbox, pace=self.pace))
         losing = asyncio.ensure_future(lost.wait())
         either: list[asyncio.Future[Any]] = [ended, losing]
         try:

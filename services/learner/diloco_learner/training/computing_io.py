@@ -161,7 +161,7 @@ class OnThisMachine:
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Not to be cancelled: `loop.stopping` ends it after the step that is under way."""
-        return await threaded("train", lambda: run(self.pace.of(loop.turns()), loop, mailbox))
+        return await threaded("train", lambda: run(loop, mailbox, pace=self.pace))
 
     async def beside(self, work: Callable[[], T]) -> T:
         """In a thread of its own. Whoever is cancelled leaves it behind: it goes on to its end."""
@@ -211,13 +211,13 @@ class Pace:
 
 
 def run(
-    turns: Iterator[Pause],
     loop: TrainLoop,
     mailbox: Mailbox,
     sleep: Callable[[float], None] = time.sleep,
+    pace: Pace | None = None,
 ) -> Leave:
-    """The train thread's body."""
-    for pause in turns:
+    """The train thread's body; `pace` is told of every turn."""
+    for pause in (pace or Pace()).of(loop.turns()):
         match pause:
             case Rest():
                 mailbox.rest(pause.seconds)
