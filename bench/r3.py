@@ -33,8 +33,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -214,7 +214,9 @@ class Cluster:
         """Whether every node is there, and has all that the others have."""
         said = [self.monitored(node, "/healthz")["status"] for node in self.nodes]
         # Only the node that leads a stream knows of its other copies.
-        led = [s for n in self.nodes for s in self.streams(n).values() if s["leader"] == _named(n)]
+        led = [
+            s for n in self.nodes for s in self.streams(n).values() if s["leader"] == n.server_name
+        ]
         copies = [copy for stream in led for copy in stream.get("replicas", ())]
         current = all(c["current"] and not c.get("offline") for c in copies)
         return said == ["ok"] * len(self.nodes) and current
@@ -238,12 +240,7 @@ class Cluster:
         said = until(
             f"a leader of {stream}", lambda: self.streams(self.living()[0])[stream]["leader"]
         )
-        return next(node for node in self.nodes if _named(node) == said)
-
-
-def _named(node: hub_nodes.Node) -> str:
-    """As its server calls itself."""
-    return f"hub-{node.name}"
+        return next(node for node in self.nodes if node.server_name == said)
 
 
 class Drill:
@@ -464,24 +461,21 @@ async def moved(cluster: Cluster) -> dict[str, Any]:
     }
 
 
-class _bus:
+@asynccontextmanager
+async def _bus(cluster: Cluster, name: str) -> AsyncIterator[NatsBus]:
     """A connection with the rights of a process."""
-
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        self.cluster, self.name = cluster, name
-
-    async def __aenter__(self) -> NatsBus:
-        certificate = hub_folder.certificate_of(self.cluster.hub, self.name)
-        self.bus = await NatsBus.connect(
-            self.cluster.url(FIRST[self.name]),
-            name=self.name,
-            credentials=self.cluster.hub / hub_folder.CREDENTIALS / self.name,
-            tls=TlsFiles(self.cluster.hub / hub_folder.AUTHORITY, certificate),
-        )
-        return self.bus
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.bus.close()
+    bus = await NatsBus.connect(
+        cluster.url(FIRST[name]),
+        name=name,
+        credentials=cluster.hub / hub_folder.CREDENTIALS / name,
+        tls=TlsFiles(
+            cluster.hub / hub_folder.AUTHORITY, hub_folder.certificate_of(cluster.hub, name)
+        ),
+    )
+    try:
+        yield bus
+    finally:
+        await bus.close()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from diloco_shared.bus.run_streams import ensure_buckets, ensure_run_streams
 from diloco_shared.process import hub_backup, hub_folder
 from diloco_shared.protocol import subjects as s
 
-pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
