@@ -440,7 +440,8 @@ def table(found: Mapping[str, Any]) -> str:
         lines += [
             f"A fragment of {f['values']:,} values was encoded in "
             f"{f['encoding_bytes'] / 1e9:.2f} GB on all devices together, and adopted in "
-            f"{f['adopting_bytes'] / 1e9:.2f} GB. Their budget is {f['budget_bytes'] / 1e9:.2f} GB. Its bytes are those of one device: "
+            f"{f['adopting_bytes'] / 1e9:.2f} GB. Their budget is "
+            f"{f['budget_bytes'] / 1e9:.2f} GB. Its bytes are those of one device: "
             f"{'yes' if f['bytes_of_one_device'] else 'NO'}. What was adopted is the anchor, bit "
             f"for bit: {'yes' if f['adopted_exactly'] else 'NO'}.",
             "",
