@@ -1,0 +1,46 @@
+"""What a process that follows makes of orders that it cannot carry out, and of a run it may not."""
+
+from pathlib import Path
+
+import pytest
+
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.computing_io import of_all, programs
+from diloco_learner.hosts.trainer import Hand
+from diloco_shared.reach.local import OutOfReach, Reach
+from diloco_shared.spec.mesh import MeshSizes, WrongMesh
+from diloco_shared.spec.run import RunSpec
+
+
+def refuses(order: plan.Prepare) -> None:
+    raise ModuleNotFoundError("mine")
+
+
+def test_orders_come_after_a_run_was_prepared() -> None:
+    hand = Hand(refuses)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="before a run was prepared"):
+        hand.carry_out(plan.Begin(), b"")
+    with pytest.raises(ModuleNotFoundError):
+        hand.carry_out(plan.Prepare("{}", "fsdp=2", -1), b"")
+    assert hand.carry_out(plan.Leave(), b"") is None
+    assert hand.carry_out(plan.Bye(), b"") is None
+
+
+def test_a_model_that_this_host_may_not_import_is_refused_here(tmp_path: Path) -> None:
+    spec = RunSpec.model_validate(
+        {
+            "name": "r",
+            "model": {"factory": "mine:model"},
+            "budget": {"steps": 10},
+        }
+    )
+    order = plan.Prepare(spec.model_dump_json(), "fsdp=2", -1)
+    with pytest.raises(OutOfReach, match="mine"):
+        programs(Reach(tmp_path), order)
+
+
+def test_every_process_has_a_part_of_the_mesh() -> None:
+    sizes = MeshSizes(fsdp=4, tensor=2)
+    assert of_all(sizes, 8, 4) is sizes
+    with pytest.raises(WrongMesh, match=r"takes 4 of the 6 devices .*inner.batch_sequences \(it"):
+        of_all(MeshSizes(fsdp=4), 6, 8)
