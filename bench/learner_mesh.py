@@ -335,7 +335,7 @@ def alone(preset: str, mesh: str, p: int) -> tuple[MeshFragmentOps, Any]:
         tree["layers"].setdefault(part, {})[name] = shape
         at = layers[tensor].index(layer)
         own.append(replace(piece, name=f"{layer_name(at)}/{tensor}"))
-    model = ModelDef(lambda key: tree, lambda *_: None, lambda name: False, "layers")  # type: ignore[arg-type, return-value]
+    model = ModelDef(lambda key: tree, lambda *_: None, lambda name: False, "layers")  # type: ignore[arg-type]
     sizes = mesh_of(mesh)
     devices = mesh_over(sizes, jax.devices()) if sizes is not None else None
     assert devices is not None

@@ -35,6 +35,7 @@ import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -408,7 +409,7 @@ def paced(cluster: Cluster, client: Client, seconds: float) -> dict[str, Any]:
             name = f"cost-{copies}-{turn}"
             client.create_run({**SPEC, "name": name,
                                "keeping": {**SPEC["keeping"], "replicas": copies}})  # fmt: skip
-            until("rounds", lambda n=name: len(_merged(client, n)) >= MORE_ROUNDS)
+            until("rounds", partial(_has_rounds, client, name))
             begin = len(_merged(client, name))
             began = time.monotonic()
             time.sleep(seconds)
@@ -417,8 +418,16 @@ def paced(cluster: Cluster, client: Client, seconds: float) -> dict[str, Any]:
             rate = (len(rounds) - begin) / took
             found[str(copies)].append({"rounds_per_s": round(rate, 2), "sync_s": round(sync, 4)})
             client.stop(name)
-            until("its end", lambda n=name: client.run(n)["status"]["settled"])
+            until("its end", partial(_is_settled, client, name))
     return found
+
+
+def _has_rounds(client: Client, name: str) -> bool:
+    return len(_merged(client, name)) >= MORE_ROUNDS
+
+
+def _is_settled(client: Client, name: str) -> bool:
+    return bool(client.run(name)["status"]["settled"])
 
 
 def _merged(client: Client, run: str) -> list[dict[str, Any]]:
