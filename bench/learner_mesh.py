@@ -12,7 +12,7 @@ state is parameters and moments, and for a step, and what goes before it, gradie
 are encoded it is what was withheld of all of them (int4) instead, and where parameters are
 evaluated the published ones.
 
-collectives: instructions by which devices wait for each other, counted in the compiled step of the
+collectives: arrays for which devices wait for each other, counted in the compiled step of the
 learner and in a bare one: the same loss, its gradient and optax, and nothing of ours around it.
 
 rate: a learner's steps with what it does to fragments, over the bare compiled step alone. Both take
@@ -227,9 +227,16 @@ def bare_step(program: Program) -> Any:
 
 
 def counted(compiled: Any) -> dict[str, int]:
-    """Collective instructions of a compiled program, by kind."""
-    kinds = re.findall(rf"= .*? ({'|'.join(COLLECTIVES)})(?:-start)?\(", compiled.as_text())
-    return dict(sorted(Counter(kinds).items()))
+    """Arrays that collectives of a compiled program hand round, by kind.
+
+    Not instructions: the compiler puts several small ones into one, now so and now otherwise.
+    """
+    kinds: Counter[str] = Counter()
+    for line in compiled.as_text().splitlines():
+        found = re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line)
+        if found is not None:
+            kinds[found[2]] += len(re.findall(r"\w+\[[\d,]*\]", found[1]))
+    return dict(sorted(kinds.items()))
 
 
 def arguments(program: Program, context: int = 128) -> tuple[Any, ...]:
