@@ -251,3 +251,32 @@ async def test_concurrent_creators_on_two_connections_agree(nats_server: NatsSer
             assert winner is not None
             won = [index for index, outcome in enumerate(outcomes) if isinstance(outcome, int)]
             assert won == [int(winner.value or b"0") - 1]
+
+
+async def test_a_task_that_was_cancelled_may_ask_while_it_clears_up(
+    nats_server: NatsServer,
+) -> None:
+    """Its last words, as a learner that is told to stop has them; a second cancellation counts."""
+    async with connected(nats_server.url) as bus:
+        await bus.ensure_stream(SPEC)
+
+        async def work(asking: asyncio.Event) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                while True:
+                    await bus.append("s.last", b"words", msg_id="", timeout_s=10.0)
+                    asking.set()
+
+        asking = asyncio.Event()
+        task = asyncio.create_task(work(asking))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait(
+            {task, asyncio.ensure_future(asking.wait())}, return_when="FIRST_COMPLETED"
+        )
+        assert asking.is_set()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await bus.stream_info("S")).messages >= 1

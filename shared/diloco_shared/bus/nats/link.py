@@ -180,6 +180,7 @@ class NatsLink:
         Raises Unavailable when nobody listens, time runs out or the connection is closed.
         """
         task = asyncio.current_task()
+        before = 0 if task is None else task.cancelling()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wait_sendable(subject, payload)
@@ -189,8 +190,9 @@ class NatsLink:
                         subject, payload, timeout=timeout_s, headers=headers
                     )
                 finally:
-                    # nats-py swallows a cancellation that arrives while it flushes.
-                    if task is not None and task.cancelling():
+                    # nats-py swallows a cancellation that arrives while it flushes. One that came
+                    # before is none: whoever clears up after it asks, too.
+                    if task is not None and task.cancelling() > before:
                         raise asyncio.CancelledError
         except (TimeoutError, nats.errors.TimeoutError):
             state = "" if self.connected else " (disconnected)"
