@@ -51,8 +51,8 @@ def test_a_wrong_set_up_ends_a_process_with_the_status_that_says_so(
 
 
 def test_no_file_or_page_names_a_setting_that_no_process_has() -> None:
-    """Compose's own variables have no prefix; the command reads two."""
-    known = {"DILOCO_BUILD_NETWORK", "DILOCO_URL", "DILOCO_TOKEN"}
+    """Compose's own variables have no prefix; the command reads three."""
+    known = {"DILOCO_BUILD_NETWORK", "DILOCO_URL", "DILOCO_TOKEN", "DILOCO_TOKEN_FILE"}
     known = known.union(*(names_of(program) for program in SETTINGS))
     pages = [ROOT / "docs/how-to" / f"{name}.md" for name in PAGES]
     files = [path for path in (*DEPLOY.rglob("*"), *COMPOSE.rglob("*.yaml")) if path.is_file()]

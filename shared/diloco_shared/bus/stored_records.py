@@ -92,6 +92,13 @@ def readable(data: bytes | None, kind: type[M]) -> M | None:
 TEXT_MAX = 500
 
 
+def stands_at(place: str, said: str) -> None:
+    """Raises WireError where a message stands elsewhere than it says: a site with credentials of
+    its own may write in its own place alone, and there in anybody's name."""
+    if place != said:
+        raise WireError(f"of {said}, but it stands at {place}")
+
+
 def event_now(run: str, kind: str, source: str, text: str, data: dict[str, Any]) -> Event:
     """What has just happened."""
     return Event(

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from diloco_shared.corpora.tokenizers import Bytes, load
@@ -12,11 +12,14 @@ from diloco_shared.hf.tokenizer import files_of, special_tokens
 
 tokenizers = pytest.importorskip("tokenizers")
 BYTES = files_of(Bytes())
+END = "<|endoftext|>"
 WRITTEN = tokenizers.Tokenizer.from_str(BYTES["tokenizer.json"].decode())
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_bytes_are_written_as_a_tokenizer_that_never_merges(text: str) -> None:
+    # The name of the token that ends a document is that token, as in every tokenizer of this kind.
+    assume(END not in text)
     found = WRITTEN.encode(text, add_special_tokens=False).ids
     assert found == list(text.encode())
     assert WRITTEN.decode(found, skip_special_tokens=False) == text
@@ -34,11 +37,11 @@ def test_byte_0_ends_a_document(tmp_path: Path) -> None:
 def test_what_a_tokenizer_came_with_stays_as_it_is(tmp_path: Path) -> None:
     for name, content in BYTES.items():
         (tmp_path / name).write_bytes(content)
-    own = {"eos_token": "<|endoftext|>", "chat_template": "{{ messages }}"}
+    own = {"eos_token": END, "chat_template": "{{ messages }}"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
     found = files_of(load(str(tmp_path)))
     assert json.loads(found["tokenizer_config.json"]) == own
     assert found["tokenizer.json"] == BYTES["tokenizer.json"]
     (tmp_path / "tokenizer_config.json").unlink()
     made = json.loads(files_of(load(str(tmp_path)))["tokenizer_config.json"])
-    assert made["eos_token"] == "<|endoftext|>"
+    assert made["eos_token"] == END

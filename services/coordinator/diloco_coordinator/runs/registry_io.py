@@ -29,7 +29,7 @@ from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, Conflict, KeyEntry, Stored, StreamSpec, TooFewNodes
 from diloco_shared.bus.repeating import PROMPT, again_and_again, until_done
 from diloco_shared.bus.run_streams import ensure_buckets
-from diloco_shared.bus.stored_records import event_now, tell, write_if
+from diloco_shared.bus.stored_records import event_now, stands_at, tell, write_if
 from diloco_shared.process.crash_points import passing
 from diloco_shared.process.disk_watch import MARK_S
 from diloco_shared.protocol import subjects
@@ -226,7 +226,7 @@ class Registry:
                 async for delivery in deliveries:
                     try:
                         speed = decode(delivery.payload, LearnerSpeed)
-                        _stands_at(delivery.subject, subjects.speed(speed.run, speed.learner))
+                        stands_at(delivery.subject, subjects.speed(speed.run, speed.learner))
                     except WireError as error:
                         log.debug("unreadable speed", subject=delivery.subject, error=str(error))
                         continue
@@ -267,7 +267,8 @@ class Registry:
             log.error("unreadable record", bucket=bucket, key=key, error=str(error))
         except ValidationError as error:
             # Without what was found there: a log shows no token, and no digest of one.
-            why = "; ".join(f"{_place(e['loc'])}: {e['msg']}" for e in error.errors())
+            where = [(".".join(map(str, e["loc"])) or "(whole)", e["msg"]) for e in error.errors()]
+            why = "; ".join(f"{place}: {what}" for place, what in where)
             log.error("unreadable record", bucket=bucket, key=key, error=why)
 
     def _revoked(self, name: str) -> None:
@@ -588,17 +589,6 @@ def events_stream(*, named: bool) -> StreamSpec:
         subject_messages_max=BY_ONE_MAX,
         message_bytes_max=EVENT_BYTES_MAX,
     )
-
-
-def _stands_at(place: str, said: str) -> None:
-    """Raises WireError where a message stands elsewhere than it says: a site with credentials of
-    its own may write in its own place alone, and there in anybody's name."""
-    if place != said:
-        raise WireError(f"of {said}, but it stands at {place}")
-
-
-def _place(loc: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in loc) or "(whole)"
 
 
 def _note(value: bytes) -> MemberNote:
