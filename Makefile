@@ -70,7 +70,7 @@ stacks: install
 check: lint pure
 
 test: lint pure
-	$(WHOLE) -n auto --dist loadfile $(addprefix --ignore=,$(STACKS)) tests
+	$(WHOLE) -n 3 --dist worksteal $(addprefix --ignore=,$(STACKS)) tests
 	$(MAKE) stacks
 
 # Other examples of every property, and many more (tests/conftest.py).
@@ -83,7 +83,7 @@ fuzz: install
 
 # What takes minutes each on two cores, and worlds show as well.
 test-long: install
-	$(BIN)/pytest -q -m long -n 2 --dist worksteal tests/live tests/learner tests/sim/whole
+	$(BIN)/pytest -q -m long -n 2 --dist worksteal tests/live tests/learner tests/sim
 
 demo: runs
 	$(BIN)/diloco demo

@@ -171,7 +171,7 @@ def test_a_learner_without_a_server_says_so_and_ends(tmp_path: Path) -> None:
     with services(tmp_path, "nats://127.0.0.1:9") as running:
         process = running.start("diloco_learner", "l-1")
         assert process.ended() == 1
-        assert "nats://127.0.0.1:9" in process.log.read_text()
+        assert "url=127.0.0.1:9" in process.log.read_text()
 
 
 async def _registered(run: Run) -> Any:

@@ -199,7 +199,11 @@ async def revoked_is_out(folder: Path, port: int) -> None:
     await until(is_out)
 
 
-@pytest.mark.parametrize("closed", [False, True], ids=["open", "with TLS and credentials"])
+@pytest.mark.parametrize(
+    "closed",
+    [pytest.param(False, marks=pytest.mark.long), True],
+    ids=["open", "with TLS and credentials"],
+)
 async def test_the_keeper_starts_anew_what_answers_nothing(closed: bool, tmp_path: Path) -> None:
     """Told to end, it ends the server too."""
     port, monitor = free_port(), free_port()

@@ -48,6 +48,7 @@ def test_four_bits_and_learners_of_two_speeds_get_to_the_end(tmp_path: Path) -> 
     assert result["virtual_s"] >= 60
 
 
+@pytest.mark.long
 def test_learners_that_die_or_are_lent_train_on_and_a_seed_is_a_run(tmp_path: Path) -> None:
     run, dying = spec(tmp_path), Interruptions(mtbi_s=40.0, away_s=3.0)
     setting = Setting(2, interruptions=dying, loan=Loan(1, 15.0, 35.0), over_time=True)

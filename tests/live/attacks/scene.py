@@ -12,7 +12,7 @@ import shutil
 import ssl
 import subprocess
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,6 +143,14 @@ class Scene:
 
     def log_of(self, process: str) -> str:
         return (self.running.data / f"{process}.log").read_text(errors="replace")
+
+    def told_by_syncers(self) -> Callable[[], list[str]]:
+        """What gives their new log lines since now: either of them may lead."""
+        names = ("syncer-a", "syncer-b")
+        before = {name: len(self.log_of(name)) for name in names}
+        return lambda: [
+            line for name in names for line in self.log_of(name)[before[name] :].splitlines()
+        ]
 
     # --- the REST interface ---------------------------------------------------------------------
 

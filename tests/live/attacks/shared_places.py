@@ -34,7 +34,7 @@ async def leases_for_another(scene: Scene) -> None:
 
 @attack("bus", "takes and gives back leases of data that others hold", c.SITE, c.ANSWERED_NO)
 async def takes_leases(scene: Scene) -> None:
-    before = len(scene.log_of("syncer-a"))
+    told = scene.told_by_syncers()
 
     async def noted() -> bool:
         """The syncer notes refusals at 1, 2, 4, … times."""
@@ -42,10 +42,7 @@ async def takes_leases(scene: Scene) -> None:
             wish = await _lease_wish(bus, holder=holder)
             reply = decode(await bus.request(s.lease(RUN, THIEF), wish), LeaseReply)
             assert reply.lease is None and reply.reason
-        return any(
-            "lease refused" in line and THIEF in line
-            for line in scene.log_of("syncer-a")[before:].splitlines()
-        )
+        return any("lease refused" in line and THIEF in line for line in told())
 
     async with scene.bus() as bus:
         await until(noted, "a line of the syncer's log", patience_s=30)
@@ -65,7 +62,7 @@ async def _lease_wish(bus: NatsBus, **changes: Any) -> bytes:
 
 async def _fills(scene: Scene, kind: str, subject: str) -> None:
     """Whatever the thief may store there, until the leader has taken it back and named it."""
-    before, chunk = len(scene.log_of("syncer-a")), bytes(1 << 20)
+    told, chunk = scene.told_by_syncers(), bytes(1 << 20)
     said = (await scene.status())["state"]
     async with scene.bus() as bus:
 
@@ -81,9 +78,7 @@ async def _fills(scene: Scene, kind: str, subject: str) -> None:
             )
 
         await until(named, f"an event of the flood of {kind}", patience_s=90, every_s=0.2)
-    assert any(
-        "flood" in line and THIEF in line for line in scene.log_of("syncer-a")[before:].splitlines()
-    )
+    assert any("flood" in line and THIEF in line for line in told())
 
     async def as_before() -> bool:
         return bool((await scene.status())["state"] == said)
