@@ -164,7 +164,9 @@ class Operator:
 
     def goes_on(self, what: str) -> float:
         """Seconds until every learner takes part again, and rounds go on."""
-        began, before = time.monotonic(), committed(self.client, self.run)
+        began = time.monotonic()
+        # The coordinator may be what was made anew: it answers when it listens again.
+        before = until("an answer", lambda: committed(self.client, self.run) + 1) - 1
 
         def on() -> bool:
             status = self.client.run(self.run)["status"]
