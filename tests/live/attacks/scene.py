@@ -405,9 +405,11 @@ async def scene(folder: Path) -> AsyncIterator[tuple[Scene, Watcher]]:
             await _tokens(found)
             await asyncio.to_thread(out_of_date, found)
             await until(lambda: _trains(found, watcher), "a run that trains", every_s=0.2)
-            yield found, watcher
-            for client in found.clients.values():
-                await client.aclose()
+            try:
+                yield found, watcher
+            finally:
+                for client in found.clients.values():
+                    await client.aclose()
 
 
 async def _ready(found: Scene) -> bool:
@@ -451,8 +453,9 @@ async def _tokens(found: Scene) -> None:
 
 
 async def _trains(found: Scene, watcher: Watcher) -> bool:
+    """Rounds are merged, and the status says so: it is written less often than rounds end."""
     found.running.check()
-    return await watcher.committed() >= 2
+    return await watcher.committed() >= 2 and (await watcher.look()).state[0] == "running"
 
 
 def out_of_date(found: Scene) -> None:
