@@ -1,6 +1,6 @@
 """The bus over a wide-area link that this machine emulates, and training behind a thin one.
 
-    python bench/wan.py [--part check|transfer|training|all] [--seconds 300] [--json FILE]
+    python bench/wan.py [--part check|transfer|leaf|training|all] [--seconds 300] [--json FILE]
 
 Two links, each with the same rate, loss and delay both ways: 1 Gbit/s with 60 ms round trip and
 0.05 % loss for transfers, and 10 Mbit/s with 60 ms for training. The link is checked first: what
@@ -20,18 +20,28 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from wan.leaf import SITE
 from wan.link import CANNOT, HUB, Link, LinkMissing, Shape
+from wan.link import SITE as SITE_ADDRESS
 from wan.raw import Server
 from wan.training import Training
 
+from diloco_shared.bus.nats.bus import NatsBus
+from diloco_shared.bus.nats.hub_config import leaf_conf
+from diloco_shared.bus.nats.keys import read_credentials
+from diloco_shared.bus.port import StreamSpec
+from diloco_shared.process import hub_folder
+from diloco_shared.process.nats_binary import find_binary
 from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.process.stopping import dies_with_parent
+from diloco_shared.protocol import subjects
 
 CONNECTIONS = (1, 2, 4, 8)
 WHAT = ("raw", "cold", "warm")
@@ -41,6 +51,8 @@ FAST = Shape(1e9, 0.060, 0.0005, queue_bytes=7_500_000)
 THIN = Shape(10e6, 0.060, 0.0005, queue_bytes=125_000)
 # Beyond these a part has failed.
 CHECK_S, TRANSFER_S = 120.0, 900.0
+# Until a site's message server has found the hub, in seconds: it takes a few round trips.
+LEAF_S = 3.0
 
 
 def main() -> None:
@@ -53,6 +65,8 @@ def main() -> None:
             result["links"] = {"1 Gbit/s": _check(FAST, 250), "10 Mbit/s": _check(THIN, 8)}
         if args.part in ("transfer", "all"):
             _transfer(args, result)
+        if args.part in ("leaf", "all"):
+            _leaf(args, result)
         if args.part in ("training", "all"):
             _training(args, result)
     except LinkMissing as error:
@@ -74,7 +88,9 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--part", choices=("check", "transfer", "training", "all"), default="all")
+    parser.add_argument(
+        "--part", choices=("check", "transfer", "leaf", "training", "all"), default="all"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="of every transfer, interleaved")
     parser.add_argument("--megabytes", type=int, default=128, help="of one transfer")
     parser.add_argument("--seconds", type=float, default=300.0, help="of training")
@@ -179,6 +195,81 @@ def _transfer(args: argparse.Namespace, result: dict[str, Any]) -> None:
         f"{what} {way} {count}": [round(rate) for rate in found]
         for (what, way, count), found in rates.items()
     }
+
+
+def _leaf(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """A site with a message server of its own, beside the same site without."""
+    size = args.megabytes << 20
+    rates: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    answer_s: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="wan-") as made, Link(FAST, TRANSFER_S) as link:
+        link.enter_hub()
+        folder = Path(made)
+        with _hub_with_leaf(folder, link, 4 * size * (args.repeats + 2)) as (hub, leaf):
+            credentials = folder / "hub" / hub_folder.CREDENTIALS / SITE
+            arguments = (hub, leaf, credentials, size, args.repeats)
+            for row in _at_site(link, "wan.leaf", *arguments, seconds=TRANSFER_S):
+                if "answer_s" in row:
+                    answer_s[row["way"]] = row["answer_s"]
+                    continue
+                key = (row["way"], row["connections"])
+                rates.setdefault(key, []).append((row["put"], row["get"]))
+    print(
+        f"\nMB/s over 1 Gbit/s, 60 ms, 0.05 % loss; {args.megabytes} MiB, median of {args.repeats}"
+    )
+    print(f"{'way':<8} connections       put       get  of link")
+    for (way, count), found in rates.items():
+        speeds = [statistics.median(column) for column in zip(*found, strict=True)]
+        result["figures"][f"leaf_{way}_link_fraction_{count}"] = _fraction(speeds)
+        shown = " ".join(f"{rate / 1e6:9.1f}" for rate in speeds)
+        print(f"{way:<8} {count:11d} {shown} {_fraction(speeds):8.2f}")
+    result["figures"] |= {f"leaf_{way}_answer_s": seconds for way, seconds in answer_s.items()}
+    result["leaf"] = {
+        f"{way} {count}": [[round(put), round(get)] for put, get in found]
+        for (way, count), found in rates.items()
+    }
+
+
+@contextmanager
+def _hub_with_leaf(folder: Path, link: Link, stream_bytes: int) -> Iterator[tuple[str, str]]:
+    """Addresses of a hub, and of the message server of a site."""
+    hub = folder / "hub"
+    hub_folder.create(
+        hub, listen=f"{HUB}:4222", store=folder / "store", monitor="", leaves=f"{HUB}:7422"
+    )
+    hub_folder.add(hub, SITE, "learner")
+    config = folder / "leaf.conf"
+    who = read_credentials(hub / hub_folder.CREDENTIALS / SITE)
+    pid_file = str(folder / "leaf.pid")
+    own = f"{SITE_ADDRESS}:4333"
+    leaf_hub = [f"nats://{HUB}:7422"]
+    config.write_text(
+        leaf_conf(who, name="leaf", listen=own, hub=leaf_hub, pid_file=pid_file), encoding="utf-8"
+    )
+    program = str(find_binary(None))
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet |= {"preexec_fn": dies_with_parent()}
+    servers = []
+    try:
+        servers.append(subprocess.Popen([program, "-c", str(hub / hub_folder.CONFIG)], **quiet))
+        asyncio.run(_streams(hub, stream_bytes))
+        command = link.at_site([program, "-c", str(config)])
+        servers.append(subprocess.Popen(command, **quiet))
+        time.sleep(LEAF_S)
+        yield f"nats://{HUB}:4222", f"nats://{own}"
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+
+
+async def _streams(hub: Path, stream_bytes: int) -> None:
+    """That sites write to."""
+    credentials = hub / hub_folder.CREDENTIALS / "coordinator"
+    bus = await NatsBus.connect(f"nats://{HUB}:4222", name="coordinator", credentials=credentials)
+    filters = (subjects.run_streams("r")[subjects.up_stream("r")],)
+    await bus.ensure_stream(StreamSpec(subjects.up_stream("r"), filters, stream_bytes))
+    await bus.close()
 
 
 def _fraction(rates: list[float]) -> float:

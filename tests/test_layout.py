@@ -27,6 +27,7 @@ UNPLAYED = (
     "diloco_shared.ambient",
     "diloco_shared.bus.nats",
     "diloco_shared.process.nats_",
+    "diloco_shared.process.hub_leaves",
     "diloco_shared.process.hub_watch",
     "diloco_shared.process.keep_hub",
 )

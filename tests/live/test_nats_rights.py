@@ -9,16 +9,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from live.processes import diloco
 from shared.bus.test_rights import ALL, HEARD, PUBLISHED
 from waiting import until
 
+from diloco_cli.up.stack import free_port
 from diloco_coordinator.runs import events
 from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
 from diloco_shared.bus.nats import backups
 from diloco_shared.bus.nats.api import api_call
 from diloco_shared.bus.nats.bus import NatsBus
-from diloco_shared.bus.nats.keys import Credentials
+from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.nats.rights import Identity
 from diloco_shared.bus.port import BusError, Delivery, Refused, StreamSpec, Unavailable
 from diloco_shared.bus.run_streams import ensure_buckets
@@ -35,18 +37,25 @@ from diloco_shared.spec.run import written
 pytestmark = pytest.mark.live
 
 PAYLOAD = os.urandom(3 << 20)
+# At the hub itself, and behind a message server of the site's own, which is as little trusted.
+LEAF = pytest.mark.parametrize("leaf", ["", "oslo"], ids=["", "leaf"])
 
 
 class Hub:
-    """A message server with a folder of identities, as an operator has it."""
+    """A message server with a folder of identities, as an operator has it.
 
-    def __init__(self, folder: Path, pid: int, url: str) -> None:
-        self.folder, self.pid, self.url = folder, pid, url
+    `leaves`: by the name of a site, where its own message server is.
+    """
+
+    def __init__(self, folder: Path, pid: int, url: str, leaf_port: int = 0) -> None:
+        self.folder, self.pid, self.url, self.leaf_port = folder, pid, url, leaf_port
+        self.leaves: dict[str, str] = {}
 
     @asynccontextmanager
     async def bus(self, name: str, file: Path | None = None) -> AsyncIterator[NatsBus]:
         """A connection of the identity `name`, whose credentials are in `file`."""
-        bus = await NatsBus.connect(self.url, name=name, credentials=file or self.file(name))
+        url = self.leaves.get(name, self.url)
+        bus = await NatsBus.connect(url, name=name, credentials=file or self.file(name))
         try:
             yield bus
         finally:
@@ -59,10 +68,10 @@ class Hub:
         assert await asyncio.to_thread(hub_folder.reload, self.folder) == ""
 
 
-def started(folder: Path) -> "subprocess.Popen[bytes]":
+def started(folder: Path, name: str = hub_folder.CONFIG) -> "subprocess.Popen[bytes]":
     """The server of a hub's folder; its address will be in `ports/`."""
     (folder / "ports").mkdir()
-    config = folder / hub_folder.CONFIG
+    config = folder / name
     with config.open("a") as file:
         file.write(f'ports_file_dir: "{folder / "ports"}"\nlog_file: "{folder / "log"}"\n')
     return subprocess.Popen(
@@ -73,19 +82,59 @@ def started(folder: Path) -> "subprocess.Popen[bytes]":
     )
 
 
+async def address(folder: Path) -> str:
+    """Of a server that was started."""
+    ports = folder / "ports"
+    await until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
+    url: str = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
+    return url
+
+
 @asynccontextmanager
-async def a_hub(folder: Path, *learners: str, backup: Path | None = None) -> AsyncIterator[Hub]:
-    """One that runs, with the streams of the run `r` and all buckets, or with a backup's."""
-    hub_folder.create(folder, listen="127.0.0.1:-1", store=folder / "store")
+async def a_leaf(hub: Hub, site: str) -> AsyncIterator[None]:
+    """A message server of a site's own, as the site's operator makes it."""
+    folder = hub.folder.parent / f"leaf-{site}"
+    folder.mkdir()
+    told = ("--credentials", str(hub.file(site)), "--hub-url", f"nats://127.0.0.1:{hub.leaf_port}")
+    made = ("--to", str(folder / "leaf.conf"), "--listen", "127.0.0.1:-1")
+    done = await asyncio.to_thread(diloco, "site", "leaf", *told, *made)
+    assert done.returncode == 0, done.stderr
+    process = started(folder, "leaf.conf")
+    try:
+        hub.leaves[site] = await address(folder)
+
+        async def known() -> bool:
+            async with hub.bus(site) as bus:
+                return (await bus.stream_info("UP-r")).messages == 0
+
+        await until(known, "what the hub offers", tolerated=(BusError,))
+        yield
+        assert process.poll() is None, "the site's server was started anew, or died"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@asynccontextmanager
+async def a_hub(
+    folder: Path, *learners: str, backup: Path | None = None, leaf: str = ""
+) -> AsyncIterator[Hub]:
+    """One that runs, with the streams of the run `r` and all buckets, or with a backup's.
+
+    `leaf`: the site that has a message server of its own.
+    """
+    port, own = free_port(0), free_port(0)
+    leaves = f"127.0.0.1:{port}" if leaf else ""
+    # Who ends connections of leaves finds the server by its configuration.
+    listen = f"127.0.0.1:{own if leaf else -1}"
+    hub_folder.create(folder, listen=listen, store=folder / "store", leaves=leaves)
     for learner in learners:
         hub_folder.add(folder, learner, "learner")
     if backup is not None:
         await hub_backup.put_back(backup, folder / "store", of_hub=True)
-    process, ports = started(folder), folder / "ports"
+    process = started(folder)
     try:
-        await until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
-        url = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
-        hub = Hub(folder, process.pid, url)
+        hub = Hub(folder, process.pid, await address(folder), port)
         async with hub.bus("coordinator") as bus:
             if backup is not None:
                 yield hub
@@ -94,7 +143,8 @@ async def a_hub(folder: Path, *learners: str, backup: Path | None = None) -> Asy
             specs = [StreamSpec(n, (f,), 64 << 20) for n, f in s.run_streams("r").items()]
             for spec in (*specs, StreamSpec(s.EVENTS_STREAM, (s.EVENTS_FILTER,), 64 << 20)):
                 await bus.ensure_stream(spec)
-        yield hub
+        async with a_leaf(hub, leaf) if leaf else AsyncExitStack():
+            yield hub
         assert process.poll() is None, "the server was started anew, or died"
     finally:
         process.kill()
@@ -160,8 +210,9 @@ async def test_the_coordinator_takes_a_backup_and_a_hub_has_it_again(tmp_path: P
     assert (found[1].epoch, found[1].term) == (3 + hub_backup.AHEAD, 7)
 
 
-async def test_a_site_does_all_its_work_through_its_account(tmp_path: Path) -> None:
-    async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
+@LEAF
+async def test_a_site_does_all_its_work_through_its_account(tmp_path: Path, leaf: str) -> None:
+    async with a_hub(tmp_path / "hub", "oslo", leaf=leaf) as hub, AsyncExitStack() as stack:
         oslo = await stack.enter_async_context(hub.bus("oslo"))
         syncer = await stack.enter_async_context(hub.bus("syncer-a"))
         for sender, receiver, stream, subject in (
@@ -197,8 +248,9 @@ async def answer(_: Delivery) -> bytes:
     return b"suffered"
 
 
-async def test_a_site_answers_the_hub_and_a_syncer_a_site(tmp_path: Path) -> None:
-    async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
+@LEAF
+async def test_a_site_answers_the_hub_and_a_syncer_a_site(tmp_path: Path, leaf: str) -> None:
+    async with a_hub(tmp_path / "hub", "oslo", leaf=leaf) as hub, AsyncExitStack() as stack:
         oslo = await stack.enter_async_context(hub.bus("oslo"))
         syncer = await stack.enter_async_context(hub.bus("syncer-a"))
         coordinator = await stack.enter_async_context(hub.bus("coordinator"))
@@ -216,16 +268,18 @@ async def test_a_site_answers_the_hub_and_a_syncer_a_site(tmp_path: Path) -> Non
 # What a stolen learner's credential cannot do.
 
 
-async def test_a_site_writes_in_no_other_name_and_nowhere_else(tmp_path: Path) -> None:
-    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, hub.bus("oslo") as thief:
+@LEAF
+async def test_a_site_writes_in_no_other_name_and_nowhere_else(tmp_path: Path, leaf: str) -> None:
+    async with a_hub(tmp_path / "hub", "oslo", "rome", leaf=leaf) as hub, hub.bus("oslo") as thief:
         for subject in (
+            "KV.tokens.mine",
             "$KV.tokens.mine",
-            "$KV.runs.r",
-            "$KV.assignments.rome",
-            "$KV.shards.r.7",
-            "$KV.members.oslo",  # where it could say that it is a syncer
-            "$KV.members.LEARNER.rome",
-            "$KV.incarnations.r.oslo",
+            "KV.runs.r",
+            "KV.assignments.rome",
+            "KV.shards.r.7",
+            "KV.members.oslo",  # where it could say that it is a syncer
+            "KV.members.LEARNER.rome",
+            "KV.incarnations.r.oslo",
             s.event("r", "join"),
             s.event_by("rome"),
             s.tape("r", 0),
@@ -243,9 +297,10 @@ async def test_a_site_writes_in_no_other_name_and_nowhere_else(tmp_path: Path) -
                 assert (await bus.stream_info(s.run_stream("r", kind))).messages == 0
 
 
-async def test_a_sites_answers_lead_nowhere_but_back(tmp_path: Path) -> None:
+@LEAF
+async def test_a_sites_answers_lead_nowhere_but_back(tmp_path: Path, leaf: str) -> None:
     """Every request names where its answer goes, and the server writes it there unasked."""
-    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, AsyncExitStack() as stack:
+    async with a_hub(tmp_path / "hub", "oslo", "rome", leaf=leaf) as hub, AsyncExitStack() as stack:
         thief = await stack.enter_async_context(hub.bus("oslo"))
         rome = await stack.enter_async_context(hub.bus("rome"))
         coordinator = await stack.enter_async_context(hub.bus("coordinator"))
@@ -256,7 +311,7 @@ async def test_a_sites_answers_lead_nowhere_but_back(tmp_path: Path) -> None:
         consumer = {"name": "c", "deliver_policy": "all", "ack_policy": "none"}
         made = {"stream_name": "UP-r", "config": consumer | {"mem_storage": True}}
         await api_call(thief._link, "CONSUMER.CREATE.UP-r.c", made, what="consumer")
-        for target in ("$KV.tokens.mine", "$KV.runs.r", s.tape("r", 0), s.beat("r")):
+        for target in ("$KV.tokens.mine", "KV.runs.r", s.tape("r", 0), s.beat("r")):
             for asked, body in (
                 (subject, b"forged"),
                 ("$JS.hub.API.DIRECT.GET.UP-r", wish),
@@ -279,8 +334,11 @@ async def test_a_sites_answers_lead_nowhere_but_back(tmp_path: Path) -> None:
             assert (await anext(beats)).payload == b"true"
 
 
-async def test_a_sites_consumers_deliver_nothing_that_anybody_takes(tmp_path: Path) -> None:
-    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, AsyncExitStack() as stack:
+@LEAF
+async def test_a_sites_consumers_deliver_nothing_that_anybody_takes(
+    tmp_path: Path, leaf: str
+) -> None:
+    async with a_hub(tmp_path / "hub", "oslo", "rome", leaf=leaf) as hub, AsyncExitStack() as stack:
         thief = await stack.enter_async_context(hub.bus("oslo"))
         rome = await stack.enter_async_context(hub.bus("rome"))
         coordinator = await stack.enter_async_context(hub.bus("coordinator"))
@@ -316,8 +374,9 @@ async def test_a_sites_consumers_deliver_nothing_that_anybody_takes(tmp_path: Pa
         assert (await coordinator.stream_info(s.EVENTS_STREAM)).messages == 1
 
 
-async def test_a_site_removes_nobodys_places_by_a_header(tmp_path: Path) -> None:
-    async with a_hub(tmp_path / "hub", "oslo") as hub, AsyncExitStack() as stack:
+@LEAF
+async def test_a_site_removes_nobodys_places_by_a_header(tmp_path: Path, leaf: str) -> None:
+    async with a_hub(tmp_path / "hub", "oslo", leaf=leaf) as hub, AsyncExitStack() as stack:
         thief = await stack.enter_async_context(hub.bus("oslo"))
         coordinator = await stack.enter_async_context(hub.bus("coordinator"))
         for bucket, theirs, own in (
@@ -327,7 +386,7 @@ async def test_a_site_removes_nobodys_places_by_a_header(tmp_path: Path) -> None
             await coordinator.kv_put(bucket, theirs, b"there")
             for reach in ("all", "sub"):
                 with pytest.raises(Refused, match="rollup"):
-                    await thief.append(f"$KV.{bucket}.{own}", b"", headers={"Nats-Rollup": reach})
+                    await thief.append(f"KV.{bucket}.{own}", b"", headers={"Nats-Rollup": reach})
             assert set(await coordinator.kv_all(bucket)) == {theirs}
 
 
@@ -352,8 +411,8 @@ async def test_what_a_site_stores_under_its_names_is_bounded(tmp_path: Path) -> 
         await coordinator.ensure_stream(events_stream(named=True))
         await coordinator.append(s.event("r", "join"), b"of the hub")
         for subject, most in (
-            ("$KV.members.LEARNER.oslo", VALUE_BYTES_MAX),
-            ("$KV.incarnations.ANY.oslo", VALUE_BYTES_MAX),
+            ("KV.members.LEARNER.oslo", VALUE_BYTES_MAX),
+            ("KV.incarnations.ANY.oslo", VALUE_BYTES_MAX),
             (s.event_by("oslo"), events.EVENT_BYTES_MAX),
         ):
             with pytest.raises(Refused, match="maximum"):
@@ -451,3 +510,84 @@ def test_without_a_server_at_hand_it_is_said_how_to_reload(tmp_path: Path) -> No
     assert "nats-server --signal reload=PID" in hub_folder.reload(tmp_path / "hub")
     (tmp_path / "hub" / "nats-server.pid").write_text(str(os.getpid()))  # of something else by now
     assert "nats-server --signal reload=PID" in hub_folder.reload(tmp_path / "hub")
+
+
+# --------------------------------------------------------------------------------------------------
+# Behind a message server of the site's own.
+
+
+async def test_who_speaks_as_a_message_server_has_the_rights_of_its_site(tmp_path: Path) -> None:
+    """A server that the site has written itself keeps to no rules; the hub does."""
+    async with a_hub(tmp_path / "hub", "oslo", leaf="oslo") as hub:
+        async with hub.bus("coordinator") as bus:
+            await bus.kv_put(s.TOKENS, "anna", b"secret")
+            await bus.kv_put(s.RUNS, "r", b"a run")
+        for subject, body in (
+            ("$JS.hub.API.STREAM.MSG.GET.KV_tokens", b'{"last_by_subj":"$KV.tokens.anna"}'),
+            ("$JS.hub.API.STREAM.PURGE.UP-r", b""),
+            ("$JS.API.STREAM.PURGE.UP-r", b""),
+            ("KV.runs.r", b"forged"),
+            ("$KV.runs.r", b"forged"),
+            (s.contribution("r", "rome", 0, 0, 0, 0), b"forged"),
+            (s.tape("r", 0), b"forged"),
+        ):
+            assert b"Permissions Violation" in await spoken(hub, subject, body)
+        allowed = b'{"last_by_subj":"$KV.runs.r"}'
+        assert b"YSBydW4=" in await spoken(hub, "$JS.hub.API.STREAM.MSG.GET.KV_runs", allowed)
+        async with hub.bus("coordinator") as bus:
+            (run,) = (await bus.kv_all(s.RUNS)).values()
+            assert run.value == b"a run"
+
+
+async def spoken(hub: Hub, subject: str, body: bytes) -> bytes:
+    """What the hub answers to a message from somebody who speaks as site oslo's message server."""
+    who = read_credentials(hub.file("oslo"))
+    reader, writer = await asyncio.open_connection("127.0.0.1", hub.leaf_port)
+    try:
+        said = json.loads((await reader.readline()).removeprefix(b"INFO "))
+        told = who.login(said) | {"server_id": "N", "name": "mine", "version": said["version"]}
+        writer.write(b"CONNECT " + json.dumps(told | {"headers": True}).encode() + b"\r\nPING\r\n")
+        await reader.readuntil(b"PONG\r\n")
+        inbox = f"{who.inbox}.mine"
+        writer.write(f"LS+ {inbox}\r\nLMSG {subject} {inbox} {len(body)}\r\n".encode() + body)
+        writer.write(b"\r\n")
+        answer = b""
+        while b"Violation" not in answer and b'"message"' not in answer:
+            answer += await asyncio.wait_for(reader.read(1 << 16), timeout=10)
+        return answer
+    finally:
+        writer.transport.abort()
+
+
+async def test_a_leaf_is_cut_off_with_its_site_and_let_in_with_it(tmp_path: Path) -> None:
+    async with (
+        a_hub(tmp_path / "hub", "oslo", leaf="oslo") as hub,
+        hub.bus("oslo") as oslo,
+        AsyncExitStack() as stack,
+    ):
+        subject = s.contribution("r", "oslo", 0, 0, 0, 0)
+        await oslo.append(subject, b"1")
+        key = read_credentials(hub.file("oslo")).public_key
+        beats = await stack.enter_async_context(oslo.subscribe(s.beat("r")))
+        syncer = await stack.enter_async_context(hub.bus("syncer-a"))
+
+        async def heard() -> bool:
+            await syncer.publish(s.beat("r"), b"beat")
+            return (await asyncio.wait_for(anext(beats), 0.5)).payload == b"beat"
+
+        await until(heard, "what is said to sites", tolerated=(TimeoutError,))
+        hub_folder.revoke(hub.folder, "oslo")
+        await hub.reload()
+        with pytest.raises(Unavailable):
+            await oslo.append(subject, b"2", timeout_s=3)
+        with pytest.raises(TimeoutError):
+            await heard()
+        hub_folder.add(hub.folder, "oslo", "learner", public_key=key)
+        await hub.reload()
+
+        async def let_in() -> bool:
+            await oslo.append(subject, b"3", timeout_s=1)
+            return True
+
+        await until(let_in, "the site to be let in again", tolerated=(BusError,))
+        await until(heard, "what is said to sites again", tolerated=(TimeoutError,))

@@ -1,6 +1,7 @@
 """Commands about a hub: its message server's configuration, and which sites may connect."""
 
 import asyncio
+import re
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -12,7 +13,8 @@ from diloco_cli.cluster import Login, bus_of
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
-from diloco_shared.bus.nats.keys import Credentials
+from diloco_shared.bus.nats.hub_config import leaf_conf
+from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
@@ -69,17 +71,19 @@ def init(
             help="Where it tells this machine how it is, for keep_hub: ADDRESS:PORT; '': nowhere."
         ),
     ] = "127.0.0.1:8222",
+    leaf_listen: Annotated[
+        str,
+        typer.Option(
+            help="Where it listens to message servers of sites ('diloco site leaf'), as "
+            "0.0.0.0:7422; '': nowhere."
+        ),
+    ] = "",
     max_bytes: Annotated[
         int, typer.Option(min=0, help="What all streams may hold; 0: the server's own rule.")
     ] = 0,
 ) -> None:
     """Write a message server's configuration, with credentials for the hub's own processes."""
-    if bool(cert) != bool(key):
-        raise CliError("give --cert and --key together: each is useless alone", INVALID)
-    if cert and host:
-        raise CliError("--host is for a certificate that is made: leave out it, or --cert", INVALID)
-    if mutual_tls and not (cert or host or node):
-        raise CliError("--mutual-tls needs --host NAME, or --cert and --key of your own", INVALID)
+    _check_certificates(cert, key, made_for=host or (), mutual=mutual_tls, nodes=node or ())
     try:
         nodes = nodes_at(node) if node else []
         made = hub_folder.create(
@@ -92,6 +96,7 @@ def init(
             hosts=host or (),
             mutual_tls=mutual_tls,
             monitor=monitor,
+            leaves=leaf_listen,
             file_bytes_max=max_bytes,
         )
     except (ValueError, OSError) as error:
@@ -106,6 +111,18 @@ def init(
         )
     if not cert and not host and not nodes:
         print("without --host, or --cert and --key, nothing is encrypted: others can read it all")
+
+
+def _check_certificates(
+    cert: str, key: str, *, made_for: Sequence[str], mutual: bool, nodes: Sequence[str]
+) -> None:
+    """Raises CliError for options that do not go together."""
+    if bool(cert) != bool(key):
+        raise CliError("give --cert and --key together: each is useless alone", INVALID)
+    if cert and made_for:
+        raise CliError("--host is for a certificate that is made: leave out it, or --cert", INVALID)
+    if mutual and not (cert or made_for or nodes):
+        raise CliError("--mutual-tls needs --host NAME, or --cert and --key of your own", INVALID)
 
 
 def _to_start(folder: Path, nodes: Sequence[Node]) -> None:
@@ -286,10 +303,55 @@ def key_(
     """At a site: make a key whose secret stays here, and print what the hub needs of it."""
     try:
         credentials = Credentials.new(name)
-        hub_folder.write_secret(to, credentials)
+        hub_folder.write_secret(to, credentials.document())
     except (ValueError, OSError) as error:
         raise _amiss(to, error) from None
     print(credentials.public_key)
+
+
+@site.command()
+def leaf(
+    credentials: Annotated[
+        Path, typer.Option(help="Credentials of the site, as its learners have them.")
+    ],
+    hub_url: Annotated[
+        list[str],
+        typer.Option(
+            help="Where the hub listens to message servers of sites: tls://HOST:PORT. Several "
+            "times for the nodes of one hub."
+        ),
+    ],
+    to: Annotated[Path, typer.Option(help="File to write: it will hold the site's secret.")],
+    listen: Annotated[
+        str, typer.Option(help="Where the site's processes reach it.")
+    ] = "127.0.0.1:4222",
+    ca: Annotated[str, typer.Option(help="The hub's authority.pem.")] = "",
+    client_cert: Annotated[
+        str, typer.Option(help="The site's certificate, if the hub demands one.")
+    ] = "",
+) -> None:
+    """At a site: write the configuration of a message server of its own (a leaf node)."""
+    for url in hub_url:
+        if not re.fullmatch(r"(tls|nats)://[^\s/@]+:\d+", url):
+            raise CliError(f"--hub-url {url}: write it as tls://hub.example.org:7422", INVALID)
+    try:
+        who = read_credentials(credentials)
+        document = leaf_conf(
+            who,
+            name=f"leaf-{who.name}",
+            listen=listen,
+            hub=hub_url,
+            pid_file=str(to.resolve().with_suffix(".pid")),
+            authority=str(Path(ca).resolve()) if ca else "",
+            certificate=str(Path(client_cert).resolve()) if client_cert else "",
+        )
+        hub_folder.write_secret(to, document)
+    except (ValueError, OSError) as error:
+        raise _amiss(to, error) from None
+    print(f"{to}: start the site's message server with 'nats-server -c {to}'")
+    print(f"the site's processes find it by DILOCO_NATS_URL=nats://{listen}")
+    if any(url.startswith("nats:") for url in hub_url):
+        print("a hub without tls:// is spoken to in the clear: others can read it all")
 
 
 def _handed_out(folder: Path, name: str, path: Path | None) -> None:

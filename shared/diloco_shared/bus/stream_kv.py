@@ -18,6 +18,9 @@ from diloco_shared.bus.port import Conflict, KeyEntry, Stored, StreamInfo
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
 
+# Keys stand below the first of these. Who has an identity at a hub writes them below the second
+# one, which the hub's account translates (nats/hub_config.py): a leaf node carries nothing of $KV.
+KEYS, HUB_KEYS = "$KV", "KV"
 # Deletion markers stay this long: watchers read them at once, and polls do not need them.
 MARKER_S = 60
 POLL_S = 2.0
@@ -131,7 +134,7 @@ class StreamKv(RawStreams):
 
     async def kv_delete(self, bucket: str, key: str) -> None:
         headers = {"KV-Operation": "DEL", **ttl_header(MARKER_S)}
-        await self.append(_subject(bucket, key), b"", headers=headers)
+        await self.append(self._written(bucket, key), b"", headers=headers)
 
     async def kv_all(self, bucket: str, key: str = ">") -> dict[str, KeyEntry]:
         found = await self.fetch_raw(bucket_stream(bucket), _subject(bucket, key))
@@ -142,8 +145,11 @@ class StreamKv(RawStreams):
         self, bucket: str, key: str, value: bytes, ttl_s: float | None, expected: int | None
     ) -> int:
         return await self.append(
-            _subject(bucket, key), value, headers=ttl_header(ttl_s), expect_last=expected
+            self._written(bucket, key), value, headers=ttl_header(ttl_s), expect_last=expected
         )
+
+    def _written(self, bucket: str, key: str) -> str:
+        return f"{HUB_KEYS}.{bucket}.{key}" if self.named else _subject(bucket, key)
 
     @asynccontextmanager
     async def kv_watch(self, bucket: str, key: str = ">") -> AsyncIterator[AsyncIterator[KeyEntry]]:
@@ -265,7 +271,7 @@ def bucket_stream(bucket: str) -> str:
 
 
 def _subject(bucket: str, key: str) -> str:
-    return f"$KV.{bucket}.{key}"
+    return f"{KEYS}.{bucket}.{key}"
 
 
 def _is_marker(message: Stored) -> bool:
@@ -274,5 +280,5 @@ def _is_marker(message: Stored) -> bool:
 
 
 def _entry(bucket: str, message: Stored) -> KeyEntry:
-    key = message.subject.removeprefix(f"$KV.{bucket}.")
+    key = message.subject.removeprefix(_subject(bucket, ""))
     return KeyEntry(key, None if _is_marker(message) else message.payload, message.seq)

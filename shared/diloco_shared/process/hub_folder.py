@@ -7,6 +7,7 @@
     authority.pem, authority-key.pem    a hub's own authority, if it has one; the key is a secret
     hub.pem, hub-key.pem    what the message server proves its name with, signed by that authority
     certificates/NAME.pem   certificate and key of an identity, if the hub demands them
+    system-password, system.pem    what ends connections of sites' message servers (hub_leaves.py)
 
 A hub of several message servers has no configuration here, but a folder for each of its nodes, and
 in it a copy of accounts.conf (hub_nodes.py).
@@ -33,7 +34,7 @@ from typing import TYPE_CHECKING
 from diloco_shared.bus.nats.hub_config import ACCOUNTS, PID, Routes, accounts_conf, hub_conf
 from diloco_shared.bus.nats.keys import Credentials, check_public_key
 from diloco_shared.bus.nats.rights import KEYS_MAX, Identity, Role
-from diloco_shared.process import hub_nodes
+from diloco_shared.process import hub_leaves, hub_nodes
 from diloco_shared.process.hub_nodes import Node, nodes_of
 
 if TYPE_CHECKING:  # it needs a package that only a hub has
@@ -74,6 +75,7 @@ def create(
     hosts: Sequence[str] = (),
     mutual_tls: bool = False,
     monitor: str = "",
+    leaves: str = "",
     file_bytes_max: int = 0,
 ) -> list[Path]:
     """Make the folder, with the identities of FIRST; where their credentials are.
@@ -83,7 +85,8 @@ def create(
     name and `hosts` where none is given. `hosts`: names or addresses of the hub, for which an
     authority of its own signs a certificate where none is given. `mutual_tls`: whoever connects
     must present one of that authority's. `monitor`: where `keep_hub` asks the server how it is.
-    Raises ValueError where there is a hub already, and OSError.
+    `leaves`: where it listens to message servers of sites. Raises ValueError where there is a hub
+    already, and OSError.
     """
     if mutual_tls and not (certificate or hosts or nodes):
         raise ValueError(
@@ -112,8 +115,11 @@ def create(
                 key=str(at / HUB_KEY) if own else key,
                 clients_authority=str(at / AUTHORITY) if mutual_tls else "",
                 monitor=_monitor(monitor, server),
+                leaves=leaves,
                 file_bytes_max=file_bytes_max,
             )
+        if leaves:
+            _may_end_connections(folder, nodes)
         made = [(Credentials.new(name), role) for name, role in FIRST]
         if nodes:
             _replace(folder / hub_nodes.NODES, hub_nodes.listed(nodes))
@@ -251,6 +257,14 @@ def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
             time.sleep(between_s / 4)  # what is done next finds that it has taken effect
     except OSError as error:
         return f"the message server (process {pid}) cannot be told to reload: {error.strerror}"
+    try:
+        for at in (at for at, pid in pids.items() if pid):
+            hub_leaves.cut(at, at / CONFIG)
+    except (OSError, ValueError) as error:
+        return (
+            f"the message server knows it, but sites' own message servers stay as they are, with "
+            f"the rights that they had ({error}): start it anew to cut off who may be in no more"
+        )
     away = [str(at) for at, pid in pids.items() if not pid]
     if not away:
         return ""
@@ -263,11 +277,11 @@ def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
     )
 
 
-def write_secret(path: Path, credentials: Credentials) -> None:
-    """A credentials file; raises ValueError where there is a file already, and OSError."""
+def write_secret(path: Path, document: str) -> None:
+    """A file with a secret; raises ValueError where there is a file already, and OSError."""
     if path.exists():
         raise ValueError(f"{path} is there already, and may be a secret in use: name another file")
-    _replace(path, credentials.document())
+    _replace(path, document)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -303,12 +317,23 @@ def _change(folder: Path, name: str, how: Callable[[Identity], Identity]) -> Non
 
 def _write_identities(folder: Path, identities: Sequence[Identity]) -> None:
     """The list last: whoever is interrupted before repeats the command."""
-    text = accounts_conf(identities)
+    kept = folder / hub_leaves.PASSWORD
+    text = accounts_conf(identities, kept.read_text("ascii").strip() if kept.exists() else "")
     body = json.dumps([asdict(identity) for identity in identities], indent=1)
     for place in (folder, *(folder / node.name for node in nodes_of(folder))):
         place.mkdir(exist_ok=True, mode=0o700)
         _replace(place / ACCOUNTS, text)
     _replace(folder / IDENTITIES, body + "\n")
+
+
+def _may_end_connections(folder: Path, nodes: Sequence[Node]) -> None:
+    """What cuts off sites' message servers (hub_leaves.py), at every node."""
+    password = hub_nodes.new_password()
+    for place in (folder, *(folder / node.name for node in nodes)):
+        _replace(place / hub_leaves.PASSWORD, password + "\n")
+        if (folder / CERTIFICATES).is_dir():
+            signed = _signing().for_site(_authority(folder), "system", datetime.now(UTC))
+            _replace(place / hub_leaves.CERTIFICATE, signed.document)
 
 
 def _hand_out(folder: Path, name: str, credentials: Credentials | None) -> Path | None:

@@ -20,11 +20,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
+from diloco_shared.process import hub_leaves
 from diloco_shared.process.hub_watch import LOOK_S, Changes, HubWatch, answers
 
 # For a server that is told to end, in seconds; then it is killed. One that holds a lock never ends.
 ENDS_S = 10.0
+# Until it has read its configuration again, in seconds: it takes milliseconds.
+READS_S = 0.3
 
 
 Place = tuple[str, int]
@@ -60,6 +64,7 @@ def run(
         if changes.look(_versions(files)):
             print("keep_hub: its configuration is read again", file=sys.stderr, flush=True)
             process.send_signal(signal.SIGHUP)
+            _cut_leaves(files)
         if not told.is_set():
             heard = answers(*at, monitor=monitor)
             why = watch.look(time.monotonic(), answers=heard, free_bytes=_free(store))
@@ -82,6 +87,16 @@ def _version(file: str) -> object:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _cut_leaves(files: Sequence[str]) -> None:
+    """Sites' message servers come back with the rights that they have now, or not at all."""
+    time.sleep(READS_S)
+    for folder in {os.path.dirname(file) for file in files}:
+        try:
+            hub_leaves.cut(Path(folder), Path(folder, "nats-server.conf"))
+        except (OSError, ValueError) as error:
+            print(f"keep_hub: leaf nodes stay as they are: {error}", file=sys.stderr, flush=True)
 
 
 def _free(store: str) -> int:

@@ -88,11 +88,11 @@ for name, subject, payload in (
     ("reports progress in another learner's name", s.progress(RUN, VICTIM), b"forged"),
     ("contributes in another learner's name", s.contribution(RUN, VICTIM, 0, 0, 9, 1), b"forged"),
     ("joins in another learner's name", s.join(RUN, VICTIM), b"forged"),
-    ("begins another learner's next life", f"$KV.incarnations.ANY.{VICTIM}", b"forged"),
-    ("begins lives in runs that there are not", f"$KV.incarnations.none.{THIEF}", b"forged"),
-    ("forges another learner's member record", f"$KV.members.LEARNER.{VICTIM}", b"forged"),
-    ("forges a member record where syncers have theirs", f"$KV.members.{THIEF}", b"forged"),
-    ("takes another learner's lease of data", f"$KV.shards.{RUN}.0", b"forged"),
+    ("begins another learner's next life", f"KV.incarnations.ANY.{VICTIM}", b"forged"),
+    ("begins lives in runs that there are not", f"KV.incarnations.none.{THIEF}", b"forged"),
+    ("forges another learner's member record", f"KV.members.LEARNER.{VICTIM}", b"forged"),
+    ("forges a member record where syncers have theirs", f"KV.members.{THIEF}", b"forged"),
+    ("takes another learner's lease of data", f"KV.shards.{RUN}.0", b"forged"),
     ("asks for leases of data in another learner's name", s.lease(RUN, VICTIM), b"forged"),
     ("tells an event in another learner's name", s.event_by(VICTIM), b"forged"),
     ("tells an event in the hub's name", s.event(RUN, "finished"), b"forged"),
@@ -103,13 +103,14 @@ for name, subject, payload in (
     ("asks for contributions in the leader's name", s.pull(RUN), b"forged"),
     ("grants a join in the leader's name", s.grant(RUN, VICTIM), b"forged"),
     ("has another learner give its optimizer's state", s.donate(RUN, VICTIM), b"forged"),
-    ("takes the leader's lease", f"$KV.leases.{s.leader_lease(RUN, 0)}", lease),
-    ("says how the run stands", f"$KV.status.{RUN}", b"forged"),
-    ("forges the record of a run", f"$KV.runs.{RUN}", b"forged"),
-    ("forges who works for which run", f"$KV.assignments.{VICTIM}", b"forged"),
-    ("marks the run as deleted", "$KV.deleted.0123456789", b"forged"),
-    ("forges an administrator's token", "$KV.tokens.mine", token),
-    ("moves the places up to which data is merged", f"$KV.places.{RUN}.0.0", b"forged"),
+    ("takes the leader's lease", f"KV.leases.{s.leader_lease(RUN, 0)}", lease),
+    ("says how the run stands", f"KV.status.{RUN}", b"forged"),
+    ("forges the record of a run", f"KV.runs.{RUN}", b"forged"),
+    ("forges it by the name that streams have", f"$KV.runs.{RUN}", b"forged"),
+    ("forges who works for which run", f"KV.assignments.{VICTIM}", b"forged"),
+    ("marks the run as deleted", "KV.deleted.0123456789", b"forged"),
+    ("forges an administrator's token", "KV.tokens.mine", token),
+    ("moves the places up to which data is merged", f"KV.places.{RUN}.0.0", b"forged"),
     ("kills another learner by a fault", s.chaos(VICTIM), lambda: fault(VICTIM)),
     ("kills the leading syncer by a fault", s.chaos("syncer-a"), lambda: fault("syncer-a")),
     ("reads the digests of tokens", "$JS.hub.API.STREAM.MSG.GET.KV_tokens", b'{"seq":1}'),
@@ -141,7 +142,7 @@ async def listens(scene: Scene) -> None:
 )
 async def leads_answers(scene: Scene) -> None:
     async with scene.bus() as bus:
-        for target in ("$KV.tokens.mine", f"$KV.runs.{RUN}", s.tape(RUN, 0), s.beat(RUN)):
+        for target in ("$KV.tokens.mine", f"KV.runs.{RUN}", s.tape(RUN, 0), s.beat(RUN)):
             await bus._link.publish(
                 "$JS.hub.API.DIRECT.GET.KV_members", b'{"last_by_subj":"$KV.members.a-1"}',
                 reply=target,
@@ -170,7 +171,7 @@ async def rolls_up(scene: Scene) -> None:
         ):
             for reach in ("all", "sub"):
                 with pytest.raises(Refused, match="rollup"):
-                    await bus.append(f"$KV.{bucket}.{key}", b"", headers={"Nats-Rollup": reach})
+                    await bus.append(f"KV.{bucket}.{key}", b"", headers={"Nats-Rollup": reach})
     c.NOT_STORED.seen(scene)
 
 
@@ -179,7 +180,7 @@ async def fat_record(scene: Scene) -> None:
     async with scene.bus() as bus:
         key = s.member_key(THIEF, "learner", named=True)
         with pytest.raises(Refused, match="maximum"):
-            await bus.append(f"$KV.{s.MEMBERS}.{key}", bytes(1 << 20))
+            await bus.append(f"KV.{s.MEMBERS}.{key}", bytes(1 << 20))
     c.NOT_STORED.seen(scene)
 
 

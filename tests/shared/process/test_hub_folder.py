@@ -73,13 +73,13 @@ def test_adding_rotating_retiring_and_revoking(hub: Path) -> None:
 
 def test_a_site_may_keep_its_secret_to_itself(hub: Path, tmp_path: Path) -> None:
     mine = Credentials.new("rome")
-    hub_folder.write_secret(tmp_path / "mine", mine)
+    hub_folder.write_secret(tmp_path / "mine", mine.document())
     assert read_credentials(tmp_path / "mine") == mine
     assert hub_folder.add(hub, "rome", "learner", public_key=mine.public_key) is None
     assert mine.public_key in keys_in_accounts(hub)
     assert not (hub / "credentials" / "rome").exists()
     with pytest.raises(ValueError, match="there already"):
-        hub_folder.write_secret(tmp_path / "mine", Credentials.new("rome"))
+        hub_folder.write_secret(tmp_path / "mine", Credentials.new("rome").document())
     assert read_credentials(tmp_path / "mine") == mine
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diloco_shared.bus.nats.access import API, HUB_API
-from diloco_shared.bus.nats.keys import inbox_of
+from diloco_shared.bus.nats.keys import Credentials, inbox_of
 from diloco_shared.bus.nats.rights import (
     IDENTITIES_MAX,
     LEADING_NOWHERE,
@@ -22,6 +22,8 @@ from diloco_shared.bus.nats.rights import (
     of_any_site,
     rights_of,
 )
+from diloco_shared.bus.stream_kv import HUB_KEYS, KEYS
+from diloco_shared.process.hub_leaves import SYSTEM
 from diloco_shared.protocol import subjects
 
 HUB = "HUB"
@@ -31,6 +33,8 @@ PID = "nats-server.pid"
 PAYLOAD_BYTES_MAX = 2 << 20
 # Of the servers that are one hub together.
 CLUSTER = "diloco"
+# What identities say, and what the hub's account makes of it.
+_OTHER_NAMES = ((HUB_API, API), (HUB_KEYS, KEYS))
 # An answer may be given once, within this: askers wait for 2 s.
 _ANSWERS = {"max": 1, "expires": "5s"}
 
@@ -62,6 +66,7 @@ def hub_conf(
     key: str = "",
     clients_authority: str = "",
     monitor: str = "",
+    leaves: str = "",
     file_bytes_max: int = 0,
 ) -> str:
     """A nats-server's configuration, to lie beside ACCOUNTS. Operators may change it.
@@ -69,8 +74,9 @@ def hub_conf(
     `name`: the server's; of nodes of one hub, each has another one, for good, and `routes`.
     `clients_authority`: the file of the authority that must have signed a certificate of whoever
     connects; empty: nobody needs one. `monitor`: where its monitoring listens, which tells whoever
-    reaches it what streams and connections there are; empty: nowhere. `file_bytes_max`: what all
-    streams together may hold; 0: the server's own rule.
+    reaches it what streams and connections there are; empty: nowhere. `leaves`: where it listens to
+    message servers of sites (`leaf_conf`); empty: nowhere. `file_bytes_max`: what all streams
+    together may hold; 0: the server's own rule.
     """
     jetstream = [f"store_dir: {_quoted(store)}", "sync_interval: always"]
     if file_bytes_max:
@@ -87,16 +93,65 @@ def hub_conf(
     ]
     if monitor:
         lines.append(f"http: {_quoted(monitor)}")
+    tls = ""
     if certificate:
-        tls = [f"cert_file: {_quoted(certificate)}", f"key_file: {_quoted(key)}"]
+        files = [f"cert_file: {_quoted(certificate)}", f"key_file: {_quoted(key)}"]
         if clients_authority:
-            tls += [f"ca_file: {_quoted(clients_authority)}", "verify: true"]
-        lines.append(f"tls {{ {', '.join(tls)} }}")
+            files += [f"ca_file: {_quoted(clients_authority)}", "verify: true"]
+        tls = f"tls {{ {', '.join(files)} }}"
+        lines.append(tls)
+    if leaves:
+        # What the hub knows as its address need not be what sites reach it under.
+        said = [f"listen: {_quoted(leaves)}", "no_advertise: true", *([tls] if tls else [])]
+        lines.append(f"leafnodes {{ {', '.join(said)} }}")
     if routes is not None:
         # The server's configuration language takes JSON.
         lines.append(f"cluster: {json.dumps(cluster(routes), indent=1)}")
     lines += ["jetstream {", *(f"  {line}" for line in jetstream), "}", f"include {ACCOUNTS!r}", ""]
     return "\n".join(lines)
+
+
+def leaf_conf(
+    credentials: Credentials,
+    *,
+    name: str,
+    listen: str,
+    hub: Sequence[str],
+    pid_file: str,
+    authority: str = "",
+    certificate: str = "",
+) -> str:
+    """Configuration of a site's own message server (a *leaf node*): it holds the site's secret.
+
+    It keeps nothing. What the site's processes say goes to the hub over its one connection, in the
+    name and with the rights of the site. They present the same credentials to it as to the hub.
+    `hub`: addresses of the hub's nodes, for leaves. `authority`, `certificate`: files in PEM, which
+    say whom to trust, and who this is to a hub that demands a certificate.
+    """
+    tls: dict[str, Any] = {"ca_file": authority} if authority else {}
+    if certificate:
+        tls |= {"cert_file": certificate, "key_file": certificate}
+    remote: dict[str, Any] = {"urls": [*hub], "account": "SITE", "nkey": credentials.seed}
+    settings: dict[str, Any] = {
+        "server_name": name,
+        "listen": listen,
+        "max_payload": PAYLOAD_BYTES_MAX,
+        "ping_interval": "10s",
+        "ping_max": 2,
+        "pid_file": pid_file,
+        "accounts": {"SITE": {"users": [{"nkey": credentials.public_key}]}},
+        "leafnodes": {
+            # The first after so long; it tries for as long as it runs.
+            "reconnect": "1s",
+            "remotes": [remote | ({"tls": tls} if tls else {})],
+        },
+    }
+    # The server's configuration language takes JSON, and comments.
+    return (
+        "# A site's own message server. It holds the site's secret: nobody else may read it.\n"
+        + json.dumps(settings, indent=1)[1:-1].strip("\n")
+        + "\n"
+    )
 
 
 def cluster(routes: Routes) -> dict[str, Any]:
@@ -118,13 +173,20 @@ def cluster(routes: Routes) -> dict[str, Any]:
     return found
 
 
-def accounts_conf(identities: Sequence[Identity]) -> str:
-    """The text of ACCOUNTS. Raises ValueError where identities do not go together."""
+def accounts_conf(identities: Sequence[Identity], system_password: str = "") -> str:
+    """The text of ACCOUNTS. Raises ValueError where identities do not go together.
+
+    `system_password`: of who ends connections of sites' message servers; empty: nobody does.
+    """
     check_together(identities)
     found = {HUB: _hub(identities)}
     found |= {_account(i): _site(i) for i in identities if i.fenced}
+    system = ""
+    if system_password:
+        found[SYSTEM] = {"users": [{"user": SYSTEM, "password": system_password}]}
+        system = f"system_account: {SYSTEM}\n"
     # The server's configuration language takes JSON.
-    return f"accounts: {json.dumps(found, indent=1)}\n"
+    return f"accounts: {json.dumps(found, indent=1)}\n{system}"
 
 
 def check_together(identities: Sequence[Identity]) -> None:
@@ -153,7 +215,7 @@ def _hub(identities: Sequence[Identity]) -> dict[str, Any]:
     shared = of_any_site()
     return {
         "jetstream": "enabled",
-        "mappings": {f"{HUB_API}.>": f"{API}.>"},
+        "mappings": {f"{own}.>": f"{servers}.>" for own, servers in _OTHER_NAMES},
         "users": _users([i for i in identities if not i.fenced]),
         # No list of accounts: this file alone says who imports what, and it need not change here
         # when a site comes or goes.
@@ -196,7 +258,10 @@ def _imported(pattern: str) -> dict[str, Any]:
 
 def _asked(pattern: str) -> str:
     """The same in the hub's account."""
-    return API + pattern.removeprefix(HUB_API) if pattern.startswith(HUB_API) else pattern
+    for own, servers in _OTHER_NAMES:
+        if pattern.startswith(f"{own}."):
+            return servers + pattern.removeprefix(own)
+    return pattern
 
 
 def _all_asked(patterns: Iterable[str]) -> list[str]:

@@ -54,10 +54,15 @@ class Credentials:
         """The part of CONNECT that says who we are, to a server that says `info` of itself."""
         return {"nkey": self.public_key, "sig": self.signed(str(info.get("nonce", "")))}
 
+    @property
+    def seed(self) -> str:
+        """The secret, as NATS writes it: 58 letters that begin with SU."""
+        head = bytes((_SEED | _USER >> 5, (_USER & 31) << 3))
+        return _text(head + self.secret)
+
     def document(self) -> str:
         """What a credentials file holds. It contains the secret."""
-        head = bytes((_SEED | _USER >> 5, (_USER & 31) << 3))
-        return json.dumps({"identity": self.name, "seed": _text(head + self.secret)}) + "\n"
+        return json.dumps({"identity": self.name, "seed": self.seed}) + "\n"
 
 
 def inbox_of(name: str) -> str:

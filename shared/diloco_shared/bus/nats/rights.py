@@ -9,7 +9,7 @@ What these patterns cannot tell apart, because it is not a token of a subject:
   ask for every stream; only whole names are withheld (`never`: the coordinator's own buckets).
 - **What is in a record.** So everything that a learner may write stands under its own name, and
   readers take the name from there: member record, life, events, joins, progress, contributions.
-  Leases of data do not (`$KV.shards.<run>.<shard>`): it asks the leader for them, under its name.
+  Leases of data do not (`KV.shards.<run>.<shard>`): it asks the leader for them, under its name.
 - **How many.** Rounds and newcomers are tokens of the subjects on UP and STATE, so one learner may
   have any number there (what the leader does about it: syncer, streams/floods_io.py). Its other
   subjects are a fixed few, of which the streams keep so many messages.
@@ -28,6 +28,7 @@ from typing import Literal, get_args
 
 from diloco_shared.bus.nats.access import HUB_API
 from diloco_shared.bus.nats.keys import check_public_key, inbox_of
+from diloco_shared.bus.stream_kv import HUB_KEYS
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.subjects import check_id
 
@@ -57,9 +58,12 @@ _READ = (
 # listens there; without it the server would note for each delivery that it might be answered.
 _ACK = "$JS.ACK.>"
 _SNAPSHOT_ACK = "$JS.SNAPSHOT.ACK.>"  # that a part of a backup has come
-# What a fenced identity may say in its own account, where nobody listens. A learner says its joins
-# where syncers of release 0.2 hear them, too; what stands in them could be in anybody's name.
-LEADING_NOWHERE = (_ACK, subjects.unsigned_join("*"))
+# Where the server has an account's answers to the hub's requests come. A leaf node says them like
+# all else; a client of the hub itself is let answer by the request.
+_ANSWERS = "_R_.>"
+# What a fenced identity may say in its own account, where nobody else listens. A learner says its
+# joins where syncers of release 0.2 hear them, too; what stands in them could be in anybody's name.
+LEADING_NOWHERE = (_ACK, _ANSWERS, subjects.unsigned_join("*"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,7 @@ def _of_learner(me: str) -> Rights:
         _key(subjects.INCARNATIONS, subjects.life_key("", me, named=True)),
         *_calls(_READ),
         _ACK,
+        _ANSWERS,
     )
     subscribe = (
         subjects.beat("*"),
@@ -210,7 +215,7 @@ def _of_syncer(me: str) -> Rights:
 def _of_coordinator(me: str) -> Rights:
     publish = (
         f"{HUB_API}.>",
-        "$KV.*.>",
+        f"{HUB_KEYS}.*.>",
         subjects.event("*", "*"),
         subjects.chaos("*"),
         _ACK,
@@ -250,7 +255,7 @@ def _calls(calls: Iterable[str]) -> tuple[str, ...]:
 
 
 def _key(bucket: str, key: str) -> str:
-    return f"$KV.{bucket}.{key}"
+    return f"{HUB_KEYS}.{bucket}.{key}"
 
 
 def _once(patterns: Iterable[str]) -> tuple[str, ...]:
