@@ -512,6 +512,19 @@ def test_without_a_server_at_hand_it_is_said_how_to_reload(tmp_path: Path) -> No
     assert "nats-server --signal reload=PID" in hub_folder.reload(tmp_path / "hub")
 
 
+async def test_a_site_has_so_many_connections_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diloco_shared.bus.nats.hub_config.CONNECTIONS_MAX", 3)
+    async with a_hub(tmp_path / "hub", "oslo", "rome") as hub, AsyncExitStack() as stack:
+        for _ in range(3):
+            await stack.enter_async_context(hub.bus("oslo"))
+        with pytest.raises(Unavailable, match="maximum account active connections"):
+            await NatsBus.connect(hub.url, name="oslo", credentials=hub.file("oslo"), timeout_s=2)
+        rome = await stack.enter_async_context(hub.bus("rome"))
+        assert (await rome.stream_info("UP-r")).messages == 0
+
+
 # --------------------------------------------------------------------------------------------------
 # Behind a message server of the site's own.
 

@@ -31,6 +31,11 @@ ACCOUNTS = "accounts.conf"  # beside the server's configuration, which includes 
 PID = "nats-server.pid"
 # One message may be a manifest of 1 MiB plus headers; chunks are half a MiB.
 PAYLOAD_BYTES_MAX = 2 << 20
+# Of one site: an island of a thousand hosts with two connections each. The server takes 65,536 of
+# all together, so that some thirty stolen keys would be needed to keep others out.
+CONNECTIONS_MAX = 2048
+# Each connection has one for its answers and some ten more; readers of streams have no more.
+SUBSCRIPTIONS_MAX = 16 * CONNECTIONS_MAX
 # Of the servers that are one hub together.
 CLUSTER = "diloco"
 # What identities say, and what the hub's account makes of it.
@@ -238,6 +243,11 @@ def _site(identity: Identity) -> dict[str, Any]:
     faults = [subjects.chaos(member) for member in identity.spoken_for]
     return {
         "users": _users([identity]),
+        "limits": {
+            "max_connections": CONNECTIONS_MAX,
+            "max_subscriptions": SUBSCRIPTIONS_MAX,
+            "max_payload": PAYLOAD_BYTES_MAX,
+        },
         "imports": [
             *(_imported(pattern) for pattern in _leading_in(rights)),
             *(
