@@ -88,7 +88,7 @@ def trained(cluster: Cluster, releases: list[Release], args: argparse.Namespace)
         row["lost"] = lost(cluster.client) - before
         walk.made.add((state, role))
         print(len(walk.made), json.dumps(row), flush=True)
-    until("the end", lambda: status(cluster.client)["settled"])
+    until("the end", lambda: status(cluster.client)["settled"], patience_s=args.seconds + LAST_S)
     return upgrading
 
 
