@@ -17,9 +17,9 @@ from diloco_learner.events import Leave
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.following_io import follow
 from diloco_learner.hosts.leading_io import Hosts
-from diloco_learner.hosts.link_io import HostLost
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.trainer import Hand, HostsTrainer
+from diloco_learner.hosts.whole import HostLost
 from diloco_learner.models import forget
 from diloco_learner.training.computing_io import OnThisMachine, island_of, run, threaded
 from diloco_learner.training.mailbox_io import Mailbox
