@@ -51,6 +51,8 @@ T = TypeVar("T")
 AGAIN_S = 0.5
 # Until an answer is on its way, which another thread fetches, in virtual seconds.
 FETCH_S = (0.0, 0.1)
+# Of the deaths of process 0, so many are its machine's, which closes no connection.
+WORDLESS = 0.3
 # Orders that wait to be carried out.
 ORDERS_MAX = 8
 
@@ -100,7 +102,7 @@ class Island:
         leading, self.leading = self.leading, None
         if leading is not None:
             leading.life.ended_at = self.loop.now
-            if self.rng.random() < 0.7:
+            if self.rng.random() >= WORDLESS:
                 leading.close()
             else:
                 self.watch.counts["islands: process 0 gone without a word"] += 1
@@ -364,9 +366,10 @@ class Follower:
             self.dies()
 
     async def _follow(self) -> None:
-        while (leading := self.island.leading) is None or (
-            connection := leading.takes(self.index)
-        ) is None:
+        while True:
+            leading = self.island.leading
+            if leading is not None and (connection := leading.takes(self.index)) is not None:
+                break
             await asyncio.sleep(AGAIN_S)
         self.connection = connection
         _, silence_s = await connection.orders.receive()
