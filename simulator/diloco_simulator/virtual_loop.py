@@ -46,6 +46,10 @@ class Died(BaseException):
     """A process dies in the midst of a thread's work: nothing of it is told."""
 
 
+def _simply(work: Callable[[], T]) -> T:
+    return work()
+
+
 def _at_once(work: Callable[[], Any]) -> tuple[Any, float]:
     return work(), 0.0
 
@@ -71,6 +75,9 @@ class Hosted:
         self.behind_s = 0.0  # by so much its clock is, of all its suspensions
         self.woke_at = 0.0  # by its clock, from the last of them
         self.app: Any = None  # what runs in it
+        # Does what a thread of it would; what it returns, or something to wait for before it can
+        # go on (`islands.waiting.Waiting`).
+        self.carry: Callable[[Callable[[], Any]], Any] = _simply
         # Told of everything that it is about to do and that others can see; may kill it.
         self.before: Callable[[str], None] = lambda what: None
         loop.hosted.append(self)
@@ -327,17 +334,24 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         def over() -> None:
             if future.cancelled() or (hosted is not None and not hosted.passes("a thread's work")):
                 return
+            work = partial(func, *args)
+            done(work if hosted is None else partial(hosted.carry, work))
+
+        def done(work: Callable[[], Any]) -> None:
             try:
-                result, late_s = self.perform(partial(func, *args))
+                result, late_s = self.perform(work)
             except Died:
                 return
             except Exception as error:
-                future.set_exception(error)
+                if not future.done():  # else nobody waits for it any more
+                    future.set_exception(error)
                 return
-            if late_s:
+            if hasattr(result, "go_on"):
+                result.until.add_done_callback(lambda _: done(result.go_on))
+            elif late_s:
                 self.call_later(late_s, _tell, future, result)
             else:
-                future.set_result(result)
+                _tell(future, result)
 
         self.call_later(self.rng.uniform(0.0, self.thread_s), over)
         return future

@@ -73,7 +73,13 @@ class SeenLife:
 
     @property
     def gives(self) -> bool:
-        return self.silent_since == inf and not self.leaves
+        return self.silent_since == inf and not self.leaves and self.whole
+
+    @property
+    def whole(self) -> bool:
+        """Of an island of several hosts: whether none keeps it from its work."""
+        leading = getattr(getattr(self.process.app, "computing", None), "leading", None)
+        return leading is None or bool(leading.island.able)
 
 
 class Trained:

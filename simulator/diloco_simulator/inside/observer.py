@@ -19,6 +19,7 @@ from diloco_shared.protocol.messages import (
 )
 from diloco_shared.protocol.wire import WireError, decode, decode_tape
 from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.islands import IslandWatch
 from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.coverage.reached import Reached
 from diloco_simulator.hub.broker import MemoryBroker
@@ -51,6 +52,7 @@ class Observer:
         self.spec = spec
         self.broker = broker
         self.watch = RunWatch(scene, spec, numbers=numbers)
+        self.islands: IslandWatch | None = None  # of several hosts, where a world has some
         self.tapes = {subjects.tape(spec.name, n): n for n in range(spec.algorithm.shards)}
         self.refused = subjects.event(spec.name, "refused")
         # Of every shard's tape, with the sequences on its stream.
@@ -106,6 +108,9 @@ class Observer:
                 return  # bad input: nobody may take it
         if (payload := self._payload(stream, m.blob, message)) is not None:
             self.watch.stored(m.blob, payload)
+            told = not self.scene.options.garbage and not self.scene.options.nan
+            if told and self.islands is not None and isinstance(m, ContributionManifest):
+                self.islands.stored(m.learner, payload)
 
     def _published(self, stream: str, message: Stored) -> None:
         m = decode(message.payload, PublicationManifest)

@@ -4,6 +4,7 @@ What is bad is marked for the checkers before the hub takes it.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from diloco_shared.protocol.wire import WireError, decode, encode
 from diloco_shared.spec.run import RunSpec, shared_keys
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.troubles.chance import Chance
-from diloco_simulator.worlds.computing import Sent, VirtualTrainer
+from diloco_simulator.worlds.computing import VirtualTrainer
 from diloco_simulator.worlds.constants import CHUNKS
 
 if TYPE_CHECKING:
@@ -48,6 +49,18 @@ EVERY_S = 1.0
 # What is sent while a leader was heard so lately reaches it, in virtual seconds; and of so many
 # bad messages at least one is told of, whatever dies meanwhile.
 HEARD_S, TOLD_OF = 2.0, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Poisoned:
+    """An encoded contribution that is not finite, once it is fetched."""
+
+    lies: "Lies"
+    sent: Any
+    size: int
+
+    def fetch(self) -> bytes:
+        return self.lies.poison(self.sent.fetch(), self.size)
 
 
 class Lies:
@@ -80,20 +93,21 @@ class Lies:
         assert isinstance(trainer, VirtualTrainer)
         contribution = trainer.contribution
 
-        def sometimes_poisoned(p: int, round_: int) -> Sent:
+        def sometimes_poisoned(p: int, round_: int) -> Any:
             sent = contribution(p, round_)
             if self.chance(self.options.nan, "nan"):
-                sent = self._poisoned(sent, trainer.tiny.layout.sizes[p])
+                return Poisoned(self, sent, trainer.tiny.layout.sizes[p])
             return sent
 
         trainer.contribution = sometimes_poisoned  # type: ignore[method-assign]
 
-    def _poisoned(self, sent: Sent, size: int) -> Sent:
+    def poison(self, payload: bytes, size: int) -> bytes:
+        """The same contribution of that many values, with none that is a number."""
         name = self.spec.algorithm.codec_up
-        values_F = codec.decode(name, sent.payload, size)
+        values_F = codec.decode(name, payload, size)
         payload = bytes(codec.encode(name, values_F * np.float32(np.nan)))
         self.poisoned.add(describe("", payload, chunk_bytes=CHUNKS.value).digest)
-        return Sent(payload)
+        return payload
 
     def sent(self, subject: str, payload: bytes) -> bytes:
         """What a learner sends, or a lie in its place."""

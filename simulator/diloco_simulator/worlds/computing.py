@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from diloco_learner.recovery import moments
 from diloco_learner.training.computing_io import Built
 from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.mailbox_io import Mailbox
-from diloco_learner.training.train import Rest, Slowed, Stepping, TrainLoop
+from diloco_learner.training.train import Pause, Rest, Slowed, Stepping, TrainLoop
 from diloco_learner.training.trainer import Published
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.spec.run import RunSpec
@@ -179,8 +179,9 @@ class Paced:
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """As the train thread does, in virtual time."""
-        self.trains(loop, self.step_s)
-        for pause in loop.turns():
+        await self.shown(loop)
+        turns = loop.turns()
+        while (pause := await self.turn(turns)) is not None:
             self._turn()
             match pause:
                 case Rest():
@@ -193,6 +194,14 @@ class Paced:
         self._turn()
         assert loop.left is not None
         return loop.left
+
+    async def shown(self, loop: TrainLoop) -> None:
+        """To who looks at it, before its first turn."""
+        self.trains(loop, self.step_s)
+
+    async def turn(self, turns: Iterator[Pause]) -> Pause | None:
+        """The next one; None: it was the last."""
+        return next(turns, None)
 
     async def beside(self, work: Callable[[], T]) -> T:
         """In virtual time, and all of it at its end."""

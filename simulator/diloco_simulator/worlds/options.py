@@ -71,6 +71,13 @@ class Options:
     step_s: float = 1.0  # of the fastest learner; longer than a learner's lease in some worlds
     disk_spells: int = 0  # for some seconds a syncer's disk takes no snapshot at all
     link_bytes_per_s: float = math.inf  # of each process, each way
+    # Islands of several hosts: processes of each learner, counted as `speeds` are; (): one.
+    hosts: tuple[int, ...] = ()
+    host_silence_s: float = 2.5  # so long without a sign of life, and a host counts as dead
+    host_deaths: int = 0  # of hosts that follow, and of process 0 in the middle of a put
+    host_hangs: int = 0  # half of them for longer than a host may be silent
+    host_stops: int = 0  # a host is told to stop, and the island ends in order
+    slow_hosts: int = 0  # for some seconds, what one host hears and says takes longer
     # Drawn by no seed: worlds that are to have it are asked for by name.
     elections: int = 0  # the hub's nodes exchange their leader, and have none for some seconds
 
@@ -143,12 +150,31 @@ class Options:
             restores=cuts[2],
             weighting=weighting,
         )
-        more = beyond(seed)
+        more = beyond(seed) | islands(seed)
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
             # could know of such a version, nor would anybody have it.
             more["tails"] = 0
         return drawn.changed(**more)
+
+
+# How many worlds have islands of several hosts.
+ISLANDS = 0.3
+
+
+def islands(seed: int) -> dict[str, Any]:
+    """Of several hosts: some learners of some worlds, from dice of their own."""
+    rng = random.Random(f"islands of {seed}")
+    if rng.random() >= ISLANDS:
+        return {}
+    return {
+        "hosts": tuple(rng.choice([1, 2, 2, 3, 4]) for _ in range(4)),
+        "host_silence_s": rng.choice([1.5, 2.5, 4.0]),
+        "host_deaths": rng.choice([0, 1, 3]),
+        "host_hangs": rng.choice([0, 1, 2]),
+        "host_stops": rng.choice([0, 0, 1]),
+        "slow_hosts": rng.choice([0, 1]),
+    }
 
 
 def fresh_seed() -> int:

@@ -81,6 +81,8 @@ class Host:
         self.before: Callable[[str], None] = lambda what: None  # may kill its process
         # Told of every process before it runs.
         self.begins: Callable[[App, Hosted], None] = lambda app, process: None
+        # Told once a process is gone.
+        self.over: Callable[[], None] = lambda: None
         self.process: Hosted | None = None
         self.app: App | None = None  # of the newest process
         self.lock: DataFolder | None = None
@@ -129,7 +131,9 @@ class Host:
             bus.vanish()
         if self.lock is not None:
             self.lock.release()
-        self.process = self.lock = None
+        gone, self.process, self.lock = self.process, None, None
+        if gone is not None:
+            self.over()
 
     def wipe(self) -> None:
         """Its disk is empty, and its process gone."""
@@ -192,7 +196,9 @@ def syncer(name: str, data: Path) -> Make:
     return lambda control, bulk, lock: Syncer(settings, control, bulk, lock)
 
 
-def learner(name: str, data: Path, computing: Callable[[], Computing]) -> Make:
-    """The product's learner; every process computes with something new."""
+def learner(
+    name: str, data: Path, computing: Callable[[], Computing], kind: type[Learner] = Learner
+) -> Make:
+    """The product's learner, or one that is begun otherwise; every process computes anew."""
     settings = _settings(LearnerSettings, name, data)
-    return lambda control, bulk, lock: Learner(settings, control, bulk, lock, computing())
+    return lambda control, bulk, lock: kind(settings, control, bulk, lock, computing())

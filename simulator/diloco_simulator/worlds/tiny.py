@@ -5,6 +5,7 @@ Every learner pulls towards its own target, so that only a merge finds the commo
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +36,21 @@ def tensors_of(fragments: int) -> tuple[TensorSpec, ...]:
     return TENSORS[: max(fragments, TENSORS_MIN)]
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of every fragment, what one of the `hosts` of an island holds; they are counted from 0."""
+
+    index: int = 0
+    hosts: int = 1
+
+    def of(self, size: int) -> slice:
+        """Of so many values: all hosts' parts, one after another, are the whole."""
+        return slice(size * self.index // self.hosts, size * (self.index + 1) // self.hosts)
+
+
+WHOLE = Part()
+
+
 class Computation(Protocol):
     """What a simulated learner needs of a trainer."""
 
@@ -62,24 +78,31 @@ class TinyTrainer:
         tokens: int,
         codec_up: str,
         report: Callable[[str, str], None] = lambda invariant, text: None,
+        part: Part = WHOLE,
     ) -> None:
+        """`part`: of an island's host, which computes with its part of every fragment alone."""
         self.report = report
         self.layout = Layout.build(tensors_of(fragments), fragments)
+        self.spans = [part.of(n) for n in self.layout.sizes]
         self.codec = codec_up
-        self.feedback = [Feedback(np.zeros(n, np.float32)) for n in self.layout.sizes]
+        own_sizes = [s.stop - s.start for s in self.spans]
+        self.feedback = [Feedback(np.zeros(n, np.float32)) for n in own_sizes]
         # What merged contributions should have given and did not, by a second way to count; and
         # what those that are undecided would add, by round.
-        self.owed = [np.zeros(n) for n in self.layout.sizes]
+        self.owed = [np.zeros(n) for n in own_sizes]
         self.undecided: list[dict[int, Values]] = [{} for _ in self.layout.sizes]
-        rng = np.random.default_rng([seed, 7])
-        self.theta = [rng.normal(size=n).astype(np.float32) for n in self.layout.sizes]
-        own = np.random.default_rng([seed, learner])
-        self.target = [own.normal(size=n).astype(np.float32) for n in self.layout.sizes]
+        self.theta = self._normal(np.random.default_rng([seed, 7]))
+        self.target = self._normal(np.random.default_rng([seed, learner]))
         self.anchors = [x.copy() for x in self.theta]
         self.moments = 0  # stands for inner moments: steps they have seen
         self.tokens = tokens
         self.consumed = 0
         self.noise = random.Random(f"{seed}/{learner}")
+
+    def _normal(self, rng: np.random.Generator) -> list[Values]:
+        """Drawn for the whole, however it is shared."""
+        drawn = [rng.normal(size=n).astype(np.float32) for n in self.layout.sizes]
+        return [x[s].copy() for x, s in zip(drawn, self.spans, strict=True)]
 
     def initial_fragments(self) -> list[Values]:
         return [x.copy() for x in self.theta]
@@ -101,13 +124,19 @@ class TinyTrainer:
         self.theta[p] = anchor_F.copy()
 
     def contribution(self, p: int, round_: int) -> bytes:
-        feedback = self.feedback[p]
-        meant_F = values_F = self.anchors[p] - self.theta[p]
-        if feeds_back(self.codec):
-            values_F = values_F + feedback.residual
-        payload = codec.encode(self.codec, values_F)
-        given_F = codec.decode(self.codec, payload, values_F.size)
-        feedback.sent(round_, values_F - given_F)
+        return self.sent(p, round_, self.gives(p))
+
+    def gives(self, p: int) -> Values:
+        """Of the next contribution of a fragment, what is to be encoded."""
+        values_F: Values = self.anchors[p] - self.theta[p]
+        return values_F + self.feedback[p].residual if feeds_back(self.codec) else values_F
+
+    def sent(self, p: int, round_: int, whole_F: Values) -> bytes:
+        """Encoded for that round: `gives` of all parts together."""
+        meant_F, values_F = self.anchors[p] - self.theta[p], self.gives(p)
+        payload = codec.encode(self.codec, whole_F)
+        given_F = codec.decode(self.codec, payload, whole_F.size)[self.spans[p]]
+        self.feedback[p].sent(round_, values_F - given_F)
         self.undecided[p][round_] = meant_F - given_F
         return payload
 
@@ -116,7 +145,7 @@ class TinyTrainer:
         if merged and difference_F is not None and round_ in feedback.pending:
             self.owed[p] += difference_F
         feedback.decided(round_, merged)
-        off = float(np.abs(feedback.residual - self.owed[p]).max())
+        off = float(np.abs(feedback.residual - self.owed[p]).max(initial=0.0))
         if feeds_back(self.codec) and off > 1e-3:
             self.report(
                 "I9", f"a residual of fragment {p} is off by {off:.2g} after round {round_}"

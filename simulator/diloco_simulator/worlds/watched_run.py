@@ -33,6 +33,7 @@ class WatchedRun:
         self.spec = spec
         self.user = User(RestCalls(world.coordinator), spec, dice, world.found.counts, world.broken)
         self.observer = Observer(world.scene, spec, world.broker)
+        self.observer.islands = world.islands
         self.stopped = False  # because it lacks something
 
     async def begin(self) -> None:

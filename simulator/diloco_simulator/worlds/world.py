@@ -26,6 +26,8 @@ import structlog
 from diloco_learner.training.train import TrainLoop
 from diloco_shared.bus.port import Stored
 from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.islands import IslandWatch
+from diloco_simulator.checkers.promises import Report
 from diloco_simulator.checkers.watch import RunWatch
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.data_bus import DataBus
@@ -37,6 +39,7 @@ from diloco_simulator.inside.learners import Trained, going_back
 from diloco_simulator.inside.leases import Trust
 from diloco_simulator.inside.observer import Observer, Scene
 from diloco_simulator.inside.states import SeenStates
+from diloco_simulator.islands.processes import Island, IslandComputing, IslandLearner
 from diloco_simulator.people.exporting import Exporting, by_itself
 from diloco_simulator.people.sequel import Sequel, heir_of
 from diloco_simulator.people.visitors import Visitors, asked_first
@@ -44,15 +47,17 @@ from diloco_simulator.troubles.chance import Chance
 from diloco_simulator.troubles.disks import Disks
 from diloco_simulator.troubles.hardships import Hardships
 from diloco_simulator.troubles.inflicting import arm
+from diloco_simulator.troubles.islands import IslandTroubles
 from diloco_simulator.troubles.lies import Lies
 from diloco_simulator.troubles.troubles import Troubles
-from diloco_simulator.virtual_loop import Idle, VirtualLoop, play
+from diloco_simulator.virtual_loop import Hosted, Idle, VirtualLoop, play
 from diloco_simulator.worlds.case import Case
 from diloco_simulator.worlds.computing import TinyComputing, scarce, tiny
 from diloco_simulator.worlds.constants import put
 from diloco_simulator.worlds.limit import Circling, limited
 from diloco_simulator.worlds.options import Options
 from diloco_simulator.worlds.processes import (
+    App,
     Host,
     Kind,
     Make,
@@ -110,6 +115,13 @@ class World:
         self.of_links = Chance(self.scene, Random(f"links {seed}"))
         self.disks = Disks(self, Random(f"disks {seed}"))
         self.exporting = Exporting(self) if case.exports else None
+        self.made: list[Island] = []
+        self.islands = IslandWatch(
+            Report(self.broken, self.found.looks),
+            self.found.counts,
+            lambda: loop.now,
+            partial(loop.call_later, context=self.net.outside),
+        )
         self.coordinator = self._machine("coordinator", self._coordinator(), folder)
         self.run = WatchedRun(
             self,
@@ -128,6 +140,7 @@ class World:
         self.lost: list[Host] = []  # for good
         self.twins = 0  # second processes of a name
         self.troubles = Troubles(self)
+        self.of_islands = IslandTroubles(self)
         self.visitors = Visitors(self)
         self.hardships = Hardships(self)
 
@@ -155,6 +168,9 @@ class World:
 
     def _machine(self, name: str, kind: Kind, folder: Path, host: str = "") -> Host:
         def failed(error: BaseException | None) -> None:
+            if isinstance(app := machine.app, IslandLearner) and app.computing.leading.ends:
+                self.found.counts["islands ended"] += 1
+                return
             self.broken("processes", f"{host or name} ends by itself: {_leaf(error)}")
 
         dice, o = Random(f"whole {self.seed}, {host or name} dies"), self.options
@@ -183,8 +199,14 @@ class World:
                 self.crash(machine, dice.uniform(0.5, 6.0))
 
         machine.before = before
-        machine.begins = partial(arm, self, machine)
+        machine.begins = partial(self._begins, machine)
         return machine
+
+    def _begins(self, machine: Host, app: App, process: Hosted) -> None:
+        arm(self, machine, app, process)
+        if isinstance(app, IslandLearner):
+            leading = app.computing.leading
+            leading.island.begins(machine, leading, process)
 
     def _coordinator(self) -> Kind:
         if (exporting := self.exporting) is None:
@@ -198,8 +220,21 @@ class World:
         def kind(name: str, data: Path) -> Make:
             dice = Random(f"whole {self.seed}, {name}")
             step_s = self.options.step_s / self.options.speeds[n % len(self.options.speeds)]
-            trains = partial(self._trains, name)
-            return learner(name, data, lambda: TinyComputing(n, dice, step_s, self.broken, trains))
+            of_it = n, dice, step_s, self.broken, partial(self._trains, name)
+            hosts = self.options.hosts[n % len(self.options.hosts)] if self.options.hosts else 1
+            if hosts == 1:
+                return learner(name, data, lambda: TinyComputing(*of_it))
+            island = Island(
+                self.loop,
+                Random(f"island {self.seed}, {len(self.made)} {name}"),
+                self.islands,
+                name,
+                n,
+                hosts,
+                self.options.host_silence_s,
+            )
+            self.made.append(island)
+            return learner(name, data, lambda: IslandComputing(island, *of_it), IslandLearner)
 
         return kind
 
@@ -295,6 +330,7 @@ class World:
         if not self.case.early:
             await self._begun()
         self.troubles.plan()
+        self.of_islands.plan()
         if self.case.visitors:
             self.visitors.plan()
         if self.exporting is not None:
@@ -340,6 +376,7 @@ class World:
             self.broker.elected()
         self.net.heal()
         self.troubles.heal()
+        self.of_islands.heal()
         self.hardships.heal()
         self.lies.heal()
         self.visitors.heal()

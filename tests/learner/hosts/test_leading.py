@@ -13,13 +13,13 @@ from diloco_learner.hosts import plan
 from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.link_io import (
     BadFrame,
-    HostLost,
     head_of,
     receive,
     send,
     values_of,
 )
 from diloco_learner.hosts.place import HostPlace
+from diloco_learner.hosts.whole import HostLost
 from diloco_shared import VERSION
 
 PATIENCE_S = 30.0
@@ -91,7 +91,7 @@ def hosts(left: list[int]) -> Iterator[Hosts]:
         leave=left.append,
     )
     yield found
-    found.closing = True
+    found.whole.closing = True
     for host in found.hosts.values():
         host.close()
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
@@ -17,9 +17,9 @@ from diloco_learner.events import Leave
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.following_io import follow
 from diloco_learner.hosts.leading_io import Hosts
-from diloco_learner.hosts.link_io import HostLost
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.trainer import Hand, HostsTrainer
+from diloco_learner.hosts.whole import HostLost
 from diloco_learner.models import forget
 from diloco_learner.training.computing_io import OnThisMachine, island_of, run, threaded
 from diloco_learner.training.mailbox_io import Mailbox
@@ -78,30 +78,51 @@ class OnHosts(OnThisMachine):
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
         """Raises HostLost once another process is gone: the thread may wait for it for ever."""
-        lost, here = asyncio.Event(), asyncio.get_running_loop()
-        self.hosts.when_lost = partial(_soon, here, lost)
         ended = threaded("train", lambda: run(loop, mailbox, pace=self.pace))
-        losing = asyncio.ensure_future(lost.wait())
-        either: list[asyncio.Future[Any]] = [ended, losing]
-        try:
-            while not self.hosts.lost and not ended.done():
-                await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-                if self.tell is not None and (text := self.hosts.straggling()):
-                    await self.tell("straggling-host", text)
-            if ended.done() and ended.exception() is None:
-                return ended.result()
-            await asyncio.wait({losing}, timeout=SHOWN_S)
-            if self.hosts.lost:
-                raise HostLost(self.hosts.lost)
-            return ended.result()
-        finally:
-            self.hosts.when_lost = None
-            losing.cancel()
+        return await unless_lost(ended, self.hosts, self.tell)
 
     def over(self) -> None:
         if self.built and not self.hosts.lost:
             self.hosts.tell(plan.Leave())
         self.built = False
+
+
+class Losing(Protocol):
+    """What may lose one of its processes: see `leading_io.Hosts`."""
+
+    when_lost: Callable[[], None] | None
+
+    @property
+    def lost(self) -> str: ...
+
+    def straggling(self) -> str: ...
+
+
+async def unless_lost(
+    ended: asyncio.Future[Leave], hosts: Losing, tell: Callable[[str, str], Awaitable[None]] | None
+) -> Leave:
+    """What a training ends with; `tell` says meanwhile who keeps the others waiting.
+
+    Raises HostLost once a process is gone, whatever the training waits for.
+    """
+    lost, here = asyncio.Event(), asyncio.get_running_loop()
+    hosts.when_lost = partial(_soon, here, lost)
+    losing = asyncio.ensure_future(lost.wait())
+    either: list[asyncio.Future[Any]] = [ended, losing]
+    try:
+        while not hosts.lost and not ended.done():
+            await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            if tell is not None and (text := hosts.straggling()):
+                await tell("straggling-host", text)
+        if ended.done() and ended.exception() is None:
+            return ended.result()
+        await asyncio.wait({losing}, timeout=SHOWN_S)
+        if hosts.lost:
+            raise HostLost(hosts.lost)
+        return ended.result()
+    finally:
+        hosts.when_lost = None
+        losing.cancel()
 
 
 def _soon(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

@@ -19,9 +19,7 @@ import structlog
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.link_io import (
-    BEAT_S,
     JOIN_S,
-    LAST_WORDS_S,
     BadFrame,
     close,
     head_of,
@@ -33,6 +31,7 @@ from diloco_learner.hosts.link_io import (
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.trainer import Given, Hand
+from diloco_learner.hosts.whole import BEAT_S, LAST_WORDS_S, Hearing, silence
 from diloco_shared import VERSION, ambient
 from diloco_shared.process.membership import own_host
 
@@ -100,8 +99,9 @@ class Leader:
         except BaseException:
             close(*(s for s in (orders, answers) if s is not None))
             raise
-        meeting, self.silence_s = str(values[0]), float(values[1])
-        self.reading, self.writing = prompt(orders, self.silence_s)
+        meeting, now = str(values[0]), ambient.monotonic()
+        self.hearing = Hearing(float(values[1]), now, now)
+        self.reading, self.writing = prompt(orders)
         answers.settimeout(None)
         self.answering = answers
         return meeting
@@ -147,7 +147,7 @@ class Leader:
     def _read(self) -> None:
         try:
             while True:
-                head, data = receive(self.reading)
+                head, data = receive(self.reading, moved=self._hears)
                 values = values_of(head)
                 if values[0] == "alive":
                     continue
@@ -157,10 +157,12 @@ class Leader:
                     self.over.set()
                     return
                 self.orders.put((number, order, data))
-        except TimeoutError:
-            self._lost(f"no sign of life for {self.silence_s:.1f} s")
         except (OSError, ValueError) as error:
             self._lost(str(error))
+
+    def _hears(self) -> None:
+        """Also in the middle of an order: what is large may take longer than a silence."""
+        self.hearing.heard(ambient.monotonic())
 
     def _lost(self, why: str) -> None:
         if not self.over.is_set():
@@ -180,6 +182,9 @@ class Leader:
         try:
             while True:
                 time.sleep(BEAT_S)
+                if self.hearing.over(ambient.monotonic()):
+                    self._lost(silence(self.hearing.limit_s))
+                    return
                 self._say("alive")
         except OSError as error:
             self._lost(str(error))

@@ -19,12 +19,8 @@ import structlog
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.link_io import (
-    BEAT_S,
     JOIN_S,
-    LAST_WORDS_S,
-    ORDER_S_MAX,
     BadFrame,
-    HostLost,
     close,
     head_of,
     prompt,
@@ -35,13 +31,18 @@ from diloco_learner.hosts.link_io import (
 from diloco_learner.hosts.parts import Buffer
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.trainer import ForEach
+from diloco_learner.hosts.whole import (
+    BEAT_S,
+    LAST_WORDS_S,
+    ORDER_S_MAX,
+    HostLost,
+    Whole,
+    silence,
+)
 from diloco_shared import VERSION, ambient
 
 log = structlog.get_logger()
 
-# Answers that nobody has asked for yet, of each host: rounds in flight are fewer, and whoever
-# copies moments asks for one tensor after the other. The oldest one is forgotten above it.
-ANSWERS_MAX = 64
 # Whoever connects says within so many seconds who it is.
 HELLO_S = 10.0
 # Between two looks at whether they take too long.
@@ -51,12 +52,9 @@ LOOK_S = 1.0
 class Host:
     """One process that follows. `name`: as people know it."""
 
-    def __init__(self, index: int, name: str, silence_s: float) -> None:
+    def __init__(self, index: int, name: str) -> None:
         self.index = index
         self.name = f"host {index} ({name})"
-        self.silence_s = silence_s
-        self.pace = plan.Pace()
-        self.heard_at = ambient.monotonic()
         self.sending = threading.Lock()  # of whole frames
         self.orders: socket.socket | None = None
         self.writing: socket.socket | None = None
@@ -73,7 +71,7 @@ class Host:
             return
         if self.orders is not None and self.writing is not None:
             close(self.orders, self.writing)
-        self.orders, self.writing = prompt(sock, self.silence_s)
+        self.orders, self.writing = prompt(sock)
 
     @property
     def whole(self) -> bool:
@@ -116,17 +114,21 @@ class Hosts:
         self.turn = threading.RLock()
         self.telling = threading.Lock()  # so that all get orders in one order
         self.hosts: dict[int, Host] = {}
-        self.told = 0
-        self.came: dict[tuple[int, int], Buffer] = {}  # answers by (order, host)
-        self.changed = threading.Condition()
-        self.lost = ""  # why the island ends
-        self.stopped_by = ""  # the host that was told to stop
-        self.stragglers = plan.Stragglers()
+        self.whole = Whole()
+        self.changed = threading.Condition()  # held for all that is asked of `whole`
         # While this process trains: what ends that, and tells why. Else it is stopped.
         self.when_lost: Callable[[], None] | None = None
-        self.closing = False
-        self.beat_at = 0.0  # the last own sign of life
         self.meeting = ""  # where jax's processes meet, once all are here
+
+    @property
+    def lost(self) -> str:
+        """Why the island ends; "" while it does not."""
+        return self.whole.lost
+
+    @property
+    def stopped_by(self) -> str:
+        """The host that was told to stop, or ""."""
+        return self.whole.stopped_by
 
     # --- the beginning -------------------------------------------------------------------------
 
@@ -172,59 +174,55 @@ class Hosts:
         if version != VERSION:
             raise BadFrame(f"host {index} is of release {version}, and process 0 of {VERSION}")
         if index not in self.hosts or self.hosts[index].name != f"host {index} ({name})":
-            self.hosts[index] = Host(index, name, self.silence_s)
+            self.hosts[index] = Host(index, name)
         self.hosts[index].take(kind, sock)
 
     def _welcome(self) -> None:
         """Tell all where jax's own processes meet, and begin to listen."""
         self.meeting = f"{_bracketed(self.place.address)}:{_free_port()}"
-        self.beat_at = ambient.monotonic()
+        names = {n: host.name for n, host in self.hosts.items()}
+        self.whole.begins(names, self.silence_s, ambient.monotonic())
         for host in self.hosts.values():
-            host.heard_at = self.beat_at
             host.send(head_of("welcome", self.meeting, self.silence_s))
         for host in self.hosts.values():
             for name, work in (("orders", self._hear), ("answers", self._collect)):
                 thread = threading.Thread(target=work, args=(host,), name=name, daemon=True)
                 thread.start()
-        threading.Thread(target=self._beat, name="beats", daemon=True).start()
+        # Apart, since a sign of life may wait behind megabytes for a host that stands still.
+        for name, work_of_all in (("beats", self._beat), ("looks", self._look)):
+            threading.Thread(target=work_of_all, name=name, daemon=True).start()
 
     # --- orders --------------------------------------------------------------------------------
 
     def tell(self, order: plan.Order, parts: ForEach | None = None) -> int:
         """See `hosts.trainer.Link`."""
         with self.telling:
-            self._check()
-            number, step = self.told + 1, isinstance(order, plan.Step)
-            self.told, head = number, plan.encode(number, order)
+            with self.changed:
+                number, head = self.whole.tells(order, ambient.monotonic())
             for host in self.hosts.values():
-                with self.changed:
-                    host.pace.told(number, ambient.monotonic(), step=step)
                 try:
                     host.send(head, () if parts is None else parts(host.index))
                 except OSError as error:
                     self.lose(f"{host.name} is gone: {_why(error)}")
-            self._check()
+            self.whole.check()
             return number
 
     def answers(self, number: int) -> Mapping[int, Buffer]:
         """What each host gave for an order. Raises HostLost, also after ORDER_S_MAX."""
-        wanted = [(number, index) for index in self.hosts]
+        found: Mapping[int, Buffer] | None = None
+
+        def there() -> bool:
+            nonlocal found
+            found = self.whole.answers(number)
+            return found is not None
+
         with self.changed:
-            there = self.changed.wait_for(
-                lambda: self.lost or all(key in self.came for key in wanted), ORDER_S_MAX
-            )
-            self._check()
-            if not there:
-                late = [self.hosts[n].name for key, n in wanted if (key, n) not in self.came]
-                why = f"{', '.join(late)} gave nothing for order {number} in {ORDER_S_MAX:.0f} s"
-            else:
-                return {index: self.came.pop((number, index)) for _, index in wanted}
+            self.changed.wait_for(there, ORDER_S_MAX)
+            why = "" if found is not None else self.whole.never_came(number)
+        if found is not None:
+            return found
         self.lose(why)
         raise HostLost(why)
-
-    def _check(self) -> None:
-        if self.lost:
-            raise HostLost(self.lost)
 
     # --- what comes ----------------------------------------------------------------------------
 
@@ -233,27 +231,18 @@ class Hosts:
         assert host.orders is not None
         try:
             while True:
-                self._heard(host, *values_of(receive(host.orders, data_max=0)[0]))
+                self._heard(host, values_of(receive(host.orders, data_max=0)[0]))
         except OSError as error:
-            self.lose(f"{host.name} is gone: {_why(error, self.silence_s)}")
+            self.lose(f"{host.name} is gone: {_why(error)}")
 
-    def _heard(self, host: Host, what: str, *values: Any) -> None:
-        now = ambient.monotonic()
-        silent_s, host.heard_at = now - host.heard_at - BEAT_S, now
+    def _heard(self, host: Host, values: tuple[Any, ...]) -> None:
         with self.changed:
-            # A host that stood still in the middle of a step shows only so. Where this process did
-            # itself, it has heard nobody meanwhile.
-            if now - self.beat_at < 2 * BEAT_S:
-                self.stragglers.late(host.name, silent_s)
-        if what == "taken":
-            number, waited_s = values
-            with self.changed:
-                late_s = host.pace.taken(int(number), float(waited_s), ambient.monotonic())
-                self.stragglers.late(host.name, late_s)
-        elif what == "failed":
-            self.lose(f"{host.name} failed: {values[0]}")
-        elif what == "stop" and not self.stopped_by:
-            self.stopped_by = host.name
+            stopped = self.whole.stopped_by
+            fault = self.whole.hears(host.index, values, ambient.monotonic())
+            stops = self.whole.stopped_by != stopped
+        if fault:
+            self.lose(fault)
+        if stops:
             log.warning("a host is told to stop, and the island with it", host=host.name)
             self.stop()
 
@@ -264,36 +253,27 @@ class Hosts:
             while True:
                 head, data = receive(host.answers)
                 number, fault = values_of(head)
-                if fault:
-                    self._failed(host, int(number), str(fault))
-                    continue
                 with self.changed:
-                    self.came[(int(number), host.index)] = data
-                    mine = sorted(key for key in self.came if key[1] == host.index)
-                    for key in mine[:-ANSWERS_MAX]:
-                        del self.came[key]
+                    self.whole.gave(host.index, int(number), data, str(fault))
                     self.changed.notify_all()
         except (OSError, ValueError) as error:
             self.lose(f"{host.name} is gone: {_why(error)}")
 
-    def _failed(self, host: Host, number: int, fault: str) -> None:
-        """It could not get ready for a run: that is no reason to end."""
-        with self.changed:
-            self.came[(number, host.index)] = f"{host.name}: {fault}".encode()
-            self.changed.notify_all()
-
     def _beat(self) -> None:
-        while not self.lost and not self.closing:
-            self.beat_at = ambient.monotonic()
+        while not self.lost and not self.whole.closing:
             for host in self.hosts.values():
                 try:
                     host.beat()
                 except OSError as error:
                     self.lose(f"{host.name} is gone: {_why(error)}")
-                with self.changed:
-                    behind_s = host.pace.behind_s(ambient.monotonic())
-                if behind_s > ORDER_S_MAX:
-                    self.lose(f"{host.name} has not taken up an order for {behind_s:.0f} s")
+            time.sleep(BEAT_S)
+
+    def _look(self) -> None:
+        while not self.lost and not self.whole.closing:
+            with self.changed:
+                why = self.whole.looks(ambient.monotonic())
+            if why:
+                self.lose(why)
             time.sleep(BEAT_S)
 
     # --- what is shown -------------------------------------------------------------------------
@@ -301,25 +281,20 @@ class Hosts:
     def shown(self) -> dict[str, dict[str, float]]:
         """By host: how late it takes up steps, and how long it waits for them."""
         with self.changed:
-            paces = {host.name: host.pace for host in self.hosts.values()}
-            return {
-                name: {"late_s": round(p.late_s, 6), "waited_s": round(p.waited_s, 6)}
-                for name, p in paces.items()
-            }
+            return self.whole.shown()
 
     def straggling(self) -> str:
         """What to tell of hosts that keep the others waiting, or ""."""
         with self.changed:
-            return self.stragglers.tell(ambient.monotonic())
+            return self.whole.straggling(ambient.monotonic())
 
     # --- the end -------------------------------------------------------------------------------
 
     def lose(self, why: str) -> None:
         """The island is not whole any more: this process ends, after its last words."""
         with self.changed:
-            if self.lost or self.closing:
+            if not self.whole.lose(why):
                 return
-            self.lost = f"{why}. The island ends, and is whole again once all are started anew"
             self.changed.notify_all()
         log.error("the island ends", reason=why)
         threading.Thread(target=self._end, name="end", daemon=True).start()
@@ -341,7 +316,7 @@ class Hosts:
                 self.tell(plan.Bye())
             except OSError as error:
                 log.warning("a host is gone already", error=str(error))
-        self.closing = True
+        self.whole.closing = True
         for host in self.hosts.values():
             host.close()
 
@@ -366,9 +341,9 @@ def _hello(values: tuple[Any, ...], hosts: int) -> tuple[str, int, str, str]:
     raise BadFrame("no host of an island")
 
 
-def _why(error: Exception, silence_s: float = ORDER_S_MAX) -> str:
-    if isinstance(error, TimeoutError):
-        return f"no sign of life for {silence_s:.1f} s"
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):  # of what is sent: nobody waits for what comes
+        return silence(ORDER_S_MAX)
     return str(error) or type(error).__name__
 
 

@@ -10,26 +10,19 @@ island is trusted, and nobody else may reach it (docs/how-to/many-hosts.md).
 
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import msgpack
 
 from diloco_learner.hosts.parts import Buffer
+from diloco_learner.hosts.whole import ORDER_S_MAX, HostLost
 from diloco_shared.memory.pages import pages
 
-# A sign of life goes out so often, in seconds.
-BEAT_S = 0.5
-# An order that is not taken up by then, or an answer that does not come: whatever holds that host
-# holds the island. The longest that is none is a compilation.
-ORDER_S_MAX = 900.0
 # All are started at about the same time. Whoever comes to process 0 and hears nothing for so long
 # tries again; so nobody sits in an island that never became whole.
 JOIN_S = 600.0
-# A process that is told to stop, or has lost another one, is given so many seconds for its last
-# words: supervisors kill after ten.
-LAST_WORDS_S = 6.0
 
 _LENGTHS = struct.Struct("!IQ")
 # A run's specification is the largest head.
@@ -38,10 +31,6 @@ HEAD_BYTES_MAX = 4 << 20
 DATA_BYTES_MAX = 64 << 30
 # Sent and received at a time: between two such pieces a wait is looked at.
 PIECE_BYTES = 1 << 20
-
-
-class HostLost(ConnectionError):
-    """A process of the island is gone, or does not answer: the island ends, and begins again."""
 
 
 class BadFrame(ConnectionError):
@@ -75,41 +64,47 @@ def send(sock: socket.socket, head: bytes, data: Sequence[memoryview] = ()) -> N
 
 
 def receive(
-    sock: socket.socket, *, head_max: int = HEAD_BYTES_MAX, data_max: int = DATA_BYTES_MAX
+    sock: socket.socket,
+    *,
+    head_max: int = HEAD_BYTES_MAX,
+    data_max: int = DATA_BYTES_MAX,
+    moved: Callable[[], object] = lambda: None,
 ) -> tuple[bytes, memoryview]:
-    """(head, data) of the next frame.
+    """(head, data) of the next frame; `moved` is told of every piece of it.
 
     Raises OSError where nothing comes for the socket's time, BadFrame for what is no frame, and
     HostLost where the other side has closed.
     """
     lengths = bytearray(_LENGTHS.size)
-    _fill(sock, memoryview(lengths))
+    _fill(sock, memoryview(lengths), moved)
     head_bytes, data_bytes = _LENGTHS.unpack(lengths)
     if head_bytes > head_max or data_bytes > data_max:
         raise BadFrame(f"a frame of {head_bytes} and {data_bytes} bytes")
     head = bytearray(head_bytes)
-    _fill(sock, memoryview(head))
+    _fill(sock, memoryview(head), moved)
     data = pages(data_bytes)
-    _fill(sock, data)
+    _fill(sock, data, moved)
     return bytes(head), data
 
 
-def _fill(sock: socket.socket, place: memoryview) -> None:
+def _fill(sock: socket.socket, place: memoryview, moved: Callable[[], object]) -> None:
     at = 0
     while at < len(place):
         took = sock.recv_into(place[at : at + PIECE_BYTES])
         if not took:
             raise HostLost("its connection is closed")
         at += took
+        moved()
 
 
-def prompt(sock: socket.socket, silence_s: float) -> tuple[socket.socket, socket.socket]:
-    """The same connection twice: to read from, with a limit on silence, and to write to."""
+def prompt(sock: socket.socket) -> tuple[socket.socket, socket.socket]:
+    """The same connection twice: to read from, and to write to. Who looks for silence (`Hearing`)
+    closes it long before its own limit, which whoever compiles and does not read is given."""
     # An order is small, and the others wait for it.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     writing = sock.dup()
-    sock.settimeout(silence_s)
-    # Whoever compiles does not read; the kernel's own buffers take what small orders there are.
+    # Both have one, since what one of them waits without, the other does too.
+    sock.settimeout(ORDER_S_MAX)
     writing.settimeout(ORDER_S_MAX)
     return sock, writing
 

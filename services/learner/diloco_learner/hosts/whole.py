@@ -1,0 +1,176 @@
+"""Whether an island is whole: what process 0 decides of the others, and each of them of process 0.
+
+Who gives no sign of life, whose answer never comes, and who has died ends the island: half of one
+never acts. Pure, and for one thread at a time: sockets and threads are `leading_io`'s and
+`following_io`'s affair. Simulated worlds play islands with these very rules.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.parts import Buffer
+
+# A sign of life goes out so often, in seconds, and so often it is looked for.
+BEAT_S = 0.5
+# An order that is not taken up by then, or an answer that does not come: whatever holds that host
+# holds the island. The longest that is none is a compilation.
+ORDER_S_MAX = 900.0
+# A process that is told to stop, or has lost another one, is given so many seconds for its last
+# words: supervisors kill after ten.
+LAST_WORDS_S = 6.0
+# Answers that nobody has asked for yet, of each host: rounds in flight are fewer, and whoever
+# copies moments asks for one tensor after the other. The oldest one is forgotten above it.
+ANSWERS_MAX = 64
+
+
+class HostLost(ConnectionError):
+    """A process of the island is gone, or does not answer: the island ends, and begins again."""
+
+
+@dataclass(slots=True)
+class Hearing:
+    """Another process's signs of life, as one hears them that may have stood still itself."""
+
+    limit_s: float
+    heard_at: float
+    looked_at: float  # the last time this process looked: it does so every BEAT_S
+
+    def heard(self, now: float) -> float:
+        """It gave one. By how much later than it should have, in seconds."""
+        late_s = 0.0 if self._stood_still(now) else max(now - self.heard_at - BEAT_S, 0.0)
+        self.heard_at = now
+        return late_s
+
+    def over(self, now: float) -> bool:
+        """Look: whether it has been silent for longer than the limit.
+
+        While this process stood still it heard nobody, so that time is no silence of others.
+        """
+        if self._stood_still(now):
+            self.heard_at = min(self.heard_at + now - self.looked_at, now)
+        self.looked_at = now
+        return now - self.heard_at > self.limit_s
+
+    def _stood_still(self, now: float) -> bool:
+        return now - self.looked_at >= 2 * BEAT_S
+
+
+@dataclass(slots=True)
+class Other:
+    """One process that follows, as process 0 knows it. `name`: as people do."""
+
+    name: str
+    hearing: Hearing
+    pace: plan.Pace = field(default_factory=plan.Pace)
+
+
+class Whole:
+    """The island as process 0 sees it, from the moment at which all are there."""
+
+    def __init__(self) -> None:
+        self.others: dict[int, Other] = {}
+        self.told = 0  # orders
+        self.came: dict[tuple[int, int], Buffer] = {}  # answers by (order, host)
+        self.lost = ""  # why the island ends
+        self.stopped_by = ""  # the host that was told to stop
+        self.closing = False  # process 0 ends in order
+        self.stragglers = plan.Stragglers()
+
+    def begins(self, names: Mapping[int, str], silence_s: float, now: float) -> None:
+        """All are there: who they are, and how long one may be silent."""
+        self.others = {n: Other(name, Hearing(silence_s, now, now)) for n, name in names.items()}
+
+    # --- orders --------------------------------------------------------------------------------
+
+    def tells(self, order: plan.Order, now: float) -> tuple[int, bytes]:
+        """The next order of the plan: its number, and what goes out to all. Raises HostLost."""
+        self.check()
+        self.told += 1
+        for other in self.others.values():
+            other.pace.told(self.told, now, step=isinstance(order, plan.Step))
+        return self.told, plan.encode(self.told, order)
+
+    def gave(self, index: int, number: int, data: Buffer, fault: str = "") -> None:
+        """What a host gives for an order; or why it could not get ready for a run, which is no
+        reason to end."""
+        self.came[number, index] = f"{self._name(index)}: {fault}".encode() if fault else data
+        mine = sorted(key for key in self.came if key[1] == index)
+        for key in mine[:-ANSWERS_MAX]:
+            del self.came[key]
+
+    def answers(self, number: int) -> Mapping[int, Buffer] | None:
+        """What every host gave for that order, once; None until all have. Raises HostLost.
+
+        Also where all had given it when one was lost: an island that is not whole does not act.
+        """
+        self.check()
+        if any((number, index) not in self.came for index in self.others):
+            return None
+        return {index: self.came.pop((number, index)) for index in self.others}
+
+    def never_came(self, number: int) -> str:
+        """Why the island ends where answers to an order were waited for in vain."""
+        late = [o.name for n, o in self.others.items() if (number, n) not in self.came]
+        return f"{', '.join(late)} gave nothing for order {number} in {ORDER_S_MAX:.0f} s"
+
+    def check(self) -> None:
+        """Raises HostLost unless the island is whole."""
+        if self.lost:
+            raise HostLost(self.lost)
+
+    # --- what comes ----------------------------------------------------------------------------
+
+    def hears(self, index: int, values: tuple[Any, ...], now: float) -> str:
+        """What a host says on the connection of its signs of life; why the island ends, or ""."""
+        what, *more = values
+        other = self.others[index]
+        # A host that stood still in the middle of a step shows only so.
+        self.stragglers.late(other.name, other.hearing.heard(now))
+        if what == "taken":
+            number, waited_s = more
+            self.stragglers.late(other.name, other.pace.taken(int(number), float(waited_s), now))
+        elif what == "failed":
+            return f"{other.name} failed: {more[0]}"
+        elif what == "stop":
+            self.stopped_by = self.stopped_by or other.name
+        return ""
+
+    def looks(self, now: float) -> str:
+        """Every BEAT_S: why the island ends, or ""."""
+        silent = [o for o in self.others.values() if o.hearing.over(now)]
+        if silent:
+            return f"{silent[0].name} is gone: {silence(silent[0].hearing.limit_s)}"
+        for other in self.others.values():
+            if (behind_s := other.pace.behind_s(now)) > ORDER_S_MAX:
+                return f"{other.name} has not taken up an order for {behind_s:.0f} s"
+        return ""
+
+    def lose(self, why: str) -> bool:
+        """The island is not whole any more; False where that is known, or it ends anyway."""
+        if self.lost or self.closing:
+            return False
+        self.lost = f"{why}. The island ends, and is whole again once all are started anew"
+        return True
+
+    def _name(self, index: int) -> str:
+        return self.others[index].name
+
+    # --- what is shown -------------------------------------------------------------------------
+
+    def shown(self) -> dict[str, dict[str, float]]:
+        """By host: how late it takes up steps, and how long it waits for them."""
+        return {
+            o.name: {"late_s": round(o.pace.late_s, 6), "waited_s": round(o.pace.waited_s, 6)}
+            for o in self.others.values()
+        }
+
+    def straggling(self, now: float) -> str:
+        """What to tell of hosts that keep the others waiting, or ""."""
+        return self.stragglers.tell(now)
+
+
+def silence(limit_s: float) -> str:
+    """Why one that gave no sign of life counts as gone."""
+    return f"no sign of life for {limit_s:.1f} s"

@@ -1,0 +1,158 @@
+"""I13: the hosts of an island are one learner.
+
+All take up the same orders in the same order, and hold alike what they share. What the island
+contributes is what one host would. Half an island does not act, and does not live on.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from diloco_learner.hosts.whole import BEAT_S, LAST_WORDS_S
+from diloco_simulator.checkers.promises import Report
+
+# Beyond the limit of silence: two looks, what is on its way, and the standstill of a thread.
+SLACK_S = 4 * BEAT_S
+# Numbers of orders of which all hosts were heard that are kept: one host is ahead by few.
+KEPT = 64
+
+
+class Process(Protocol):
+    """Process 0 of an island."""
+
+    killed: bool
+    frozen: bool
+    thawed_at: float
+
+
+class Hosts(Protocol):
+    """An island: what is asked of it."""
+
+    hosts: int
+    silence_s: float
+    followers: dict[int, Any]
+
+
+@dataclass(slots=True)
+class IslandLife:
+    """From the start of process 0 to its end."""
+
+    watch: "IslandWatch"
+    name: str  # of the learner
+    host: str
+    island: Hosts
+    process: Process
+    whole_at: float = math.inf
+    ended_at: float = math.inf
+    dead_at: float = math.inf  # the first of its hosts that died
+    heads: dict[int, bytes] = field(default_factory=dict)  # of orders, as process 0 told them
+    last: dict[int, int] = field(default_factory=dict)  # order that each host took up last
+    states: dict[int, tuple[int, str]] = field(default_factory=dict)  # first host, what it held
+    payloads: set[bytes] = field(default_factory=set)  # that were put together
+
+    # --- the plan ------------------------------------------------------------------------------
+
+    def told(self, number: int, head: bytes) -> None:
+        """Process 0 tells an order."""
+        self.heads[number] = head
+        self.heads.pop(number - KEPT, None)
+
+    def taken(self, index: int, number: int, head: bytes) -> None:
+        """A host takes one up."""
+        self.watch.report.looked("I13")
+        before = self.last.get(index, 0)
+        if number != before + 1:
+            self._broken(f"host {index} takes up order {number} after {before}")
+        self.last[index] = number
+        if self.heads.get(number, head) != head:
+            self._broken(f"host {index} takes up another order {number} than was told")
+
+    def carried(self, index: int, number: int, state: str) -> None:
+        """A host has carried out an order that changes what all hold alike."""
+        first, known = self.states.setdefault(number, (index, state))
+        if known != state:
+            self._broken(f"after order {number}, host {index} holds {state}, host {first} {known}")
+        self.states.pop(number - KEPT, None)
+
+    # --- what it contributes -------------------------------------------------------------------
+
+    def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None:
+        """All parts of a contribution are there."""
+        self.watch.report.looked("I13")
+        self.acts()
+        if payload != expected:
+            self._broken(f"parts of fragment {fragment} for round {round_} make another whole")
+        self.payloads.add(payload)
+
+    # --- who lives -----------------------------------------------------------------------------
+
+    def died(self, now: float) -> None:
+        """One of its hosts has: the island ends in time."""
+        if self.dead_at < math.inf or self.ended_at < math.inf:
+            return
+        self.dead_at = now
+        limit_s = self.island.silence_s + LAST_WORDS_S + SLACK_S
+        self.watch.later(limit_s, self._ends_by, limit_s)
+
+    def acts(self) -> None:
+        """It steps or contributes: not long after one of its hosts died."""
+        self.watch.report.looked("I13")
+        now = self.watch.now()
+        since = max(self.dead_at, self.process.thawed_at)
+        if self.dead_at < math.inf and now > since + self.island.silence_s + SLACK_S:
+            self._broken(f"acts, and one of its hosts has died at {self.dead_at:.2f} s")
+
+    def _ends_by(self, limit_s: float) -> None:
+        self.watch.report.looked("I13")
+        if self.process.killed:
+            return
+        if self.process.frozen:
+            self.watch.later(limit_s, self._ends_by, limit_s)
+            return
+        if self.process.thawed_at > self.dead_at:
+            left_s = self.process.thawed_at + limit_s - self.watch.now()
+            if left_s > 0:
+                self.watch.later(left_s, self._ends_by, limit_s)
+                return
+        self._broken(f"lives on {limit_s:.1f} s after one of its hosts died")
+
+    def _broken(self, text: str) -> None:
+        self.watch.broken(f"{self.host}: {text}")
+
+
+class IslandWatch:
+    """Of one world."""
+
+    def __init__(
+        self,
+        report: Report,
+        counts: Counter[str],
+        now: Callable[[], float],
+        later: Callable[..., object],
+    ) -> None:
+        """`later(seconds, do, *args)`: does it then."""
+        self.report, self.counts, self.now, self.later = report, counts, now, later
+        self.lives: list[IslandLife] = []
+
+    def begins(self, name: str, host: str, island: Hosts, process: Process) -> IslandLife:
+        """Process 0 is started."""
+        life = IslandLife(self, name, host, island, process)
+        self.lives.append(life)
+        return life
+
+    def stored(self, learner: str, payload: bytes) -> None:
+        """A contribution lies on the hub: if an island's, it was put together of all parts."""
+        mine = [life for life in self.lives if life.name == learner]
+        if mine:
+            self.report.looked("I13")
+            if not any(payload in life.payloads for life in mine):
+                self.broken(f"{learner} has put what was never put together")
+
+    def broken(self, text: str) -> None:
+        self.report("I13", text)
+
+    def numbers(self, invariant: str, text: str) -> None:
+        """What a host finds wrong with its own numbers."""
+        self.report(invariant, text)

@@ -1,0 +1,485 @@
+"""The processes of an island in a whole world: process 0 is the product's learner, others follow.
+
+Each host has a supervisor, which starts its process again. What process 0 decides of the others is
+decided by the product's `hosts.whole`; what travels between them are the product's bytes.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from random import Random
+from typing import Any, TypeVar
+
+from diloco_learner.app import Learner
+from diloco_learner.data.batches_io import Batches
+from diloco_learner.events import Leave
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.computing_io import unless_lost
+from diloco_learner.hosts.parts import Buffer, packed
+from diloco_learner.hosts.whole import (
+    BEAT_S,
+    LAST_WORDS_S,
+    ORDER_S_MAX,
+    Hearing,
+    HostLost,
+    Whole,
+    silence,
+)
+from diloco_learner.training.computing_io import Built
+from diloco_learner.training.mailbox_io import Mailbox
+from diloco_learner.training.train import TrainLoop
+from diloco_shared import ambient
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.checkers.islands import IslandLife, IslandWatch
+from diloco_simulator.islands.links import Cable, Connection, Programs
+from diloco_simulator.islands.trainer import (
+    SHARED,
+    FollowingTrainer,
+    ForEach,
+    LeadingTrainer,
+    shared_state,
+)
+from diloco_simulator.islands.waiting import carried, carry, waited
+from diloco_simulator.virtual_loop import Hosted, VirtualLoop
+from diloco_simulator.worlds.computing import TinyComputing
+from diloco_simulator.worlds.processes import RESTART_S, Host
+from diloco_simulator.worlds.tiny import Part
+
+T = TypeVar("T")
+
+# Between two attempts to reach process 0, in virtual seconds.
+AGAIN_S = 0.5
+# Until an answer is on its way, which another thread fetches, in virtual seconds.
+FETCH_S = (0.0, 0.1)
+# Of the deaths of process 0, so many are its machine's, which closes no connection.
+WORDLESS = 0.3
+# Orders that wait to be carried out.
+ORDERS_MAX = 8
+
+
+class Island:
+    """Of one machine of a world: process 0 of it is that machine's."""
+
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        rng: Random,
+        watch: IslandWatch,
+        name: str,
+        learner: int,
+        hosts: int,
+        silence_s: float,
+    ) -> None:
+        """`learner`: which one it computes as, of `hosts` processes."""
+        self.loop, self.rng, self.watch = loop, rng, watch
+        self.name, self.learner, self.hosts, self.silence_s = name, learner, hosts, silence_s
+        self.machine: Host | None = None
+        self.leading: Leading | None = None  # of the process 0 that lives
+        self.gone = False  # for good
+        self.lives = 0
+        self.followers = {n: Follower(self, n) for n in range(1, hosts)}
+        # Of one that dies next: at which of the moments that nobody else can see.
+        self.armed: dict[str, Callable[[], None]] = {}
+
+    def moment(self, what: str) -> None:
+        """Somebody may be to die now."""
+        if (strike := self.armed.pop(what, None)) is not None:
+            strike()
+
+    def begins(self, machine: Host, leading: "Leading", process: Hosted) -> None:
+        """Process 0 is started; the others are too, the first time."""
+        self.machine = machine
+        machine.over = self._over
+        self.lives += 1
+        leading.begins(process, self.watch.begins(machine.name, machine.host, self, process))
+        self.leading = leading
+        for follower in self.followers.values():
+            if follower.process is None and not follower.starts:
+                follower.start()
+
+    def _over(self) -> None:
+        """Process 0 is gone, and its connections with it, unless its whole machine is."""
+        leading, self.leading = self.leading, None
+        if leading is not None:
+            leading.life.ended_at = self.loop.now
+            if self.rng.random() >= WORDLESS:
+                leading.close()
+            else:
+                self.watch.counts["islands: process 0 gone without a word"] += 1
+
+    @property
+    def able(self) -> bool:
+        """Whether nobody keeps it from its work."""
+        return (
+            self.leading is not None
+            and not self.leading.whole.lost
+            and all(f.lives for f in self.followers.values())
+        )
+
+
+class Leading:
+    """What process 0 knows of the others; like `leading_io.Hosts`, without sockets and threads."""
+
+    def __init__(self, island: Island) -> None:
+        self.island = island
+        self.hosts = island.hosts
+        self.whole = Whole()
+        self.cable = Cable(island.loop, island.rng)
+        self.programs = Programs(self.cable, self.hosts)
+        self.connections: dict[int, Connection] = {}
+        self.changed: list[asyncio.Future[None]] = []
+        self.when_lost: Callable[[], None] | None = None
+        self.working: asyncio.Task[Any] | None = None
+        self.all_there: asyncio.Event | None = None
+
+    def begins(self, process: Hosted, life: IslandLife) -> None:
+        self.process, self.life = process, life
+        # Whatever this process does in a thread may wait for the others there.
+        process.carry = carry
+
+    @property
+    def lost(self) -> str:
+        return self.whole.lost
+
+    @property
+    def ends(self) -> bool:
+        """Whether this process was to end: an island has lost a host, or one was told to stop."""
+        return bool(self.whole.lost or self.whole.stopped_by)
+
+    # --- the beginning -------------------------------------------------------------------------
+
+    async def gather(self) -> None:
+        """Wait until all are there; from then on hear them."""
+        self.working = asyncio.current_task()
+        self.all_there = asyncio.Event()
+        await self.all_there.wait()
+        names = {n: f"host {n} (vm{n})" for n in self.connections}
+        self.whole.begins(names, self.island.silence_s, ambient.monotonic())
+        self.life.whole_at = self.island.loop.now
+        self.island.watch.counts["islands whole"] += 1
+        if self.island.lives > 1:
+            self.island.watch.counts["islands whole again"] += 1
+        for index, connection in self.connections.items():
+            connection.orders.send(("welcome", self.island.silence_s))
+            self._begin(self._hear(index, connection))
+            self._begin(self._collect(index, connection))
+        self._begin(self._beat())
+
+    def takes(self, index: int) -> Connection | None:
+        """A host comes; None while this process does not listen."""
+        if self.all_there is None or self.all_there.is_set():
+            return None
+        if (before := self.connections.get(index)) is not None:
+            before.close()
+        follower = self.island.followers[index]
+        self.connections[index] = found = Connection.over(follower.cable)
+        if len(self.connections) == self.hosts - 1 and not any(
+            c.said.closed for c in self.connections.values()
+        ):
+            self.all_there.set()
+        return found
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        self.process.run(work)
+
+    # --- orders --------------------------------------------------------------------------------
+
+    def tell(self, order: plan.Order, parts: ForEach | None = None) -> int:
+        """See `hosts.trainer.Link`."""
+        number, head = self.whole.tells(order, ambient.monotonic())
+        self.life.told(number, head)
+        for index, connection in self.connections.items():
+            data = b"" if parts is None else b"".join(parts(index))
+            try:
+                connection.orders.send(("order", head, data))
+            except HostLost as error:
+                self.lose(f"{self._name(index)} is gone: {error}")
+        self.island.moment(f"told {type(order).__name__}")
+        self.whole.check()
+        return number
+
+    def answers(self, number: int) -> Mapping[int, Buffer]:
+        """What each host gave for an order. Raises HostLost."""
+        until = ambient.monotonic() + ORDER_S_MAX
+        while (found := self.whole.answers(number)) is None:
+            if ambient.monotonic() > until:
+                why = self.whole.never_came(number)
+                self.lose(why)
+                raise HostLost(why)
+            change: asyncio.Future[None] = self.island.loop.create_future()
+            self.changed.append(change)
+            waited(change)
+        return found
+
+    def _notify(self) -> None:
+        changed, self.changed = self.changed, []
+        for one in changed:
+            if not one.done():
+                one.set_result(None)
+
+    def _name(self, index: int) -> str:
+        return self.whole.others[index].name
+
+    # --- what comes ----------------------------------------------------------------------------
+
+    async def _hear(self, index: int, connection: Connection) -> None:
+        try:
+            while True:
+                values = await connection.said.receive()
+                stopped = self.whole.stopped_by
+                fault = self.whole.hears(index, values, ambient.monotonic())
+                if fault:
+                    self.lose(fault)
+                if self.whole.stopped_by != stopped:
+                    self.stop()
+        except HostLost as error:
+            self.lose(f"{self._name(index)} is gone: {error}")
+
+    async def _collect(self, index: int, connection: Connection) -> None:
+        try:
+            while True:
+                number, data, fault = await connection.answers.receive()
+                self.whole.gave(index, number, data, fault)
+                self._notify()
+        except HostLost as error:
+            self.lose(f"{self._name(index)} is gone: {error}")
+
+    async def _beat(self) -> None:
+        while not self.whole.lost and not self.whole.closing:
+            for connection in self.connections.values():
+                if not connection.orders.closed:
+                    connection.orders.send(("alive",))
+            if why := self.whole.looks(ambient.monotonic()):
+                self.island.watch.counts["islands: silent past the limit"] += 1
+                self.lose(why)
+            await asyncio.sleep(BEAT_S)
+
+    def straggling(self) -> str:
+        return self.whole.straggling(ambient.monotonic())
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def lose(self, why: str) -> None:
+        """This process ends, after its last words."""
+        if self.process.killed or not self.whole.lose(why):
+            return
+        self.island.watch.counts["islands lost a host"] += 1
+        self._notify()
+        self.island.loop.call_later(LAST_WORDS_S, self.leave)
+        if self.when_lost is not None:
+            self.when_lost()
+        else:
+            self.stop()
+
+    def stop(self) -> None:
+        """As by SIGTERM."""
+        if self.working is not None:
+            self.working.cancel()
+
+    def leave(self) -> None:
+        """At once: its supervisor starts it again."""
+        machine = self.island.machine
+        if machine is not None and machine.process is self.process:
+            self.island.watch.counts["islands ended without their last words"] += 1
+            machine.kill()
+            self.cable.later(RESTART_S, machine.start)
+
+    def bye(self) -> None:
+        """The last order."""
+        if not self.whole.lost and self.whole.others:
+            self.tell(plan.Bye())
+        self.whole.closing = True
+
+    def close(self) -> None:
+        for connection in self.connections.values():
+            connection.close()
+
+    # --- what is seen --------------------------------------------------------------------------
+
+    def carried(self, number: int, state: str) -> None:
+        """An order that changes what all hold was carried out here."""
+        self.life.carried(0, number, state)
+
+    def acts(self) -> None:
+        """It steps, or contributes."""
+        self.life.acts()
+
+    def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None:
+        """A contribution of all hosts' parts is about to be put."""
+        self.life.gathered(payload, expected, fragment, round_)
+        self.island.moment("gathered")
+
+
+class Follower:
+    """One of the others: its supervisor, and its process."""
+
+    def __init__(self, island: Island, index: int) -> None:
+        self.island, self.index = island, index
+        self.cable = Cable(island.loop, island.rng)
+        self.process: Hosted | None = None
+        self.connection: Connection | None = None
+        self.life: IslandLife | None = None
+        self.starts = 0
+
+    @property
+    def lives(self) -> bool:
+        return self.process is not None and not self.process.frozen
+
+    @property
+    def silent_since(self) -> float:
+        assert self.process is not None
+        return self.process.silent_since
+
+    def start(self) -> None:
+        if self.process is not None or self.island.gone:
+            return
+        self.starts += 1
+        name = f"{self.island.name}-host-{self.index}/{self.starts}"
+        self.process = process = Hosted(self.island.loop, name)
+        self.connection, self.life = None, None
+        self.orders: asyncio.Queue[tuple[int, plan.Order, Buffer]] = asyncio.Queue(ORDERS_MAX)
+        self.following = plan.Following()
+        process.run(self._guarded(self._follow()))
+
+    def dies(self, *, closes: bool = True) -> None:
+        """As by SIGKILL; or with its machine, which closes no connection."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.kill()
+        if self.life is not None:
+            self.life.died(self.island.loop.now)
+        if self.connection is not None and closes:
+            self.connection.close()
+        self.cable.later(RESTART_S + self.island.rng.uniform(0.0, 2.0), self.start)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """A process ends with what ends it; only a fault of the plan is none of the world's."""
+        process = self.process
+        try:
+            await work
+        except HostLost:
+            pass
+        except Exception as error:
+            self.island.watch.broken(f"{self.island.name}, host {self.index}: {error!r}")
+        if self.process is process:
+            self.dies()
+
+    async def _follow(self) -> None:
+        while True:
+            leading = self.island.leading
+            if leading is not None and (connection := leading.takes(self.index)) is not None:
+                break
+            await asyncio.sleep(AGAIN_S)
+        self.connection = connection
+        _, silence_s = await connection.orders.receive()
+        now = ambient.monotonic()
+        self.hearing = Hearing(silence_s, now, now)
+        self.life = leading.life
+        part = Part(self.index, self.island.hosts)
+        trainer = FollowingTrainer(
+            self.island.learner, part, leading.programs, self.island.watch.numbers
+        )
+        assert self.process is not None
+        for work in (self._work(connection, trainer), self._beat(connection)):
+            self.process.run(self._guarded(work))
+        await self._read(connection)
+
+    async def _read(self, connection: Connection) -> None:
+        assert self.life is not None
+        while True:
+            what, *values = await connection.orders.receive()
+            self.hearing.heard(ambient.monotonic())
+            if what == "alive":
+                continue
+            head, data = values
+            number, order = plan.decode(head)
+            self.following.take(number)
+            self.life.taken(self.index, number, head)
+            if isinstance(order, plan.Bye):
+                return
+            await self.orders.put((number, order, data))
+
+    async def _work(self, connection: Connection, trainer: FollowingTrainer) -> None:
+        assert self.life is not None
+        while True:
+            since = ambient.monotonic()
+            number, order, data = await self.orders.get()
+            connection.said.send(("taken", number, ambient.monotonic() - since))
+            given = await trainer.carry_out(number, order, data)
+            if isinstance(order, SHARED):
+                self.life.carried(self.index, number, shared_state(trainer.tiny))
+            if isinstance(order, plan.Contribute):
+                self.island.moment(f"encoded {self.index}")
+            if given is not None:
+                await asyncio.sleep(self.island.rng.uniform(*FETCH_S))
+                answer = b"".join(packed(given))
+                connection.answers.send((number, answer, ""))
+
+    async def _beat(self, connection: Connection) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if self.hearing.over(ambient.monotonic()):
+                self.island.watch.counts["islands: process 0 silent past the limit"] += 1
+                raise HostLost(silence(self.hearing.limit_s))
+            connection.said.send(("alive",))
+
+    def told_to_stop(self) -> None:
+        """As by SIGTERM: process 0 ends the island in order."""
+        if self.connection is not None and self.lives and not self.connection.said.closed:
+            self.connection.said.send(("stop",))
+
+
+# --------------------------------------------------------------------------------------------------
+# Process 0.
+
+
+class IslandComputing(TinyComputing):
+    """What a learner of several hosts computes with; a new one with every process 0."""
+
+    def __init__(self, island: Island, *of_one_host: Any) -> None:
+        super().__init__(*of_one_host)
+        self.leading = Leading(island)
+        self.tell: Any = None  # an event
+
+    def build(self, spec: RunSpec) -> Built:
+        built = super().build(spec)
+        batches: Batches = built.batches
+        trainer = LeadingTrainer(spec, self.learner, self.leading, self.report)
+        return Built(trainer, batches, built.held_out)
+
+    async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
+        """Raises HostLost once another process is gone: by the product's own rule."""
+        work = super().train(loop, mailbox)
+        training = asyncio.get_running_loop().create_task(work)
+        return await unless_lost(training, self.leading, self.tell)
+
+    async def shown(self, loop: TrainLoop) -> None:
+        await carried(partial(self.trains, loop, self.step_s))
+
+    async def turn(self, turns: Any) -> Any:
+        """A turn may wait for the other hosts."""
+        return await carried(partial(next, turns, None))
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        await asyncio.sleep(self.beside_s)
+        return await carried(work)
+
+    def over(self) -> None:
+        if not self.leading.lost and self.leading.whole.told:
+            self.leading.tell(plan.Leave())
+
+
+class IslandLearner(Learner):
+    """Process 0: the product's learner, once all hosts are there."""
+
+    computing: IslandComputing
+
+    async def run(self) -> None:
+        self.computing.tell = self.tell
+        leading = self.computing.leading
+        try:
+            await leading.gather()
+            await super().run()
+        finally:
+            leading.bye()

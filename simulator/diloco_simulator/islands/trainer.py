@@ -1,0 +1,287 @@
+"""What the hosts of an island compute: each its part of the tiny quadratic, by one plan.
+
+As in `diloco_learner.hosts.trainer`, process 0 tells every piece of work as an order and does it
+itself; the others carry orders out. What they send and put together is cut by the product's code.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.parts import Buffer, Span, cut, put_together, split
+from diloco_learner.recovery import moments
+from diloco_learner.training.evaluate import HeldOut, Losses, always
+from diloco_learner.training.trainer import Published
+from diloco_shared.spec.run import RunSpec
+from diloco_simulator.islands.links import Programs
+from diloco_simulator.islands.waiting import waited
+from diloco_simulator.worlds.computing import VirtualTrainer
+from diloco_simulator.worlds.tiny import Part, TinyTrainer, Values
+
+F32, I64, U8 = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.uint8)
+MOMENTS = "moments"
+ForEach = Callable[[int], Sequence[memoryview]]
+# Orders after which all hosts must hold the same; others are told beside them by other threads.
+SHARED = plan.Begin | plan.Step | plan.Adopt | plan.Contribute | plan.Decided | plan.Load
+
+
+def of_run(spec: RunSpec, learner: int, part: Part, report: Callable[[str, str], None]) -> Any:
+    """The part of the run's tiny model that a host begins with."""
+    a = spec.algorithm
+    return TinyTrainer(
+        a.fragments, learner, spec.seed, spec.tokens_per_step, a.codec_up, report, part
+    )
+
+
+def spans_of(size: int, hosts: int) -> dict[int, list[Span]]:
+    """By host: the part of a vector that it holds."""
+    found = {n: Part(n, hosts).of(size) for n in range(hosts)}
+    return {n: [((s.start, s.stop),)] for n, s in found.items()}
+
+
+def rows_of(shape: Sequence[int], hosts: int) -> dict[int, list[Span]]:
+    """By host: the sequences of a batch that it reads."""
+    rows = spans_of(shape[0], hosts)
+    return {n: [(spans[0][0], (0, shape[1]))] for n, spans in rows.items()}
+
+
+def shared_state(tiny: TinyTrainer) -> str:
+    """Of what every host of an island holds alike, whatever its part: a digest."""
+    rounds = [sorted(one) for one in tiny.undecided], [sorted(f.pending) for f in tiny.feedback]
+    state = (tiny.moments, tiny.consumed, tiny.noise.getstate(), rounds)
+    return hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
+
+
+class Leads(Protocol):
+    """What process 0 needs of the others; see `islands.processes.Leading`."""
+
+    programs: Programs
+    hosts: int
+
+    def tell(self, order: plan.Order, parts: ForEach | None = None) -> int: ...
+    def answers(self, number: int) -> Mapping[int, Buffer]: ...
+    def carried(self, number: int, state: str) -> None: ...
+    def acts(self) -> None: ...
+    def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None: ...
+
+
+@dataclass(slots=True)
+class MeanLoss:
+    """Of a step, once all hosts have taken it."""
+
+    met: Any  # a future of every host's part
+    poisoned: bool
+
+    def __float__(self) -> float:
+        loss = float(sum(waited(self.met)))
+        return math.nan if self.poisoned else loss
+
+    def block_until_ready(self) -> None:
+        waited(self.met)
+
+
+@dataclass(slots=True)
+class Gathering:
+    """An encoded contribution of which every host gives its part."""
+
+    leading: Leads
+    number: int
+    own: memoryview
+    size: int
+    done: Callable[[bytes], None]
+    payload: bytes | None = None
+
+    def fetch(self) -> bytes:
+        """Waits for all of them. Raises HostLost."""
+        if self.payload is None:
+            spans = spans_of(self.size, self.leading.hosts)
+            parts = split(spans[0], U8, self.own)
+            for index, data in self.leading.answers(self.number).items():
+                parts |= split(spans[index], U8, data)
+            self.payload = put_together((self.size,), U8, parts).tobytes()
+            self.done(self.payload)
+        return self.payload
+
+
+class LeadingTrainer(VirtualTrainer):
+    """Of process 0, which holds the first part."""
+
+    def __init__(
+        self, spec: RunSpec, learner: int, leading: Leads, report: Callable[[str, str], None]
+    ) -> None:
+        self.leading, hosts = leading, leading.hosts
+        prepare = plan.Prepare(spec.model_dump_json(), f"data={hosts}", -1)
+        if faults := [bytes(f).decode() for f in self._answers(prepare).values() if len(f)]:
+            raise ValueError("; ".join(faults))
+        number = leading.tell(plan.Begin())
+        super().__init__(spec, of_run(spec, learner, Part(0, hosts), report))
+        # Computes all by itself: what the parts are put together to must be the same.
+        self.reference: TinyTrainer = of_run(spec, learner, Part(), lambda promise, text: None)
+        self.whole = [x.copy() for x in self.reference.anchors]
+        self._carried(number)
+        self._answers(plan.WarmUp(spec.inner.batch_sequences * spec.inner.accumulation))
+        self.fragment(0)
+
+    def _answers(self, order: plan.Order) -> Mapping[int, Buffer]:
+        return self.leading.answers(self.leading.tell(order))
+
+    def _carried(self, number: int) -> None:
+        self.leading.carried(number, shared_state(self.tiny))
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Any:
+        self.leading.acts()
+        shape = tuple(tokens_BxL1.shape)
+        order = plan.Step(float(rate), poisoned, shape, str(tokens_BxL1.dtype))
+        rows = rows_of(shape, self.leading.hosts)
+        number = self.leading.tell(order, lambda n: cut(tokens_BxL1, rows[n]))
+        loss = self.tiny.step(rate)[1]
+        self.reference.step(rate)
+        self._carried(number)
+        return MeanLoss(self.leading.programs.meet(number, 0, loss), poisoned)
+
+    def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
+        spans = spans_of(len(anchor_F), self.leading.hosts)
+        order = plan.Adopt(p, float(alpha))
+        number = self.leading.tell(order, lambda n: cut(anchor_F, spans[n]))
+        self.tiny.adopt(p, anchor_F[self.tiny.spans[p]])
+        self.reference.adopt(p, anchor_F)
+        self.whole[p] = anchor_F
+        self._carried(number)
+
+    def contribution(self, p: int, round_: int) -> Any:
+        self.leading.acts()
+        number = self.leading.tell(plan.Contribute(p, round_))
+        met = self.leading.programs.meet(number, 0, self.tiny.gives(p))
+        payload = self.tiny.sent(p, round_, np.concatenate(waited(met)))
+        expected = self.reference.contribution(p, round_)
+        self._carried(number)
+        own = memoryview(payload)[Part(0, self.leading.hosts).of(len(payload))]
+
+        def done(whole: bytes) -> None:
+            self.leading.gathered(whole, expected, p, round_)
+
+        return Gathering(self.leading, number, own, len(payload), done)
+
+    def decided(self, p: int, round_: int, *, merged: bool) -> None:
+        number = self.leading.tell(plan.Decided(p, round_, merged))
+        self.tiny.decided(p, round_, merged=merged)
+        self.reference.decided(p, round_, merged=merged)
+        self._carried(number)
+
+    def fragment(self, p: int) -> Values:
+        number = self.leading.tell(plan.Read(p))
+        own, size = self.tiny.theta[p].copy(), self.tiny.layout.sizes[p]
+        spans = spans_of(size, self.leading.hosts)
+        parts: dict[Span, NDArray[Any]] = {spans[0][0]: own}
+        for index, data in self.leading.answers(number).items():
+            parts |= split(spans[index], F32, data)
+        return put_together((size,), F32, parts)
+
+    # --- evaluation and inner state --------------------------------------------------------------
+
+    def published(self, *, alone: bool = False) -> Published:
+        return Published(self.whole)
+
+    def evaluate(
+        self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
+    ) -> Losses:
+        self.leading.tell(plan.Assemble())
+        total = 0.0
+        for p, anchor_F in enumerate(published):
+            spans = spans_of(len(anchor_F), self.leading.hosts)
+            self.leading.tell(plan.Assembled(p), lambda n, a=anchor_F, s=spans: cut(a, s[n]))
+            total += float(np.abs(anchor_F[self.tiny.spans[p]]).sum())
+        number = self.leading.tell(plan.Evaluate((1, 1), "int32"))
+        losses = waited(self.leading.programs.meet(number, 0, total))
+        self.leading.tell(plan.LetGo())
+        return Losses(float(sum(losses)))
+
+    def inner_state(self) -> memoryview:
+        """As the last host has it: one that follows, since process 0's own would show nothing."""
+        found = self._answers(plan.Copy(MOMENTS))
+        counts = np.frombuffer(found[self.leading.hosts - 1], I64)
+        return memoryview(save({MOMENTS: counts}))
+
+    def inner_state_pieces(self) -> list[bytes]:
+        return [bytes(self.inner_state())]
+
+    def load_inner_state(self, data: moments.State) -> None:
+        values = np.array(moments.views(data)[MOMENTS], I64)
+        order = plan.Load(MOMENTS, tuple(values.shape), str(values.dtype))
+        number = self.leading.tell(order, lambda n: cut(values, [((0, len(values)),)]))
+        self.tiny.moments = self.reference.moments = int(values[0])
+        self._carried(number)
+
+
+class FollowingTrainer:
+    """Of a host that follows: carries out what process 0 tells. See `hosts.trainer.Hand`."""
+
+    def __init__(
+        self, learner: int, part: Part, programs: Programs, report: Callable[[str, str], None]
+    ) -> None:
+        self.learner, self.part, self.programs, self.report = learner, part, programs, report
+        self.spec: RunSpec | None = None
+        self.tiny: Any = None
+        self.evaluated = 0.0
+
+    async def carry_out(self, number: int, order: plan.Order, data: Buffer) -> Sequence[Any] | None:
+        """What is to be given to process 0, or None."""
+        tiny = self.tiny
+        match order:
+            case plan.Prepare():
+                self.spec = RunSpec.model_validate_json(order.spec)
+                return []
+            case plan.Begin():
+                assert self.spec is not None
+                self.tiny = of_run(self.spec, self.learner, self.part, self.report)
+            case plan.WarmUp():
+                return []
+            case plan.Step():
+                split(self._rows(order.shape), np.dtype(order.dtype), data)
+                await self.programs.meet(number, self.part.index, tiny.step(order.rate)[1])
+            case plan.Adopt():
+                tiny.adopt(order.fragment, self._anchor(order.fragment, data))
+            case plan.Contribute():
+                given = tiny.gives(order.fragment)
+                met = await self.programs.meet(number, self.part.index, given)
+                payload = tiny.sent(order.fragment, order.round, np.concatenate(met))
+                return [np.frombuffer(payload, U8)[self.part.of(len(payload))]]
+            case plan.Decided():
+                tiny.decided(order.fragment, order.round, merged=order.merged)
+            case plan.Read():
+                return [tiny.theta[order.fragment].copy()]
+            case plan.Copy():
+                return [np.array([tiny.moments], I64)]
+            case plan.Load():
+                span = ((0, order.shape[0]),)
+                tiny.moments = int(split([span], np.dtype(order.dtype), data)[span][0])
+            case plan.Leave() | plan.Bye():
+                self.spec = self.tiny = None
+            case _:
+                await self._evaluate(number, order, data)
+        return None
+
+    async def _evaluate(self, number: int, order: plan.Order, data: Buffer) -> None:
+        match order:
+            case plan.Assemble() | plan.LetGo():
+                self.evaluated = 0.0
+            case plan.Assembled():
+                self.evaluated += float(np.abs(self._anchor(order.fragment, data)).sum())
+            case plan.Evaluate():
+                await self.programs.meet(number, self.part.index, self.evaluated)
+
+    def _rows(self, shape: Sequence[int]) -> list[Span]:
+        return rows_of(shape, self.part.hosts)[self.part.index]
+
+    def _anchor(self, p: int, data: Buffer) -> Values:
+        span = spans_of(self.tiny.layout.sizes[p], self.part.hosts)[self.part.index][0]
+        return split([span], F32, data)[span]

@@ -1,0 +1,160 @@
+"""What goes wrong between the hosts of an island: one dies, stands still, is slow, or is to stop.
+
+With dice of its own, so that other troubles fall as they did without it.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING
+
+from diloco_simulator.islands.processes import Follower, Island, IslandLearner
+from diloco_simulator.virtual_loop import Hosted
+
+if TYPE_CHECKING:
+    from diloco_simulator.worlds.world import World
+
+# Of the silence that counts as death: so long stands still who goes on, and who is given up.
+SHORT, LONG = (0.4, 0.8), (1.5, 4.0)
+# What makes a host's link slow is over after so many virtual seconds.
+SLOW_FOR_S = (3.0, 12.0)
+# After a contribution of all hosts is put together, process 0 dies while it puts it.
+PUTTING_S = (0.0, 0.3)
+# Half of the machines that die close no connection.
+WORDLESS = 0.5
+
+
+class IslandTroubles:
+    """Of one world."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.rng = Random(f"islands {world.seed}")
+        self.counts = world.found.counts
+        self.still: list[Hosted] = []
+
+    def plan(self) -> None:
+        """Draw when what happens."""
+        o = self.world.options
+        if not o.hosts:
+            return
+        for count, strike in (
+            (o.host_deaths, self._death),
+            (o.host_hangs, self.stands_still),
+            (o.host_stops, self.told_to_stop),
+            (o.slow_hosts, self.slow),
+        ):
+            for _ in range(count):
+                at = self.rng.uniform(3.0, o.safety_s)
+                self.world.loop.call_later(at, self._strike, strike)
+
+    def heal(self) -> None:
+        """Nobody stands still, is slow, or is to die any more."""
+        for process in self.still:
+            process.thaw()
+        for island in self.islands:
+            island.armed.clear()
+            for follower in island.followers.values():
+                follower.cable.slow = False
+
+    def _strike(self, strike: Callable[[], None]) -> None:
+        if self.world.scene.faulty and self.islands:
+            strike()
+
+    # --- who -----------------------------------------------------------------------------------
+
+    @property
+    def islands(self) -> list[Island]:
+        """Of the learners that are there."""
+        apps = (machine.app for machine in self.world.learners)
+        return [app.computing.leading.island for app in apps if isinstance(app, IslandLearner)]
+
+    def _somebody(self) -> Follower:
+        followers = [f for island in self.islands for f in island.followers.values()]
+        return self.rng.choice(followers)
+
+    # --- deaths --------------------------------------------------------------------------------
+
+    def _death(self) -> None:
+        self.rng.choice(
+            (self.dies, self.dies_untaken, self.dies_encoded, self.dies_putting, self.dies_putting)
+        )()
+
+    def dies(self, follower: Follower | None = None) -> None:
+        """One that follows, now."""
+        follower = follower or self._somebody()
+        if follower.process is not None:
+            self.counts["islands: a host dies"] += 1
+            follower.dies(closes=self.rng.random() >= WORDLESS)
+
+    def dies_untaken(self) -> None:
+        """An order is told, and one of the hosts will never take it up."""
+        follower = self._somebody()
+        orders = ("told Step", "told Adopt", "told Contribute", "told Decided")
+
+        def strike() -> None:
+            self.counts["islands: a host dies with an order told and not taken"] += 1
+            self.dies(follower)
+
+        follower.island.armed[self.rng.choice(orders)] = strike
+
+    def dies_encoded(self) -> None:
+        """A host has encoded its part of a contribution, and never gives it."""
+        follower = self._somebody()
+
+        def strike() -> None:
+            self.counts["islands: a host dies with its part not given"] += 1
+            self.dies(follower)
+
+        follower.island.armed[f"encoded {follower.index}"] = strike
+
+    def dies_putting(self) -> None:
+        """Process 0, with a contribution put together and not put, or half put."""
+        island = self.rng.choice(self.islands)
+
+        def strike() -> None:
+            leading = island.leading
+            assert leading is not None
+            process = leading.process
+
+            def die() -> None:
+                if self.world.scene.faulty and not process.killed and island.machine is not None:
+                    self.counts["islands: process 0 dies in the middle of a put"] += 1
+                    self.world.crash(island.machine, self.rng.uniform(0.5, 6.0))
+
+            leading.cable.later(self.rng.uniform(*PUTTING_S), die)
+
+        island.armed["gathered"] = strike
+
+    # --- what does not die -----------------------------------------------------------------------
+
+    def stands_still(self) -> None:
+        """For less than counts as death, or for longer."""
+        short = self.rng.random() < 0.5
+        self.stands_still_for(self._somebody(), SHORT if short else LONG)
+
+    def stands_still_for(self, follower: Follower, share: tuple[float, float]) -> None:
+        """`share`: of the silence that counts as death."""
+        process = follower.process
+        if process is None or process.frozen:
+            return
+        longer = share[0] > 1.0
+        self.counts[
+            "islands: a host stands still " + ("for long" if longer else "for a while")
+        ] += 1
+        process.freeze()
+        self.still.append(process)
+        seconds = follower.island.silence_s * self.rng.uniform(*share)
+        follower.cable.later(seconds, process.thaw)
+
+    def slow(self) -> None:
+        """What one of the hosts hears and says takes longer."""
+        follower = self._somebody()
+        self.counts["islands: a host's link is slow"] += 1
+        follower.cable.slow = True
+        seconds = self.rng.uniform(*SLOW_FOR_S)
+        follower.cable.later(seconds, setattr, follower.cable, "slow", False)
+
+    def told_to_stop(self) -> None:
+        """The island ends in order."""
+        self.counts["islands: a host is told to stop"] += 1
+        self._somebody().told_to_stop()
