@@ -65,6 +65,7 @@ class Learner(Worker[Settings]):
         self.computing = computing or OnThisMachine(*_of_this_machine(settings))
         if isinstance(self.computing, OnHosts):
             self.computing.tell = self.tell
+            self.computing.hosts.carriers.traffic = data.traffic
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last
         self.unfit_for = ""  # why it could not work for its run, as an event told last
@@ -287,7 +288,7 @@ async def serve(settings: Settings, hosts: Hosts | None = None) -> None:
         await serving.serve(settings, Learner)
     else:
         computing = OnHosts(hosts, *_of_this_machine(settings))
-        await serving.serve(settings, Learner, computing=computing)
+        await serving.serve(settings.of_host(hosts.place.hosts), Learner, computing=computing)
 
 
 def _of_this_machine(settings: Settings) -> tuple[Reach, Cache, MeshSizes | None]:

@@ -116,12 +116,39 @@ async def put_blob(
     """
     size = chunk_bytes or CHUNK_BYTES
     outgoing = await _off_loop(len(payload), lambda: cut(subject, payload, chunk_bytes=size))
+    if announce is not None:
+        await announce(outgoing.blob)
+    await put_chunks(
+        bus,
+        outgoing,
+        range(outgoing.blob.chunks) if only is None else only,
+        window=window,
+        deadline_s=deadline_s,
+        patience_s=patience_s,
+        chunk_timeout_s=chunk_timeout_s,
+        progress=progress,
+    )
+    return outgoing.blob
+
+
+async def put_chunks(
+    bus: Bus,
+    outgoing: Outgoing,
+    chunks: Sequence[int],
+    *,
+    window: int = WINDOW,
+    deadline_s: float | None = None,
+    patience_s: float | None = None,
+    chunk_timeout_s: float = 5.0,
+    progress: TransferProgress | None = None,
+) -> None:
+    """Store these chunks of a payload that is cut already: what `put_blob` does then.
+
+    Others store the rest, or have: nobody may name the payload in a manifest before all are there.
+    """
     blob = outgoing.blob
     progress = TransferProgress() if progress is None else progress
-    chunks = range(blob.chunks) if only is None else only
     progress.stored = blob.chunks - len(chunks)
-    if announce is not None:
-        await announce(blob)
     if bus.lanes is not None:
         sending = bus.lanes.send(
             outgoing, chunks, progress, window=window, chunk_timeout_s=chunk_timeout_s
@@ -135,10 +162,9 @@ async def put_blob(
         still = isinstance(error, _StandsStill)
         limit = f"no more in {patience_s:g} s" if still else f"within {deadline_s:g} s"
         raise GaveUp(
-            f"{subject}: {progress.stored} of {blob.chunks} chunks stored {limit}"
+            f"{blob.subject}: {progress.stored} of {blob.chunks} chunks stored {limit}"
             f"; last trouble: {progress.trouble or 'none, the link is too slow'}"
         ) from None
-    return blob
 
 
 async def _while_moving(

@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from diloco_learner.hosts import plan
+from diloco_learner.hosts.carrying_io import ERRAND, Carriers, Spread
 from diloco_learner.hosts.link_io import (
     BEAT_S,
     JOIN_S,
@@ -34,7 +35,7 @@ from diloco_learner.hosts.link_io import (
 )
 from diloco_learner.hosts.parts import Buffer
 from diloco_learner.hosts.place import HostPlace
-from diloco_learner.hosts.trainer import ForEach
+from diloco_learner.hosts.trainer import ForEach, SharedContribution
 from diloco_shared import VERSION, ambient
 
 log = structlog.get_logger()
@@ -105,11 +106,13 @@ class Hosts:
         place: HostPlace,
         silence_s: float,
         *,
+        carried: bool = True,
         stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
         leave: Callable[[int], object] = os._exit,
     ) -> None:
-        """`silence_s`: so long without a sign of life, and a process counts as dead. `stop`: has
-        this one end in order; `leave`: ends it where it does not."""
+        """`silence_s`: so long without a sign of life, and a process counts as dead. `carried`:
+        whether the others carry to the hub what they can. `stop`: has this one end in order;
+        `leave`: ends it where it does not."""
         self.place = place
         self.silence_s = silence_s
         self.stop, self.leave = stop, leave
@@ -127,6 +130,7 @@ class Hosts:
         self.closing = False
         self.beat_at = 0.0  # the last own sign of life
         self.meeting = ""  # where jax's processes meet, once all are here
+        self.carriers = Carriers(lambda index, head: self.hosts[index].send(head), wanted=carried)
 
     # --- the beginning -------------------------------------------------------------------------
 
@@ -222,6 +226,14 @@ class Hosts:
         self.lose(why)
         raise HostLost(why)
 
+    def ready(self) -> tuple[int, ...]:
+        """See `hosts.trainer.Link`."""
+        return self.carriers.ready()
+
+    def spread(self, shared: SharedContribution) -> Spread:
+        """See `hosts.trainer.Link`."""
+        return Spread(self.carriers, shared.number, shared.carriers, shared)
+
     def _check(self) -> None:
         if self.lost:
             raise HostLost(self.lost)
@@ -250,6 +262,8 @@ class Hosts:
             with self.changed:
                 late_s = host.pace.taken(int(number), float(waited_s), ambient.monotonic())
                 self.stragglers.late(host.name, late_s)
+        elif what == ERRAND:
+            self.carriers.heard(host.index, host.name, *values)
         elif what == "failed":
             self.lose(f"{host.name} failed: {values[0]}")
         elif what == "stop" and not self.stopped_by:
@@ -321,6 +335,7 @@ class Hosts:
                 return
             self.lost = f"{why}. The island ends, and is whole again once all are started anew"
             self.changed.notify_all()
+        self.carriers.lost(self.lost)
         log.error("the island ends", reason=why)
         threading.Thread(target=self._end, name="end", daemon=True).start()
         if self.when_lost is not None:

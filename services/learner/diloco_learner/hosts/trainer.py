@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
-from diloco_learner.exchange.encoding import Encoded
+from diloco_learner.exchange.encoding import Encoded, sizes_of
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.parts import (
     Buffer,
@@ -26,11 +26,13 @@ from diloco_learner.hosts.parts import (
     cut,
     held,
     own_parts,
+    packed,
     put_together,
     size_of,
     split,
     told,
 )
+from diloco_learner.hosts.shares import Composed, Kept, Lying, compose, kept
 from diloco_learner.models import Place, scattered, to_named
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Layer, fetched
@@ -38,6 +40,8 @@ from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.fragments_on_mesh import MeshFragmentOps
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.trainer import Program, Published, Trainer, Values, empty
+from diloco_shared.numerics import codec
+from diloco_shared.protocol.chunks import CHUNK_BYTES
 
 # Of each process: the bytes that an order is carried out with there.
 ForEach = Callable[[int], Sequence[memoryview]]
@@ -56,6 +60,12 @@ class Link(Protocol):
     def answers(self, number: int) -> Mapping[int, Buffer]:
         """What each process gave for that order; waits for it. Raises HostLost."""
 
+    def ready(self) -> tuple[int, ...]:
+        """Processes that carry their share of a contribution to the hub themselves."""
+
+    def spread(self, shared: "SharedContribution") -> Any:
+        """A handle of a contribution of which some do so: see `carrying_io`."""
+
 
 class HostsTrainer(Trainer):
     """Of process 0. Different threads may call it."""
@@ -63,6 +73,7 @@ class HostsTrainer(Trainer):
     def __init__(self, program: Program, link: Link) -> None:
         assert program.placement is not None, "several processes have several devices"
         self.link = link
+        self.chunk_bytes = CHUNK_BYTES
         self.placement: Placement = program.placement
         with self._telling(plan.Begin()):
             super().__init__(program)
@@ -103,9 +114,14 @@ class HostsTrainer(Trainer):
         with self._telling(plan.Adopt(p, float(alpha)), self._cut_anchor(p, anchor_F)):
             super().adopt(p, anchor_F, alpha)
 
-    def contribution(self, p: int, round_: int) -> Encoded:
-        with self._telling(plan.Contribute(p, round_)) as number:
+    def contribution(self, p: int, round_: int) -> Any:
+        """Handle of it: Encoded, or what `Link.spread` gives where others carry a share of it."""
+        carriers = self.link.ready()
+        with self._telling(plan.Contribute(p, round_, self.chunk_bytes, carriers)) as number:
             here = super().contribution(p, round_)
+        if carriers:
+            shared = SharedContribution(self.link, number, here, carriers, self.chunk_bytes)
+            return self.link.spread(shared)
         answer = _Answer(self.link, number, here.parts)
         parts: Any = tuple(answer.part(n) for n in range(len(here.parts)))
         return Encoded(here.codec, here.values, parts)
@@ -293,6 +309,45 @@ def _fetched(array: jax.Array, spans: Sequence[Span], layer: int | None) -> dict
 
 
 # --------------------------------------------------------------------------------------------------
+# Contributions that several processes carry to the hub.
+
+
+def lying(encoded: Encoded) -> Lying:
+    """How the parts of an encoded fragment lie in its payload."""
+    header = codec.header(encoded.codec, encoded.values)
+    return Lying(
+        len(header),
+        sizes_of(encoded.codec, encoded.values),
+        tuple(array.dtype.itemsize for array in encoded.parts),
+        tuple(_told(array, None) for array in encoded.parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedContribution:
+    """One of which `carriers` keep their shares. `number`: of the order that encoded it."""
+
+    link: Link
+    number: int
+    encoded: Encoded
+    carriers: tuple[int, ...]
+    chunk_bytes: int
+
+    def compose(self, subject: str) -> Composed:
+        """What process 0 has of it, in any thread: waits for the others. Raises HostLost."""
+        encoded = self.encoded
+        return compose(
+            subject,
+            lying(encoded),
+            codec.header(encoded.codec, encoded.values),
+            (jax.process_index(), packed(Given(encoded.parts).fetch())),
+            self.link.answers(self.number),
+            self.carriers,
+            self.chunk_bytes,
+        )
+
+
+# --------------------------------------------------------------------------------------------------
 # The other processes.
 
 
@@ -314,6 +369,22 @@ class Given:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class GivenShare:
+    """An encoded fragment of which this process keeps its share: also fetched by another thread."""
+
+    encoded: Encoded
+    chunk_bytes: int
+
+    def fetch(self) -> tuple[Kept, list[memoryview]]:
+        """(what it keeps, what process 0 wants)."""
+        parts = packed(Given(self.encoded.parts).fetch())
+        return kept(lying(self.encoded), jax.process_index(), parts, self.chunk_bytes)
+
+
+Gift = Given | GivenShare | Sequence[Any]
+
+
 class Hand:
     """Carries out, on a process that follows, what process 0 tells."""
 
@@ -325,7 +396,7 @@ class Hand:
         self.evaluated: Any = None  # parameters
         self.found: dict[str, Place] = {}  # of the moments' tensors
 
-    def carry_out(self, order: plan.Order, data: Buffer) -> Given | Sequence[Any] | None:
+    def carry_out(self, order: plan.Order, data: Buffer) -> Gift | None:
         """What is to be given to process 0, or None. Raises whatever goes wrong."""
         if isinstance(order, plan.Prepare):
             self._let_go()
@@ -347,7 +418,7 @@ class Hand:
 
     def _train(
         self, order: plan.Order, data: Buffer, program: Program, trainer: Trainer
-    ) -> Given | Sequence[Any] | None:
+    ) -> Gift | None:
         match order:
             case plan.WarmUp():
                 trainer.warm_up(order.sequences)
@@ -359,7 +430,10 @@ class Hand:
                 anchor: Any = self._anchor(order.fragment, data, program)
                 trainer.adopt(order.fragment, anchor, order.alpha)
             case plan.Contribute():
-                return Given(trainer.contribution(order.fragment, order.round).parts)
+                encoded = trainer.contribution(order.fragment, order.round)
+                if jax.process_index() in order.carriers:
+                    return GivenShare(encoded, order.chunk_bytes)
+                return Given(encoded.parts)
             case plan.Decided():
                 trainer.decided(order.fragment, order.round, merged=order.merged)
             case plan.Read():
