@@ -94,7 +94,10 @@ class Learner(Worker[Settings]):
             await self.work.up.tell(kind, text, {"place": self.settings.id})
 
     def detail(self) -> dict[str, Any]:
-        return {} if self.work is None else self.work.health()
+        found = {} if self.work is None else self.work.health()
+        if isinstance(self.computing, OnHosts):
+            found["carried"] = self.computing.hosts.carriers.shown()
+        return found
 
     def metrics(self) -> Iterator[Metric]:
         work = self.work

@@ -122,7 +122,7 @@ class HostsTrainer(Trainer):
         if carriers:
             shared = SharedContribution(self.link, number, here, carriers, self.chunk_bytes)
             return self.link.spread(shared)
-        answer = _Answer(self.link, number, here.parts)
+        answer = _Answer(self.link, number, here.parts, lasting=True)
         parts: Any = tuple(answer.part(n) for n in range(len(here.parts)))
         return Encoded(here.codec, here.values, parts)
 
@@ -232,12 +232,13 @@ def tensor_lies(program: Program, opt_state: Any, place: Place) -> NamedSharding
 @dataclass(slots=True)
 class _Answer:
     """Arrays that an order made on all devices. One answer of each process holds its parts of all
-    of them, one array after the other. For one thread."""
+    of them, one array after the other. For one thread. `lasting`: see `_fetched`."""
 
     link: Link
     number: int
     arrays: tuple[jax.Array, ...]
     layer: int | None = None
+    lasting: bool = False
     came: Mapping[int, Buffer] | None = None
 
     def part(self, n: int) -> "_Whole":
@@ -251,7 +252,7 @@ class _Answer:
         shape = array.shape if self.layer is None else array.shape[1:]
         for process, spans in _told(array, self.layer).items():
             if process == jax.process_index():
-                parts |= _fetched(array, spans, self.layer)
+                parts |= _fetched(array, spans, self.layer, lasting=self.lasting)
             else:
                 parts |= split(spans, array.dtype, self._of(self.came[process], process, n))
         return put_together(shape, array.dtype, parts)
@@ -302,9 +303,17 @@ def _told(array: jax.Array, layer: int | None) -> dict[int, list[Span]]:
     return {n: [s if layer is None else s[1:] for s in spans] for n, spans in found.items()}
 
 
-def _fetched(array: jax.Array, spans: Sequence[Span], layer: int | None) -> dict[Span, Any]:
-    """Of this process's own devices."""
+def _fetched(
+    array: jax.Array, spans: Sequence[Span], layer: int | None, *, lasting: bool
+) -> dict[Span, Any]:
+    """Of this process's own devices. `lasting`: no program is ever given that array's memory.
+
+    Such an array is asked itself. A copy would be the work of the devices' own threads: where that
+    is one thread, as of a CPU that others share, steps would always come before it.
+    """
     parts = own_parts(array, spans, layer)
+    if lasting:
+        return {span: np.asarray(part) for span, part in parts.items()}
     return {s: fetched(x if layer is None else Layer(x, layer)) for s, x in parts.items()}
 
 
@@ -340,7 +349,7 @@ class SharedContribution:
             subject,
             lying(encoded),
             codec.header(encoded.codec, encoded.values),
-            (jax.process_index(), packed(Given(encoded.parts).fetch())),
+            (jax.process_index(), packed(Given(encoded.parts, lasting=True).fetch())),
             self.link.answers(self.number),
             self.carriers,
             self.chunk_bytes,
@@ -353,18 +362,19 @@ class SharedContribution:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Arrays on the devices of which process 0 wants this one's parts: fetched by another thread,
-    unless the next step overwrites them."""
+    """Arrays on the devices of which process 0 wants this one's parts: fetched by another thread
+    where they are `lasting` (see `_fetched`), and else before the next step overwrites them."""
 
     arrays: tuple[Any, ...]
     layer: int | None = None
+    lasting: bool = False
 
     def fetch(self) -> list[Any]:
         """In the order in which process 0 expects them."""
         found: list[Any] = []
         for array in self.arrays:
             spans = _told(array, self.layer).get(jax.process_index(), [])
-            parts = _fetched(array, spans, self.layer)
+            parts = _fetched(array, spans, self.layer, lasting=self.lasting)
             found += [parts[span] for span in spans]
         return found
 
@@ -378,7 +388,7 @@ class GivenShare:
 
     def fetch(self) -> tuple[Kept, list[memoryview]]:
         """(what it keeps, what process 0 wants)."""
-        parts = packed(Given(self.encoded.parts).fetch())
+        parts = packed(Given(self.encoded.parts, lasting=True).fetch())
         return kept(lying(self.encoded), jax.process_index(), parts, self.chunk_bytes)
 
 
@@ -433,7 +443,7 @@ class Hand:
                 encoded = trainer.contribution(order.fragment, order.round)
                 if jax.process_index() in order.carriers:
                     return GivenShare(encoded, order.chunk_bytes)
-                return Given(encoded.parts)
+                return Given(encoded.parts, lasting=True)
             case plan.Decided():
                 trainer.decided(order.fragment, order.round, merged=order.merged)
             case plan.Read():
