@@ -46,7 +46,7 @@ class Settings(WorkerSettings):
     )
     hosts_carry: Literal["all", "first"] = Field(
         "all",
-        description="Which of them carry contributions to the bus: 'all', each its share over a "
+        description="Which of them carry payloads to and from the bus: 'all', each a share over a "
         "connection of its own, and the first one for those that cannot connect; or the 'first' "
         "one alone. The same for all.",
     )
@@ -97,10 +97,14 @@ class Settings(WorkerSettings):
         return text
 
     def of_host(self, hosts: int) -> Self:
-        """For one of so many processes: where all carry, each has its share of the uplink."""
+        """For one of so many processes: where all carry, each has its share of the limits."""
         if self.hosts_carry == "first":
             return self
-        return self.model_copy(update={"uplink_bytes_per_s": self.uplink_bytes_per_s / hosts})
+        limits = {
+            "uplink_bytes_per_s": self.uplink_bytes_per_s / hosts,
+            "downlink_bytes_per_s": self.downlink_bytes_per_s / hosts,
+        }
+        return self.model_copy(update=limits)
 
     @property
     def reach(self) -> Reach:

@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, BusError, StreamFull, TransferProgress, Unavailable
+from diloco_shared.bus.port import Bus, BusError, Lanes, StreamFull, TransferProgress, Unavailable
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.memory.pages import pages
 from diloco_shared.protocol.chunks import (
@@ -330,6 +330,20 @@ async def get_blob(
             bus.traffic.count_refused("chunk", reason, count)
 
 
+async def get_chunks(bus: Bus, stream: str, incoming: Incoming, start_seq: int) -> None:
+    """Fetch what is not lent of a payload: it is there, from that stream sequence on.
+
+    Tries again, and gives up, as `get_blob` does; nobody can tell yet whether the whole is good.
+    """
+    fetching = _Fetching(bus, stream, incoming, None)
+    fetching.progress.next_seq = start_seq
+    patience_s = silence_s(min(incoming.blob.chunk_bytes, incoming.blob.bytes))
+    try:
+        await _while_moving(fetching.run(), fetching.count, fetching.progress, patience_s)
+    except TimeoutError:
+        raise fetching.trouble from None
+
+
 class _Fetching:
     """One payload on its way here: passes over what the stream holds, until it is complete."""
 
@@ -354,17 +368,15 @@ class _Fetching:
 
     async def run(self) -> None:
         tries = -1
-        while not self._incoming.complete:
+        while self._incoming.awaited:
             received = self._incoming.received
             try:
-                if self._bus.lanes is not None:
-                    await self._bus.lanes.receive(self._stream, self._incoming, self.progress)
-                else:
-                    await _fetch(self._bus, self._stream, self._incoming, self.progress)
+                lanes = self._bus.lanes
+                await one_pass(self._bus, lanes, self._stream, self._incoming, self.progress)
             except Unavailable as error:
                 self.trouble = error
             else:
-                if self._incoming.complete:
+                if not self._incoming.awaited:
                     return
                 self.trouble = self._missing()
             tries = 0 if self._incoming.received > received else tries + 1
@@ -379,12 +391,23 @@ class _Fetching:
         )
 
 
+async def one_pass(
+    bus: Bus, lanes: Lanes | None, stream: str, incoming: Incoming, progress: TransferProgress
+) -> None:
+    """Take in what `stream` holds of a payload from `progress.next_seq` on. Raises Unavailable."""
+    if lanes is not None:
+        await lanes.receive(stream, incoming, progress)
+    else:
+        await _fetch(bus, stream, incoming, progress)
+
+
 async def _fetch(bus: Bus, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
     """One pass over the chunks' subject by `bus.fetch`, from where the last one ended."""
     start_seq, limit = progress.next_seq, 2
-    while not incoming.complete:
+    while incoming.awaited:
         began = ambient.monotonic()
-        batch = await bus.fetch(stream, incoming.blob.subject, start_seq=start_seq, limit=limit)
+        most = min(limit, incoming.awaited)
+        batch = await bus.fetch(stream, incoming.blob.subject, start_seq=start_seq, limit=most)
         if not batch:
             break
         slow = ambient.monotonic() - began > FETCH_S

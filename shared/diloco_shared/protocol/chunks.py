@@ -32,7 +32,7 @@ HEADER_DIGEST = "Diloco-Digest"
 Buffer = bytes | bytearray | memoryview
 
 CHECK_BYTES = 16
-_ABSENT, _UNDER_WAY, _HERE = 0, 1, 2
+_ABSENT, _UNDER_WAY, _HERE, _LENT = 0, 1, 2, 3
 
 
 class ChunkError(ValueError):
@@ -189,8 +189,9 @@ class Incoming:
 
     Per message: `claim` says where its bytes go, then `settle` judges them. A chunk that is here,
     or that somebody else is receiving, cannot be claimed: nothing overwrites what was judged good.
-    `refused` counts by reason what came and was not taken. Not locked: callers in several threads
-    share `lock`, which the filling in between does not need.
+    `refused` counts by reason what came and was not taken. Chunks that are lent come another way:
+    whoever receives here does not wait for them. Not locked: callers in several threads share
+    `lock`, which the filling in between does not need.
     """
 
     def __init__(self, blob: Blob, reserve: Callable[[int], memoryview]) -> None:
@@ -211,6 +212,7 @@ class Incoming:
         self.blob = blob
         self.lock = threading.Lock()
         self.received = 0
+        self.lent = 0
         # header, index, size, check: not what it claims; attempt, repeat: harmless; digest: of all.
         self.refused: Counter[str] = Counter()
         self.fault = ""  # the last one met
@@ -221,6 +223,34 @@ class Incoming:
     def complete(self) -> bool:
         """Whether every chunk is here and good by itself."""
         return self.received == self.blob.chunks
+
+    @property
+    def awaited(self) -> int:
+        """How many chunks are yet to come here."""
+        return self.blob.chunks - self.received - self.lent
+
+    def lend(self, indices: Iterable[int]) -> None:
+        """These come another way, if they are neither here nor on their way already."""
+        for index in indices:
+            if self._states[index] == _ABSENT:
+                self._states[index] = _LENT
+                self.lent += 1
+
+    def take_back(self, index: int) -> bool:
+        """A chunk does not come that way any more, or just has come; whether it was lent."""
+        if self._states[index] != _LENT:
+            return False
+        self._states[index] = _ABSENT
+        self.lent -= 1
+        return True
+
+    def has(self, index: int) -> bool:
+        """Whether that chunk is here, and good by itself."""
+        return self._states[index] == _HERE
+
+    def check_of(self, index: int) -> bytes:
+        """The check that came with a chunk that is here."""
+        return bytes(self._checks[index * CHECK_BYTES : (index + 1) * CHECK_BYTES])
 
     def missing(self, limit: int = 8) -> list[int]:
         """Up to `limit` indices that are not here yet, lowest first."""

@@ -23,6 +23,7 @@ from diloco_learner.hosts.carrying_io import (
     Carrier,
     CarrierFailed,
     Carriers,
+    Got,
     Spread,
 )
 from diloco_learner.hosts.link_io import BadFrame, HostLost, values_of
@@ -69,7 +70,11 @@ class Island:
             if index not in self.gone:
                 self.carriers.heard(index, f"host {index}", what, *values)
 
-        carrier = self.hosts[index] = Carrier(connect, say)
+        def give(number: int, got: Got) -> None:
+            if index not in self.gone:
+                self.carriers.came(index, number, got.indices, b"".join(got.parts))
+
+        carrier = self.hosts[index] = Carrier(connect, say, give)
         self.tasks.append(asyncio.create_task(carrier.serve()))
         return carrier
 
@@ -254,7 +259,7 @@ async def test_a_host_that_cannot_store_its_share_is_not_asked_again_soon(
 
 
 def _gone(island: Island, index: int) -> bool:
-    if island.hosts[index].putting or island.hosts[index].kept:
+    if island.hosts[index].working or island.hosts[index].kept:
         raise NotYet("it still works on it")
     return True
 

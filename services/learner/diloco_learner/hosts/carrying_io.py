@@ -1,13 +1,15 @@
-"""What several hosts of an island carry to the hub, each over a connection of its own.
+"""What several hosts of an island carry to and from the hub, each over a connection of its own.
 
-    process 0:  Carriers  --- put N, drop N -->  Carrier of each other process  --- chunks --> hub
-                          <-- carried N, state -
+    process 0:  Carriers  ---- put N, get -N, drop ---->  Carrier of each other  <-- chunks --> hub
+                          <- carried, state, what came -
 
-A carrier stores chunks of its own share (`shares`), and does nothing else at the hub: it follows no
-subject and says nothing there. What it is told are *errands*, which stand beside the plan: they
-wait for no step, and change nothing that is computed. N is the number of the order that encoded the
-contribution. Process 0 appends the manifest once every carrier has said that its chunks are stored;
-where one fails, or dies, nothing names what is there.
+A carrier stores chunks of its own share (`shares`), fetches those that process 0 wants of it, and
+does nothing else at the hub: it follows no subject and says nothing there. What it is told are
+*errands*, which stand beside the plan: they wait for no step, and change nothing that is computed.
+
+To store, N is the number of the order that encoded the contribution. Process 0 appends the manifest
+once every carrier has said that its chunks are stored; where one fails, or dies, nothing names what
+is there. To fetch, -N counts. Chunks are given to process 0 as they come, and judged there again.
 """
 
 import asyncio
@@ -21,11 +23,20 @@ from typing import Any, Protocol
 import structlog
 
 from diloco_learner.hosts.link_io import BEAT_S, BadFrame, HostLost, head_of
+from diloco_learner.hosts.parts import Buffer
 from diloco_learner.hosts.shares import Composed, Kept
 from diloco_shared import ambient
-from diloco_shared.bus.blobs import put_chunks
+from diloco_shared.bus.blobs import fresh, get_chunks, put_chunks
 from diloco_shared.bus.port import Bus, BusError, Traffic, Unavailable
-from diloco_shared.protocol.chunks import ChunkError
+from diloco_shared.memory.pages import fill
+from diloco_shared.protocol.chunks import (
+    CHECK_BYTES,
+    HEADER_CHECK,
+    HEADER_DIGEST,
+    HEADER_INDEX,
+    ChunkError,
+    Incoming,
+)
 from diloco_shared.protocol.messages import Blob
 
 log = structlog.get_logger()
@@ -69,6 +80,58 @@ class Known:
     rests_until: float = field(default=0.0)
 
 
+@dataclass(slots=True)
+class Lent:
+    """Chunks of a payload that a host fetches. `wanted`: those that have not come yet; under the
+    lock of `incoming`."""
+
+    index: int  # of the host
+    number: int  # of the errand
+    incoming: Incoming
+    wanted: set[int]
+    ended: Future[None] = field(default_factory=Future)
+
+    def came(self, indices: Sequence[int], data: Buffer) -> None:
+        """Take in the checks of these chunks, and the chunks. Raises BadFrame."""
+        blob, incoming = self.incoming.blob, self.incoming
+        whole, at = memoryview(data), CHECK_BYTES * len(indices)
+        for n, index in enumerate(indices):
+            size = min(blob.chunk_bytes, blob.bytes - index * blob.chunk_bytes)
+            chunk, at = whole[at : at + size], at + size
+            check = whole[n * CHECK_BYTES : (n + 1) * CHECK_BYTES].hex()
+            headers = {HEADER_INDEX: str(index), HEADER_CHECK: check, HEADER_DIGEST: blob.digest}
+            with incoming.lock:
+                if index not in self.wanted:
+                    continue
+                self.wanted.discard(index)
+                incoming.take_back(index)
+                place = incoming.claim(headers, len(chunk))
+            if place is None:
+                raise BadFrame(f"chunk {index} of {blob.subject}: {incoming.fault}")
+            fill(incoming.place(place), chunk)
+            good = incoming.check(place)
+            with incoming.lock:
+                incoming.settle(place, good)
+        if not self.wanted:
+            self.end()
+
+    def end(self, fault: Exception | None = None) -> None:
+        """All came, or no more will."""
+        with suppress(InvalidStateError):  # nobody waits for it any more
+            if fault is None:
+                self.ended.set_result(None)
+            else:
+                self.ended.set_exception(fault)
+
+    def take_back(self) -> bool:
+        """What has not come is anybody's again; whether there is any."""
+        with self.incoming.lock:
+            left, self.wanted = self.wanted, set()
+            for index in left:
+                self.incoming.take_back(index)
+        return bool(left)
+
+
 class Carriers:
     """The others' connections to the hub. Different threads may call it."""
 
@@ -80,7 +143,9 @@ class Carriers:
         self.traffic: Traffic | None = None  # where their bytes are counted, too
         self.known: dict[int, Known] = {}
         self.waiting: dict[tuple[int, int], Future[None]] = {}
-        self.over = ""
+        self.lent: dict[tuple[int, int], Lent] = {}
+        self.told = 0  # errands to fetch
+        self.ended = ""  # why
         self.lock = threading.Lock()
 
     def ready(self) -> tuple[int, ...]:
@@ -129,8 +194,11 @@ class Carriers:
     def _carried(self, index: int, number: int, fault: str) -> None:
         with self.lock:
             waiting = self.waiting.pop((index, number), None)
+            lent = self.lent.get((index, number))
             if fault:
                 self.known[index].rests_until = ambient.monotonic() + REST_S
+        if lent is not None and fault:
+            lent.end(CarrierFailed(f"{self.known[index].name}: {fault}"))
         if waiting is None:
             return  # nobody waits for it any more
         with suppress(InvalidStateError):  # nor here, since this moment
@@ -139,11 +207,21 @@ class Carriers:
             else:
                 waiting.set_result(None)
 
+    def came(self, index: int, number: int, indices: Sequence[int], data: Buffer) -> None:
+        """Chunks that a host has fetched. Raises BadFrame."""
+        with self.lock:
+            lent = self.lent.get((index, number))
+        if lent is not None:  # else nobody wants them any more
+            lent.came(indices, data)
+
     def lost(self, why: str) -> None:
         """The island ends: nobody waits any longer."""
         with self.lock:
-            self.over = why
+            self.ended = why
             waiting, self.waiting = self.waiting, {}
+            lent = [*self.lent.values()]
+        for one in lent:
+            one.end(HostLost(why))
         for future in waiting.values():
             with suppress(InvalidStateError):
                 future.set_exception(HostLost(why))
@@ -157,8 +235,8 @@ class Carriers:
         """
         future: Future[None] = Future()
         with self.lock:
-            if self.over:
-                raise HostLost(self.over)
+            if self.ended:
+                raise HostLost(self.ended)
             self.waiting[index, number] = future
         told = (blob.subject, blob.bytes, blob.chunk_bytes, blob.chunks, blob.digest, left_s)
         try:
@@ -172,8 +250,38 @@ class Carriers:
             with self.lock:
                 self.waiting.pop((index, number), None)
 
+    def lend(self, index: int, incoming: Incoming, wanted: Sequence[int]) -> Lent:
+        """These chunks to a host, for `get`; `over` must follow."""
+        with self.lock:
+            self.told += 1
+            lent = Lent(index, -self.told, incoming, set(wanted))
+            self.lent[index, lent.number] = lent
+            if self.ended:
+                lent.end(HostLost(self.ended))
+        with incoming.lock:
+            incoming.lend(wanted)
+        return lent
+
+    async def get(self, lent: Lent, stream: str, start_seq: int) -> None:
+        """Once a host has fetched what it was lent, from that stream sequence on.
+
+        Raises CarrierFailed where it could not, and HostLost.
+        """
+        blob = lent.incoming.blob
+        told = (blob.subject, blob.bytes, blob.chunk_bytes, blob.chunks, blob.digest)
+        wanted = sorted(lent.wanted)
+        head = head_of(ERRAND, "get", lent.number, *told, stream, start_seq, *wanted)
+        await asyncio.to_thread(self.say, lent.index, head)
+        await asyncio.wrap_future(lent.ended)
+
+    def over(self, lent: Lent) -> bool:
+        """What was lent and has not come is anybody's again; whether there is any."""
+        with self.lock:
+            self.lent.pop((lent.index, lent.number), None)
+        return lent.take_back()
+
     def drop(self, number: int, indices: Sequence[int]) -> None:
-        """That contribution is of no use any more: nothing of it is stored from now on."""
+        """That errand is of no use any more: nothing is stored or fetched from now on."""
         for index in indices:
             with suppress(OSError):  # then the island ends
                 self.say(index, head_of(ERRAND, "drop", number))
@@ -229,20 +337,38 @@ class Spread:
 
 Connect = Callable[[], AbstractAsyncContextManager[Bus]]
 
+# Between two looks at what has come that process 0 waits for, in seconds.
+LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """Chunks that a carrier has fetched. `parts`: their checks, and each of them."""
+
+    indices: tuple[int, ...]
+    parts: tuple[memoryview, ...]
+
 
 class Carrier:
     """A process's own connection to the hub, served by a thread with a loop of its own."""
 
-    def __init__(self, connect: Connect, say: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        say: Callable[..., None],
+        give: Callable[[int, "Got"], None],
+    ) -> None:
         """`connect`: to the hub, until the context ends; raises Unavailable. `say`: to process 0;
-        raises OSError where that is gone, which somebody else notices, too."""
+        raises OSError where that is gone, which somebody else notices, too. `give`: to it, as much
+        as has come of an errand."""
         self.connect = connect
         self.say = say
+        self.give = give
         self.lock = threading.Lock()
         self.kept: dict[int, Kept] = {}
         self.loop: asyncio.AbstractEventLoop | None = None
         self.bus: Bus | None = None
-        self.putting: dict[int, asyncio.Task[None]] = {}
+        self.working: dict[int, asyncio.Task[None]] = {}  # on errands, by their numbers
         self.said: tuple[Any, ...] = ()
 
     # --- any thread ----------------------------------------------------------------------------
@@ -259,7 +385,7 @@ class Carrier:
     def told(self, what: str, number: int, *values: Any) -> None:
         """An errand. Raises BadFrame."""
         loop = self.loop
-        if loop is None or what not in ("put", "drop"):
+        if loop is None or what not in ("put", "get", "drop"):
             raise BadFrame(f"an errand {what[:40]!r} for one who has said nothing of errands")
         loop.call_soon_threadsafe(self._begin, what, number, values)
 
@@ -297,14 +423,15 @@ class Carrier:
             self.say(ERRAND, "state", *state)
 
     def _begin(self, what: str, number: int, values: tuple[Any, ...]) -> None:
-        if what == "put":
-            task = asyncio.get_running_loop().create_task(self._put(number, *values))
-            self.putting[number] = task
-            task.add_done_callback(lambda _: self.putting.pop(number, None))
+        if what == "drop":
+            if (working := self.working.get(number)) is not None:
+                working.cancel()
+            self._let_go(number)
             return
-        if (task_ := self.putting.get(number)) is not None:
-            task_.cancel()
-        self._let_go(number)
+        work = self._put(number, *values) if what == "put" else self._get(number, *values)
+        task = asyncio.get_running_loop().create_task(work)
+        self.working[number] = task
+        task.add_done_callback(lambda _: self.working.pop(number, None))
 
     def _let_go(self, number: int) -> Kept | None:
         with self.lock:
@@ -336,3 +463,53 @@ class Carrier:
             log.debug("its share is stored", subject=subject, chunks=len(kept.chunks))
         with suppress(OSError):
             await asyncio.to_thread(self.say, ERRAND, "carried", number, fault)
+
+    async def _get(
+        self,
+        number: int,
+        subject: str,
+        size: int,
+        chunk_bytes: int,
+        chunks: int,
+        digest: str,
+        stream: str,
+        start_seq: int,
+        *wanted: int,
+    ) -> None:
+        """Fetch these chunks, and give them as they come; or say why they do not."""
+        fault = ""
+        try:
+            if self.bus is None:
+                raise ChunkError("it is not connected any more")
+            blob = Blob(
+                subject=subject, bytes=size, chunk_bytes=chunk_bytes, chunks=chunks, digest=digest
+            )
+            # Of the memory for all of it only what is filled is ever there.
+            incoming = Incoming(blob, fresh)
+            incoming.lend(set(range(chunks)).difference(wanted))
+            getting = asyncio.ensure_future(get_chunks(self.bus, stream, incoming, start_seq))
+            try:
+                await self._give(number, incoming, set(wanted), getting)
+            finally:
+                getting.cancel()
+        except (BusError, ValueError) as error:
+            fault = str(error)[:300] or type(error).__name__
+            log.warning("it cannot fetch its share", subject=subject, reason=fault)
+            with suppress(OSError):
+                await asyncio.to_thread(self.say, ERRAND, "carried", number, fault)
+
+    async def _give(
+        self, number: int, incoming: Incoming, wanted: set[int], getting: asyncio.Future[None]
+    ) -> None:
+        """What is here, now and then, until `getting` has ended. Raises what that does."""
+        ended = False
+        while not ended:
+            await asyncio.wait({getting}, timeout=LOOK_S)
+            ended = getting.done()
+            here = sorted(n for n in wanted if incoming.has(n))
+            wanted.difference_update(here)
+            if here:
+                checks = b"".join(incoming.check_of(n) for n in here)
+                parts = (memoryview(checks), *(incoming.place(n) for n in here))
+                await asyncio.to_thread(self.give, number, Got(tuple(here), parts))
+        getting.result()

@@ -18,7 +18,7 @@ from typing import Any
 import structlog
 
 from diloco_learner.hosts import plan
-from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Connect
+from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Connect, Got
 from diloco_learner.hosts.link_io import (
     BEAT_S,
     JOIN_S,
@@ -61,10 +61,10 @@ class Leader:
     def __init__(self, place: HostPlace, connect: Connect | None = None) -> None:
         """`connect`: to the hub; None where this process carries nothing there."""
         self.place = place
-        self.carrier = None if connect is None else Carrier(connect, self._say)
+        self.carrier = None if connect is None else Carrier(connect, self._say, self.give)
         self.sending = threading.Lock()
         self.orders: queue.Queue[tuple[int, plan.Order, Buffer]] = queue.Queue(ORDERS_MAX)
-        self.given: queue.Queue[tuple[int, Gift]] = queue.Queue(GIVEN_MAX)
+        self.given: queue.Queue[tuple[int, Gift | Got]] = queue.Queue(GIVEN_MAX)
         self.following = plan.Following()
         self.over = threading.Event()  # process 0 has said good-bye
         self.stopping = False  # this process is told to end
@@ -126,7 +126,7 @@ class Leader:
             self._say("taken", number, ambient.monotonic() - since)
             yield number, order, data
 
-    def give(self, number: int, given: Gift) -> None:
+    def give(self, number: int, given: Gift | Got) -> None:
         """What process 0 wants for an order. What is yet to be fetched, another thread fetches."""
         self.given.put((number, given))
 
@@ -179,12 +179,15 @@ class Leader:
             while True:
                 number, given = self.given.get()
                 parts = packed(self._fetched(number, given))
-                send(self.answering, head_of(number, ""), parts)
+                which = given.indices if isinstance(given, Got) else ()
+                send(self.answering, head_of(number, "", *which), parts)
                 del given, parts  # they are large, and this waits
         except OSError as error:
             self._lost(str(error))
 
-    def _fetched(self, number: int, given: Gift) -> Sequence[Any]:
+    def _fetched(self, number: int, given: Gift | Got) -> Sequence[Any]:
+        if isinstance(given, Got):
+            return given.parts
         if isinstance(given, GivenShare):
             assert self.carrier is not None, "an order for one who carries"
             kept, answer = given.fetch()

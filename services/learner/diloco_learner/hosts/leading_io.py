@@ -277,7 +277,10 @@ class Hosts:
         try:
             while True:
                 head, data = receive(host.answers)
-                number, fault = values_of(head)
+                number, fault, *indices = values_of(head)
+                if number < 0:
+                    self.carriers.came(host.index, number, indices, data)
+                    continue
                 if fault:
                     self._failed(host, int(number), str(fault))
                     continue
