@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
 def large(corpus: Path) -> RunSpec:
     """A model of which each host has whole chunks, and little to compute."""
     given = spec(corpus).model_dump(mode="json")
-    given["algorithm"] |= {"fragments": 2, "codec_up": "fp32"}
+    given["algorithm"] |= {"fragments": 2, "codec_up": "fp32", "codec_down": "fp32"}
     given["model"]["context_tokens"], given["inner"]["batch_sequences"] = 16, 4
     given["model"]["overrides"]["hidden"] = 32768
     return RunSpec.model_validate(given)
@@ -80,18 +80,22 @@ async def carried(run: Run, name: str) -> dict[str, dict[str, int]]:
 
 
 async def all_carry(run: Run, name: str, hosts: int) -> None:
-    """Every host has sent whole chunks itself, and the learner's report counts their bytes."""
+    """Every host has carried whole chunks itself, and the learner's report counts their bytes."""
 
-    async def shared() -> dict[str, int]:
-        shown = {host: b["hub_bytes_out"] for host, b in (await carried(run, name)).items()}
-        if len(shown) < hosts - 1 or min(shown.values()) <= CHUNK_BYTES:
+    async def shared() -> dict[str, dict[str, int]]:
+        shown = await carried(run, name)
+        if len(shown) < hosts - 1 or any(min(b.values()) <= CHUNK_BYTES for b in shown.values()):
             raise NotYet(shown)
         return shown
 
-    others = sum((await until(shared, "a share of each host", every_s=0.5)).values())
+    shown = await until(shared, "a share of each host, both ways", every_s=0.5)
     report = await run.reported(lambda p: p.learner == name)
-    assert report.sockets is not None and report.sockets.data_up > others
-    print("of", report.sockets.data_up, "bytes up the other hosts carried", others)
+    assert report.sockets is not None
+    whole = report.sockets.data_up, report.sockets.data_down
+    for what, total in zip(("hub_bytes_out", "hub_bytes_in"), whole, strict=True):
+        others = sum(one[what] for one in shown.values())
+        assert total > others
+        print("of", total, what, "the other hosts carried", others)
 
 
 @pytest.mark.parametrize("hosts", [2, 4])

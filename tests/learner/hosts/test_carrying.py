@@ -51,6 +51,7 @@ class Island:
     """Process 0's carriers, and two others with theirs; what would go by sockets goes at once."""
 
     broker: MemoryBroker
+    chunk_bytes: int = CHUNK_BYTES
     hosts: dict[int, Carrier] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -93,11 +94,11 @@ class Island:
 
     def contribution(self, fragment: Fragment = FRAGMENT) -> Spread:
         """Encoded everywhere: the others keep their shares."""
-        answers, indices = {}, self.carriers.ready()
+        answers, indices, chunk_bytes = {}, self.carriers.ready(), self.chunk_bytes
         for index in range(1, fragment.hosts):
             parts = fragment.parts(index)
             if index in indices:
-                mine, parts = kept(fragment.lying, index, parts, CHUNK_BYTES)
+                mine, parts = kept(fragment.lying, index, parts, self.chunk_bytes)
                 self.hosts[index].keep(NUMBER, mine)
             answers[index] = b"".join(parts)
 
@@ -105,7 +106,7 @@ class Island:
             def compose(self, subject: str) -> Composed:
                 own = 0, fragment.parts(0)
                 lying, header = fragment.lying, fragment.header
-                return compose(subject, lying, header, own, answers, indices, CHUNK_BYTES)
+                return compose(subject, lying, header, own, answers, indices, chunk_bytes)
 
         return Spread(self.carriers, NUMBER, indices, Whole())
 
@@ -115,7 +116,7 @@ async def an_island(broker: MemoryBroker) -> AsyncIterator[Island]:
     found = Island(broker)
     for index in (1, 2):
         found.add(index, found.bus(index))
-    await until(lambda: _ready(found, 2), "connected carriers")
+    await until(lambda: ready(found, 2), "connected carriers")
     try:
         yield found
     finally:
@@ -124,10 +125,10 @@ async def an_island(broker: MemoryBroker) -> AsyncIterator[Island]:
         await asyncio.gather(*found.tasks, return_exceptions=True)
 
 
-def _ready(island: Island, many: int) -> tuple[int, ...]:
-    if len(ready := island.carriers.ready()) < many:
-        raise NotYet(ready)
-    return ready
+def ready(island: Island, many: int) -> tuple[int, ...]:
+    if len(there := island.carriers.ready()) < many:
+        raise NotYet(there)
+    return there
 
 
 async def own_bus(broker: MemoryBroker, bytes_max: int = 1 << 24) -> MemoryBus:
@@ -188,7 +189,7 @@ async def test_one_without_a_connection_gives_what_it_has_to_process_0(
 
     island.add(1, island.bus(1))
     island.add(2, nowhere)
-    await until(lambda: _ready(island, 1), "a connected carrier")
+    await until(lambda: ready(island, 1), "a connected carrier")
     assert island.carriers.ready() == (1,)
     assert island.carriers.known[2].why == "no NATS server at hub:4222"
     bus = await own_bus(broker)
