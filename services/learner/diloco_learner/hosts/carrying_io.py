@@ -187,9 +187,9 @@ class Carriers:
         if not (news and self.wanted):
             return
         if connected:
-            log.info("a host sends its own share to the hub", host=name)
+            log.info("a host carries its own share", host=name)
         else:
-            log.warning("what a host sends goes through process 0", host=name, reason=why)
+            log.warning("what a host carries goes through process 0", host=name, reason=why)
 
     def _carried(self, index: int, number: int, fault: str) -> None:
         with self.lock:
