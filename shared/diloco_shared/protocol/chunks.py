@@ -236,13 +236,28 @@ class Incoming:
                 self._states[index] = _LENT
                 self.lent += 1
 
-    def take_back(self, index: int) -> bool:
-        """A chunk does not come that way any more, or just has come; whether it was lent."""
-        if self._states[index] != _LENT:
-            return False
-        self._states[index] = _ABSENT
-        self.lent -= 1
-        return True
+    def take_back(self, index: int) -> None:
+        """A lent chunk does not come that way any more."""
+        if self._states[index] == _LENT:
+            self._states[index] = _ABSENT
+            self.lent -= 1
+
+    def take_lent(self, index: int, check: Buffer, data: Buffer) -> bool:
+        """A lent chunk came that other way; whether it is good. Takes `lock` by itself.
+
+        Until it is judged nobody here asks for it. Raises ChunkError for what is none.
+        """
+        place = self.place(index)
+        if self._states[index] != _LENT or len(data) != len(place) or len(check) != CHECK_BYTES:
+            raise ChunkError(f"{len(data)} bytes are not chunk {index} of {self.blob.subject}")
+        self._checks[index * CHECK_BYTES : (index + 1) * CHECK_BYTES] = check
+        place[:] = data
+        good = self.check(index)
+        with self.lock:
+            self.lent -= 1
+            self._states[index] = _UNDER_WAY
+            self.settle(index, good)
+        return good
 
     def has(self, index: int) -> bool:
         """Whether that chunk is here, and good by itself."""

@@ -28,12 +28,8 @@ from diloco_learner.hosts.shares import Composed, Kept
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import fresh, get_chunks, put_chunks
 from diloco_shared.bus.port import Bus, BusError, Traffic, Unavailable
-from diloco_shared.memory.pages import fill
 from diloco_shared.protocol.chunks import (
     CHECK_BYTES,
-    HEADER_CHECK,
-    HEADER_DIGEST,
-    HEADER_INDEX,
     ChunkError,
     Incoming,
 )
@@ -82,36 +78,31 @@ class Known:
 
 @dataclass(slots=True)
 class Lent:
-    """Chunks of a payload that a host fetches. `wanted`: those that have not come yet; under the
-    lock of `incoming`."""
+    """Chunks of a payload that a host fetches. `wanted`: those that have not come yet."""
 
     index: int  # of the host
     number: int  # of the errand
     incoming: Incoming
     wanted: set[int]
     ended: Future[None] = field(default_factory=Future)
+    # Held while one chunk is judged: whoever takes chunks back knows where each of them is.
+    judging: threading.Lock = field(default_factory=threading.Lock)
 
     def came(self, indices: Sequence[int], data: Buffer) -> None:
         """Take in the checks of these chunks, and the chunks. Raises BadFrame."""
-        blob, incoming = self.incoming.blob, self.incoming
-        whole, at = memoryview(data), CHECK_BYTES * len(indices)
+        blob, whole, at = self.incoming.blob, memoryview(data), CHECK_BYTES * len(indices)
         for n, index in enumerate(indices):
             size = min(blob.chunk_bytes, blob.bytes - index * blob.chunk_bytes)
             chunk, at = whole[at : at + size], at + size
-            check = whole[n * CHECK_BYTES : (n + 1) * CHECK_BYTES].hex()
-            headers = {HEADER_INDEX: str(index), HEADER_CHECK: check, HEADER_DIGEST: blob.digest}
-            with incoming.lock:
+            check = whole[n * CHECK_BYTES : (n + 1) * CHECK_BYTES]
+            with self.judging:
                 if index not in self.wanted:
                     continue
+                try:
+                    self.incoming.take_lent(index, check, chunk)
+                except ChunkError as error:
+                    raise BadFrame(str(error)) from None
                 self.wanted.discard(index)
-                incoming.take_back(index)
-                place = incoming.claim(headers, len(chunk))
-            if place is None:
-                raise BadFrame(f"chunk {index} of {blob.subject}: {incoming.fault}")
-            fill(incoming.place(place), chunk)
-            good = incoming.check(place)
-            with incoming.lock:
-                incoming.settle(place, good)
         if not self.wanted:
             self.end()
 
@@ -125,7 +116,7 @@ class Lent:
 
     def take_back(self) -> bool:
         """What has not come is anybody's again; whether there is any."""
-        with self.incoming.lock:
+        with self.judging, self.incoming.lock:
             left, self.wanted = self.wanted, set()
             for index in left:
                 self.incoming.take_back(index)
