@@ -53,7 +53,14 @@ def _connected(bus: NatsBus) -> Any:
     return connect
 
 
-@pytest.mark.parametrize(("name", "hosts"), [("bf16", 2), ("bf16", 4), ("int4", 4)])
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("bf16", 2),
+        pytest.param("bf16", 4, marks=pytest.mark.long),
+        pytest.param("int4", 4, marks=pytest.mark.long),
+    ],
+)
 async def test_each_connection_carries_its_part_and_the_hub_holds_what_one_would_store(
     nats_server: NatsServer, name: str, hosts: int
 ) -> None:
@@ -83,7 +90,9 @@ async def test_each_connection_carries_its_part_and_the_hub_holds_what_one_would
     ):
         shares = [size / len(payload) for size in carried]
         print(name, what, [round(share, 3) for share in shares])
-        assert shares == pytest.approx(due, abs=0.02), "each its own, and no chunk twice"
+        for share, own in zip(shares, due, strict=True):
+            # What is not answered in time is sent once more.
+            assert own - 0.02 <= share <= own + 0.1, "each its own, and no other's"
 
 
 def _shares(fragment: Fragment) -> list[tuple[int, ...]]:

@@ -404,7 +404,7 @@ class Carrier:
                         why = "" if self.bus.connected else "its connection to the hub is lost"
                         self._tell_state(self.bus.connected, why, *crossed)
                         await asyncio.sleep(BEAT_S)
-            except Unavailable as error:
+            except (Unavailable, ValueError) as error:  # also where the address is none
                 self._tell_state(False, str(error)[:300], 0, 0)
                 await asyncio.sleep(CONNECT_AGAIN_S)
 
