@@ -290,8 +290,12 @@ class MemoryBus(StreamKv):
     async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
         return await self._api(stream, lambda: self.broker.held(stream, subject, messages_max))
 
-    async def heads(self, stream: str, subject: str, *, messages_max: int) -> list[Stored]:
+    async def heads(
+        self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1
+    ) -> list[Stored]:
         found = await self._api(stream, lambda: [*self.broker.select(stream, subject, 1)])
+        if len(found) < messages_min:
+            return []
         heads = [replace(m, payload=b"") for m in found[:messages_max]]
         return [without_server_headers(m) for m in heads]
 

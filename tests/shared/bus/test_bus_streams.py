@@ -287,4 +287,5 @@ async def test_heads_are_messages_without_their_payloads(open_buses: Open) -> No
             await one.append("s.b", b"other")
         heads = [Stored("s.a", b"", {"Diloco-N": str(n)}, 2 * n + 1) for n in range(3)]
         assert await two.heads("S", "s.a", messages_max=9) == heads
-        assert await two.heads("S", "s.a", messages_max=2) == heads[:2]
+        assert await two.heads("S", "s.a", messages_max=2, messages_min=3) == heads[:2]
+        assert await two.heads("S", "s.a", messages_max=9, messages_min=4) == []

@@ -50,7 +50,11 @@ REST_S = 60.0
 
 
 class CarrierFailed(Unavailable):
-    """A host did not store its share of a payload, which is therefore not whole."""
+    """A host did not store its share of a payload, or fetch it. `index`: of the host."""
+
+    def __init__(self, text: str, index: int) -> None:
+        super().__init__(text)
+        self.index = index
 
 
 class Shared(Protocol):
@@ -186,17 +190,21 @@ class Carriers:
         with self.lock:
             waiting = self.waiting.pop((index, number), None)
             lent = self.lent.get((index, number))
-            if fault:
-                self.known[index].rests_until = ambient.monotonic() + REST_S
+            failed = CarrierFailed(f"{self.known[index].name}: {fault}", index)
         if lent is not None and fault:
-            lent.end(CarrierFailed(f"{self.known[index].name}: {fault}"))
+            lent.end(failed)
         if waiting is None:
             return  # nobody waits for it any more
         with suppress(InvalidStateError):  # nor here, since this moment
             if fault:
-                waiting.set_exception(CarrierFailed(f"{self.known[index].name}: {fault}"))
+                waiting.set_exception(failed)
             else:
                 waiting.set_result(None)
+
+    def rest(self, index: int) -> None:
+        """That host could not do what process 0 could: it is not asked for a while."""
+        with self.lock:
+            self.known[index].rests_until = ambient.monotonic() + REST_S
 
     def came(self, index: int, number: int, indices: Sequence[int], data: Buffer) -> None:
         """Chunks that a host has fetched. Raises BadFrame."""
@@ -235,8 +243,8 @@ class Carriers:
             async with asyncio.timeout(left_s):
                 await asyncio.wrap_future(future)
         except TimeoutError:
-            name = self.known[index].name
-            raise CarrierFailed(f"{name} said nothing of its share for {left_s:.1f} s") from None
+            text = f"{self.known[index].name} said nothing of its share for {left_s:.1f} s"
+            raise CarrierFailed(text, index) from None
         finally:
             with self.lock:
                 self.waiting.pop((index, number), None)
@@ -317,6 +325,10 @@ class Spread:
         tasks = [asyncio.ensure_future(one) for one in work]
         try:
             await asyncio.gather(*tasks)
+        except CarrierFailed as failed:
+            if tasks[0].done() and tasks[0].exception() is None:
+                self.carriers.rest(failed.index)
+            raise
         finally:
             for task in tasks:
                 task.cancel()

@@ -32,6 +32,8 @@ SHARED_MIN = 8
 # Messages looked at, for each chunk of a payload: it may have been sent again. With more of them
 # process 0 fetches alone.
 HEADS_PER_CHUNK = 2
+# Chunks that one host is asked for, by their numbers, which must fit into the head of a frame.
+RUN_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class SharedLanes:
         """What hosts could not fetch is fetched here; where one is lost, the island ends."""
         for fault in outcomes:
             if isinstance(fault, CarrierFailed):
+                self.carriers.rest(fault.index)
                 log.warning("process 0 fetches what another host could not", reason=str(fault))
             elif fault is not None:
                 raise Unavailable(str(fault))
@@ -131,8 +134,12 @@ class SharedLanes:
         blob = incoming.blob
         with incoming.lock:
             wanted = [n for n in range(blob.chunks) if not incoming.has(n)]
-        if len(wanted) < self.shared_min:
+        if not self.shared_min <= len(wanted) <= RUN_MAX * hosts:
             return []
-        most = HEADS_PER_CHUNK * blob.chunks
-        heads = await self.bus.heads(stream, blob.subject, messages_max=most)
+        heads = await self.bus.heads(
+            stream,
+            blob.subject,
+            messages_max=HEADS_PER_CHUNK * blob.chunks,
+            messages_min=len(wanted),  # a donor still sends
+        )
         return runs_of(places_of(heads, blob.digest), wanted, hosts)

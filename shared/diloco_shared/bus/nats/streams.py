@@ -158,13 +158,15 @@ class NatsStreams(StreamKv):
             replicas=max(answer["config"].get("num_replicas", 1), 1),
         )
 
-    async def heads(self, stream: str, subject: str, *, messages_max: int) -> list[Stored]:
+    async def heads(
+        self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1
+    ) -> list[Stored]:
         what = f"how many messages {stream} has on {subject}"
         body = {"subjects_filter": subject}
         answer = await api_call(self._link, f"STREAM.INFO.{stream}", body, what=what)
         there = sum((answer["state"].get("subjects") or {}).values())
         found: list[Stored] = []
-        if not there:
+        if there < max(messages_min, 1):
             return found
         reader = Reader(self._link, stream, subject, 1, _SIZES_BATCH, headers_only=True)
         try:
