@@ -5,19 +5,33 @@ import signal
 import socket
 from pathlib import Path
 
+import httpx
 import pytest
 from live.processes import Process
 from live.test_learner_process import Run, a_run, spec
-from waiting import until
+from waiting import NotYet, until
 
 from diloco_shared.process.nats_server import NatsServer
 from diloco_shared.protocol import subjects
+from diloco_shared.protocol.chunks import CHUNK_BYTES
 from diloco_shared.protocol.messages import TapeRound
-from diloco_shared.protocol.wire import decode_tape
+from diloco_shared.protocol.records import MemberRecord
+from diloco_shared.protocol.wire import decode, decode_tape
+from diloco_shared.spec.run import RunSpec
 
 pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(900)]
 
-ALGORITHM = spec(Path()).algorithm
+
+def large(corpus: Path) -> RunSpec:
+    """A model of which each host has whole chunks, and little to compute."""
+    given = spec(corpus).model_dump(mode="json")
+    given["algorithm"] |= {"fragments": 2, "codec_up": "fp32", "codec_down": "fp32"}
+    given["model"]["context_tokens"], given["inner"]["batch_sequences"] = 16, 4
+    given["model"]["overrides"]["hidden"] = 32768
+    return RunSpec.model_validate(given)
+
+
+ALGORITHM = large(Path()).algorithm
 
 
 def free_port() -> int:
@@ -55,13 +69,42 @@ async def rounds(run: Run, last: int) -> list[TapeRound]:
     return found
 
 
+async def carried(run: Run, name: str) -> dict[str, dict[str, int]]:
+    """By host of an island, but for process 0: the bytes of its own connection to the hub."""
+    entry = await run.bus.kv_get(subjects.MEMBERS, name)
+    assert entry is not None and entry.value is not None
+    address = decode(entry.value, MemberRecord).address
+    said = await asyncio.to_thread(httpx.get, f"http://{address}/healthz", timeout=30)
+    found: dict[str, dict[str, int]] = said.json()["carried"]
+    return found
+
+
+async def all_carry(run: Run, name: str, hosts: int) -> None:
+    """Every host has carried whole chunks itself, and the learner's report counts their bytes."""
+
+    async def shared() -> dict[str, dict[str, int]]:
+        shown = await carried(run, name)
+        if len(shown) < hosts - 1 or any(min(b.values()) <= CHUNK_BYTES for b in shown.values()):
+            raise NotYet(shown)
+        return shown
+
+    shown = await until(shared, "a share of each host, both ways", every_s=0.5)
+    report = await run.reported(lambda p: p.learner == name)
+    assert report.sockets is not None
+    whole = report.sockets.data_up, report.sockets.data_down
+    for what, total in zip(("hub_bytes_out", "hub_bytes_in"), whole, strict=True):
+        others = sum(one[what] for one in shown.values())
+        assert total > others
+        print("of", total, what, "the other hosts carried", others)
+
+
 @pytest.mark.parametrize("hosts", [2, 4])
 async def test_an_island_dies_as_one_and_comes_back_as_one(
     nats_server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hosts: int
 ) -> None:
     # What is compiled runs for a minute: it need not be quick, and compiling is most of the test.
     monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
-    async with a_run(nats_server, tmp_path) as run:
+    async with a_run(nats_server, tmp_path, large) as run:
         for name in ("s", "l-1", "l-2"):
             await run.assign(name, "r")
         run.start("diloco_syncer", "s")
@@ -70,6 +113,7 @@ async def test_an_island_dies_as_one_and_comes_back_as_one(
         await run.reported(lambda p: p.learner == "l-2")
         await run.reported(lambda p: p.learner == "l-2" and p.step >= 5)
         before = await run.merged("l-2", 0)
+        await all_carry(run, "l-2", hosts)
 
         # One that stands still for a while is told by name.
         second.popen.send_signal(signal.SIGSTOP)

@@ -51,7 +51,8 @@ def write_corpus(folder: Path) -> Path:
 class Run:
     """What a coordinator would do, and what a test wants to see."""
 
-    def __init__(self, bus: NatsBus, running: Services) -> None:
+    def __init__(self, bus: NatsBus, running: Services, make: Callable[[Path], RunSpec]) -> None:
+        self.make = make
         self.bus = bus
         self.running = running
         self.start = running.start
@@ -69,7 +70,7 @@ class Run:
         )
         record = RunRecord(
             name="r",
-            spec=spec(write_corpus(self.running.data / "corpus")).model_dump(mode="json"),
+            spec=self.make(write_corpus(self.running.data / "corpus")).model_dump(mode="json"),
             desired="running",
             quorum=1,
             created_at=time.time(),
@@ -113,11 +114,14 @@ class Run:
 
 
 @asynccontextmanager
-async def a_run(server: NatsServer, data: Path) -> AsyncIterator[Run]:
+async def a_run(
+    server: NatsServer, data: Path, make: Callable[[Path], RunSpec] = spec
+) -> AsyncIterator[Run]:
     async with AsyncExitStack() as stack:
         bus = await NatsBus.connect(server.url, name="test")
         stack.push_async_callback(bus.close)
-        run = Run(bus, stack.enter_context(services(data, server.url, DILOCO_DATA_ROOT=str(data))))
+        running = stack.enter_context(services(data, server.url, DILOCO_DATA_ROOT=str(data)))
+        run = Run(bus, running, make)
         await run.prepare()
         listening = asyncio.create_task(run.listen())
         stack.callback(listening.cancel)

@@ -54,7 +54,8 @@ def _hosts(place: "HostPlace", settings: "Settings") -> "Hosts":
 
     try:
         if place.leads:
-            return gathered(place, settings.host_silence_s)
+            carried = settings.hosts_carry == "all"
+            return gathered(place, settings.host_silence_s, carried=carried)
         followed(place, settings)
     except (OSError, RuntimeError) as error:
         structlog.get_logger().error("no island", error=str(error))

@@ -13,6 +13,7 @@ from diloco_learner.data.cache import Cache
 from diloco_learner.events import Leave
 from diloco_learner.hosts.computing_io import OnHosts
 from diloco_learner.hosts.leading_io import Hosts
+from diloco_learner.hosts.receiving_io import SharedLanes
 from diloco_learner.recovery.incarnation_io import newest_boot
 from diloco_learner.settings import Settings
 from diloco_learner.training.computing_io import Computing, OnThisMachine
@@ -65,6 +66,9 @@ class Learner(Worker[Settings]):
         self.computing = computing or OnThisMachine(*_of_this_machine(settings))
         if isinstance(self.computing, OnHosts):
             self.computing.tell = self.tell
+            carriers = self.computing.hosts.carriers
+            carriers.traffic = data.traffic
+            data.lanes = SharedLanes(data, data.lanes, carriers)
         self.work: Work | None = None
         self.assigned = ""  # the run that it was told last
         self.unfit_for = ""  # why it could not work for its run, as an event told last
@@ -93,7 +97,10 @@ class Learner(Worker[Settings]):
             await self.work.up.tell(kind, text, {"place": self.settings.id})
 
     def detail(self) -> dict[str, Any]:
-        return {} if self.work is None else self.work.health()
+        found = {} if self.work is None else self.work.health()
+        if isinstance(self.computing, OnHosts):
+            found["carried"] = self.computing.hosts.carriers.shown()
+        return found
 
     def metrics(self) -> Iterator[Metric]:
         work = self.work
@@ -287,7 +294,7 @@ async def serve(settings: Settings, hosts: Hosts | None = None) -> None:
         await serving.serve(settings, Learner)
     else:
         computing = OnHosts(hosts, *_of_this_machine(settings))
-        await serving.serve(settings, Learner, computing=computing)
+        await serving.serve(settings.of_host(hosts.place.hosts), Learner, computing=computing)
 
 
 def _of_this_machine(settings: Settings) -> tuple[Reach, Cache, MeshSizes | None]:

@@ -1,6 +1,7 @@
 """Settings of a learner process, from the environment (prefix DILOCO_)."""
 
 from pathlib import Path
+from typing import Literal, Self
 
 from pydantic import Field, field_validator
 
@@ -42,6 +43,12 @@ class Settings(WorkerSettings):
         ge=1.0,
         description="A process of them without a sign of life for so long counts as dead, and the "
         "island ends and begins again; less than a run's membership.lease_s.",
+    )
+    hosts_carry: Literal["all", "first"] = Field(
+        "all",
+        description="Which of them carry payloads to and from the bus: 'all', each a share over a "
+        "connection of its own, and the first one for those that cannot connect; or the 'first' "
+        "one alone. The same for all.",
     )
     data_root: str = Field(
         ".",
@@ -88,6 +95,16 @@ class Settings(WorkerSettings):
     def _arrangeable(cls, text: str) -> str:
         mesh_of(text)
         return text
+
+    def of_host(self, hosts: int) -> Self:
+        """For one of so many processes: where all carry, each has its share of the limits."""
+        if self.hosts_carry == "first":
+            return self
+        limits = {
+            "uplink_bytes_per_s": self.uplink_bytes_per_s / hosts,
+            "downlink_bytes_per_s": self.downlink_bytes_per_s / hosts,
+        }
+        return self.model_copy(update=limits)
 
     @property
     def reach(self) -> Reach:

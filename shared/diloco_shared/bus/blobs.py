@@ -28,7 +28,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from diloco_shared import ambient
-from diloco_shared.bus.port import Bus, BusError, StreamFull, TransferProgress, Unavailable
+from diloco_shared.bus.port import Bus, BusError, Lanes, StreamFull, TransferProgress, Unavailable
 from diloco_shared.memory.buffers_io import Buffers
 from diloco_shared.memory.pages import pages
 from diloco_shared.protocol.chunks import (
@@ -116,12 +116,39 @@ async def put_blob(
     """
     size = chunk_bytes or CHUNK_BYTES
     outgoing = await _off_loop(len(payload), lambda: cut(subject, payload, chunk_bytes=size))
+    if announce is not None:
+        await announce(outgoing.blob)
+    await put_chunks(
+        bus,
+        outgoing,
+        range(outgoing.blob.chunks) if only is None else only,
+        window=window,
+        deadline_s=deadline_s,
+        patience_s=patience_s,
+        chunk_timeout_s=chunk_timeout_s,
+        progress=progress,
+    )
+    return outgoing.blob
+
+
+async def put_chunks(
+    bus: Bus,
+    outgoing: Outgoing,
+    chunks: Sequence[int],
+    *,
+    window: int = WINDOW,
+    deadline_s: float | None = None,
+    patience_s: float | None = None,
+    chunk_timeout_s: float = 5.0,
+    progress: TransferProgress | None = None,
+) -> None:
+    """Store these chunks of a payload that is cut already: what `put_blob` does then.
+
+    Others store the rest, or have: nobody may name the payload in a manifest before all are there.
+    """
     blob = outgoing.blob
     progress = TransferProgress() if progress is None else progress
-    chunks = range(blob.chunks) if only is None else only
     progress.stored = blob.chunks - len(chunks)
-    if announce is not None:
-        await announce(blob)
     if bus.lanes is not None:
         sending = bus.lanes.send(
             outgoing, chunks, progress, window=window, chunk_timeout_s=chunk_timeout_s
@@ -135,10 +162,9 @@ async def put_blob(
         still = isinstance(error, _StandsStill)
         limit = f"no more in {patience_s:g} s" if still else f"within {deadline_s:g} s"
         raise GaveUp(
-            f"{subject}: {progress.stored} of {blob.chunks} chunks stored {limit}"
+            f"{blob.subject}: {progress.stored} of {blob.chunks} chunks stored {limit}"
             f"; last trouble: {progress.trouble or 'none, the link is too slow'}"
         ) from None
-    return blob
 
 
 async def _while_moving(
@@ -304,6 +330,20 @@ async def get_blob(
             bus.traffic.count_refused("chunk", reason, count)
 
 
+async def get_chunks(bus: Bus, stream: str, incoming: Incoming, start_seq: int) -> None:
+    """Fetch what is not lent of a payload: it is there, from that stream sequence on.
+
+    Tries again, and gives up, as `get_blob` does; nobody can tell yet whether the whole is good.
+    """
+    fetching = _Fetching(bus, stream, incoming, None)
+    fetching.progress.next_seq = start_seq
+    patience_s = silence_s(min(incoming.blob.chunk_bytes, incoming.blob.bytes))
+    try:
+        await _while_moving(fetching.run(), fetching.count, fetching.progress, patience_s)
+    except TimeoutError:
+        raise fetching.trouble from None
+
+
 class _Fetching:
     """One payload on its way here: passes over what the stream holds, until it is complete."""
 
@@ -328,17 +368,15 @@ class _Fetching:
 
     async def run(self) -> None:
         tries = -1
-        while not self._incoming.complete:
+        while self._incoming.awaited:
             received = self._incoming.received
             try:
-                if self._bus.lanes is not None:
-                    await self._bus.lanes.receive(self._stream, self._incoming, self.progress)
-                else:
-                    await _fetch(self._bus, self._stream, self._incoming, self.progress)
+                lanes = self._bus.lanes
+                await one_pass(self._bus, lanes, self._stream, self._incoming, self.progress)
             except Unavailable as error:
                 self.trouble = error
             else:
-                if self._incoming.complete:
+                if not self._incoming.awaited:
                     return
                 self.trouble = self._missing()
             tries = 0 if self._incoming.received > received else tries + 1
@@ -353,12 +391,23 @@ class _Fetching:
         )
 
 
+async def one_pass(
+    bus: Bus, lanes: Lanes | None, stream: str, incoming: Incoming, progress: TransferProgress
+) -> None:
+    """Take in what `stream` holds of a payload from `progress.next_seq` on. Raises Unavailable."""
+    if lanes is not None:
+        await lanes.receive(stream, incoming, progress)
+    else:
+        await _fetch(bus, stream, incoming, progress)
+
+
 async def _fetch(bus: Bus, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
     """One pass over the chunks' subject by `bus.fetch`, from where the last one ended."""
     start_seq, limit = progress.next_seq, 2
-    while not incoming.complete:
+    while incoming.awaited:
         began = ambient.monotonic()
-        batch = await bus.fetch(stream, incoming.blob.subject, start_seq=start_seq, limit=limit)
+        most = min(limit, incoming.awaited)
+        batch = await bus.fetch(stream, incoming.blob.subject, start_seq=start_seq, limit=most)
         if not batch:
             break
         slow = ambient.monotonic() - began > FETCH_S

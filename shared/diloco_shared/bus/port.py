@@ -309,6 +309,14 @@ class Bus(Protocol):
         """Bytes of payloads by subject, of those messages that match `subject`: of the oldest
         `messages_max`. Reads a line of each: for who looks rarely."""
 
+    async def heads(
+        self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1
+    ) -> list[Stored]:
+        """What `fetch` finds, with headers and without payloads: of the oldest `messages_max`.
+
+        Nothing, and little is asked, where there are fewer than `messages_min`.
+        """
+
     async def storage(self) -> StorageInfo:
         """What all streams hold and were promised."""
 

@@ -6,7 +6,7 @@ Two connections, for control and for data: a link full of chunks never delays a 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -166,6 +166,17 @@ async def connected(settings: ProcessSettings, name: str, **links: Any) -> Async
         await bus.close()
 
 
+def connected_for_data(settings: WorkerSettings, name: str) -> AbstractAsyncContextManager[Bus]:
+    """The same, for payloads: as fast, and on as many connections, as the settings say."""
+    return connected(
+        settings,
+        name,
+        connections=settings.connections,
+        uplink_bytes_per_s=settings.uplink_bytes_per_s,
+        downlink_bytes_per_s=settings.downlink_bytes_per_s,
+    )
+
+
 async def serve(settings: S, kind: type[Worker[S]], **more: Any) -> None:
     """Take a name, connect, and run until the process is told to stop. `more`: for `kind`."""
     folder = DataFolder.claim(settings.data, kind.role, settings.id, settings.ids)
@@ -174,13 +185,7 @@ async def serve(settings: S, kind: type[Worker[S]], **more: Any) -> None:
     try:
         async with (
             connected(settings, f"{settings.id}-control") as control,
-            connected(
-                settings,
-                f"{settings.id}-data",
-                connections=settings.connections,
-                uplink_bytes_per_s=settings.uplink_bytes_per_s,
-                downlink_bytes_per_s=settings.downlink_bytes_per_s,
-            ) as data,
+            connected_for_data(settings, f"{settings.id}-data") as data,
         ):
             await _run(kind(settings, control, data, folder, **more))
     finally:

@@ -11,8 +11,9 @@ hashed once on either side, and a chunk can be judged when it arrives.
 """
 
 import threading
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import xxhash
@@ -30,8 +31,8 @@ HEADER_DIGEST = "Diloco-Digest"
 
 Buffer = bytes | bytearray | memoryview
 
-_CHECK_BYTES = 16
-_ABSENT, _UNDER_WAY, _HERE = 0, 1, 2
+CHECK_BYTES = 16
+_ABSENT, _UNDER_WAY, _HERE, _LENT = 0, 1, 2, 3
 
 
 class ChunkError(ValueError):
@@ -64,15 +65,49 @@ class Headed:
         return memoryview(self.head[start:stop] + bytes(self.body[: max(stop - size, 0)]))
 
 
+class Pieces:
+    """A payload of `size` bytes of which some pieces are here, read as if all of it were.
+
+    Each piece is known by where it begins. A slice is a view, unless it goes over several pieces.
+    """
+
+    def __init__(self, size: int, pieces: Iterable[tuple[int, Buffer]]) -> None:
+        self.size = size
+        views = ((start, memoryview(piece).cast("B")) for start, piece in pieces)
+        self.pieces = sorted((p for p in views if len(p[1])), key=lambda piece: piece[0])
+        self.starts = [start for start, _ in self.pieces]
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> memoryview:
+        """KeyError where not all of it is here."""
+        start, stop, step = part.indices(self.size)
+        assert step == 1, "only whole stretches"
+        found, at = list[memoryview](), start
+        for first, piece in self.pieces[max(bisect_right(self.starts, start) - 1, 0) :]:
+            if at >= stop or first > at:
+                break
+            some = piece[at - first : stop - first]
+            found.append(some)
+            at += len(some)
+        if at < stop:
+            raise KeyError(f"of bytes {start} to {stop} of a payload, those from {at} on")
+        return found[0] if len(found) == 1 else memoryview(b"".join(found))
+
+
 Payload = Buffer | Headed
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A payload cut into chunks. Holds the payload, copies nothing."""
+    """A payload cut into chunks. Holds the payload, copies nothing.
+
+    Whoever has only some of the pieces, and of the checks, sends only the chunks that they make.
+    """
 
     blob: Blob
-    payload: memoryview | Headed
+    payload: memoryview | Headed | Pieces
     checks: bytes
 
     def data(self, index: int) -> memoryview:
@@ -82,7 +117,7 @@ class Outgoing:
 
     def headers(self, index: int) -> dict[str, str]:
         """What travels with chunk `index`."""
-        check = self.checks[index * _CHECK_BYTES : (index + 1) * _CHECK_BYTES]
+        check = self.checks[index * CHECK_BYTES : (index + 1) * CHECK_BYTES]
         return {
             HEADER_INDEX: str(index),
             HEADER_CHECK: check.hex(),
@@ -99,21 +134,49 @@ def cut(subject: str, payload: Payload, *, chunk_bytes: int = CHUNK_BYTES) -> Ou
     if chunk_bytes < 1:
         raise ChunkError(f"chunk_bytes must be at least 1, not {chunk_bytes}")
     view = payload if isinstance(payload, Headed) else memoryview(payload).cast("B")
-    chunks = _count(len(view), chunk_bytes)
+    chunks = chunk_count(len(view), chunk_bytes)
     if chunks > CHUNKS_MAX:
         raise ChunkError(f"{len(view)} bytes make {chunks} chunks; the limit is {CHUNKS_MAX}")
-    checks = b"".join(
-        xxhash.xxh3_128_digest(view[start : start + chunk_bytes])
-        for start in range(0, len(view), chunk_bytes)
+    return composed(subject, view, checks_of(view, range(chunks), chunk_bytes), chunk_bytes)
+
+
+def checks_of(
+    payload: memoryview | Headed | Pieces, chunks: Iterable[int], chunk_bytes: int
+) -> bytes:
+    """The checks of these chunks, one after the other."""
+    return b"".join(
+        xxhash.xxh3_128_digest(payload[n * chunk_bytes : (n + 1) * chunk_bytes]) for n in chunks
     )
+
+
+def spread(chunks: int, checks: Iterable[tuple[Sequence[int], Buffer]]) -> bytes:
+    """The checks of a payload of so many chunks, each in its place: zeros where none is given.
+
+    `checks`: of some chunks each, as `checks_of` makes them. Raises ChunkError where they are not
+    of as many.
+    """
+    found = bytearray(chunks * CHECK_BYTES)
+    for indices, some in checks:
+        if len(some) != len(indices) * CHECK_BYTES:
+            raise ChunkError(f"{len(some)} bytes are not the checks of {len(indices)} chunks")
+        for n, index in enumerate(indices):
+            place = index * CHECK_BYTES
+            found[place : place + CHECK_BYTES] = some[n * CHECK_BYTES : (n + 1) * CHECK_BYTES]
+    return bytes(found)
+
+
+def composed(
+    subject: str, payload: memoryview | Headed | Pieces, checks: bytes, chunk_bytes: int
+) -> Outgoing:
+    """The same as `cut` makes, of the checks of all chunks."""
     blob = Blob(
         subject=subject,
-        bytes=len(view),
+        bytes=len(payload),
         chunk_bytes=chunk_bytes,
-        chunks=chunks,
+        chunks=chunk_count(len(payload), chunk_bytes),
         digest=xxhash.xxh3_128_hexdigest(checks),
     )
-    return Outgoing(blob, view, checks)
+    return Outgoing(blob, payload, checks)
 
 
 def describe(subject: str, payload: Payload, *, chunk_bytes: int = CHUNK_BYTES) -> Blob:
@@ -126,8 +189,9 @@ class Incoming:
 
     Per message: `claim` says where its bytes go, then `settle` judges them. A chunk that is here,
     or that somebody else is receiving, cannot be claimed: nothing overwrites what was judged good.
-    `refused` counts by reason what came and was not taken. Not locked: callers in several threads
-    share `lock`, which the filling in between does not need.
+    `refused` counts by reason what came and was not taken. Chunks that are lent come another way:
+    whoever receives here does not wait for them. Not locked: callers in several threads share
+    `lock`, which the filling in between does not need.
     """
 
     def __init__(self, blob: Blob, reserve: Callable[[int], memoryview]) -> None:
@@ -137,7 +201,7 @@ class Incoming:
                 f"{blob.chunks} chunks of {blob.chunk_bytes} bytes are out of range: "
                 f"at most {CHUNKS_MAX}"
             )
-        if blob.chunks != _count(blob.bytes, blob.chunk_bytes):
+        if blob.chunks != chunk_count(blob.bytes, blob.chunk_bytes):
             raise ChunkError(
                 f"{blob.bytes} bytes are not {blob.chunks} chunks of {blob.chunk_bytes}"
             )
@@ -148,16 +212,60 @@ class Incoming:
         self.blob = blob
         self.lock = threading.Lock()
         self.received = 0
+        self.lent = 0
         # header, index, size, check: not what it claims; attempt, repeat: harmless; digest: of all.
         self.refused: Counter[str] = Counter()
         self.fault = ""  # the last one met
         self._states = bytearray(blob.chunks)
-        self._checks = bytearray(blob.chunks * _CHECK_BYTES)
+        self._checks = bytearray(blob.chunks * CHECK_BYTES)
 
     @property
     def complete(self) -> bool:
         """Whether every chunk is here and good by itself."""
         return self.received == self.blob.chunks
+
+    @property
+    def awaited(self) -> int:
+        """How many chunks are yet to come here."""
+        return self.blob.chunks - self.received - self.lent
+
+    def lend(self, indices: Iterable[int]) -> None:
+        """These come another way, if they are neither here nor on their way already."""
+        for index in indices:
+            if self._states[index] == _ABSENT:
+                self._states[index] = _LENT
+                self.lent += 1
+
+    def take_back(self, index: int) -> None:
+        """A lent chunk does not come that way any more."""
+        if self._states[index] == _LENT:
+            self._states[index] = _ABSENT
+            self.lent -= 1
+
+    def take_lent(self, index: int, check: Buffer, data: Buffer) -> bool:
+        """A lent chunk came that other way; whether it is good. Takes `lock` by itself.
+
+        Until it is judged nobody here asks for it. Raises ChunkError for what is none.
+        """
+        place = self.place(index)
+        if self._states[index] != _LENT or len(data) != len(place) or len(check) != CHECK_BYTES:
+            raise ChunkError(f"{len(data)} bytes are not chunk {index} of {self.blob.subject}")
+        self._checks[index * CHECK_BYTES : (index + 1) * CHECK_BYTES] = check
+        place[:] = data
+        good = self.check(index)
+        with self.lock:
+            self.lent -= 1
+            self._states[index] = _UNDER_WAY
+            self.settle(index, good)
+        return good
+
+    def has(self, index: int) -> bool:
+        """Whether that chunk is here, and good by itself."""
+        return self._states[index] == _HERE
+
+    def check_of(self, index: int) -> bytes:
+        """The check that came with a chunk that is here."""
+        return bytes(self._checks[index * CHECK_BYTES : (index + 1) * CHECK_BYTES])
 
     def missing(self, limit: int = 8) -> list[int]:
         """Up to `limit` indices that are not here yet, lowest first."""
@@ -188,14 +296,14 @@ class Incoming:
         if size != want:
             self._refuse("size", f"chunk {index} has {size} bytes instead of {want}")
             return None
-        if len(check) != _CHECK_BYTES:
+        if len(check) != CHECK_BYTES:
             self._refuse("header", f"chunk {index}: a check of {len(check)} bytes")
             return None
         if self._states[index] != _ABSENT:
             self.refused["repeat"] += 1
             return None
         self._states[index] = _UNDER_WAY
-        self._checks[index * _CHECK_BYTES : (index + 1) * _CHECK_BYTES] = check
+        self._checks[index * CHECK_BYTES : (index + 1) * CHECK_BYTES] = check
         return index
 
     def place(self, index: int) -> memoryview:
@@ -205,7 +313,7 @@ class Incoming:
 
     def check(self, index: int) -> bool:
         """Whether the bytes in place are what the chunk's check says. Changes nothing."""
-        wanted = self._checks[index * _CHECK_BYTES : (index + 1) * _CHECK_BYTES]
+        wanted = self._checks[index * CHECK_BYTES : (index + 1) * CHECK_BYTES]
         return xxhash.xxh3_128_digest(self.place(index)) == wanted
 
     def settle(self, index: int, good: bool) -> None:
@@ -249,5 +357,6 @@ class Incoming:
         self.fault = fault
 
 
-def _count(size: int, chunk_bytes: int) -> int:
+def chunk_count(size: int, chunk_bytes: int) -> int:
+    """How many chunks so many bytes make."""
     return -(-size // chunk_bytes)

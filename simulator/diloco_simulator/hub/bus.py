@@ -11,6 +11,7 @@ and `reconnect` cut one client off; `broker.fault` loses single messages or answ
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from diloco_shared.bus.deliveries import Answers, Deliveries, Trail
@@ -288,6 +289,15 @@ class MemoryBus(StreamKv):
 
     async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
         return await self._api(stream, lambda: self.broker.held(stream, subject, messages_max))
+
+    async def heads(
+        self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1
+    ) -> list[Stored]:
+        found = await self._api(stream, lambda: [*self.broker.select(stream, subject, 1)])
+        if len(found) < messages_min:
+            return []
+        heads = [replace(m, payload=b"") for m in found[:messages_max]]
+        return [without_server_headers(m) for m in heads]
 
     async def storage(self) -> StorageInfo:
         return await self._api("storage", self.broker.storage)

@@ -103,7 +103,7 @@ def main() -> None:
     configure("info")
     keep_on_disk(COMPILED)
     if INDEX:
-        followed(place, Settings())
+        followed(place, Settings(hosts_carry="first"))
     hosts = gathered(place, 4.0)
     one = Trainer(Program.build(SPEC))
     found = lead(hosts, one)

@@ -1,5 +1,6 @@
 """Process 0's connections, with hosts that speak their part by hand."""
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
@@ -7,9 +8,10 @@ from contextlib import suppress
 from typing import Any, ClassVar
 
 import pytest
-from waiting import wait_until
+from waiting import until, wait_until
 
 from diloco_learner.hosts import plan
+from diloco_learner.hosts.carrying_io import ERRAND
 from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.link_io import (
     BadFrame,
@@ -21,6 +23,7 @@ from diloco_learner.hosts.link_io import (
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.whole import HostLost
 from diloco_shared import VERSION
+from diloco_shared.protocol.chunks import Incoming, checks_of, cut
 
 PATIENCE_S = 30.0
 STOPPED = -15
@@ -248,3 +251,36 @@ def test_a_frame_is_bounded_before_it_is_received() -> None:
     for head in (b"", b"\xc1", b"\x01", b"\x90"):
         with pytest.raises(BadFrame):
             values_of(head)
+
+
+async def test_errands_stand_beside_the_plan(hosts: Hosts) -> None:
+    """A host that carries hears them between orders, and what it says of them is no answer."""
+    one, two = gathered(hosts)
+    one.says(ERRAND, "state", True, "", 100, 10)
+    two.says(ERRAND, "state", False, "no NATS server", 0, 0)
+    await until(lambda: hosts.ready() == (1,), patience_s=PATIENCE_S)
+    blob = cut("s", bytes(8), chunk_bytes=4).blob
+    storing = asyncio.create_task(hosts.carriers.put(1, 7, blob, PATIENCE_S))
+    told = (ERRAND, "put", 7, "s", 8, 4, 2, blob.digest, PATIENCE_S)
+    assert (await asyncio.to_thread(one.hears))[0] == told
+    assert hosts.tell(plan.Begin()) == 1, "it has no number among orders"
+    one.says(ERRAND, "carried", 7, "")
+    await storing
+
+    incoming = Incoming(blob, lambda size: memoryview(bytearray(size)))
+    lent = hosts.carriers.lend(1, incoming, (1,))
+    fetching = asyncio.create_task(hosts.carriers.get(lent, "UP-r", 5))
+    assert (await asyncio.to_thread(one.hears))[0] == ((1, "Begin"))
+    told = (ERRAND, "get", -1, "s", 8, 4, 2, blob.digest, "UP-r", 5, 1)
+    assert (await asyncio.to_thread(one.hears))[0] == told
+    check = checks_of(memoryview(bytes(8)), (1,), 4)
+    send(one.sockets["answers"], head_of(-1, "", 1), [memoryview(check), memoryview(bytes(4))])
+    await fetching
+    assert incoming.has(1) and not incoming.has(0)
+    # The island ends, and nobody waits for what is still out.
+    storing = asyncio.create_task(hosts.carriers.put(1, 9, blob, PATIENCE_S))
+    await asyncio.to_thread(one.hears)
+    hosts.when_lost = lambda: None
+    one.dies()
+    with pytest.raises(HostLost, match=r"host 1 \(node1\) is gone"):
+        await storing

@@ -3,6 +3,7 @@
 import pytest
 
 from diloco_learner.hosts.place import HostPlace, WrongHosts, first_node, place_of
+from diloco_learner.settings import Settings
 
 SLURM = {"SLURM_NTASKS": "4", "SLURM_PROCID": "2", "SLURM_JOB_ID": "123456"}
 NODES = {"SLURM_STEP_NODELIST": "gpu[003-005,9],login1"}
@@ -72,3 +73,11 @@ def test_what_does_not_fit_is_told(
 ) -> None:
     with pytest.raises(WrongHosts, match=words):
         place_of(hosts, index, address, environment)
+
+
+def test_limits_of_a_link_are_shared_out_among_those_who_use_it() -> None:
+    given = Settings(uplink_bytes_per_s=8e6, downlink_bytes_per_s=2e6)
+    each = given.of_host(4)
+    assert (each.uplink_bytes_per_s, each.downlink_bytes_per_s) == (2e6, 5e5)
+    alone = given.model_copy(update={"hosts_carry": "first"})
+    assert alone.of_host(4) == alone, "process 0 has the link for itself"

@@ -12,7 +12,7 @@ ORDERS: list[plan.Order] = [
     plan.WarmUp(8),
     plan.Step(0.1 + 0.2, False, (8, 17), "int32"),
     plan.Adopt(3, 0.5),
-    plan.Contribute(3, 41),
+    plan.Contribute(3, 41, 1 << 19, (1, 2)),
     plan.Decided(3, 41, True),
     plan.Read(0),
     plan.Copy("0/mu/layer_00/mlp/up_DxF"),

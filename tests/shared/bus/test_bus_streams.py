@@ -276,3 +276,16 @@ async def test_a_slow_reader_of_much_gets_all(open_buses: Open) -> None:
             await one.append("s.a", bytes([number]) * (1 << 20))
         async with two.read("S", "s.a") as messages:
             assert [(await anext(messages)).payload[0] for _ in range(24)] == [*range(24)]
+
+
+async def test_heads_are_messages_without_their_payloads(open_buses: Open) -> None:
+    async with open_buses() as (one, two):
+        await one.ensure_stream(SPEC)
+        assert await two.heads("S", "s.a", messages_max=9) == []
+        for n in range(3):
+            await one.append("s.a", bytes(1000), headers={"Diloco-N": str(n)}, msg_id=f"i{n}")
+            await one.append("s.b", b"other")
+        heads = [Stored("s.a", b"", {"Diloco-N": str(n)}, 2 * n + 1) for n in range(3)]
+        assert await two.heads("S", "s.a", messages_max=9) == heads
+        assert await two.heads("S", "s.a", messages_max=2, messages_min=3) == heads[:2]
+        assert await two.heads("S", "s.a", messages_max=9, messages_min=4) == []

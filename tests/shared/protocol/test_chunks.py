@@ -1,6 +1,7 @@
 """Reassembly: whatever comes, only the true payload comes out (I11), within its buffer (I12)."""
 
 import random
+from itertools import pairwise
 
 import pytest
 import xxhash
@@ -16,6 +17,7 @@ from diloco_shared.protocol.chunks import (
     ChunkError,
     Headed,
     Incoming,
+    Pieces,
     cut,
 )
 from diloco_shared.protocol.messages import Blob
@@ -220,3 +222,44 @@ def test_a_head_and_a_body_are_cut_as_if_they_were_one() -> None:
             assert (ours.blob, ours.checks) == (theirs.blob, theirs.checks)
             chunks = range(ours.blob.chunks)
             assert [bytes(ours.data(n)) for n in chunks] == [bytes(theirs.data(n)) for n in chunks]
+
+
+def test_lent_chunks_come_another_way_and_nobody_waits_for_them_here() -> None:
+    outgoing = cut("s", bytes(range(10)), chunk_bytes=4)
+    incoming = receive(outgoing.blob)
+    assert incoming.take(outgoing.headers(0), outgoing.data(0))
+    incoming.lend([0, 1, 2])
+    assert (incoming.awaited, incoming.lent, incoming.complete) == (0, 2, False)
+    assert not incoming.take(outgoing.headers(1), outgoing.data(1)), "somebody else brings it"
+    check = outgoing.checks[16:32]
+    with pytest.raises(ChunkError, match="3 bytes are not chunk 1"):
+        incoming.take_lent(1, check, b"123")
+    assert not incoming.take_lent(1, check, b"damaged!"[:4])
+    assert incoming.refused["check"] == 1 and incoming.awaited == 1
+    with pytest.raises(ChunkError, match="not chunk 1"):
+        incoming.take_lent(1, check, outgoing.data(1))
+    assert incoming.take(outgoing.headers(1), outgoing.data(1))
+    incoming.take_back(2)
+    incoming.take_back(2)
+    assert (incoming.awaited, incoming.lent) == (1, 0)
+    incoming.lend([2])
+    assert incoming.take_lent(2, outgoing.checks[32:], outgoing.data(2))
+    assert incoming.has(2) and incoming.check_of(2) == outgoing.checks[32:]
+    assert incoming.finish() == bytes(range(10))
+
+
+@given(payloads, sizes, st.data())
+def test_pieces_are_read_as_if_all_of_a_payload_were_here(
+    payload: bytes, size: int, data: st.DataObject
+) -> None:
+    edges = sorted({0, len(payload), *data.draw(st.lists(st.integers(0, len(payload))))})
+    cuts = list(pairwise(edges))
+    pieces = Pieces(len(payload), [(a, payload[a:b]) for a, b in data.draw(st.permutations(cuts))])
+    start = data.draw(st.integers(0, len(payload)))
+    assert len(pieces) == len(payload)
+    assert pieces[start : start + size] == payload[start : start + size]
+    if len(cuts) > 1:
+        first, *_ = cuts
+        some = Pieces(len(payload), [(a, payload[a:b]) for a, b in cuts[1:]])
+        with pytest.raises(KeyError):
+            some[: first[1] + 1]

@@ -20,6 +20,7 @@ from diloco_learner.events import (
     Tell,
 )
 from diloco_learner.exchange.encoding import Encoded
+from diloco_learner.hosts.carrying_io import Spread
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, Storing, sequence_of, write_part
 from diloco_learner.recovery.moments import Buffer, Handed, digest_of
 from diloco_learner.training.train import ToSend
@@ -180,18 +181,26 @@ class Uplink:
         name = manifest_subject(subject)
         await self._append(self.data, name, manifest, seconds, f"{name}/{self.incarnation}")
 
-    async def _contribute(self, effect: Contribute, handle: Encoded) -> None:
+    async def _contribute(self, effect: Contribute, handle: Encoded | Spread) -> None:
         e = effect
-        payload = await asyncio.to_thread(handle.fetch)
-        left_s = e.deadline - ambient.monotonic()
-        if left_s <= 0:
-            return  # nobody waits for it any more
         subject = subjects.contribution(
             self.run, self.learner, e.epoch, e.fragment, e.round, e.term
         )
-        blob = await put_blob(self.data, subject, payload, deadline_s=left_s)
+        if isinstance(handle, Spread):
+            blob = await handle.put(self.data, subject, e.deadline)
+        else:
+            blob = await self._put(handle, subject, e.deadline)
+        if blob is None:
+            return  # nobody waits for it any more
         passing("contribution")
         await self._manifest(subject, self._described(e, blob), e.deadline - ambient.monotonic())
+
+    async def _put(self, handle: Encoded, subject: str, deadline: float) -> Blob | None:
+        """Its chunks; None where it comes too late."""
+        payload = await asyncio.to_thread(handle.fetch)
+        if (left_s := deadline - ambient.monotonic()) <= 0:
+            return None
+        return await put_blob(self.data, subject, payload, deadline_s=left_s)
 
     def _described(self, e: Contribute, blob: Blob) -> ContributionManifest:
         return ContributionManifest(

@@ -28,6 +28,7 @@ from diloco_learner.training.speed import Island
 from diloco_learner.training.train import TrainLoop
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.checkpoints.parameters_io import beginning_of
+from diloco_shared.process.serving import connected_for_data
 from diloco_shared.reach.local import Reach
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh, fitted, mesh_of
 from diloco_shared.spec.run import RunSpec
@@ -141,9 +142,10 @@ def of_all(sizes: MeshSizes, devices: int, sequences: int) -> MeshSizes:
     )
 
 
-def gathered(place: HostPlace, silence_s: float) -> Hosts:
-    """In process 0: the others, once all are there. OSError where they do not come."""
-    hosts = Hosts(place, silence_s)
+def gathered(place: HostPlace, silence_s: float, *, carried: bool = False) -> Hosts:
+    """In process 0: the others, once all are there. OSError where they do not come. `carried`:
+    whether they carry to the hub what they can."""
+    hosts = Hosts(place, silence_s, carried=carried)
     hosts.gather()
     meet(place, hosts.meeting)
     return hosts
@@ -151,7 +153,11 @@ def gathered(place: HostPlace, silence_s: float) -> Hosts:
 
 def followed(place: HostPlace, settings: "Settings") -> None:
     """In the others: carry out what process 0 tells, until the process ends."""
-    follow(place, Hand(partial(programs, settings.reach)), partial(meet, place))
+    hand = Hand(partial(programs, settings.reach))
+    name = f"{settings.id or 'island'}-{place.index}-data"
+    connect = partial(connected_for_data, settings.of_host(place.hosts), name)
+    carries = settings.hosts_carry == "all"
+    follow(place, hand, partial(meet, place), connect if carries else None)
 
 
 def programs(reach: Reach, order: plan.Prepare) -> Program:

@@ -1,8 +1,8 @@
 """A process that follows: it comes to process 0, carries out its orders, and ends with the island.
 
-It has no connection to the bus, no identity there, and keeps nothing on its disk but compiled
-programs. Orders are read by a thread of their own, so that the end of process 0 is noticed at once,
-whatever this one computes.
+It follows no subject of the bus and says nothing there: at most it carries its share of what the
+island sends (`carrying_io`). It keeps nothing on its disk but compiled programs. Orders are read by
+a thread of their own, so that the end of process 0 is noticed at once, whatever this one computes.
 """
 
 import os
@@ -11,13 +11,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import structlog
 
 from diloco_learner.hosts import plan
+from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Connect, Got
 from diloco_learner.hosts.link_io import (
     JOIN_S,
     BadFrame,
@@ -30,7 +31,7 @@ from diloco_learner.hosts.link_io import (
 )
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.place import HostPlace
-from diloco_learner.hosts.trainer import Given, Hand
+from diloco_learner.hosts.trainer import Gift, Given, GivenShare, Hand
 from diloco_learner.hosts.whole import BEAT_S, LAST_WORDS_S, Hearing, silence
 from diloco_shared import VERSION, ambient
 from diloco_shared.process.membership import own_host
@@ -56,11 +57,13 @@ class Refused(Exception):
 class Leader:
     """Process 0, as one that follows sees it."""
 
-    def __init__(self, place: HostPlace) -> None:
+    def __init__(self, place: HostPlace, connect: Connect | None = None) -> None:
+        """`connect`: to the hub; None where this process carries nothing there."""
         self.place = place
+        self.carrier = None if connect is None else Carrier(connect, self._say, self.give)
         self.sending = threading.Lock()
         self.orders: queue.Queue[tuple[int, plan.Order, Buffer]] = queue.Queue(ORDERS_MAX)
-        self.given: queue.Queue[tuple[int, Given | list[Any]]] = queue.Queue(GIVEN_MAX)
+        self.given: queue.Queue[tuple[int, Gift | Got]] = queue.Queue(GIVEN_MAX)
         self.following = plan.Following()
         self.over = threading.Event()  # process 0 has said good-bye
         self.stopping = False  # this process is told to end
@@ -110,6 +113,8 @@ class Leader:
         """From now on take in orders, give signs of life, and notice the end."""
         for name, work in (("orders", self._read), ("given", self._give), ("alive", self._beat)):
             threading.Thread(target=work, name=name, daemon=True).start()
+        if self.carrier is not None:
+            threading.Thread(target=self.carrier.run, name="carrier", daemon=True).start()
 
     # --- orders --------------------------------------------------------------------------------
 
@@ -121,7 +126,7 @@ class Leader:
             self._say("taken", number, ambient.monotonic() - since)
             yield number, order, data
 
-    def give(self, number: int, given: Given | list[Any]) -> None:
+    def give(self, number: int, given: Gift | Got) -> None:
         """What process 0 wants for an order. What is yet to be fetched, another thread fetches."""
         self.given.put((number, given))
 
@@ -151,6 +156,9 @@ class Leader:
                 values = values_of(head)
                 if values[0] == "alive":
                     continue
+                if values[0] == ERRAND and self.carrier is not None:
+                    self.carrier.told(*values[1:])
+                    continue
                 number, order = plan.decode(head)
                 self.following.take(number)
                 if isinstance(order, plan.Bye):
@@ -172,11 +180,22 @@ class Leader:
         try:
             while True:
                 number, given = self.given.get()
-                parts = packed(given.fetch() if isinstance(given, Given) else given)
-                send(self.answering, head_of(number, ""), parts)
+                parts = packed(self._fetched(number, given))
+                which = given.indices if isinstance(given, Got) else ()
+                send(self.answering, head_of(number, "", *which), parts)
                 del given, parts  # they are large, and this waits
         except OSError as error:
             self._lost(str(error))
+
+    def _fetched(self, number: int, given: Gift | Got) -> Sequence[Any]:
+        if isinstance(given, Got):
+            return given.parts
+        if isinstance(given, GivenShare):
+            assert self.carrier is not None, "an order for one who carries"
+            kept, answer = given.fetch()
+            self.carrier.keep(number, kept)
+            return answer
+        return given.fetch() if isinstance(given, Given) else given
 
     def _beat(self) -> None:
         try:
@@ -197,13 +216,16 @@ def end(why: str, status: int) -> None:
     os._exit(status)
 
 
-def follow(place: HostPlace, hand: Hand, meet: Callable[[str], None]) -> None:
+def follow(
+    place: HostPlace, hand: Hand, meet: Callable[[str], None], connect: Connect | None = None
+) -> None:
     """Carry out orders until the island ends; the process ends with it.
 
-    `meet` joins jax's processes at the address that it is given. Exit status 0 where this process
+    `meet` joins jax's processes at the address that it is given. `connect`: to the hub, where this
+    process is to carry its share there. Exit status 0 where this process
     was told to stop, 1 otherwise: its supervisor starts it again, and so do those of the others.
     """
-    leader = Leader(place)
+    leader = Leader(place, connect)
 
     def stop(number: int, frame: FrameType | None) -> None:
         threading.Thread(target=_stop, args=(leader,), name="stop", daemon=True).start()
@@ -254,4 +276,6 @@ def _carry_out(leader: Leader, hand: Hand, number: int, order: plan.Order, data:
         leader.failed(number, f"{type(error).__name__}: {error}"[:300], for_good=False)
         return
     if given is not None:
-        leader.give(number, given if isinstance(given, Given) else list(given))
+        leader.give(number, given)
+    if isinstance(order, plan.Leave) and leader.carrier is not None:
+        leader.carrier.forget()

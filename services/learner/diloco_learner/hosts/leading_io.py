@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 
 from diloco_learner.hosts import plan
+from diloco_learner.hosts.carrying_io import ERRAND, Carriers, Spread
 from diloco_learner.hosts.link_io import (
     JOIN_S,
     BadFrame,
@@ -30,7 +31,7 @@ from diloco_learner.hosts.link_io import (
 )
 from diloco_learner.hosts.parts import Buffer
 from diloco_learner.hosts.place import HostPlace
-from diloco_learner.hosts.trainer import ForEach
+from diloco_learner.hosts.trainer import ForEach, SharedContribution
 from diloco_learner.hosts.whole import (
     BEAT_S,
     LAST_WORDS_S,
@@ -103,11 +104,13 @@ class Hosts:
         place: HostPlace,
         silence_s: float,
         *,
+        carried: bool = True,
         stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
         leave: Callable[[int], object] = os._exit,
     ) -> None:
-        """`silence_s`: so long without a sign of life, and a process counts as dead. `stop`: has
-        this one end in order; `leave`: ends it where it does not."""
+        """`silence_s`: so long without a sign of life, and a process counts as dead. `carried`:
+        whether the others carry to the hub what they can. `stop`: has this one end in order;
+        `leave`: ends it where it does not."""
         self.place = place
         self.silence_s = silence_s
         self.stop, self.leave = stop, leave
@@ -119,6 +122,7 @@ class Hosts:
         # While this process trains: what ends that, and tells why. Else it is stopped.
         self.when_lost: Callable[[], None] | None = None
         self.meeting = ""  # where jax's processes meet, once all are here
+        self.carriers = Carriers(lambda index, head: self.hosts[index].send(head), wanted=carried)
 
     @property
     def lost(self) -> str:
@@ -224,6 +228,14 @@ class Hosts:
         self.lose(why)
         raise HostLost(why)
 
+    def ready(self) -> tuple[int, ...]:
+        """See `hosts.trainer.Link`."""
+        return self.carriers.ready()
+
+    def spread(self, shared: SharedContribution) -> Spread:
+        """See `hosts.trainer.Link`."""
+        return Spread(self.carriers, shared.number, shared.carriers, shared)
+
     # --- what comes ----------------------------------------------------------------------------
 
     def _hear(self, host: Host) -> None:
@@ -240,6 +252,8 @@ class Hosts:
             stopped = self.whole.stopped_by
             fault = self.whole.hears(host.index, values, ambient.monotonic())
             stops = self.whole.stopped_by != stopped
+        if values[0] == ERRAND:
+            self.carriers.heard(host.index, host.name, *values[1:])
         if fault:
             self.lose(fault)
         if stops:
@@ -252,7 +266,10 @@ class Hosts:
         try:
             while True:
                 head, data = receive(host.answers)
-                number, fault = values_of(head)
+                number, fault, *indices = values_of(head)
+                if number < 0:
+                    self.carriers.came(host.index, number, indices, data)
+                    continue
                 with self.changed:
                     self.whole.gave(host.index, int(number), data, str(fault))
                     self.changed.notify_all()
@@ -296,6 +313,7 @@ class Hosts:
             if not self.whole.lose(why):
                 return
             self.changed.notify_all()
+        self.carriers.lost(self.lost)
         log.error("the island ends", reason=why)
         threading.Thread(target=self._end, name="end", daemon=True).start()
         if self.when_lost is not None:

@@ -59,10 +59,16 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """Encode the fragment for that round, and give the parts of it that are held here."""
+    """Encode the fragment for that round, and give the parts of it that are held here.
+
+    A process that is one of the `carriers` keeps its share instead, and gives the checks of its
+    chunks, and its other bytes: see `shares`.
+    """
 
     fragment: int
     round: int
+    chunk_bytes: int = 0
+    carriers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

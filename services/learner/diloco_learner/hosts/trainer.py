@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from numpy.typing import NDArray
 
-from diloco_learner.exchange.encoding import Encoded
+from diloco_learner.exchange.encoding import Encoded, sizes_of
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.parts import (
     Buffer,
@@ -26,11 +26,13 @@ from diloco_learner.hosts.parts import (
     cut,
     held,
     own_parts,
+    packed,
     put_together,
     size_of,
     split,
     told,
 )
+from diloco_learner.hosts.shares import Composed, Kept, Lying, compose, kept
 from diloco_learner.models import Place, scattered, to_named
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Layer, fetched
@@ -38,6 +40,8 @@ from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.fragments_on_mesh import MeshFragmentOps
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.trainer import Program, Published, Trainer, Values, empty
+from diloco_shared.numerics import codec
+from diloco_shared.protocol.chunks import CHUNK_BYTES
 
 # Of each process: the bytes that an order is carried out with there.
 ForEach = Callable[[int], Sequence[memoryview]]
@@ -56,6 +60,12 @@ class Link(Protocol):
     def answers(self, number: int) -> Mapping[int, Buffer]:
         """What each process gave for that order; waits for it. Raises HostLost."""
 
+    def ready(self) -> tuple[int, ...]:
+        """Processes that carry their share of a contribution to the hub themselves."""
+
+    def spread(self, shared: "SharedContribution") -> Any:
+        """A handle of a contribution of which some do so: see `carrying_io`."""
+
 
 class HostsTrainer(Trainer):
     """Of process 0. Different threads may call it."""
@@ -63,6 +73,7 @@ class HostsTrainer(Trainer):
     def __init__(self, program: Program, link: Link) -> None:
         assert program.placement is not None, "several processes have several devices"
         self.link = link
+        self.chunk_bytes = CHUNK_BYTES
         self.placement: Placement = program.placement
         with self._telling(plan.Begin()):
             super().__init__(program)
@@ -103,10 +114,15 @@ class HostsTrainer(Trainer):
         with self._telling(plan.Adopt(p, float(alpha)), self._cut_anchor(p, anchor_F)):
             super().adopt(p, anchor_F, alpha)
 
-    def contribution(self, p: int, round_: int) -> Encoded:
-        with self._telling(plan.Contribute(p, round_)) as number:
+    def contribution(self, p: int, round_: int) -> Any:
+        """Handle of it: Encoded, or what `Link.spread` gives where others carry a share of it."""
+        carriers = self.link.ready()
+        with self._telling(plan.Contribute(p, round_, self.chunk_bytes, carriers)) as number:
             here = super().contribution(p, round_)
-        answer = _Answer(self.link, number, here.parts)
+        if carriers:
+            shared = SharedContribution(self.link, number, here, carriers, self.chunk_bytes)
+            return self.link.spread(shared)
+        answer = _Answer(self.link, number, here.parts, lasting=True)
         parts: Any = tuple(answer.part(n) for n in range(len(here.parts)))
         return Encoded(here.codec, here.values, parts)
 
@@ -216,12 +232,13 @@ def tensor_lies(program: Program, opt_state: Any, place: Place) -> NamedSharding
 @dataclass(slots=True)
 class _Answer:
     """Arrays that an order made on all devices. One answer of each process holds its parts of all
-    of them, one array after the other. For one thread."""
+    of them, one array after the other. For one thread. `lasting`: see `_fetched`."""
 
     link: Link
     number: int
     arrays: tuple[jax.Array, ...]
     layer: int | None = None
+    lasting: bool = False
     came: Mapping[int, Buffer] | None = None
 
     def part(self, n: int) -> "_Whole":
@@ -235,7 +252,7 @@ class _Answer:
         shape = array.shape if self.layer is None else array.shape[1:]
         for process, spans in _told(array, self.layer).items():
             if process == jax.process_index():
-                parts |= _fetched(array, spans, self.layer)
+                parts |= _fetched(array, spans, self.layer, lasting=self.lasting)
             else:
                 parts |= split(spans, array.dtype, self._of(self.came[process], process, n))
         return put_together(shape, array.dtype, parts)
@@ -286,10 +303,57 @@ def _told(array: jax.Array, layer: int | None) -> dict[int, list[Span]]:
     return {n: [s if layer is None else s[1:] for s in spans] for n, spans in found.items()}
 
 
-def _fetched(array: jax.Array, spans: Sequence[Span], layer: int | None) -> dict[Span, Any]:
-    """Of this process's own devices."""
+def _fetched(
+    array: jax.Array, spans: Sequence[Span], layer: int | None, *, lasting: bool
+) -> dict[Span, Any]:
+    """Of this process's own devices. `lasting`: no program is ever given that array's memory.
+
+    Such an array is asked itself. A copy would be the work of the devices' own threads: where that
+    is one thread, as of a CPU that others share, steps would always come before it.
+    """
     parts = own_parts(array, spans, layer)
+    if lasting:
+        return {span: np.asarray(part) for span, part in parts.items()}
     return {s: fetched(x if layer is None else Layer(x, layer)) for s, x in parts.items()}
+
+
+# --------------------------------------------------------------------------------------------------
+# Contributions that several processes carry to the hub.
+
+
+def lying(encoded: Encoded) -> Lying:
+    """How the parts of an encoded fragment lie in its payload."""
+    header = codec.header(encoded.codec, encoded.values)
+    return Lying(
+        len(header),
+        sizes_of(encoded.codec, encoded.values),
+        tuple(array.dtype.itemsize for array in encoded.parts),
+        tuple(_told(array, None) for array in encoded.parts),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedContribution:
+    """One of which `carriers` keep their shares. `number`: of the order that encoded it."""
+
+    link: Link
+    number: int
+    encoded: Encoded
+    carriers: tuple[int, ...]
+    chunk_bytes: int
+
+    def compose(self, subject: str) -> Composed:
+        """What process 0 has of it, in any thread: waits for the others. Raises HostLost."""
+        encoded = self.encoded
+        return compose(
+            subject,
+            lying(encoded),
+            codec.header(encoded.codec, encoded.values),
+            (jax.process_index(), packed(Given(encoded.parts, lasting=True).fetch())),
+            self.link.answers(self.number),
+            self.carriers,
+            self.chunk_bytes,
+        )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -298,20 +362,37 @@ def _fetched(array: jax.Array, spans: Sequence[Span], layer: int | None) -> dict
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Arrays on the devices of which process 0 wants this one's parts: fetched by another thread,
-    unless the next step overwrites them."""
+    """Arrays on the devices of which process 0 wants this one's parts: fetched by another thread
+    where they are `lasting` (see `_fetched`), and else before the next step overwrites them."""
 
     arrays: tuple[Any, ...]
     layer: int | None = None
+    lasting: bool = False
 
     def fetch(self) -> list[Any]:
         """In the order in which process 0 expects them."""
         found: list[Any] = []
         for array in self.arrays:
             spans = _told(array, self.layer).get(jax.process_index(), [])
-            parts = _fetched(array, spans, self.layer)
+            parts = _fetched(array, spans, self.layer, lasting=self.lasting)
             found += [parts[span] for span in spans]
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class GivenShare:
+    """An encoded fragment of which this process keeps its share: also fetched by another thread."""
+
+    encoded: Encoded
+    chunk_bytes: int
+
+    def fetch(self) -> tuple[Kept, list[memoryview]]:
+        """(what it keeps, what process 0 wants)."""
+        parts = packed(Given(self.encoded.parts, lasting=True).fetch())
+        return kept(lying(self.encoded), jax.process_index(), parts, self.chunk_bytes)
+
+
+Gift = Given | GivenShare | Sequence[Any]
 
 
 class Hand:
@@ -325,7 +406,7 @@ class Hand:
         self.evaluated: Any = None  # parameters
         self.found: dict[str, Place] = {}  # of the moments' tensors
 
-    def carry_out(self, order: plan.Order, data: Buffer) -> Given | Sequence[Any] | None:
+    def carry_out(self, order: plan.Order, data: Buffer) -> Gift | None:
         """What is to be given to process 0, or None. Raises whatever goes wrong."""
         if isinstance(order, plan.Prepare):
             self._let_go()
@@ -347,7 +428,7 @@ class Hand:
 
     def _train(
         self, order: plan.Order, data: Buffer, program: Program, trainer: Trainer
-    ) -> Given | Sequence[Any] | None:
+    ) -> Gift | None:
         match order:
             case plan.WarmUp():
                 trainer.warm_up(order.sequences)
@@ -359,7 +440,10 @@ class Hand:
                 anchor: Any = self._anchor(order.fragment, data, program)
                 trainer.adopt(order.fragment, anchor, order.alpha)
             case plan.Contribute():
-                return Given(trainer.contribution(order.fragment, order.round).parts)
+                encoded = trainer.contribution(order.fragment, order.round)
+                if jax.process_index() in order.carriers:
+                    return GivenShare(encoded, order.chunk_bytes)
+                return Given(encoded.parts, lasting=True)
             case plan.Decided():
                 trainer.decided(order.fragment, order.round, merged=order.merged)
             case plan.Read():

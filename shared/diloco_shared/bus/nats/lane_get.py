@@ -59,7 +59,7 @@ class Receiving:
         return (
             self.stopped
             or self.failure is not None
-            or self._incoming.complete
+            or not self._incoming.awaited
             or (self._total is not None and self._seen_below > self._total)
         )
 
@@ -78,7 +78,7 @@ class Receiving:
         """How many messages to ask for, at most `most`; if none, seconds until asking again."""
         with self._lock:
             blob = self._incoming.blob
-            wanted = min(most, blob.chunks - self._incoming.received - self._asked)
+            wanted = min(most, self._incoming.awaited - self._asked)
             granted, wait_s = 0, LOOK_S
             # Repeats and other attempts' chunks use up what was asked for: then one more at a time.
             for _ in range(max(wanted, 0 if self._asked else 1)):

@@ -105,7 +105,7 @@ class NatsLanes:
         await self._run(sending, connections, progress)
 
     async def receive(self, stream: str, incoming: Incoming, progress: TransferProgress) -> None:
-        if incoming.complete:
+        if not incoming.awaited:
             return
         name, there = await self._consumer(stream, incoming.blob.subject, progress.next_seq)
         try:
