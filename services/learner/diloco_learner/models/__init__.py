@@ -245,9 +245,22 @@ def put(
 
 def scattered(values: Any, dtype: Any, lies: Sharding) -> jax.Array:
     """Values of numpy on several devices: each gets a copy of its own part, and no more."""
-    return jax.make_array_from_callback(
-        values.shape, lies, lambda part: np.array(values[part], dtype)
+    return arrived(
+        jax.make_array_from_callback(values.shape, lies, lambda part: np.array(values[part], dtype))
     )
+
+
+def arrived(array: jax.Array) -> jax.Array:
+    """The same, once it is there: on the processors of several processes. Elsewhere at once.
+
+    A processor begins at once with a program whose arguments are all there. One that waits for an
+    argument (copies of 100 KiB and more are made by another thread) is overtaken by the next. But
+    processes that compute together must come to their programs in one order. Other devices keep
+    the order in which programs are handed to them.
+    """
+    if jax.process_count() > 1 and jax.default_backend() == "cpu":
+        array.block_until_ready()
+    return array
 
 
 def tensor_specs(

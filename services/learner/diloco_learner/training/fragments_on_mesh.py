@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Parts, encode
-from diloco_learner.models import from_named, to_named
+from diloco_learner.models import arrived, from_named, to_named
 from diloco_learner.training.fragment_ops import Bit, FragmentOps, FragmentView, Run
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead
@@ -124,7 +124,7 @@ class MeshFragmentOps(FragmentOps):
             values[: max(min(stop, size) - start, 0)] = anchor_F[start : min(stop, size)]
             return values
 
-        return jax.make_array_from_callback((padded,), self.placement.flat, part)
+        return arrived(jax.make_array_from_callback((padded,), self.placement.flat, part))
 
 
 # --------------------------------------------------------------------------------------------------
