@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 from diloco_learner.app import Learner
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.events import Leave
-from diloco_learner.hosts import plan
+from diloco_learner.hosts import plan, whole
 from diloco_learner.hosts.computing_io import unless_lost
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.whole import (
     BEAT_S,
-    LAST_WORDS_S,
     ORDER_S_MAX,
     Hearing,
     HostLost,
@@ -265,7 +264,7 @@ class Leading:
             return
         self.island.watch.counts["islands lost a host"] += 1
         self._notify()
-        self.island.loop.call_later(LAST_WORDS_S, self.leave)
+        self.island.loop.call_later(whole.LAST_WORDS_S, self.leave)
         if self.when_lost is not None:
             self.when_lost()
         else:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 SHORT, LONG = (0.4, 0.8), (1.5, 4.0)
 # What makes a host's link slow is over after so many virtual seconds.
 SLOW_FOR_S = (3.0, 12.0)
-# After a contribution of all hosts is put together, process 0 dies while it puts it.
-PUTTING_S = (0.0, 0.3)
+# A contribution that is put together is put by its chunks, an answer to them, and its manifest.
+PUTTING_WAYS = 3.0
 # Half of the machines that die close no connection.
 WORDLESS = 0.5
 
@@ -114,14 +114,17 @@ class IslandTroubles:
         def strike() -> None:
             leading = island.leading
             assert leading is not None
-            process = leading.process
+            process, putting = leading.process, set(leading.life.putting)
 
             def die() -> None:
-                if self.world.scene.faulty and not process.killed and island.machine is not None:
+                if not self.world.scene.faulty or process.killed or island.machine is None:
+                    return
+                if putting & leading.life.putting:
                     self.counts["islands: process 0 dies in the middle of a put"] += 1
-                    self.world.crash(island.machine, self.rng.uniform(0.5, 6.0))
+                self.world.crash(island.machine, self.rng.uniform(0.5, 6.0))
 
-            leading.cable.later(self.rng.uniform(*PUTTING_S), die)
+            seconds = self.rng.uniform(0.0, PUTTING_WAYS * self.world.options.delay_s)
+            leading.cable.later(seconds, die)
 
         island.armed["gathered"] = strike
 
