@@ -37,8 +37,11 @@ class IslandTroubles:
         o = self.world.options
         if not o.hosts:
             return
+        # No kind comes again before all have.
+        deaths = [self.dies, self.dies_untaken, self.dies_encoded, self.dies_putting]
+        self.rng.shuffle(deaths)
         for count, strike in (
-            (o.host_deaths, self._death),
+            *((1, death) for death in (deaths * o.host_deaths)[: o.host_deaths]),
             (o.host_hangs, self.stands_still),
             (o.host_stops, self.told_to_stop),
             (o.slow_hosts, self.slow),
@@ -73,11 +76,6 @@ class IslandTroubles:
         return self.rng.choice(followers)
 
     # --- deaths --------------------------------------------------------------------------------
-
-    def _death(self) -> None:
-        self.rng.choice(
-            (self.dies, self.dies_untaken, self.dies_encoded, self.dies_putting, self.dies_putting)
-        )()
 
     def dies(self, follower: Follower | None = None) -> None:
         """One that follows, now."""
