@@ -77,13 +77,13 @@ class Island:
         self.gone = False  # for good
         self.lives = 0
         self.followers = {n: Follower(self, n) for n in range(1, hosts)}
-        # Of one that dies next: at which of the moments that nobody else can see.
-        self.armed: dict[str, Callable[[], None]] = {}
+        # Who is to die at which of the moments that nobody else can see; told which host it is.
+        self.armed: dict[str, list[Callable[[Island, int], None]]] = {}
 
-    def moment(self, what: str) -> None:
-        """Somebody may be to die now."""
-        if (strike := self.armed.pop(what, None)) is not None:
-            strike()
+    def moment(self, what: str, index: int = 0) -> None:
+        """Somebody may be to die now, at what this host does."""
+        for strike in self.armed.pop(what, ()):
+            strike(self, index)
 
     def begins(self, machine: Host, leading: "Leading", process: Hosted) -> None:
         """Process 0 is started; the others are too, the first time."""
@@ -409,7 +409,7 @@ class Follower:
             if isinstance(order, SHARED):
                 self.life.carried(self.index, number, shared_state(trainer.tiny))
             if isinstance(order, plan.Contribute):
-                self.island.moment(f"encoded {self.index}")
+                self.island.moment("encoded", self.index)
             if given is not None:
                 await asyncio.sleep(self.island.rng.uniform(*FETCH_S))
                 answer = b"".join(packed(given))

@@ -19,6 +19,10 @@ SHORT, LONG = (0.4, 0.8), (1.5, 4.0)
 SLOW_FOR_S = (3.0, 12.0)
 # A contribution that is put together is put by its chunks, an answer to them, and its manifest.
 PUTTING_WAYS = 3.0
+# With one of these told and not taken up a host dies.
+ORDERS = ("Step", "Adopt", "Contribute", "Decided")
+# Deaths are planned for this share of the time of troubles: some wait for their moment.
+SOON = 0.6
 # Half of the machines that die close no connection.
 WORDLESS = 0.5
 
@@ -40,8 +44,11 @@ class IslandTroubles:
         # No kind comes again before all have.
         deaths = [self.dies, self.dies_untaken, self.dies_encoded, self.dies_putting]
         self.rng.shuffle(deaths)
+        for death in (deaths * o.host_deaths)[: o.host_deaths]:
+            self.world.loop.call_later(
+                self.rng.uniform(3.0, SOON * o.safety_s), self._strike, death
+            )
         for count, strike in (
-            *((1, death) for death in (deaths * o.host_deaths)[: o.host_deaths]),
             (o.host_hangs, self.stands_still),
             (o.host_stops, self.told_to_stop),
             (o.slow_hosts, self.slow),
@@ -86,30 +93,26 @@ class IslandTroubles:
 
     def dies_untaken(self) -> None:
         """An order is told, and one of the hosts will never take it up."""
-        follower = self._somebody()
-        orders = ("told Step", "told Adopt", "told Contribute", "told Decided")
 
-        def strike() -> None:
+        def strike(island: Island, index: int) -> None:
             self.counts["islands: a host dies with an order told and not taken"] += 1
-            self.dies(follower)
+            self.dies(self.rng.choice(list(island.followers.values())))
 
-        follower.island.armed[self.rng.choice(orders)] = strike
+        self._at(f"told {self.rng.choice(ORDERS)}", strike)
 
     def dies_encoded(self) -> None:
         """A host has encoded its part of a contribution, and never gives it."""
-        follower = self._somebody()
 
-        def strike() -> None:
+        def strike(island: Island, index: int) -> None:
             self.counts["islands: a host dies with its part not given"] += 1
-            self.dies(follower)
+            self.dies(island.followers[index])
 
-        follower.island.armed[f"encoded {follower.index}"] = strike
+        self._at("encoded", strike)
 
     def dies_putting(self) -> None:
         """Process 0, with a contribution put together and not put, or half put."""
-        island = self.rng.choice(self.islands)
 
-        def strike() -> None:
+        def strike(island: Island, index: int) -> None:
             leading = island.leading
             assert leading is not None
             process, putting = leading.process, set(leading.life.putting)
@@ -124,7 +127,19 @@ class IslandTroubles:
             seconds = self.rng.uniform(0.0, PUTTING_WAYS * self.world.options.delay_s)
             leading.cable.later(seconds, die)
 
-        island.armed["gathered"] = strike
+        self._at("gathered", strike)
+
+    def _at(self, moment: str, strike: Callable[[Island, int], None]) -> None:
+        """Once, in the island that comes to that moment first."""
+        struck: list[Island] = []
+
+        def once(island: Island, index: int) -> None:
+            if not struck and self.world.scene.faulty:
+                struck.append(island)
+                strike(island, index)
+
+        for island in self.islands:
+            island.armed.setdefault(moment, []).append(once)
 
     # --- what does not die -----------------------------------------------------------------------
 
