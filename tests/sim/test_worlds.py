@@ -1,6 +1,6 @@
 """Seeded worlds of the whole product: nothing wrong is ever done, and every run ends well.
 
-Checked in each: I1 to I12, as far as a world shows them (docs/explanation/simulation.md).
+Checked in each: I1 to I13, as far as a world shows them (docs/explanation/simulation.md).
 `make sim SEEDS=2000` plays more; a failing seed is named with the command that plays it again.
 """
 

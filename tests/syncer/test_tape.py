@@ -111,6 +111,27 @@ async def test_what_is_left_of_a_tape_in_its_archive_alone_is_its_end(tmp_path: 
     assert await Tape(bus, "r", 0, archive).newest() == 4
 
 
+async def test_an_archive_counts_also_where_another_shard_has_the_first_record(
+    tmp_path: Path,
+) -> None:
+    """The server lost all of this shard that was not archived, and nothing of the other one."""
+    bus = MemoryBus(MemoryBroker(), "a")
+    await stream(bus)
+    other = Tape(bus, "r", 1, TapeArchive(str(tmp_path), "r.1", 1), shards=2)
+    await other.append(term(1, "b"))
+    archive = TapeArchive(str(tmp_path), "r.1")
+    tape = Tape(bus, "r", 0, archive, shards=2)
+    for number in range(1, 4):
+        await tape.append(term(number, "a"))
+    archive.write((await bus.fetch(tape.stream, tape.subject))[:2])
+    await bus.purge(tape.stream, tape.subject, below_seq=4)
+    bus.broker.lose(tape.stream, 1)
+    fresh = Tape(bus, "r", 0, archive, shards=2)
+    assert await fresh.newest() == 3
+    assert [seq for seq, _ in await fresh.read()] == [2, 3]
+    assert await other.newest() == 1
+
+
 async def test_behind_a_first_record_whose_answer_was_lost_comes_the_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -107,9 +107,13 @@ def archives_of(spec: RunSpec, checkpoint_root: str) -> list[TapeArchive]:
     return [TapeArchive(root, spec.folder, s) for s in range(spec.algorithm.shards)]
 
 
-async def began_later(bus: Bus, stream: str) -> bool:
-    """Whether anything has left the beginning of the tape: what is not there may be archived."""
-    return (await bus.stream_info(stream)).first_seq > 1
+async def has_left(bus: Bus, stream: str) -> bool:
+    """Whether anything has left the tape: what is not there may be archived.
+
+    Not its beginning alone: all that one shard had may be gone, while another's record is first.
+    """
+    info = await bus.stream_info(stream)
+    return info.messages < info.last_seq
 
 
 async def read_tape(
@@ -134,7 +138,7 @@ async def read_tape(
     found = {s.seq: s for s in stored if s.subject in wanted}
     for archive, subject in zip(archives, wanted, strict=True):
         oldest = await bus.fetch(stream, subject, limit=1)
-        if oldest[0].seq > after + 1 if oldest else await began_later(bus, stream):
+        if oldest[0].seq > after + 1 if oldest else await has_left(bus, stream):
             older = await asyncio.to_thread(archive.read, run, after, limit)
             found |= {s.seq: s for s in older}
     return [found[seq] for seq in sorted(found)][:limit]

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from diloco_learner.hosts.whole import BEAT_S, LAST_WORDS_S
+from diloco_learner.hosts import whole
 from diloco_simulator.checkers.promises import Report
 
 # Beyond the limit of silence: two looks, what is on its way, and the standstill of a thread.
-SLACK_S = 4 * BEAT_S
+SLACK_S = 4 * whole.BEAT_S
 # Numbers of orders of which all hosts were heard that are kept: one host is ahead by few.
 KEPT = 64
 
@@ -50,7 +50,9 @@ class IslandLife:
     heads: dict[int, bytes] = field(default_factory=dict)  # of orders, as process 0 told them
     last: dict[int, int] = field(default_factory=dict)  # order that each host took up last
     states: dict[int, tuple[int, str]] = field(default_factory=dict)  # first host, what it held
-    payloads: set[bytes] = field(default_factory=set)  # that were put together
+    # What was put together, by fragment and round; and of that, what is not on the hub yet.
+    made: set[tuple[int, int, bytes]] = field(default_factory=set)
+    putting: set[tuple[int, int, bytes]] = field(default_factory=set)
 
     # --- the plan ------------------------------------------------------------------------------
 
@@ -84,7 +86,8 @@ class IslandLife:
         self.acts()
         if payload != expected:
             self._broken(f"parts of fragment {fragment} for round {round_} make another whole")
-        self.payloads.add(payload)
+        self.made.add((fragment, round_, payload))
+        self.putting.add((fragment, round_, payload))
 
     # --- who lives -----------------------------------------------------------------------------
 
@@ -93,7 +96,7 @@ class IslandLife:
         if self.dead_at < math.inf or self.ended_at < math.inf:
             return
         self.dead_at = now
-        limit_s = self.island.silence_s + LAST_WORDS_S + SLACK_S
+        limit_s = self.island.silence_s + whole.LAST_WORDS_S + SLACK_S
         self.watch.later(limit_s, self._ends_by, limit_s)
 
     def acts(self) -> None:
@@ -142,13 +145,21 @@ class IslandWatch:
         self.lives.append(life)
         return life
 
-    def stored(self, learner: str, payload: bytes) -> None:
-        """A contribution lies on the hub: if an island's, it was put together of all parts."""
+    def stored(
+        self, learner: str, fragment: int, round_: int, payload: bytes, *, lies: bool
+    ) -> None:
+        """A contribution lies on the hub: if an island's, it was put together of all parts.
+
+        `lies`: in this world it may be another one's, or not what the island made of it.
+        """
         mine = [life for life in self.lives if life.name == learner]
-        if mine:
+        put = fragment, round_, payload
+        for life in mine:
+            life.putting.discard(put)
+        if mine and not lies:
             self.report.looked("I13")
-            if not any(payload in life.payloads for life in mine):
-                self.broken(f"{learner} has put what was never put together")
+            if not any(put in life.made for life in mine):
+                self.broken(f"{learner} has put for round {round_} what was never put together")
 
     def broken(self, text: str) -> None:
         self.report("I13", text)

@@ -43,6 +43,20 @@ REQUIRED = (
     "hangs",
     "heirs",
     "initial parameters half sent",
+    "islands ended",
+    "islands lost a host",
+    "islands whole again",
+    "islands: a host dies",
+    "islands: a host dies with an order told and not taken",
+    "islands: a host dies with its part not given",
+    "islands: a host is told to stop",
+    "islands: a host stands still for a while",
+    "islands: a host stands still for long",
+    "islands: a host's link is slow",
+    "islands: process 0 dies in the middle of a put",
+    "islands: process 0 gone without a word",
+    "islands: process 0 silent past the limit",
+    "islands: silent past the limit",
     "learners without a device",
     "learners: Merged",
     "learners: Unmerged",
@@ -103,6 +117,7 @@ REQUIRED = (
     "told: setting",
     "told: shard-repeated",
     "told: shard-shared",
+    "told: straggling-host",
     "told: term",
     "told: unfit",
     "two coordinators",
@@ -125,7 +140,7 @@ REQUIRED = (
     "without a syncer",
 )
 # Promises that every few worlds check.
-CHECKED = (*(f"I{n}" for n in range(1, 13)), "liveness")
+CHECKED = (*(f"I{n}" for n in range(1, 14)), "liveness")
 
 
 def chance_to_miss(worlds: int, reached: int = REACHED) -> float:

@@ -108,9 +108,9 @@ class Observer:
                 return  # bad input: nobody may take it
         if (payload := self._payload(stream, m.blob, message)) is not None:
             self.watch.stored(m.blob, payload)
-            told = not self.scene.options.garbage and not self.scene.options.nan
-            if told and self.islands is not None and isinstance(m, ContributionManifest):
-                self.islands.stored(m.learner, payload)
+            if self.islands is not None and isinstance(m, ContributionManifest):
+                lies = self.scene.options.garbage > 0 or self.scene.options.nan > 0
+                self.islands.stored(m.learner, m.fragment, m.round, payload, lies=lies)
 
     def _published(self, stream: str, message: Stored) -> None:
         m = decode(message.payload, PublicationManifest)

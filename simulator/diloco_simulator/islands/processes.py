@@ -13,12 +13,11 @@ from typing import Any, TypeVar
 from diloco_learner.app import Learner
 from diloco_learner.data.batches_io import Batches
 from diloco_learner.events import Leave
-from diloco_learner.hosts import plan
+from diloco_learner.hosts import plan, whole
 from diloco_learner.hosts.computing_io import unless_lost
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.whole import (
     BEAT_S,
-    LAST_WORDS_S,
     ORDER_S_MAX,
     Hearing,
     HostLost,
@@ -78,13 +77,13 @@ class Island:
         self.gone = False  # for good
         self.lives = 0
         self.followers = {n: Follower(self, n) for n in range(1, hosts)}
-        # Of one that dies next: at which of the moments that nobody else can see.
-        self.armed: dict[str, Callable[[], None]] = {}
+        # Who is to die at which of the moments that nobody else can see; told which host it is.
+        self.armed: dict[str, list[Callable[[Island, int], None]]] = {}
 
-    def moment(self, what: str) -> None:
-        """Somebody may be to die now."""
-        if (strike := self.armed.pop(what, None)) is not None:
-            strike()
+    def moment(self, what: str, index: int = 0) -> None:
+        """Somebody may be to die now, at what this host does."""
+        for strike in self.armed.pop(what, ()):
+            strike(self, index)
 
     def begins(self, machine: Host, leading: "Leading", process: Hosted) -> None:
         """Process 0 is started; the others are too, the first time."""
@@ -265,7 +264,7 @@ class Leading:
             return
         self.island.watch.counts["islands lost a host"] += 1
         self._notify()
-        self.island.loop.call_later(LAST_WORDS_S, self.leave)
+        self.island.loop.call_later(whole.LAST_WORDS_S, self.leave)
         if self.when_lost is not None:
             self.when_lost()
         else:
@@ -410,7 +409,7 @@ class Follower:
             if isinstance(order, SHARED):
                 self.life.carried(self.index, number, shared_state(trainer.tiny))
             if isinstance(order, plan.Contribute):
-                self.island.moment(f"encoded {self.index}")
+                self.island.moment("encoded", self.index)
             if given is not None:
                 await asyncio.sleep(self.island.rng.uniform(*FETCH_S))
                 answer = b"".join(packed(given))

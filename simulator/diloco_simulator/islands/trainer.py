@@ -132,6 +132,10 @@ class LeadingTrainer(VirtualTrainer):
     def _answers(self, order: plan.Order) -> Mapping[int, Buffer]:
         return self.leading.answers(self.leading.tell(order))
 
+    def _cut(self, anchor_F: Values) -> ForEach:
+        spans = spans_of(len(anchor_F), self.leading.hosts)
+        return lambda host: cut(anchor_F, spans[host])
+
     def _carried(self, number: int) -> None:
         self.leading.carried(number, shared_state(self.tiny))
 
@@ -149,9 +153,7 @@ class LeadingTrainer(VirtualTrainer):
         return MeanLoss(self.leading.programs.meet(number, 0, loss), poisoned)
 
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
-        spans = spans_of(len(anchor_F), self.leading.hosts)
-        order = plan.Adopt(p, float(alpha))
-        number = self.leading.tell(order, lambda n: cut(anchor_F, spans[n]))
+        number = self.leading.tell(plan.Adopt(p, float(alpha)), self._cut(anchor_F))
         self.tiny.adopt(p, anchor_F[self.tiny.spans[p]])
         self.reference.adopt(p, anchor_F)
         self.whole[p] = anchor_F
@@ -197,8 +199,7 @@ class LeadingTrainer(VirtualTrainer):
         self.leading.tell(plan.Assemble())
         total = 0.0
         for p, anchor_F in enumerate(published):
-            spans = spans_of(len(anchor_F), self.leading.hosts)
-            self.leading.tell(plan.Assembled(p), lambda n, a=anchor_F, s=spans: cut(a, s[n]))
+            self.leading.tell(plan.Assembled(p), self._cut(anchor_F))
             total += float(np.abs(anchor_F[self.tiny.spans[p]]).sum())
         number = self.leading.tell(plan.Evaluate((1, 1), "int32"))
         losses = waited(self.leading.programs.meet(number, 0, total))

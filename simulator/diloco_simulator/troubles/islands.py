@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 SHORT, LONG = (0.4, 0.8), (1.5, 4.0)
 # What makes a host's link slow is over after so many virtual seconds.
 SLOW_FOR_S = (3.0, 12.0)
-# After a contribution of all hosts is put together, process 0 dies while it puts it.
-PUTTING_S = (0.0, 0.3)
+# A contribution that is put together is put by its chunks, an answer to them, and its manifest.
+PUTTING_WAYS = 3.0
+# With one of these told and not taken up a host dies.
+ORDERS = ("Step", "Adopt", "Contribute", "Decided")
+# Deaths are planned for this share of the time of troubles: some wait for their moment.
+SOON = 0.6
 # Half of the machines that die close no connection.
 WORDLESS = 0.5
 
@@ -37,8 +41,14 @@ class IslandTroubles:
         o = self.world.options
         if not o.hosts:
             return
+        # No kind comes again before all have.
+        deaths = [self.dies, self.dies_untaken, self.dies_encoded, self.dies_putting]
+        self.rng.shuffle(deaths)
+        for death in (deaths * o.host_deaths)[: o.host_deaths]:
+            self.world.loop.call_later(
+                self.rng.uniform(3.0, SOON * o.safety_s), self._strike, death
+            )
         for count, strike in (
-            (o.host_deaths, self._death),
             (o.host_hangs, self.stands_still),
             (o.host_stops, self.told_to_stop),
             (o.slow_hosts, self.slow),
@@ -74,11 +84,6 @@ class IslandTroubles:
 
     # --- deaths --------------------------------------------------------------------------------
 
-    def _death(self) -> None:
-        self.rng.choice(
-            (self.dies, self.dies_untaken, self.dies_encoded, self.dies_putting, self.dies_putting)
-        )()
-
     def dies(self, follower: Follower | None = None) -> None:
         """One that follows, now."""
         follower = follower or self._somebody()
@@ -88,42 +93,53 @@ class IslandTroubles:
 
     def dies_untaken(self) -> None:
         """An order is told, and one of the hosts will never take it up."""
-        follower = self._somebody()
-        orders = ("told Step", "told Adopt", "told Contribute", "told Decided")
 
-        def strike() -> None:
+        def strike(island: Island, index: int) -> None:
             self.counts["islands: a host dies with an order told and not taken"] += 1
-            self.dies(follower)
+            self.dies(self.rng.choice(list(island.followers.values())))
 
-        follower.island.armed[self.rng.choice(orders)] = strike
+        self._at(f"told {self.rng.choice(ORDERS)}", strike)
 
     def dies_encoded(self) -> None:
         """A host has encoded its part of a contribution, and never gives it."""
-        follower = self._somebody()
 
-        def strike() -> None:
+        def strike(island: Island, index: int) -> None:
             self.counts["islands: a host dies with its part not given"] += 1
-            self.dies(follower)
+            self.dies(island.followers[index])
 
-        follower.island.armed[f"encoded {follower.index}"] = strike
+        self._at("encoded", strike)
 
     def dies_putting(self) -> None:
         """Process 0, with a contribution put together and not put, or half put."""
-        island = self.rng.choice(self.islands)
 
-        def strike() -> None:
+        def strike(island: Island, index: int) -> None:
             leading = island.leading
             assert leading is not None
-            process = leading.process
+            process, putting = leading.process, set(leading.life.putting)
 
             def die() -> None:
-                if self.world.scene.faulty and not process.killed and island.machine is not None:
+                if not self.world.scene.faulty or process.killed or island.machine is None:
+                    return
+                if putting & leading.life.putting:
                     self.counts["islands: process 0 dies in the middle of a put"] += 1
-                    self.world.crash(island.machine, self.rng.uniform(0.5, 6.0))
+                self.world.crash(island.machine, self.rng.uniform(0.5, 6.0))
 
-            leading.cable.later(self.rng.uniform(*PUTTING_S), die)
+            seconds = self.rng.uniform(0.0, PUTTING_WAYS * self.world.options.delay_s)
+            leading.cable.later(seconds, die)
 
-        island.armed["gathered"] = strike
+        self._at("gathered", strike)
+
+    def _at(self, moment: str, strike: Callable[[Island, int], None]) -> None:
+        """Once, in the island that comes to that moment first."""
+        struck: list[Island] = []
+
+        def once(island: Island, index: int) -> None:
+            if not struck and self.world.scene.faulty:
+                struck.append(island)
+                strike(island, index)
+
+        for island in self.islands:
+            island.armed.setdefault(moment, []).append(once)
 
     # --- what does not die -----------------------------------------------------------------------
 

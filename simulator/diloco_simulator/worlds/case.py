@@ -46,11 +46,12 @@ class Case:
     @classmethod
     def drawn(cls, seed: int, options: Options | None = None) -> "Case":
         """As the seed has it, but for these options."""
-        dice = Random(f"sequel {seed}")
+        dice, options = Random(f"sequel {seed}"), options or drawn(seed)
+        of_islands = constants.of_islands(seed) if options.hosts else {}
         return cls(
             seed,
-            options or drawn(seed),
-            constants.drawn(Random(f"constants {seed}")),
+            options,
+            constants.drawn(Random(f"constants {seed}")) | of_islands,
             early=Random(f"early {seed}").random() < EARLY,
             asks=Random(f"begins again {seed}").random() < ASK,
             visitors=True,

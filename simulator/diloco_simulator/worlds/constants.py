@@ -17,6 +17,7 @@ from diloco_coordinator.runs import assigning_io as assigning
 from diloco_coordinator.runs import ending_io as ending
 from diloco_learner.data import leasing_io as shards
 from diloco_learner.exchange import downlink_io as downlink
+from diloco_learner.hosts import whole
 from diloco_learner.training import mailbox_io as mailbox
 from diloco_shared.budget import job, overhead
 from diloco_shared.bus import blobs, stream_kv
@@ -101,6 +102,8 @@ PACES = (
     Drawn(assigning, "SCHEDULE_S", (1.5,)),
     Drawn(ending, "LOOK_S", (2.0,)),
 )
+# Of islands of several hosts, drawn where a world has some: their last words may be cut off.
+ISLANDS = (Drawn(whole, "LAST_WORDS_S", (0.2,)),)
 # Of limits: how often another value is drawn. Of paces: how often all are slow together, which
 # also makes a world take less processor time.
 OTHER, SLOW = 0.3, 0.8
@@ -121,7 +124,7 @@ ALWAYS: tuple[tuple[ModuleType, str, Any], ...] = (
 )
 
 
-KNOWN = {d.path: d for d in (*LIMITS, *PACES, *ROOM, *COUNTED, FACTOR)}
+KNOWN = {d.path: d for d in (*LIMITS, *PACES, *ROOM, *COUNTED, *ISLANDS, FACTOR)}
 # What makes sense together alone.
 TOGETHER = (
     frozenset(d.path for d in ROOM),
@@ -145,6 +148,12 @@ def drawn(rng: Random) -> dict[str, float]:
     if rng.random() < JUST:
         values |= {d: rng.choice(d.others) for d in ROOM}
     return {d.path: value for d, value in values.items()}
+
+
+def of_islands(seed: int) -> dict[str, float]:
+    """What a world with islands of several hosts changes besides, from dice of its own."""
+    rng = Random(f"constants of islands {seed}")
+    return {d.path: rng.choice(d.others) for d in ISLANDS if rng.random() < OTHER}
 
 
 @contextmanager

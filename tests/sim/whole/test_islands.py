@@ -343,8 +343,12 @@ def test_what_was_put_and_never_put_together_is_named() -> None:
     scene = Scene()
     life = scene.life()
     life.gathered(b"whole", b"whole", 0, 3)
-    life.watch.stored("a", b"whole")
-    life.watch.stored("a learner of one process", b"anything")
-    assert scene.told == []
-    life.watch.stored("a", b"half")
-    assert scene.told == ["I13 a has put what was never put together"]
+    assert life.putting
+    life.watch.stored("a", 0, 3, b"whole", lies=False)
+    life.watch.stored("a learner of one process", 0, 3, b"anything", lies=False)
+    life.watch.stored("a", 0, 3, b"half", lies=True)
+    assert scene.told == [] and not life.putting
+    for round_, payload in ((3, b"half"), (5, b"whole")):
+        life.watch.stored("a", 0, round_, payload, lies=False)
+        said = f"I13 a has put for round {round_} what was never put together"
+        assert scene.told.pop() == said

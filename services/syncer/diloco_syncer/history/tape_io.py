@@ -10,7 +10,7 @@ import structlog
 
 from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError, Conflict, Refused, StreamFull, TransferProgress
-from diloco_shared.checkpoints.tape_archive_io import TapeArchive, began_later, read_tape
+from diloco_shared.checkpoints.tape_archive_io import TapeArchive, has_left, read_tape
 from diloco_shared.checkpoints.vault_io import VaultError
 from diloco_shared.process.crash_points import passing
 from diloco_shared.protocol import subjects
@@ -106,7 +106,7 @@ class Tape:
         self.emptied = tail is None
         if tail is not None:
             return tail.seq
-        if self.archive is None or not await began_later(self.bus, self.stream):
+        if self.archive is None or not await has_left(self.bus, self.stream):
             return 0
         try:
             segments = await asyncio.to_thread(self.archive.segments)
