@@ -105,11 +105,12 @@ class Hosts:
         place: HostPlace,
         silence_s: float,
         *,
-        stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+        stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGINT),
         leave: Callable[[int], object] = os._exit,
     ) -> None:
         """`silence_s`: so long without a sign of life, and a process counts as dead. `stop`: has
-        this one end in order; `leave`: ends it where it does not."""
+        this one end in order, by another signal than those send who tell it themselves; `leave`:
+        ends it where it does not."""
         self.place = place
         self.silence_s = silence_s
         self.stop, self.leave = stop, leave
@@ -120,7 +121,7 @@ class Hosts:
         self.came: dict[tuple[int, int], Buffer] = {}  # answers by (order, host)
         self.changed = threading.Condition()
         self.lost = ""  # why the island ends
-        self.stopped_by = ""  # the host that was told to stop
+        self.stopped_by = ""  # the host that was told to stop, and told this one
         self.stragglers = plan.Stragglers()
         # While this process trains: what ends that, and tells why. Else it is stopped.
         self.when_lost: Callable[[], None] | None = None
@@ -252,7 +253,7 @@ class Hosts:
                 self.stragglers.late(host.name, late_s)
         elif what == "failed":
             self.lose(f"{host.name} failed: {values[0]}")
-        elif what == "stop" and not self.stopped_by:
+        elif what == "stop" and not (self.stopped_by or self.closing):
             self.stopped_by = host.name
             log.warning("a host is told to stop, and the island with it", host=host.name)
             self.stop()
