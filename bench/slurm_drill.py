@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,13 @@ class OnSlurm(Drill):
         until(
             "the job taken away", lambda: self.slurm.job(self.jobs[ISLAND])["JobState"] != "RUNNING"
         )
-        self.slurm.run("scontrol", "update", node, "state=resume")
+        until("the node back", lambda: self._is_back(node))
+
+    def _is_back(self, node: str) -> bool:
+        """Slurm takes it back by itself when its daemon is heard of, or is told to."""
+        with suppress(RuntimeError):
+            self.slurm.run("scontrol", "update", node, "state=resume")
+        return not any("down" in state for state in self.slurm.nodes())
 
     # --- what is seen --------------------------------------------------------------------------
 
