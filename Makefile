@@ -24,7 +24,7 @@ PURE = $(FAST_COMPILING) $(BIN)/pytest -q -m "not live and not whole" --ignore=t
 STACKS = $(filter-out tests/live/test_nats_%.py tests/live/test_transport_%.py,$(wildcard tests/live/test_*.py))
 WHOLE = $(BIN)/pytest -q -m "(live or whole) and not long"
 
-.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test upgrade-drill soak quality claims compose-test clean
+.PHONY: runs install format lint check pure stacks test test-long explore fuzz demo docs pictures sim ends mutants interop sites-test slurm-test upgrade-drill soak quality claims compose-test clean
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
@@ -122,6 +122,10 @@ interop: install $(INTEROP)/.installed
 # A hub and two sites on networks of their own; needs root, and with DOCKER=1 an engine and Compose.
 sites-test: install
 	$(BIN)/python bench/sites.py $(if $(DOCKER),--docker) $(if $(JSON),--json $(JSON))
+
+# Learners as jobs of a Slurm of its own; needs its programs (Debian: slurmctld slurmd slurm-client munge).
+slurm-test: install
+	$(BIN)/python bench/slurm_drill.py $(if $(JSON),--json $(JSON))
 
 # Release 0.2.0, as it was.
 LAST_RELEASE := 2f9ab71f87b6

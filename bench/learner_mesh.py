@@ -7,7 +7,8 @@ Eight devices are simulated on the processor, and the programs are those of a re
 
 memory: each program is compiled for models of billions of parameters, and nothing is computed. The
 compiler says what a device holds while it runs: arguments, results and what lies between. To this
-is added what lies there meanwhile. over: that over (whole state / devices + one fragment). The
+is added what lies there meanwhile. over: that over (whole state / devices that share it + one
+fragment). Along the axis `data` each group of devices has a whole state. The
 state is parameters and moments, and for a step, and what goes before it, gradients. Where fragments
 are encoded it is what was withheld of all of them (int4) instead, and where parameters are
 evaluated the published ones.
@@ -78,6 +79,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "5b": ("5b", {}, "fsdp=8"),
     "5b, pairs": ("5b", {}, "fsdp=4,tensor=2"),
     "30b-a3b": ("30b-a3b", {}, "fsdp=2,expert=4"),
+    "30b-a3b, one axis": ("30b-a3b", {}, "fsdp=8"),
+    "30b-a3b, twice": ("30b-a3b", {}, "data=2,fsdp=4"),
+    "30b-a3b, pairs": ("30b-a3b", {}, "fsdp=4,tensor=2"),
 }
 SMALL: dict[str, tuple[str, dict[str, Any], str]] = {
     "dense": ("micro", {}, "fsdp=8"),
@@ -154,10 +158,12 @@ def memory(preset: str, overrides: Mapping[str, Any], mesh: str) -> dict[str, An
     values, resident = whole_bytes(params), own_bytes((params, state))
     state_whole, largest = values + whole_bytes(state), 4 * max(program.layout.sizes)
     p = int(np.argmax(program.layout.sizes))
-    found: dict[str, Any] = {}
+    sizes = mesh_of(mesh)
+    assert sizes is not None
+    parts, found = sizes.state_parts, dict[str, Any]()
 
     def put(phase: str, whole: int, peak: int) -> None:
-        budget = whole // program.placement.devices + largest  # type: ignore[union-attr]
+        budget = whole // parts + largest
         found[phase] = {"peak_bytes": peak, "budget_bytes": budget, "over": peak / budget}
         print(f"  {phase:12} {peak / 1e9:8.3f} GB  over {peak / budget:.2f}", flush=True)
 

@@ -134,3 +134,19 @@ def test_rates(rate: str, bits: float) -> None:
 def test_what_is_no_rate(rate: str) -> None:
     with pytest.raises(CliError, match="--rate"):
         bits_per_s(rate)
+
+
+def test_devices_that_would_idle_are_told_and_not_counted(
+    large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = large.read_text("utf-8")
+    sequences = int(re.findall(r"batch_sequences = (\d+)", text)[0])
+    for devices, used in ((sequences, sequences), (8 * sequences, sequences)):
+        assert run(monkeypatch, str(large), "--devices", str(devices), "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["mesh"] == f"fsdp={used}" and bool(found["idle"]) == (devices > used)
+    assert run(monkeypatch, str(large), "--devices", str(8 * sequences)) == 0
+    assert f"{7 * sequences} of {8 * sequences} devices idle" in capsys.readouterr().out
+    assert run(monkeypatch, str(large), "--mesh", "fsdp=1", "--json") == 0
+    alone = json.loads(capsys.readouterr().out)["memory"]["learner device"]["bytes"]
+    assert alone > found["memory"]["learner device"]["bytes"]

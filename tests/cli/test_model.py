@@ -61,6 +61,42 @@ def test_lines_say_what_the_figures_are(
     assert "1 are cut by rows" in text
 
 
+@pytest.mark.parametrize(
+    ("words", "gigabytes", "sequences", "mesh"),
+    [
+        (("--devices", "8"), 41, 8, "fsdp=8"),
+        (("--devices", "64"), 15, 64, "fsdp=64"),
+        (("--devices", "256"), 12, 256, "fsdp=256"),
+        (("--mesh", "fsdp=8,tensor=8"), 10, 8, "fsdp=8,tensor=8"),
+    ],
+)
+def test_a_large_model_takes_less_of_each_device_the_more_there_are(
+    words: tuple[str, ...],
+    gigabytes: int,
+    sequences: int,
+    mesh: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As docs/how-to/many-devices.md says; no device is without a sequence."""
+    assert run(monkeypatch, "12b", "--fragments", "24", *words, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert round(found["device_bytes"]["bytes"] / 1e9) == gigabytes
+    assert (found["mesh"], found["batch_sequences"], found["idle"]) == (mesh, sequences, "")
+
+
+def test_devices_for_which_a_run_has_no_sequences_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(RUN)  # of 8 sequences
+    assert run(monkeypatch, str(tmp_path / "run.toml"), "--devices", "64") == 0
+    text = capsys.readouterr().out
+    assert "56 of 64 devices idle, since the mesh is fsdp=8" in text
+    assert "on each of 8 (fsdp=8)" in text and "/ 8 devices" in text
+    assert run(monkeypatch, str(tmp_path / "run.toml"), "--mesh", "fsdp=64") == INVALID
+    assert "cannot be spread evenly over 64 devices" in capsys.readouterr().err
+
+
 def test_devices_share_the_state_and_not_a_fragments_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,7 +115,7 @@ def test_devices_share_the_state_and_not_a_fragments_work(
     assert terms[8]["gathered"] >= 4 * found["shape"]["vocabulary"] * found["shape"]["width"]
     assert "gathered" not in terms[1]
     assert run(monkeypatch, "1b", "--devices", "8") == 0
-    assert "on each of 8, with adamw" in capsys.readouterr().out
+    assert "on each of 8 (fsdp=8), with adamw" in capsys.readouterr().out
 
 
 def test_of_a_run_its_own_settings_count(

@@ -135,14 +135,25 @@ def test_systemd_takes_a_unit(path: Path, tmp_path: Path) -> None:
 
 # Says under which id it runs, and ends as `status` says once it is told to stop, or at once.
 LEARNER = """#!/bin/bash
-echo "start $DILOCO_ID $DILOCO_NATS_URL $(cat "$DILOCO_NATS_CREDENTIALS")" >> "$SAID"
+credentials=$(cat "$DILOCO_NATS_CREDENTIALS")
+echo "start $DILOCO_ID of $DILOCO_HOSTS $DILOCO_NATS_URL $credentials" >> "$SAID"
+echo $$ > "$TASK"
 trap 'echo stopped >> "$SAID"; exit 0' TERM
 read -r status < "$STATUS" || true
 if [ -n "$status" ]; then : > "$STATUS"; exit "$status"; fi
 while true; do sleep 0.05; done
 """
-# A step is told to stop when srun is.
-SRUN = '#!/bin/bash\nwhile [[ "$1" == --* ]]; do shift; done\nexec "$@"\n'
+# Who tells srun to stop has its step killed. A step is told to stop with scancel.
+SRUN = """#!/bin/bash
+while [[ "$1" == --* ]]; do shift; done
+"$@" &
+trap 'kill -KILL $! 2>/dev/null; echo killed >> "$SAID"; exit 137' TERM
+wait $!
+"""
+SCANCEL = """#!/bin/bash
+echo "scancel $*" >> "$SAID"
+kill -TERM "$(cat "$TASK")"
+"""
 SQUEUE = '#!/bin/bash\ncat "$STATE"\n'
 SCONTROL = '#!/bin/bash\necho "scontrol $*" >> "$SAID"\n'
 
@@ -157,6 +168,7 @@ class Job:
             "diloco-learner": LEARNER,
             "srun": SRUN,
             "squeue": SQUEUE,
+            "scancel": SCANCEL,
             "scontrol": SCONTROL,
         }
         for name, text in stand_ins.items():
@@ -178,6 +190,7 @@ class Job:
             "SAID": str(self.said),
             "STATUS": str(self.status),
             "STATE": str(self.state),
+            "TASK": str(folder / "task"),
             "SITE_ENVIRONMENT": str(DEPLOY / "site.env"),
             "DILOCO_NATS_CREDENTIALS": str(folder / "credentials"),
             "SITE": "frankfurt",
@@ -198,6 +211,12 @@ class Job:
         )
         return self.process
 
+    def cancel(self) -> None:
+        """As Slurm does: it tells the script, and every task, once."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        os.kill(int((self.folder / "task").read_text()), signal.SIGTERM)
+
     def lines(self) -> list[str]:
         return self.said.read_text().splitlines()
 
@@ -212,7 +231,7 @@ def job(tmp_path: Path) -> Any:
         made.process.communicate()
 
 
-STARTED = "start frankfurt-2 tls://hub.example.org:4222 secret"
+STARTED = "start frankfurt-2 of slurm tls://hub.example.org:4222 secret"
 
 
 def test_at_its_time_limit_a_learner_saves_its_state_and_the_job_comes_back(job: Job) -> None:
@@ -220,7 +239,8 @@ def test_at_its_time_limit_a_learner_saves_its_state_and_the_job_comes_back(job:
     wait_until(lambda: job.lines() == [STARTED])
     process.send_signal(signal.SIGUSR1)
     assert process.wait(timeout=60) == 0
-    assert job.lines() == [STARTED, "stopped", "scontrol requeue 7"]
+    told = "scancel --signal=TERM 7"
+    assert job.lines() == [STARTED, told, "stopped", "scontrol requeue 7"]
     job.said.write_text("")
     process.communicate()
     again = job.start()  # the same id, whatever node it is on
@@ -233,7 +253,7 @@ def test_a_job_that_is_cancelled_does_not_come_back(job: Job) -> None:
     process = job.start()
     wait_until(lambda: job.lines() == [STARTED])
     job.state.write_text("CANCELLED\n")
-    process.send_signal(signal.SIGTERM)
+    job.cancel()
     assert process.wait(timeout=60) == 0
     assert job.lines() == [STARTED, "stopped"]
 
@@ -249,7 +269,7 @@ def test_a_fault_starts_it_again_and_a_wrong_set_up_does_not(job: Job) -> None:
     job.status.write_text("1\n")
     process = job.start()
     wait_until(lambda: job.lines() == [STARTED, STARTED])
-    process.send_signal(signal.SIGTERM)
+    job.cancel()
     _, error = process.communicate(timeout=60)
     assert "frankfurt-2 ended with status 1: it starts again in 0 s" in error
     job.said.write_text("")

@@ -20,6 +20,7 @@ from diloco_learner.training.mesh import Placement, mesh_over
 from diloco_shared.spec.mesh import AXES, MeshSizes, WrongMesh
 from diloco_shared.spec.run import Model
 
+ROOT = Path(__file__).parents[2]
 # Twenty steps, in fp32: sums of other orders differ in the last bits.
 CLOSE = 1e-5
 SIZES = {"data": 2, "fsdp": 4, "expert": 1, "tensor": 2}
@@ -66,10 +67,32 @@ def test_every_mesh_gives_them_and_moments_go_from_one_to_another() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1200)
 def test_a_mixture_of_experts_gives_them_on_every_mesh() -> None:
     meshes = {"fsdp=8": 8, "data=2,fsdp=4": 4, "fsdp=4,tensor=2": 8, "fsdp=2,expert=4": 8}
+    meshes["expert=4"] = 4
     for found, parts in zip(on_devices(*meshes, "--experts"), meshes.values(), strict=True):
         check(found, parts)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_no_device_holds_much_more_than_its_share_and_one_fragment(tmp_path: Path) -> None:
+    """Models of 4 and 30 billion parameters, compiled and not computed; nor does the learner's step
+    have an exchange between devices that the bare one has not."""
+    models = ("5b", "30b-a3b, one axis", "30b-a3b, twice", "30b-a3b, pairs", "30b-a3b")
+    found, script = tmp_path / "found.json", ROOT / "bench" / "learner_mesh.py"
+    words = ["--parts", "memory", "collectives", "--models", *models, "--json", str(found)]
+    done = subprocess.run(
+        [sys.executable, str(script), *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(found.read_text())
+    assert set(report["memory"]) == set(models)
+    for name, phases in report["memory"].items():
+        over = {n: phase["over"] for n, phase in phases.items() if isinstance(phase, dict)}
+        assert len(over) == 7 and max(over.values()) <= 1.2, (name, over)
+    assert all(not model["more_than_bare"] for model in report["collectives"].values())
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.commands.options import Devices, Json, show
-from diloco_cli.words import INVALID, CliError, why
+from diloco_cli.commands.options import Devices, Json, MeshSetting, show
+from diloco_cli.words import INVALID, CliError, counted, why
 from diloco_shared.budget import known, learners_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.budget.traffic import view
 from diloco_shared.checking import Invalid, load
+from diloco_shared.spec.mesh import AUTO, MeshSizes, WrongMesh, fitted, idle, mesh_of
+from diloco_shared.spec.run import RunSpec
 
 app = typer.Typer()
 
@@ -30,6 +32,7 @@ def budget(
     rate: Rate = "1Gbit",
     step_s: StepS = 0.0,
     devices: Devices = 1,
+    mesh: MeshSetting = AUTO,
     as_json: Json = False,
 ) -> None:
     """What a run needs, term by term: streams, memory, disks, transfers. Needs no cluster."""
@@ -45,8 +48,24 @@ def budget(
         raise CliError(
             "the size of model.factory is known to learners only: set model.parameters", INVALID
         )
-    found = view(job, bits_per_s=bits_per_s(rate), step_s=step_s or None, devices=devices)
+    sizes, unused = mesh_for(spec, devices, mesh)
+    found = view(job, bits_per_s=bits_per_s(rate), step_s=step_s or None, mesh=sizes)
+    found["idle"] = unused
     show(found, as_json, lambda: budget_lines(found, rate))
+
+
+def mesh_for(spec: RunSpec, devices: int, mesh: str) -> tuple[MeshSizes, str]:
+    """(how a learner's devices share this run, what is to be told of those that idle, or "").
+
+    Raises CliError for a mesh that cannot be.
+    """
+    sequences = spec.inner.batch_sequences
+    try:
+        wanted = mesh_of(mesh)
+        sizes = fitted(wanted, devices if wanted is None else wanted.devices, sequences)
+    except WrongMesh as error:
+        raise CliError(f"--mesh: {error}", INVALID) from None
+    return sizes, "" if wanted else idle(sizes, devices, sequences)
 
 
 def bits_per_s(rate: str) -> float:
@@ -66,8 +85,12 @@ def budget_lines(found: dict[str, Any], rate: str) -> list[str]:
     """The budget as plain tables."""
     lines = [
         f"{found['parameters']:,} parameters in {found['fragments']} fragments (the largest "
-        f"{found['largest_fragment']:,}), {found['learners']} learners"
+        f"{found['largest_fragment']:,}), {counted(found['learners'], 'learner')}"
     ]
+    if found["mesh"] != str(MeshSizes()):
+        lines.append(f"The devices of a learner share its work as {found['mesh']}")
+    if found["idle"]:
+        lines.append(found["idle"])
     for title, part in (
         ("Streams of the hub, at their worst moments", "streams"),
         ("Memory of each process", "memory"),

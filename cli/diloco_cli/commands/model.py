@@ -7,16 +7,17 @@ from typing import Annotated, Any
 
 import typer
 
-from diloco_cli.commands.options import Devices, Json, show
+from diloco_cli.commands.budget import mesh_for
+from diloco_cli.commands.options import Devices, Json, MeshSetting, show
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget import known
-from diloco_shared.budget.memory import device
+from diloco_shared.budget.memory import ONE_DEVICE, device
 from diloco_shared.budget.terms import shown
 from diloco_shared.checking import Invalid, load
 from diloco_shared.hf.config import family
 from diloco_shared.hf.resolving import resolved
 from diloco_shared.hf.weights import WrongCheckpoint, digest_of, open_weights
-from diloco_shared.spec.mesh import MeshSizes
+from diloco_shared.spec.mesh import AUTO, MeshSizes, WrongMesh, mesh_of
 from diloco_shared.spec.run import RunSpec
 from diloco_shared.spec.shapes import (
     SHAPES,
@@ -43,10 +44,12 @@ def describe(
     what: What,
     fragments: Annotated[int, typer.Option(min=0, help="P; 0: as in the run.")] = 0,
     devices: Devices = 1,
+    mesh: MeshSetting = AUTO,
     as_json: Json = False,
 ) -> None:
     """Parameters, arithmetic, device memory and fragments of a model."""
-    spec, digest = _spec(what)
+    spec, digest = _spec(what, devices, mesh)
+    sizes, unused = mesh_for(spec, devices, mesh)
     try:
         job = known(spec)
         if job is None or job.shape is None:
@@ -55,7 +58,8 @@ def describe(
                 "builds it and says what it is made of",
                 INVALID,
             )
-        found = described(spec, job.shape, fragments or spec.algorithm.fragments, devices)
+        found = described(spec, job.shape, fragments or spec.algorithm.fragments, sizes)
+        found["idle"] = unused
     except WrongModel as error:
         raise CliError(str(error), INVALID) from None
     if digest:
@@ -63,18 +67,21 @@ def describe(
     show(found, as_json, lambda: _lines(what, found))
 
 
-def _spec(what: str) -> tuple[RunSpec, str]:
-    """A run with the model in question, and the digest of its weights if it has some."""
+def _spec(what: str, devices: int, mesh: str) -> tuple[RunSpec, str]:
+    """A run with the model in question, and the digest of its weights if it has some.
+
+    Where it is not said how many sequences a step has, it has as many for each of the devices.
+    """
     if what in SHAPES:
         context = {"model": {"preset": what, "context_tokens": 2048 if what[0].isdigit() else 64}}
-        return _checked(context), ""
+        return _with_sequences(_checked(context), devices, mesh), ""
     path = Path(what)
     try:
         if path.is_dir():
             weights = open_weights(path)
             table = resolved({"weights": str(path.absolute())}, Path())
             spec = _checked({"model": {**table, "context_tokens": 2048}})
-            return spec, digest_of(weights)
+            return _with_sequences(spec, devices, mesh), digest_of(weights)
         return load(path.read_text(encoding="utf-8")), ""
     except WrongCheckpoint as error:
         raise CliError(str(error), INVALID) from None
@@ -87,14 +94,27 @@ def _spec(what: str) -> tuple[RunSpec, str]:
         raise CliError(text, INVALID) from None
 
 
+def _with_sequences(spec: RunSpec, devices: int, mesh: str) -> RunSpec:
+    """With so many sequences, at least its own, that all devices have as many."""
+    try:
+        wanted = mesh_of(mesh)
+    except WrongMesh:
+        return spec  # which is told later
+    parts, least = wanted.batch_parts if wanted else devices, spec.inner.batch_sequences
+    inner = spec.inner.model_copy(update={"batch_sequences": -(-least // parts) * parts})
+    return spec.model_copy(update={"inner": inner})
+
+
 def _checked(tables: dict[str, Any]) -> RunSpec:
     return RunSpec.model_validate({"name": "described", "budget": {"steps": 1}, **tables})
 
 
-def described(spec: RunSpec, shape: Shape, fragments: int, devices: int = 1) -> dict[str, Any]:
+def described(
+    spec: RunSpec, shape: Shape, fragments: int, mesh: MeshSizes = ONE_DEVICE
+) -> dict[str, Any]:
     """JSON-ready. Counts tensors and fragments one by one: nothing is taken from a formula.
 
-    `devices`: that share the work of a learner, on the axis fsdp.
+    `mesh`: how the devices of a learner share its work.
     Raises WrongModel where the model cannot be cut so.
     """
     every, layout = tensors(shape), cut(shape, fragments)
@@ -112,7 +132,7 @@ def described(spec: RunSpec, shape: Shape, fragments: int, devices: int = 1) -> 
     algorithm = spec.algorithm.model_copy(update={"fragments": fragments})
     job = known(spec.model_copy(update={"algorithm": algorithm}))
     assert job is not None
-    need = device(job, mesh=MeshSizes(fsdp=devices))
+    need = device(job, mesh=mesh)
     parameters = sum(values.values())
     return {
         "shape": asdict(shape),
@@ -124,7 +144,9 @@ def described(spec: RunSpec, shape: Shape, fragments: int, devices: int = 1) -> 
         "flops_per_token": flops_per_token(shape, spec.model.context_tokens),
         "computed_flops_per_token": computed_flops_per_token(shape, spec.model.context_tokens),
         "device_bytes": need.view(),
-        "devices": devices,
+        "devices": mesh.devices,
+        "mesh": str(mesh),
+        "idle": "",
         "batch_sequences": spec.inner.batch_sequences,
         "optimizer": spec.inner.optimizer,
         "tensors": len(every),
@@ -168,10 +190,16 @@ def _lines(what: str, found: dict[str, Any]) -> list[str]:
         f"  arithmetic   {found['flops_per_token']:.3g} operations per token of training, in "
         f"sequences of {found['context_tokens']}",
         f"  device       {shown(found['device_bytes']['bytes'])} "
-        + ("in all" if found["devices"] == 1 else f"on each of {found['devices']}")
+        + (
+            "in all"
+            if found["devices"] == 1
+            else f"on each of {found['devices']} ({found['mesh']})"
+        )
         + ", with "
         f"{found['optimizer']} and batches of {found['batch_sequences']} sequences:",
     ]
+    if found["idle"]:
+        lines.insert(-1, f"  idle         {found['idle']}")
     lines += [
         f"               {shown(term['bytes']):>9}  {term['name']}: {term['how']}"
         for term in found["device_bytes"]["terms"]

@@ -52,7 +52,15 @@ NatsCredentials = Annotated[
 ]
 Devices = Annotated[
     int,
-    typer.Option(min=1, max=DEVICES_MAX, help="That share a learner's work, on the axis fsdp."),
+    typer.Option(
+        min=1,
+        max=DEVICES_MAX,
+        help="That a learner has; of these, as many share its work on the axis fsdp as its "
+        "sequences can be spread over.",
+    ),
+]
+MeshSetting = Annotated[
+    str, typer.Option("--mesh", help="In place of --devices: as DILOCO_MESH, fsdp=8,tensor=8.")
 ]
 Run = Annotated[str, typer.Argument(help="Name of the run; the newest if left out.")]
 

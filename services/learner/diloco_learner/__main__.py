@@ -3,6 +3,7 @@
 import asyncio
 import os
 import platform
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,10 +74,10 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
     from diloco_shared.process.membership import FolderTaken
     from diloco_shared.process.stopping import until_stopped
 
-    log, status = structlog.get_logger(), 0
+    log, status, signals = structlog.get_logger(), 0, frozenset[int]()
     try:
         # Where all of an island are told to stop, each of the others tells this one so, too.
-        await until_stopped(serve(settings, hosts), once=hosts is not None)
+        signals = await until_stopped(serve(settings, hosts), once=hosts is not None)
     except FolderTaken as error:
         log.error(str(error))
         status = 2
@@ -92,8 +93,9 @@ async def _live(settings: "Settings", hosts: "Hosts | None") -> None:
         status = 1
     if hosts is not None:
         hosts.close()
-        if hosts.stopped_by or hosts.lost:
-            status = status or 1  # the others come back, or one of them does
+        # Where another host alone was told, this one is to come back, as the others are.
+        if hosts.lost or (hosts.stopped_by and signal.SIGTERM not in signals):
+            status = status or 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

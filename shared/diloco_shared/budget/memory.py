@@ -230,8 +230,10 @@ def _evaluation(job: Job, width: int, mesh: MeshSizes) -> Term:
     if job.shape is not None:
         context = job.spec.model.context_tokens
         at_once = evaluated_at_once(context, job.spec.inner.batch_sequences)
-        size += forward(job.shape, -(-at_once // mesh.batch_parts), context, width)
-        how += f"; and one layer's activations of {at_once} sequences"
+        own = -(-at_once // mesh.batch_parts)
+        size += forward(job.shape, own, context, width)
+        of = "1 sequence" if own == 1 else f"{own} sequences"
+        how += f"; and one layer's activations of {of}"
     return Term("evaluation", size, how)
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from diloco_shared.budget.job import Job
-from diloco_shared.budget.memory import disks, processes
+from diloco_shared.budget.memory import ONE_DEVICE, disks, processes
 from diloco_shared.budget.streams import SNAPSHOT_BYTES, limits, streams
 from diloco_shared.budget.terms import bytes_of
 from diloco_shared.spec.mesh import MeshSizes
@@ -72,10 +72,10 @@ def view(
     *,
     bits_per_s: float | None = None,
     step_s: float | None = None,
-    devices: int = 1,
+    mesh: MeshSizes = ONE_DEVICE,
 ) -> dict[str, Any]:
-    """The whole budget, JSON-ready; bytes, seconds, bits. `devices`: of a learner, on one host."""
-    needs, mesh = streams(job), MeshSizes(fsdp=devices)
+    """The whole budget, JSON-ready; bytes, seconds, bits. `mesh`: of a learner, on one host."""
+    needs = streams(job)
     average = load(job)
     per_step = {name: getattr(average, name) for name in LinkLoad.__slots__}
     return {
@@ -84,6 +84,7 @@ def view(
         "learners": job.learners,
         "fragments": len(job.sizes),
         "largest_fragment": job.largest,
+        "mesh": str(mesh),
         "streams": {k: need.view() for k, need in needs.items()},
         "limits": limits(job),
         "memory": {k: need.view() for k, need in processes(job, mesh).items()},

@@ -9,32 +9,35 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 
 
-async def until_stopped(work: Coroutine[object, object, None], *, once: bool = False) -> None:
+async def until_stopped(
+    work: Coroutine[object, object, None], *, once: bool = False
+) -> frozenset[int]:
     """Run `work`; a stop signal cancels it and returns once it has cleaned up.
 
-    Another signal cuts the cleaning up short, unless only the first one counts (`once`).
+    Another signal cuts the cleaning up short, unless only the first one counts (`once`). Returns
+    the numbers of all that came.
     """
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    stopped = False
+    came: set[int] = set()
 
-    def stop() -> None:
-        nonlocal stopped
-        if stopped and once:
-            return
-        stopped = True
-        task.cancel()
+    def stop(number: int) -> None:
+        first = not came
+        came.add(number)
+        if first or not once:
+            task.cancel()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     try:
         await task
     except asyncio.CancelledError:
-        if not stopped:
+        if not came:
             raise
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+    return frozenset(came)
 
 
 # --------------------------------------------------------------------------------------------------

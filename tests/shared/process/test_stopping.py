@@ -1,5 +1,7 @@
-"""What a killed process started ends with it."""
+"""A process ends in order when it is told to, and what a killed one started ends with it."""
 
+import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -7,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from waiting import wait_until
+
+from diloco_shared.process.stopping import until_stopped
 
 CHILD = """
 import subprocess, sys, time
@@ -53,3 +57,22 @@ def running(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("once", [True, False])
+async def test_a_second_signal_counts_unless_only_the_first_one_does(once: bool) -> None:
+    """Whoever asked is told of all that came: an island's host is told by others and by itself."""
+    ends: list[str] = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(GONE_S)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.05)
+            ends.append("cleaned up")
+
+    assert await until_stopped(work(), once=once) == {signal.SIGTERM, signal.SIGINT}
+    assert bool(ends) == once
+    assert await until_stopped(asyncio.sleep(0)) == frozenset()

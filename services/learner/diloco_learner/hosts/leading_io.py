@@ -105,12 +105,13 @@ class Hosts:
         silence_s: float,
         *,
         carried: bool = True,
-        stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+        stop: Callable[[], object] = lambda: os.kill(os.getpid(), signal.SIGINT),
         leave: Callable[[int], object] = os._exit,
     ) -> None:
         """`silence_s`: so long without a sign of life, and a process counts as dead. `carried`:
-        whether the others carry to the hub what they can. `stop`: has this one end in order;
-        `leave`: ends it where it does not."""
+        whether the others carry to the hub what they can. `stop`: has this one end in order, by
+        another signal than those send who tell it themselves; `leave`: ends it where it does not.
+        """
         self.place = place
         self.silence_s = silence_s
         self.stop, self.leave = stop, leave

@@ -74,7 +74,7 @@ class Whole:
         self.told = 0  # orders
         self.came: dict[tuple[int, int], Buffer] = {}  # answers by (order, host)
         self.lost = ""  # why the island ends
-        self.stopped_by = ""  # the host that was told to stop
+        self.stopped_by = ""  # the host that was told to stop, and told this one
         self.closing = False  # process 0 ends in order
         self.stragglers = plan.Stragglers()
 
@@ -133,7 +133,7 @@ class Whole:
             self.stragglers.late(other.name, other.pace.taken(int(number), float(waited_s), now))
         elif what == "failed":
             return f"{other.name} failed: {more[0]}"
-        elif what == "stop":
+        elif what == "stop" and not self.closing:
             self.stopped_by = self.stopped_by or other.name
         return ""
 

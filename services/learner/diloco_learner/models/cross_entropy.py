@@ -13,9 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
-from diloco_learner.models.sharding import BATCH, STATE, Wish, batch_parts, spread
+from diloco_learner.models.sharding import BATCH, STATE, batch_parts, fitting, spread
 from diloco_shared.budget.memory import LOGITS_BYTES
+
+# Of a gradient of the head that a device adds up, so much is computed at a time.
+BLOCK_BYTES = 128 << 20
 
 
 def chunks(tokens: int, vocabulary: int) -> int:
@@ -32,6 +36,7 @@ def summed(
     `head`: the output matrix, (V, D) where `by_rows`, else (D, V); it multiplies in x's type.
     `cap`: logits are capped softly at this; 0: not at all.
     """
+    head, by_rows = _by_columns(head, by_rows)
     narrow = _gathered(head.astype(x_TxD.dtype), by_rows)
 
     def part(none: None, xt: Any) -> tuple[None, jax.Array]:
@@ -45,6 +50,8 @@ def summed(
 def _forward(
     x_TxD: jax.Array, head: jax.Array, targets_T: jax.Array, by_rows: bool, cap: float
 ) -> tuple[Any, Any]:
+    given, in_rows = head.dtype, by_rows
+    head, by_rows = _by_columns(head, by_rows)
     narrow = _gathered(head.astype(x_TxD.dtype), by_rows)
 
     def part(head_grad: jax.Array, xt: Any) -> tuple[jax.Array, Any]:
@@ -58,24 +65,23 @@ def _forward(
             slope = slope * (1 - (logits_CxV / cap) ** 2)
         slope_CxV = jnp.where(counts_C[:, None], slope, 0.0).astype(x_CxD.dtype)
         x_grad = slope_CxV @ (narrow if by_rows else narrow.T)
-        pair = (slope_CxV, x_CxD) if by_rows else (x_CxD, slope_CxV)
-        head_grad += jnp.einsum("ca,cb->ab", *pair, preferred_element_type=jnp.float32)
-        return head_grad, (nats, x_grad)
+        left, right = (slope_CxV, x_CxD) if by_rows else (x_CxD, slope_CxV)
+        return _added(head_grad, left, right, blocks), (nats, x_grad)
 
     parts = _parts(x_TxD, targets_T, _vocabulary(head, by_rows))
     zero = jnp.zeros(head.shape, jnp.float32)
     places = _places(len(targets_T))
+    blocks = _blocks(head) if places > 1 else 1
     if places > 1:
-        # Each device adds up its own tokens' part, of which it then keeps what is its to keep.
-        cut: Wish = ("tensor", None) if by_rows else (None, "tensor")
-        zero = spread(jnp.zeros((places, *head.shape), jnp.float32), BATCH, *cut)
+        # Each device adds up what its own tokens give, and then keeps of all what is its to keep.
+        zero = spread(jnp.zeros((places, *head.shape), jnp.float32), BATCH, None, "tensor")
     head_grad, (totals, x_grad) = _over(part, zero, parts)
     if places > 1:
-        kept: Wish = ("tensor", STATE) if by_rows else (STATE, "tensor")
-        head_grad = spread(jnp.sum(head_grad, axis=0), *kept)
+        head_grad = _own_rows(head_grad)
     x_grad_TxD = _together(x_grad, len(x_TxD))
     found = jnp.sum(totals), jnp.sum(targets_T >= 0)
-    return found, (x_grad_TxD, head_grad.astype(head.dtype))
+    head_grad = (head_grad.T if in_rows != by_rows else head_grad).astype(given)
+    return found, (x_grad_TxD, head_grad)
 
 
 def _backward(by_rows: bool, cap: float, grads: Any, slope: Any) -> tuple[Any, ...]:
@@ -86,9 +92,70 @@ def _backward(by_rows: bool, cap: float, grads: Any, slope: Any) -> tuple[Any, .
 summed.defvjp(_forward, _backward)
 
 
+def _by_columns(head: jax.Array, by_rows: bool) -> tuple[jax.Array, bool]:
+    """The same matrix, (D, V) where there are several devices, of which each has some rows then.
+
+    Rows that are put together lie in order. Columns would have to be put in order, in another copy
+    of the whole matrix.
+    """
+    turn = by_rows and batch_parts() > 1
+    return (spread(head.T, STATE, "tensor"), False) if turn else (head, by_rows)
+
+
 def _gathered(head: jax.Array, by_rows: bool) -> jax.Array:
     """Whole on each device, but for the axis `tensor`."""
     return spread(head, "tensor") if by_rows else spread(head, None, "tensor")
+
+
+def _blocks(head: jax.Array) -> int:
+    """Into how many blocks of rows the gradient of (D, V) is cut, that a device adds up whole."""
+    mesh = dict(jax.sharding.get_abstract_mesh().shape)
+    rows, columns = head.shape
+    parts = mesh.get("tensor", 1) if fitting(columns, "tensor", mesh) else 1
+    least = -(-4 * rows * columns // (parts * BLOCK_BYTES))
+    return next(n for n in range(min(max(1, least), rows), rows + 1) if rows % n == 0)
+
+
+def _added(total_AxB: jax.Array, a: jax.Array, b: jax.Array, blocks: int) -> jax.Array:
+    """`total` and the product of (C, A) and (C, B), fp32: a block of rows after another.
+
+    So what is to be added is there a block at a time, and not as another whole matrix.
+    """
+    product = partial(jnp.einsum, "ca,cb->ab", preferred_element_type=jnp.float32)
+    if blocks == 1:
+        return total_AxB + product(a, b)
+    rows = a.shape[1] // blocks
+
+    def add(n: Any, total_AxB: jax.Array) -> jax.Array:
+        more = product(jax.lax.dynamic_slice_in_dim(a, n * rows, rows, 1), b)
+        there = jax.lax.dynamic_slice_in_dim(total_AxB, n * rows, rows, 0)
+        return jax.lax.dynamic_update_slice_in_dim(total_AxB, there + more, n * rows, 0)
+
+    added: jax.Array = jax.lax.fori_loop(0, blocks, add, total_AxB)
+    return added
+
+
+def _own_rows(grads_PxDxV: jax.Array) -> jax.Array:
+    """The sum over all devices (D, V), of which each has the rows that are its to keep.
+
+    It is said as that one instruction. A compiler that is told only how the sum is to lie may make
+    the whole of it on every device, and do so when the gradients of all layers are there too.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    sizes = dict(mesh.shape)
+    _, rows, columns = grads_PxDxV.shape
+    kept, column = fitting(rows, STATE, sizes), fitting(columns, "tensor", sizes)
+    scattered = (kept,) if isinstance(kept, str) else kept or ()
+    others = tuple(axis for axis in BATCH if axis not in scattered and sizes[axis] > 1)
+
+    def added(own_1xDxV: jax.Array) -> jax.Array:
+        own = own_1xDxV[0]
+        if scattered:
+            own = jax.lax.psum_scatter(own, scattered, scatter_dimension=0, tiled=True)
+        return jax.lax.psum(own, others) if others else own
+
+    given, mine = PartitionSpec(BATCH, None, column), PartitionSpec(kept, column)
+    return jax.shard_map(added, in_specs=given, out_specs=mine, check_vma=False)(grads_PxDxV)
 
 
 def _vocabulary(head: jax.Array, by_rows: bool) -> int:
