@@ -100,7 +100,7 @@ def status(client: Client) -> dict[str, Any]:
 def lost(client: Client) -> int:
     """Tokens, as a mean over fragments. The run's own figure is rounded so that its classes add up,
     which may move a token from one to another."""
-    counts = [f["lost"] for f in status(client)["tokens_by_fragment"]]
+    counts: list[int] = [f["lost"] for f in status(client)["tokens_by_fragment"]]
     return round(sum(counts) / len(counts))
 
 

@@ -17,8 +17,8 @@ from diloco_shared.spec.shapes import Shape, layer_tensors
 MB = 1_000_000
 # Measured with a model of 0.1M parameters: Python and its libraries, compiled loops, buffers.
 SYNCER_BASE, COORDINATOR_BASE = 170 * MB, 60 * MB
-# And JAX with the programs of a small model, without its arrays: of the learner that evaluates, whose
-# compiler works beside its steps. One that does not evaluate takes 430 MB.
+# And JAX with the programs of a small model, without its arrays: of the learner that evaluates,
+# whose compiler works beside its steps. One that does not evaluate takes 430 MB.
 LEARNER_BASE = 680 * MB
 # What nats-server is told to stay below (GOMEMLIMIT, `nats_server.py`); more is taken if needed.
 HUB_BASE = 384 * 1024 * 1024
