@@ -74,7 +74,6 @@ class Island:
         self.name, self.learner, self.hosts, self.silence_s = name, learner, hosts, silence_s
         self.machine: Host | None = None
         self.leading: Leading | None = None  # of the process 0 that lives
-        self.gone = False  # for good
         self.lives = 0
         self.followers = {n: Follower(self, n) for n in range(1, hosts)}
         # Who is to die at which of the moments that nobody else can see; told which host it is.
@@ -330,7 +329,8 @@ class Follower:
         return self.process.silent_since
 
     def start(self) -> None:
-        if self.process is not None or self.island.gone:
+        machine = self.island.machine
+        if self.process is not None or (machine is not None and machine.lost):
             return
         self.starts += 1
         name = f"{self.island.name}-host-{self.index}/{self.starts}"

@@ -41,13 +41,13 @@ class IslandTroubles:
         o = self.world.options
         if not o.hosts:
             return
-        # No kind comes again before all have.
-        deaths = [self.dies, self.dies_untaken, self.dies_encoded, self.dies_putting]
+        # Those first that are at a moment of their own, each once.
+        deaths = [self.dies_untaken, self.dies_encoded, self.dies_putting]
         self.rng.shuffle(deaths)
-        for death in (deaths * o.host_deaths)[: o.host_deaths]:
-            self.world.loop.call_later(
-                self.rng.uniform(3.0, SOON * o.safety_s), self._strike, death
-            )
+        deaths += [self.dies] * o.host_deaths
+        for death in deaths[: o.host_deaths]:
+            at = self.rng.uniform(3.0, SOON * o.safety_s)
+            self.world.loop.call_later(at, self._strike, death)
         for count, strike in (
             (o.host_hangs, self.stands_still),
             (o.host_stops, self.told_to_stop),

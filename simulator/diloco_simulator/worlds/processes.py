@@ -88,12 +88,13 @@ class Host:
         self.lock: DataFolder | None = None
         self.buses: list[FarBus] = []
         self.starts = self.wiped = 0
+        self.lost = False  # for good: nobody starts anything here again
         # Of all processes: what was killed must not be closed by a collection of garbage.
         self.apps: list[App] = []
 
     def start(self) -> None:
-        """A new process, if none lives."""
-        if self.process is not None:
+        """A new process, if none lives and the machine is there."""
+        if self.process is not None or self.lost:
             return
         self.starts += 1
         self.process = process = Hosted(

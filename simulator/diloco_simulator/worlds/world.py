@@ -301,16 +301,20 @@ class World:
         for kept in (self.syncers, self.learners):
             if machine in kept:
                 kept[kept.index(machine)] = new
-        self.lost.append(machine)
+        self._lost(machine)
         return new
 
     def lose(self, machine: Host) -> None:
         """It never comes back."""
         machine.kill()
-        self.lost.append(machine)
+        self._lost(machine)
         for kept in (self.syncers, self.learners):
             if machine in kept:
                 kept.remove(machine)
+
+    def _lost(self, machine: Host) -> None:
+        self.lost.append(machine)
+        machine.lost = True
 
     def broken(self, invariant: str, text: str) -> None:
         """A promise was not kept."""
@@ -353,7 +357,7 @@ class World:
             await self.exporting.nothing_left()
         for machine in self.machines:
             machine.kill()
-            self.lost.append(machine)  # one that died just before would come back
+            self._lost(machine)  # one that died just before would come back
 
     def judged(self) -> None:
         """What all have found, the earliest first: what comes later may follow from it."""
