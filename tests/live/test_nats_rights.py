@@ -3,17 +3,14 @@
 import asyncio
 import json
 import os
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from live.processes import diloco
+from live.hubs import Hub, a_hub
 from shared.bus.test_rights import ALL, HEARD, PUBLISHED
 from waiting import until
 
-from diloco_cli.up.stack import free_port
 from diloco_coordinator.runs import events
 from diloco_coordinator.runs.registry_io import events_stream
 from diloco_shared.bus.blobs import GaveUp, get_blob, put_blob
@@ -22,12 +19,11 @@ from diloco_shared.bus.nats.api import api_call
 from diloco_shared.bus.nats.bus import NatsBus
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.nats.rights import Identity
-from diloco_shared.bus.port import BusError, Delivery, Refused, StreamSpec, Unavailable
+from diloco_shared.bus.port import BusError, Delivery, Refused, Unavailable
 from diloco_shared.bus.run_streams import ensure_buckets
 from diloco_shared.bus.stream_kv import VALUE_BYTES_MAX
 from diloco_shared.checking import check
 from diloco_shared.process import hub_backup, hub_folder
-from diloco_shared.process.nats_binary import find_binary
 from diloco_shared.protocol import subjects as s
 from diloco_shared.protocol.messages import TapeEpoch, TapeTerm
 from diloco_shared.protocol.records import RunRecord
@@ -39,116 +35,6 @@ pytestmark = pytest.mark.live
 PAYLOAD = os.urandom(3 << 20)
 # At the hub itself, and behind a message server of the site's own, which is as little trusted.
 LEAF = pytest.mark.parametrize("leaf", ["", "oslo"], ids=["", "leaf"])
-
-
-class Hub:
-    """A message server with a folder of identities, as an operator has it.
-
-    `leaves`: by the name of a site, where its own message server is.
-    """
-
-    def __init__(self, folder: Path, pid: int, url: str, leaf_port: int = 0) -> None:
-        self.folder, self.pid, self.url, self.leaf_port = folder, pid, url, leaf_port
-        self.leaves: dict[str, str] = {}
-
-    @asynccontextmanager
-    async def bus(self, name: str, file: Path | None = None) -> AsyncIterator[NatsBus]:
-        """A connection of the identity `name`, whose credentials are in `file`."""
-        url = self.leaves.get(name, self.url)
-        bus = await NatsBus.connect(url, name=name, credentials=file or self.file(name))
-        try:
-            yield bus
-        finally:
-            await bus.close()
-
-    def file(self, name: str) -> Path:
-        return self.folder / hub_folder.CREDENTIALS / name
-
-    async def reload(self) -> None:
-        assert await asyncio.to_thread(hub_folder.reload, self.folder) == ""
-
-
-def started(folder: Path, name: str = hub_folder.CONFIG) -> "subprocess.Popen[bytes]":
-    """The server of a hub's folder; its address will be in `ports/`."""
-    (folder / "ports").mkdir()
-    config = folder / name
-    with config.open("a") as file:
-        file.write(f'ports_file_dir: "{folder / "ports"}"\nlog_file: "{folder / "log"}"\n')
-    return subprocess.Popen(
-        [str(find_binary(None)), "-c", str(config)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-async def address(folder: Path) -> str:
-    """Of a server that was started."""
-    ports = folder / "ports"
-    await until(lambda: any(p.stat().st_size for p in ports.glob("*.ports")), "its port")
-    url: str = json.loads(next(ports.glob("*.ports")).read_text())["nats"][0]
-    return url
-
-
-@asynccontextmanager
-async def a_leaf(hub: Hub, site: str) -> AsyncIterator[None]:
-    """A message server of a site's own, as the site's operator makes it."""
-    folder = hub.folder.parent / f"leaf-{site}"
-    folder.mkdir()
-    told = ("--credentials", str(hub.file(site)), "--hub-url", f"nats://127.0.0.1:{hub.leaf_port}")
-    made = ("--to", str(folder / "leaf.conf"), "--listen", "127.0.0.1:-1")
-    done = await asyncio.to_thread(diloco, "site", "leaf", *told, *made)
-    assert done.returncode == 0, done.stderr
-    process = started(folder, "leaf.conf")
-    try:
-        hub.leaves[site] = await address(folder)
-
-        async def known() -> bool:
-            async with hub.bus(site) as bus:
-                return (await bus.stream_info("UP-r")).messages == 0
-
-        await until(known, "what the hub offers", tolerated=(BusError,))
-        yield
-        assert process.poll() is None, "the site's server was started anew, or died"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@asynccontextmanager
-async def a_hub(
-    folder: Path, *learners: str, backup: Path | None = None, leaf: str = ""
-) -> AsyncIterator[Hub]:
-    """One that runs, with the streams of the run `r` and all buckets, or with a backup's.
-
-    `leaf`: the site that has a message server of its own.
-    """
-    port, own = free_port(0), free_port(0)
-    leaves = f"127.0.0.1:{port}" if leaf else ""
-    # Who ends connections of leaves finds the server by its configuration.
-    listen = f"127.0.0.1:{own if leaf else -1}"
-    hub_folder.create(folder, listen=listen, store=folder / "store", leaves=leaves)
-    for learner in learners:
-        hub_folder.add(folder, learner, "learner")
-    if backup is not None:
-        await hub_backup.put_back(backup, folder / "store", of_hub=True)
-    process = started(folder)
-    try:
-        hub = Hub(folder, process.pid, await address(folder), port)
-        async with hub.bus("coordinator") as bus:
-            if backup is not None:
-                yield hub
-                return
-            await ensure_buckets(bus, (*s.BUCKETS, *s.PRIVATE_BUCKETS))
-            specs = [StreamSpec(n, (f,), 64 << 20) for n, f in s.run_streams("r").items()]
-            for spec in (*specs, StreamSpec(s.EVENTS_STREAM, (s.EVENTS_FILTER,), 64 << 20)):
-                await bus.ensure_stream(spec)
-        async with a_leaf(hub, leaf) if leaf else AsyncExitStack():
-            yield hub
-        assert process.poll() is None, "the server was started anew, or died"
-    finally:
-        process.kill()
-        process.wait()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from live.test_nats_rights import Hub, started
+from live.hubs import Hub, started
 from waiting import until
 
 from diloco_shared.bus.nats.access import TlsFiles

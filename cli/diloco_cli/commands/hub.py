@@ -34,6 +34,13 @@ Hub = Annotated[Path, typer.Option("--hub", help="Folder that 'diloco hub init' 
 PublicKey = Annotated[
     str, typer.Option(help="Of a key that the site made itself ('diloco site key').")
 ]
+Leaves = Annotated[
+    str,
+    typer.Option(
+        help="Where it listens to message servers of sites ('diloco site leaf'), as "
+        "0.0.0.0:7422; '': nowhere."
+    ),
+]
 HERE = Path("hub")
 
 
@@ -71,13 +78,7 @@ def init(
             help="Where it tells this machine how it is, for keep_hub: ADDRESS:PORT; '': nowhere."
         ),
     ] = "127.0.0.1:8222",
-    leaf_listen: Annotated[
-        str,
-        typer.Option(
-            help="Where it listens to message servers of sites ('diloco site leaf'), as "
-            "0.0.0.0:7422; '': nowhere."
-        ),
-    ] = "",
+    leaf_listen: Leaves = "",
     max_bytes: Annotated[
         int, typer.Option(min=0, help="What all streams may hold; 0: the server's own rule.")
     ] = 0,
