@@ -13,6 +13,13 @@ RAREST = {
     "exports cut off by the coordinator's end": 5,
     "exports failed": 9,
     "exports made by themselves": 9,
+    # Of 229 worlds (seeds 900000 to 900228), counted as of 90. Two states of islands were reached
+    # by seven of these and fewer, and are left to tests/sim/whole/test_islands.py: a host that dies
+    # with its part not given, and process 0 in the middle of a put.
+    "islands: a host dies": 9,
+    "islands: a host dies with an order told and not taken": 4,
+    "islands: a host is told to stop": 8,
+    "told: straggling-host": 9,
 }
 # What hardships bring was reached by one of twenty worlds or more, of some dozens.
 # So many seeds reach all of them: fewer may miss one by chance, 400 do so in two of 10,000 runs
@@ -48,12 +55,10 @@ REQUIRED = (
     "islands whole again",
     "islands: a host dies",
     "islands: a host dies with an order told and not taken",
-    "islands: a host dies with its part not given",
     "islands: a host is told to stop",
     "islands: a host stands still for a while",
     "islands: a host stands still for long",
     "islands: a host's link is slow",
-    "islands: process 0 dies in the middle of a put",
     "islands: process 0 gone without a word",
     "islands: process 0 silent past the limit",
     "islands: silent past the limit",
