@@ -25,6 +25,7 @@ from diloco_shared.bus.port import (
     TooFewNodes,
     Unavailable,
 )
+from diloco_shared.bus.stream_kv import HUB_KEYS, KEYS
 from diloco_shared.protocol import subjects
 
 # As the embedded server is configured.
@@ -211,6 +212,8 @@ class MemoryBroker:
         self.expire()
         if self.squeezed:
             raise StreamFull(f"append on {subject}: no space left on the device")
+        if subject.startswith(f"{HUB_KEYS}."):  # as the account of a hub translates it
+            subject = KEYS + subject.removeprefix(HUB_KEYS)
         return self._store(subject, payload, headers, msg_id, expect_last)
 
     def _store(
