@@ -51,7 +51,9 @@ def write_corpus(folder: Path) -> Path:
 class Run:
     """What a coordinator would do, and what a test wants to see."""
 
-    def __init__(self, bus: NatsBus, running: Services, make: Callable[[Path], RunSpec]) -> None:
+    def __init__(
+        self, bus: NatsBus, running: Services, make: Callable[[Path], RunSpec] = spec
+    ) -> None:
         self.make = make
         self.bus = bus
         self.running = running

@@ -259,13 +259,14 @@ def test_the_servers_own_configuration() -> None:
         file_bytes_max=7,
     )
     lines = text.splitlines()
-    assert 'tls { cert_file: "c", key_file: "k" }' in lines
+    assert 'tls { cert_file: "c", key_file: "k", timeout: 10 }' in lines
     assert '  store_dir: "/a \\"b\\""' in lines
     assert "  max_file_store: 7" in lines
     assert lines[-1] == "include 'accounts.conf'"
     mutual = hub_conf(
         listen="h:1", store="s", pid_file="p", certificate="c", key="k", clients_authority="a"
     )
-    assert 'tls { cert_file: "c", key_file: "k", ca_file: "a", verify: true }' in mutual
+    demanded = 'tls { cert_file: "c", key_file: "k", ca_file: "a", verify: true, timeout: 10 }'
+    assert demanded in mutual
     plain = hub_conf(listen="h:1", store="s", pid_file="p")
     assert "tls" not in plain and "max_file_store" not in plain

@@ -125,7 +125,7 @@ def test_a_certificate_of_ones_own_is_for_sites_and_not_between_nodes(tmp_path: 
         key="/k.pem",
     )
     text = config(hub, "node-1")
-    assert 'tls { cert_file: "/c.pem", key_file: "/k.pem" }' in text
+    assert 'tls { cert_file: "/c.pem", key_file: "/k.pem", timeout: 10 }' in text
     assert f'"cert_file": "{hub / "node-1" / "route.pem"}"' in text
 
 

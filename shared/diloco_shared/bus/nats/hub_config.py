@@ -31,6 +31,9 @@ ACCOUNTS = "accounts.conf"  # beside the server's configuration, which includes 
 PID = "nats-server.pid"
 # One message may be a manifest of 1 MiB plus headers; chunks are half a MiB.
 PAYLOAD_BYTES_MAX = 2 << 20
+# For the handshake of TLS, in seconds. The server's own two are few for a site behind a slow link,
+# and for a machine on which everything starts at once.
+HANDSHAKE_S = 10
 # Of one site: an island of a thousand hosts with two connections each. The server takes 65,536 of
 # all together, so that some thirty stolen keys would be needed to keep others out.
 CONNECTIONS_MAX = 2048
@@ -103,6 +106,7 @@ def hub_conf(
         files = [f"cert_file: {_quoted(certificate)}", f"key_file: {_quoted(key)}"]
         if clients_authority:
             files += [f"ca_file: {_quoted(clients_authority)}", "verify: true"]
+        files.append(f"timeout: {HANDSHAKE_S}")
         tls = f"tls {{ {', '.join(files)} }}"
         lines.append(tls)
     if leaves:
