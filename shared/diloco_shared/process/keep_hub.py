@@ -27,6 +27,8 @@ from diloco_shared.process.hub_watch import LOOK_S, Changes, HubWatch, answers
 
 # For a server that is told to end, in seconds; then it is killed. One that holds a lock never ends.
 ENDS_S = 10.0
+# Between two looks at the files of --reload, in seconds: a revoked site is to be out at once.
+FILES_S = 1.0
 # Until it has read its configuration again, in seconds: it takes milliseconds.
 READS_S = 0.3
 
@@ -55,9 +57,10 @@ def run(
             watch.said(line)
 
     threading.Thread(target=pass_on, daemon=True).start()
+    asked_at = time.monotonic()
     while True:
         try:
-            return process.wait(LOOK_S)
+            return process.wait(FILES_S)
         except subprocess.TimeoutExpired:
             pass
         why = ""
@@ -65,6 +68,9 @@ def run(
             print("keep_hub: its configuration is read again", file=sys.stderr, flush=True)
             process.send_signal(signal.SIGHUP)
             _cut_leaves(files)
+        if not told.is_set() and time.monotonic() - asked_at < LOOK_S:
+            continue
+        asked_at = time.monotonic()
         if not told.is_set():
             heard = answers(*at, monitor=monitor)
             why = watch.look(time.monotonic(), answers=heard, free_bytes=_free(store))
