@@ -208,7 +208,7 @@ async def test_a_hub_without_a_leader_keeps_connections_and_takes_and_tells_noth
     await bus.append("s.x", b"1")
     async with bus.read("S", "s.>") as messages, bus.subscribe("t") as heard:
         assert (await anext(messages)).payload == b"1"
-        broker.leaderless = True
+        broker.lose_leader()
         assert bus.connected and bus.ails
         for asked in (bus.append("s.x", b"2"), bus.stream_info("S"), bus.fetch("S", "s.>")):
             with pytest.raises(Unavailable):
@@ -221,3 +221,31 @@ async def test_a_hub_without_a_leader_keeps_connections_and_takes_and_tells_noth
         assert not waiting.done()
         broker.elected()
         assert (await waiting).payload == b"3" and not bus.ails
+
+
+async def test_a_node_that_leads_alone_tells_what_it_has_and_keeps_others_writes_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("diloco_simulator.hub.bus.PATIENCE_S", 0.01)
+    broker = MemoryBroker()
+    bus = MemoryBus(broker, "a")
+    await bus.ensure_stream(SPEC)
+    await bus.append("s.x", b"1")
+    broker.lose_leader(tells=True)
+    found = await bus.last("S", "s.x")
+    assert found is not None and found.payload == b"1" and bus.ails
+    with pytest.raises(Unavailable, match="alone"):
+        await bus.append("s.x", b"2", expect_last=1)
+    with pytest.raises(Conflict, match="on its way"):
+        await bus.append("s.x", b"3", expect_last=1)
+    with pytest.raises(Unavailable, match="no leader"):
+        await bus.purge("S", "s.x")
+    broker.elected()
+    found = await bus.last("S", "s.x")
+    assert found is not None and found.payload == b"2"
+    # Of what waits some is lost.
+    broker.lose_leader(tells=True)
+    with pytest.raises(Unavailable):
+        await bus.append("s.x", b"4")
+    broker.elected(lambda: False)
+    assert (await bus.stream_info("S")).last_seq == 2

@@ -329,7 +329,7 @@ class Bus(Protocol):
     async def kv_create(
         self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
     ) -> int:
-        """Create; the revision. Conflict when the key lives."""
+        """Create; the revision. Conflict when the key lives; see `kv_update`."""
 
     async def kv_put(
         self, bucket: str, key: str, value: bytes, *, ttl_s: float | None = None
@@ -339,7 +339,10 @@ class Bus(Protocol):
     async def kv_update(
         self, bucket: str, key: str, value: bytes, revision: int, *, ttl_s: float | None = None
     ) -> int:
-        """Write if the revision is still `revision`, else Conflict; the new revision."""
+        """Write if the revision is still `revision`, else Conflict; the new revision.
+
+        Unavailable, too, while an earlier write of the key waits for nodes of the hub.
+        """
 
     async def kv_delete(self, bucket: str, key: str) -> None: ...
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import structlog
 
-from diloco_shared.bus.port import Conflict, KeyEntry, Stored, StreamInfo
+from diloco_shared.bus.port import Conflict, KeyEntry, Stored, StreamInfo, Unavailable
 from diloco_shared.bus.repeating import again_and_again
 from diloco_shared.protocol import subjects
 
@@ -144,9 +144,18 @@ class StreamKv(RawStreams):
     async def _kv_write(
         self, bucket: str, key: str, value: bytes, ttl_s: float | None, expected: int | None
     ) -> int:
-        return await self.append(
-            self._written(bucket, key), value, headers=ttl_header(ttl_s), expect_last=expected
-        )
+        try:
+            return await self.append(
+                self._written(bucket, key), value, headers=ttl_header(ttl_s), expect_last=expected
+            )
+        except Conflict:
+            found = await self.last_raw(bucket_stream(bucket), _subject(bucket, key))
+            if expected != (0 if found is None else found.seq):
+                raise
+            # A hub of several nodes takes one write of a key at a time. While most of its nodes are
+            # away, the first one waits for them, perhaps this process's own: nobody else wrote.
+            text = f"key {key} of bucket {bucket}: an earlier write of it is on its way"
+            raise Unavailable(text) from None
 
     def _written(self, bucket: str, key: str) -> str:
         return f"{HUB_KEYS}.{bucket}.{key}" if self.named else _subject(bucket, key)

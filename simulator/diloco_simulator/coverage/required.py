@@ -90,6 +90,8 @@ REQUIRED = (
     "skipped for want of answers",
     "skipped round",
     "squeezes",
+    "elections",
+    "leaders alone",
     "starvation",
     "states lost",
     "stopped by the user",

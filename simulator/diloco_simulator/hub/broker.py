@@ -9,12 +9,14 @@ itself.
 import asyncio
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, Literal
 
 from diloco_shared.bus.port import (
+    BusError,
     Conflict,
     Delivery,
     Refused,
@@ -39,6 +41,10 @@ _OVERHEAD_BYTES = 30
 Fate = Literal["deliver", "lose_request", "lose_answer"]
 # (client, operation, subject) -> fate. Operations: publish, request, append, api.
 Fault = Callable[[str, str, str], Fate]
+
+
+class Unacknowledged(Unavailable):
+    """What was given to a node that leads and has lost the others."""
 
 
 # A few subjects each of a few dozen members and fragments.
@@ -110,8 +116,10 @@ class MemoryBroker:
         self.storage_max = 0  # bytes that all streams may be given together; 0: no limit
         self.nodes = 1  # that could each keep a copy of a stream
         # They elect another leader: connections and core messages stay, streams take nothing and
-        # tell nothing.
-        self.leaderless = False
+        # tell nothing. Or, if it `tells`, the node that led is there and has lost the others: it
+        # goes on telling what it has, and what it is given waits for them, by subject.
+        self.leaderless = self.tells = False
+        self._proposed: dict[str, list[Callable[[], int]]] = {}
         self._clock = clock
         self._time: Callable[[], float] | None = None  # the clock, once it was read
         self._streams: dict[str, _Stream] = {}
@@ -185,10 +193,30 @@ class MemoryBroker:
         self._by_subject.clear()
         self.wake()
 
-    def elected(self) -> None:
-        """The nodes have a leader again."""
-        self.leaderless = False
+    def lose_leader(self, *, tells: bool = False) -> None:
+        """Until the nodes are `elected` again; `tells`: see above."""
+        self.leaderless, self.tells = True, tells
+
+    def elected(self, kept: Callable[[], bool] = lambda: True) -> None:
+        """The nodes have a leader again. Of what had waited for that, some is `kept`."""
+        self.leaderless = self.tells = False
+        waited, self._proposed = self._proposed, {}
+        for store in (store for stores in waited.values() for store in stores):
+            with suppress(BusError):  # nobody waits for its answer
+                if kept():
+                    store()
         self.wake()
+
+    def check_leader(self, subject: str, *, alone: bool) -> None:
+        """Raises Unavailable where none answers. `alone`: one that has lost the others may."""
+        if self.leaderless and not (alone and self.tells):
+            raise Unavailable(f"nobody listens on {subject}: the hub's nodes have no leader")
+
+    def _propose(self, subject: str, store: Callable[[], int], *, on_condition: bool) -> None:
+        """To nodes that are away. Raises Conflict, as a server does for a second one of a kind."""
+        if on_condition and subject in self._proposed:
+            raise Conflict(f"append on {subject}: wrong last sequence: another one is on its way")
+        self._proposed.setdefault(subject, []).append(store)
 
     def narrow(self, name: str, bytes_max: int) -> None:
         """An operator gives a stream another limit; what it holds stays."""
@@ -214,7 +242,11 @@ class MemoryBroker:
             raise StreamFull(f"append on {subject}: no space left on the device")
         if subject.startswith(f"{HUB_KEYS}."):  # as the account of a hub translates it
             subject = KEYS + subject.removeprefix(HUB_KEYS)
-        return self._store(subject, payload, headers, msg_id, expect_last)
+        store = partial(self._store, subject, payload, headers, msg_id, expect_last)
+        if self.leaderless and self.tells:
+            self._propose(subject, store, on_condition=expect_last is not None)
+            raise Unacknowledged(f"no answer on {subject}: the node that leads is alone")
+        return store()
 
     def _store(
         self,
@@ -324,7 +356,7 @@ class MemoryBroker:
 
     def expire(self) -> None:
         """Remove what has outlived its lifetime, leaving markers. Called before every read."""
-        if (now := self.now()) < self._expires_at:
+        if (now := self.now()) < self._expires_at or self.leaderless:  # nodes agree on that, too
             return
         self._expires_at = math.inf
         for name, stream in self._streams.items():

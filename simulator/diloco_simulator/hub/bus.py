@@ -5,7 +5,7 @@
 
 Answers exactly like `nats_bus.NatsBus`: one suite of tests holds for both. Faults: `disconnect`
 and `reconnect` cut one client off; `broker.fault` loses single messages or answers;
-`broker.leaderless` is a hub whose nodes elect another leader, or are too few to.
+`broker.lose_leader` makes a hub whose nodes elect another leader, or are too few to.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from diloco_shared.bus.deliveries import Answers, Deliveries, Trail
-from diloco_shared.bus.nats.api import API_TIMEOUT_S, without_server_headers
+from diloco_shared.bus.nats.api import API_TIMEOUT_S, PATIENCE_S, without_server_headers
 from diloco_shared.bus.nats.link import MAJORITY_LOST
 from diloco_shared.bus.port import (
     Delivery,
@@ -30,7 +30,7 @@ from diloco_shared.bus.port import (
     Unavailable,
 )
 from diloco_shared.bus.stream_kv import StreamKv
-from diloco_simulator.hub.broker import PAYLOAD_BYTES_MAX, MemoryBroker
+from diloco_simulator.hub.broker import PAYLOAD_BYTES_MAX, MemoryBroker, Unacknowledged
 
 _T = TypeVar("_T")
 
@@ -107,8 +107,6 @@ class MemoryBus(StreamKv):
             raise Unavailable(f"no answer on {subject} within {timeout_s:g} s") from None
         if self._closed:
             raise Unavailable(f"the connection {self.name} is closed")
-        if self.broker.leaderless and operation in ("append", "api"):
-            raise Unavailable(f"nobody listens on {subject}: the hub's nodes have no leader")
         fate = self.broker.fate(self.name, operation, subject)
         if fate == "lose_request":
             raise Unavailable(f"no answer on {subject} within {timeout_s:g} s")
@@ -226,13 +224,16 @@ class MemoryBus(StreamKv):
     ) -> int:
         self._count_out(subject, payload)
         head = dict(headers or {})
-        return await self._call(
-            "append",
-            subject,
-            timeout_s,
-            lambda: self.broker.append(subject, bytes(payload), head, msg_id, expect_last),
-            len(payload),
-        )
+
+        def store() -> int:
+            self.broker.check_leader(subject, alone=True)
+            return self.broker.append(subject, bytes(payload), head, msg_id, expect_last)
+
+        try:
+            return await self._call("append", subject, timeout_s, store, len(payload))
+        except Unacknowledged:
+            await asyncio.sleep(min(timeout_s, PATIENCE_S))
+            raise
 
     def read(
         self, stream: str, subject: str, *, start_seq: int = 1, batch: int = 64
@@ -269,7 +270,7 @@ class MemoryBus(StreamKv):
             found = self.broker.select(stream, subject, start_seq)
             return [m for m, _ in zip(found, range(limit), strict=False)] if limit else [*found]
 
-        found = await self._api(stream, select)
+        found = await self._told(stream, select)
         for message in found:
             self._count_in(message.payload)
         return found
@@ -279,21 +280,21 @@ class MemoryBus(StreamKv):
         return None if found is None else without_server_headers(found)
 
     async def last_raw(self, stream: str, subject: str) -> Stored | None:
-        return await self._api(stream, lambda: self.broker.last(stream, subject))
+        return await self._told(stream, lambda: self.broker.last(stream, subject))
 
     async def purge(self, stream: str, subject: str, *, below_seq: int | None = None) -> int:
         return await self._api(stream, lambda: self.broker.purge(stream, subject, below_seq))
 
     async def stream_info(self, stream: str) -> StreamInfo:
-        return await self._api(stream, lambda: self.broker.info(stream))
+        return await self._told(stream, lambda: self.broker.info(stream))
 
     async def held(self, stream: str, subject: str, *, messages_max: int) -> dict[str, int]:
-        return await self._api(stream, lambda: self.broker.held(stream, subject, messages_max))
+        return await self._told(stream, lambda: self.broker.held(stream, subject, messages_max))
 
     async def heads(
         self, stream: str, subject: str, *, messages_max: int, messages_min: int = 1
     ) -> list[Stored]:
-        found = await self._api(stream, lambda: [*self.broker.select(stream, subject, 1)])
+        found = await self._told(stream, lambda: [*self.broker.select(stream, subject, 1)])
         if len(found) < messages_min:
             return []
         heads = [replace(m, payload=b"") for m in found[:messages_max]]
@@ -303,7 +304,18 @@ class MemoryBus(StreamKv):
         return await self._api("storage", self.broker.storage)
 
     async def _api(self, subject: str, work: Callable[[], _T]) -> _T:
-        return await self._call("api", subject, API_TIMEOUT_S, work)
+        return await self._asked(subject, work, alone=False)
+
+    async def _told(self, subject: str, work: Callable[[], _T]) -> _T:
+        """What one node tells by itself."""
+        return await self._asked(subject, work, alone=True)
+
+    async def _asked(self, subject: str, work: Callable[[], _T], *, alone: bool) -> _T:
+        def answer() -> _T:
+            self.broker.check_leader(subject, alone=alone)
+            return work()
+
+        return await self._call("api", subject, API_TIMEOUT_S, answer)
 
 
 class _Reader:

@@ -199,11 +199,16 @@ class Troubles:
         self.loop.call_later(self.rng.uniform(1.0, 10.0), setattr, self.net, "away", False)
 
     def _elect(self) -> None:
-        """The node that led everything is gone. Nobody does for a while; connections stay."""
+        """The node that led everything is gone, or has lost the others, and goes on telling what
+        it has. Nobody leads for a while; connections stay."""
+        broker, dice = self.world.broker, self.of_elections
+        if broker.leaderless:
+            return
         self.counts["elections"] += 1
-        self.world.broker.leaderless = True
-        seconds = self.of_elections.uniform(*ELECTION_S)
-        self.loop.call_later(seconds, self.world.broker.elected)
+        seconds, alone = dice.uniform(*ELECTION_S), dice.random() < 0.5
+        self.counts["leaders alone"] += alone
+        broker.lose_leader(tells=alone)
+        self.loop.call_later(seconds, broker.elected, lambda: dice.random() < 0.5)
 
     def _squeeze(self) -> None:
         broker = self.world.broker

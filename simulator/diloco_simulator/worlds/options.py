@@ -150,7 +150,7 @@ class Options:
             restores=cuts[2],
             weighting=weighting,
         )
-        more = beyond(seed) | islands(seed)
+        more = beyond(seed) | islands(seed) | elections(seed)
         if drawn.power_cuts:
             # A tape that loses what it had synced, and the bulk streams all that shows it: nobody
             # could know of such a version, nor would anybody have it.
@@ -175,6 +175,16 @@ def islands(seed: int) -> dict[str, Any]:
         "host_stops": rng.choice([0, 0, 1]),
         "slow_hosts": rng.choice([0, 1]),
     }
+
+
+# How many worlds have a hub of several nodes, which lose the one that leads.
+ELECTIONS = 0.15
+
+
+def elections(seed: int) -> dict[str, Any]:
+    """Of the hub's nodes, from dice of their own."""
+    rng = random.Random(f"elections of {seed}")
+    return {"elections": rng.choice([1, 2, 3])} if rng.random() < ELECTIONS else {}
 
 
 def fresh_seed() -> int:

@@ -127,7 +127,7 @@ async def test_a_hub_that_lost_its_majority_is_named(world: Any) -> None:
     """Connections to it stay."""
     async with world.coordinator() as desk:
         await desk.ask("POST", "/v1/runs", {"name": "demo", "budget": {"steps": 96}})
-        world.broker.leaderless = True
+        world.broker.lose_leader()
         answer = await desk.http.get("/readyz")
         assert answer.status_code == 503 and "lost its majority" in answer.text
         run = (await desk.ask("GET", "/v1/runs/demo")).json()

@@ -12,6 +12,7 @@ from diloco_shared.bus.nats import api
 from diloco_shared.bus.nats.api import NoMajority, answer_of, api_call, headers_of, stored_at
 from diloco_shared.bus.nats.link import ELECTION_S, MAJORITY_LOST, NatsLink, Raw
 from diloco_shared.bus.nats.pulls import Delivered, delivered, unserved
+from diloco_shared.bus.nats.streams import NatsStreams
 from diloco_shared.bus.port import (
     BusError,
     Conflict,
@@ -176,7 +177,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 async def test_a_lost_majority_is_told_from_an_election(clock: Callable[[float], None]) -> None:
-    link = Link(*[NO_LEADER] * 3, INFO, {"purged": 1})
+    led_before = {"message": {}}
+    link = Link(*[NO_LEADER] * 2, led_before, NO_LEADER, INFO, {"purged": 1})
 
     async def ask(call: str) -> None:
         with pytest.raises(NoMajority):
@@ -188,8 +190,25 @@ async def test_a_lost_majority_is_told_from_an_election(clock: Callable[[float],
     await ask("STREAM.PURGE.S")
     assert link.ails == MAJORITY_LOST
     # One that led the stream tells of it for a while, and takes nothing.
+    await api_call(link, "STREAM.MSG.GET.S", {}, what="it")
+    assert link.ails == MAJORITY_LOST
     await ask("STREAM.MSG.GET.S")
     await api_call(link, "STREAM.INFO.S", {}, what="it")
     assert link.ails == MAJORITY_LOST
     await api_call(link, "STREAM.PURGE.S", {}, what="it")
+    assert link.ails == ""
+
+
+async def test_what_is_stored_in_a_bucket_shows_that_there_is_a_majority(
+    clock: Callable[[float], None],
+) -> None:
+    """A stream of a run may lie on one node alone, which takes messages without the others."""
+    link = Link(NO_LEADER, {"stream": "UP_run", "seq": 5}, {"stream": "KV_members", "seq": 6})
+    streams = NatsStreams(link)
+    with pytest.raises(NoMajority):
+        await streams.append("$KV.members.a", b"")
+    clock(ELECTION_S + 1)
+    assert await streams.append("up.run.a", b"") == 5
+    assert link.ails == MAJORITY_LOST
+    assert await streams.append("$KV.members.a", b"") == 6
     assert link.ails == ""

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from diloco_shared import VERSION
 from diloco_shared.bus.port import Bus
@@ -190,3 +191,22 @@ def test_a_data_folder_has_one_owner(tmp_path: Path) -> None:
     assert again.lock == lock
     again.release()
     other.release()
+
+
+async def test_an_id_whose_refresh_is_on_its_way_is_nobody_elses(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub without its majority keeps the first refresh waiting, and refuses those behind it."""
+    monkeypatch.setattr("diloco_simulator.hub.bus.PATIENCE_S", 0.01)
+    bus = await prepared(broker)
+    member = Membership(bus, "a", "learner", "lock-1")
+    await member.register()
+    broker.lose_leader(tells=True)
+    with capture_logs() as said:
+        await member.refresh()
+        await member.refresh()
+    assert [line for line in said if line["log_level"] == "error"] == []
+    assert not member.taken.is_set()
+    broker.elected()
+    await member.refresh()
+    assert member.taken.is_set()

@@ -39,10 +39,11 @@ def test_all_of_them_strike_and_the_run_ends() -> None:
 
 
 def test_a_run_goes_on_whenever_the_hub_exchanges_its_leader() -> None:
-    """Connections and core messages stay; streams take nothing and tell nothing for seconds."""
-    found = world.one(1, SHORT.changed(elections=4, syncers=2))
+    """Connections and core messages stay; streams take nothing for seconds, and tell nothing or
+    what they had."""
+    found = world.one(4, SHORT.changed(elections=6, syncers=2))
     assert found.violations == [] and found.rounds > 0
-    assert found.counts["elections"] == 4
+    assert found.counts["elections"] > found.counts["leaders alone"] > 0
 
 
 def test_a_full_stream_is_named_and_the_run_goes_on_by_itself(

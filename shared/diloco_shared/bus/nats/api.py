@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,7 +23,13 @@ API_TIMEOUT_S = 5.0
 # Of a hub of several nodes: what got no answer is asked again after so many seconds, and what was
 # stored under a condition, so that a repeat does no harm, is waited for no longer than this.
 AGAIN_S, PATIENCE_S = 1.0, 3.0
-_REPEATABLE = ("INFO", "STREAM.INFO.", "STREAM.MSG.GET.", "STREAM.NAMES", "CONSUMER.CREATE.")
+# One node tells them by itself. If it led a stream, it goes on telling what it has of it for half a
+# minute after it has lost the others: such an answer does not say that the hub keeps anything.
+_TOLD_BY_ONE = ("INFO", "STREAM.INFO.", "STREAM.MSG.GET.", "STREAM.NAMES")
+_REPEATABLE = (*_TOLD_BY_ONE, "CONSUMER.CREATE.")
+# Streams behind key-value buckets have these names. The hub's own records are there, so that their
+# copies are on as many nodes as the operator wants; those of a run may be on one.
+_BUCKET = "KV_"
 # What may be on its way to one reader: below nats-py's limit of 128 MB, enough for 16 chunks.
 READ_BYTES_MAX = 8 << 20
 NS_PER_S = 1_000_000_000
@@ -91,11 +96,10 @@ async def api_call(link: NatsLink, call: str, body: dict[str, Any], *, what: str
         if of_stream and nodes is not None and not nodes.get("leader"):
             raise NoMajority(f"{what}: it has no leader now")
     except NoMajority:
-        link.leaderless_since = min(link.leaderless_since, ambient.monotonic())
+        link.missed_leader()
         raise
-    # A node that led a stream tells of it for half a minute after it has lost the others.
-    if not of_stream:
-        link.leaderless_since = math.inf
+    if not call.startswith(_TOLD_BY_ONE):
+        link.heard_leader()
     return answer
 
 
@@ -143,9 +147,27 @@ def answer_of(payload: Buffer, what: str) -> dict[str, Any]:
         raise Refused(f"{what}: not an answer of JetStream's ({error!r})") from None
 
 
+def kept_at(link: NatsLink, payload: Buffer, what: str) -> int:
+    """`stored_at` of a message that was sent over `link`.
+
+    Whether the hub has its majority shows in the acknowledgements of what is written into buckets.
+    """
+    try:
+        answer = answer_of(payload, what)
+    except NoMajority:
+        link.missed_leader()
+        raise
+    if str(answer.get("stream")).startswith(_BUCKET):
+        link.heard_leader()
+    return _sequence(answer, what)
+
+
 def stored_at(payload: Buffer, what: str) -> int:
     """Where in its stream a message was stored, as the acknowledgement says; raises likewise."""
-    answer = answer_of(payload, what)
+    return _sequence(answer_of(payload, what), what)
+
+
+def _sequence(answer: dict[str, Any], what: str) -> int:
     try:
         return int(answer["seq"])
     except (ValueError, KeyError, TypeError) as error:

@@ -72,7 +72,7 @@ class NatsLink:
         self.traffic = Traffic()
         self.errors = 0
         self.reconnects = 0
-        # Since then every answer about streams was that the hub's nodes have no leader.
+        # Since then a leader of the hub's nodes is missing: nothing has shown that there is one.
         self.leaderless_since = math.inf
         self.closed = False
         self.api = address.api
@@ -137,6 +137,14 @@ class NatsLink:
     @property
     def life(self) -> str:
         return self._client.server_id
+
+    def missed_leader(self) -> None:
+        """An answer was that the hub's nodes have no leader."""
+        self.leaderless_since = min(self.leaderless_since, ambient.monotonic())
+
+    def heard_leader(self) -> None:
+        """An answer was one that only most of the nodes can give together."""
+        self.leaderless_since = math.inf
 
     @property
     def ails(self) -> str:

@@ -25,7 +25,7 @@ from diloco_shared.bus.nats.api import (
     ApiRefused,
     api_call,
     headers_of,
-    stored_at,
+    kept_at,
     without_server_headers,
 )
 from diloco_shared.bus.nats.link import NatsLink, Raw
@@ -227,7 +227,7 @@ class NatsStreams(StreamKv):
         reply = await self._link.request(
             subject, payload, timeout_s=timeout_s, headers=head or None
         )
-        return stored_at(reply.payload, f"append on {subject}")
+        return kept_at(self._link, reply.payload, f"append on {subject}")
 
     async def last(self, stream: str, subject: str) -> Stored | None:
         raw = await self.last_raw(stream, subject)
