@@ -105,7 +105,7 @@ def _checked(tensors: dict[str, Any], placement: Placement, hosts: int) -> tuple
 
 
 def _tensors(mesh: Any, specs: list[PartitionSpec]) -> dict[str, Any]:
-    """Dense ones and layers, cut along either dimension, of odd sizes, of bits that adding loses."""
+    """Dense ones and layers, cut along either dimension, some of odd sizes, with signs of zeros."""
     rng = np.random.default_rng(3)
     dense = rng.standard_normal((24, 40)).astype(np.float32)
     dense[::3] *= np.float32(-0.0)
