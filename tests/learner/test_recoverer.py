@@ -82,7 +82,7 @@ async def test_initial_fragments_do_not_wait_for_the_manifest_before(
 
     broker.fault = fault
     program = SimpleNamespace(layout=SimpleNamespace(fragments=range(FRAGMENTS), tensors=()))
-    trainer: Any = SimpleNamespace(program=program, fragment=fragment)
+    trainer: Any = SimpleNamespace(program=program, initial_fragment=fragment)
     events: asyncio.Queue[Any] = asyncio.Queue()
     told: list[Any] = []
     down: Any = SimpleNamespace(put=told.append)

@@ -95,6 +95,26 @@ async def test_each_connection_carries_its_part_and_the_hub_holds_what_one_would
             assert own - 0.02 <= share <= own + 0.1, "each its own, and no other's"
 
 
+@pytest.mark.long
+async def test_process_0_carries_its_part_of_moments_alone(nats_server: NatsServer) -> None:
+    """Of 24 MiB of them, from two hosts; stored as one process would."""
+    fragment = Fragment("fp32", (24 << 20) // 4, 2)
+    async with connected(nats_server, 2) as (island, buses):
+        before = [bus.traffic.socket_bytes_out for bus in buses]
+        state = island.state(fragment)
+        blob = await state.store(buses[0], SUBJECT)
+        shares = [
+            (b.traffic.socket_bytes_out - was) / blob.bytes
+            for b, was in zip(buses, before, strict=True)
+        ]
+        print("moments up", [round(share, 3) for share in shares])
+        assert bytes(await get_blob(buses[0], "UP-r", blob)) == fragment.payload
+        state.let_go()
+    theirs = sum(map(len, _shares(fragment))) / blob.chunks
+    for share, own in zip(shares, (1 - theirs, theirs), strict=True):
+        assert own - 0.02 <= share <= own + 0.1, "each its own, and no other's"
+
+
 def _shares(fragment: Fragment) -> list[tuple[int, ...]]:
     """Chunks of each host but process 0, which stores its own and those that lie over borders."""
     lying = fragment.lying

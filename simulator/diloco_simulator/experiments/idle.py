@@ -83,6 +83,9 @@ class IdleTrainer:
     def inner_state(self) -> memoryview:
         return memoryview(NOTHING)
 
+    def given_state(self) -> memoryview:
+        return memoryview(NOTHING)
+
     def inner_state_pieces(self) -> list[bytes]:
         return [NOTHING]
 

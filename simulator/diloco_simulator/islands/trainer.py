@@ -19,6 +19,8 @@ from diloco_learner.hosts.parts import Buffer, Span, cut, put_together, split
 from diloco_learner.recovery import moments
 from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.trainer import Published
+from diloco_shared.numerics import codec
+from diloco_shared.protocol.chunks import CHUNK_BYTES, Headed
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.islands.links import Programs
 from diloco_simulator.islands.waiting import waited
@@ -180,7 +182,14 @@ class LeadingTrainer(VirtualTrainer):
         self._carried(number)
 
     def fragment(self, p: int) -> Values:
-        number = self.leading.tell(plan.Read(p))
+        return self._read(p, plan.Read(p))
+
+    def initial_fragment(self, p: int) -> Headed:
+        """No host of these has a connection to the hub: all give their parts."""
+        return Headed(*codec.frame(self._read(p, plan.ShareFragment(p, CHUNK_BYTES, ()))))
+
+    def _read(self, p: int, order: plan.Order) -> Values:
+        number = self.leading.tell(order)
         own, size = self.tiny.theta[p].copy(), self.tiny.layout.sizes[p]
         spans = spans_of(size, self.leading.hosts)
         parts: dict[Span, NDArray[Any]] = {spans[0][0]: own}
@@ -208,7 +217,13 @@ class LeadingTrainer(VirtualTrainer):
 
     def inner_state(self) -> memoryview:
         """As the last host has it: one that follows, since process 0's own would show nothing."""
-        found = self._answers(plan.Copy(MOMENTS))
+        return self._moments(plan.Copy(MOMENTS))
+
+    def given_state(self) -> memoryview:
+        return self._moments(plan.Share(CHUNK_BYTES, ()))
+
+    def _moments(self, order: plan.Order) -> memoryview:
+        found = self._answers(order)
         counts = np.frombuffer(found[self.leading.hosts - 1], I64)
         return memoryview(save({MOMENTS: counts}))
 
@@ -258,9 +273,9 @@ class FollowingTrainer:
                 return [np.frombuffer(payload, U8)[self.part.of(len(payload))]]
             case plan.Decided():
                 tiny.decided(order.fragment, order.round, merged=order.merged)
-            case plan.Read():
+            case plan.Read() | plan.ShareFragment():
                 return [tiny.theta[order.fragment].copy()]
-            case plan.Copy():
+            case plan.Copy() | plan.Share():
                 return [np.array([tiny.moments], I64)]
             case plan.Load():
                 span = ((0, order.shape[0]),)

@@ -19,7 +19,9 @@ from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.train import Pause, Rest, Slowed, Stepping, TrainLoop
 from diloco_learner.training.trainer import Published
+from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
+from diloco_shared.protocol.chunks import Headed
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.worlds.tiny import TinyTrainer, Values, tensors_of
 
@@ -83,6 +85,9 @@ class VirtualTrainer:
     def fragment(self, p: int) -> Values:
         return self.tiny.theta[p].copy()
 
+    def initial_fragment(self, p: int) -> Headed:
+        return Headed(*codec.frame(self.fragment(p)))
+
     def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Loss:
         loss = self.tiny.step(rate)[1]
         return Loss(math.nan if poisoned else loss)
@@ -106,6 +111,9 @@ class VirtualTrainer:
 
     def inner_state(self) -> memoryview:
         return memoryview(self.tiny.inner_state())
+
+    def given_state(self) -> memoryview:
+        return self.inner_state()
 
     def inner_state_pieces(self) -> list[bytes]:
         return [self.tiny.inner_state()]

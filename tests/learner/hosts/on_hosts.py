@@ -32,6 +32,7 @@ from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics import codec
 from diloco_shared.process.logs import configure
+from diloco_shared.protocol.chunks import Headed
 from diloco_shared.spec.mesh import mesh_of
 from diloco_shared.spec.run import RunSpec
 
@@ -129,6 +130,11 @@ def lead(hosts: Hosts, one: Trainer) -> dict[str, Any]:
     trained.load_inner_state(moments)
     moved = bytes(trained.inner_state()) == moments
     pieces = b"".join(bytes(p) for p in trained.inner_state_pieces()) == moments
+    # As a newcomer is given them, and as a run begins: shares of all processes, put together.
+    given = [trained.given_state(), trained.initial_fragment(0)]
+    payloads = [moments, bytes(Headed(*codec.frame(trained.fragment(0))))]
+    made = [state.shared.compose("s").outgoing for state in given]
+    shared = [bytes(o.payload[0 : o.blob.bytes]) == p for o, p in zip(made, payloads, strict=True)]
     adopt(trained)
     adopt(one)
     adopted = [
@@ -144,6 +150,7 @@ def lead(hosts: Hosts, one: Trainer) -> dict[str, Any]:
         "losses": losses,
         "moved": moved,
         "pieces": pieces,
+        "shared": all(shared),
         "adopted": all(adopted),
         "after": after,
         "sent": sent(trained),

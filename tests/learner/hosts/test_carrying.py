@@ -18,16 +18,19 @@ from diloco_learner.data.leasing_io import Leases
 from diloco_learner.data.shards import ShardCut
 from diloco_learner.events import Contribute
 from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.hosts import giving_io
 from diloco_learner.hosts.carrying_io import (
     ERRAND,
     Carrier,
     CarrierFailed,
     Carriers,
     Got,
+    Shared,
     Spread,
 )
+from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.hosts.link_io import BadFrame, HostLost, values_of
-from diloco_learner.hosts.shares import Composed, compose, kept
+from diloco_learner.hosts.shares import CONTRIBUTION, MOMENTS, Composed, compose, kept
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
@@ -94,11 +97,19 @@ class Island:
 
     def contribution(self, fragment: Fragment = FRAGMENT) -> Spread:
         """Encoded everywhere: the others keep their shares."""
+        return Spread(self.carriers, NUMBER, *self._kept(fragment, CONTRIBUTION))
+
+    def state(self, fragment: Fragment = FRAGMENT) -> SpreadState:
+        """The same bytes, as those of a state that is given away."""
+        return SpreadState(self.carriers, NUMBER, *self._kept(fragment, MOMENTS))
+
+    def _kept(self, fragment: Fragment, of: str) -> tuple[tuple[int, ...], Shared]:
+        """(who keeps its share, what process 0 has)."""
         answers, indices, chunk_bytes = {}, self.carriers.ready(), self.chunk_bytes
         for index in range(1, fragment.hosts):
             parts = fragment.parts(index)
             if index in indices:
-                mine, parts = kept(fragment.lying, index, parts, self.chunk_bytes)
+                mine, parts = kept(fragment.lying, index, parts, self.chunk_bytes, of)
                 self.hosts[index].keep(NUMBER, mine)
             answers[index] = b"".join(parts)
 
@@ -108,7 +119,7 @@ class Island:
                 lying, header = fragment.lying, fragment.header
                 return compose(subject, lying, header, own, answers, indices, chunk_bytes)
 
-        return Spread(self.carriers, NUMBER, indices, Whole())
+        return indices, Whole()
 
 
 @asynccontextmanager
@@ -326,8 +337,80 @@ async def test_who_keeps_too_much_forgets_the_oldest(broker: MemoryBroker) -> No
         carrier.forget()
         assert not carrier.kept
         blob = Blob(subject=SUBJECT, bytes=9, chunk_bytes=9, chunks=1, digest="0" * 32)
-        with pytest.raises(CarrierFailed, match="does not have that contribution"):
+        with pytest.raises(CarrierFailed, match="does not have that payload"):
             await island.carriers.put(1, 3, blob, 30.0)
+
+
+# --------------------------------------------------------------------------------------------------
+# What is given away: moments, and the parameters that a run begins with.
+
+
+async def test_a_state_is_announced_before_it_is_stored_by_all(broker: MemoryBroker) -> None:
+    async with an_island(broker) as island:
+        bus, state, announced = await own_bus(broker), island.state(), []
+
+        async def announce(blob: Blob) -> None:
+            assert await there(bus) == {}
+            announced.append(blob)
+
+        blob = await state.store(bus, SUBJECT, announce=announce)
+        assert announced == [blob]
+        assert await get_blob(bus, "UP-r", blob, timeout_s=5) == FRAGMENT.payload
+        other = await own_bus(MemoryBroker())
+        assert await put_blob(other, SUBJECT, FRAGMENT.payload, chunk_bytes=CHUNK_BYTES) == blob
+        assert await there(other) == await there(bus)
+        # It may be needed once more, until nobody needs it.
+        assert island.hosts[1].kept and island.hosts[2].kept
+        assert await state.whole() == FRAGMENT.payload
+        state.let_go()
+        for index in (1, 2):
+            await until(lambda index=index: _gone(island, index), "that it has let go")
+
+
+async def test_what_a_host_cannot_store_process_0_does(
+    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(giving_io, "PATIENCE_S", 0.3)
+    async with an_island(broker) as island:
+        bus, state = await own_bus(broker), island.state()
+        broker.fault = holds
+        blob = await state.store(bus, SUBJECT)
+        assert await get_blob(bus, "UP-r", blob, timeout_s=5) == FRAGMENT.payload
+        assert island.carriers.ready() == (1,), "that host is left alone for a while"
+        # And those who have no connection at that time give all to process 0.
+        other = await island.state().store(bus, SUBJECT + "9")
+        assert await get_blob(bus, "UP-r", other, timeout_s=5) == FRAGMENT.payload
+
+
+async def test_a_state_that_a_host_keeps_no_more_is_not_there(broker: MemoryBroker) -> None:
+    async with an_island(broker) as island:
+        bus, state = await own_bus(broker), island.state()
+        island.hosts[2].forget()
+        with pytest.raises(CarrierFailed, match="does not keep that any more"):
+            await state.store(bus, SUBJECT)
+        with pytest.raises(CarrierFailed, match="does not keep that any more"):
+            await state.whole()
+
+
+async def test_one_who_dies_ends_what_waits_for_a_state(broker: MemoryBroker) -> None:
+    async with an_island(broker) as island:
+        bus, state = await own_bus(broker), island.state()
+        broker.fault = holds
+        storing = asyncio.create_task(state.store(bus, SUBJECT))
+        await until(lambda: _stored(bus), "a half of it")
+        island.dies(2)
+        with pytest.raises(HostLost):
+            await storing
+
+
+async def test_of_moments_a_host_keeps_one_copy_beside_its_contributions(
+    broker: MemoryBroker,
+) -> None:
+    async with an_island(broker) as island:
+        carrier, parts = island.hosts[1], FRAGMENT.parts(1)
+        for number, of in enumerate([CONTRIBUTION, MOMENTS, CONTRIBUTION, MOMENTS]):
+            carrier.keep(number, kept(FRAGMENT.lying, 1, parts, CHUNK_BYTES, of)[0])
+        assert sorted(carrier.kept) == [0, 2, 3]
 
 
 async def _stored(bus: MemoryBus) -> int:

@@ -261,7 +261,7 @@ async def test_errands_stand_beside_the_plan(hosts: Hosts) -> None:
     await until(lambda: hosts.ready() == (1,), patience_s=PATIENCE_S)
     blob = cut("s", bytes(8), chunk_bytes=4).blob
     storing = asyncio.create_task(hosts.carriers.put(1, 7, blob, PATIENCE_S))
-    told = (ERRAND, "put", 7, "s", 8, 4, 2, blob.digest, PATIENCE_S)
+    told = (ERRAND, "put", 7, "s", 8, 4, 2, blob.digest, PATIENCE_S, None)
     assert (await asyncio.to_thread(one.hears))[0] == told
     assert hosts.tell(plan.Begin()) == 1, "it has no number among orders"
     one.says(ERRAND, "carried", 7, "")

@@ -56,6 +56,7 @@ def test_several_processes_are_one_device(hosts: int, mesh: str, devices: int) -
     np.testing.assert_allclose(*found["losses"], atol=CLOSE)
     assert len(set(found["losses"][0])) > 1
     assert found["moved"] and found["pieces"], "moments of one device, and back: the same bits"
+    assert found["shared"], "what all give of moments and of a fragment is what one would send"
     assert found["adopted"], "what is published, in all its bits"
     np.testing.assert_allclose(*found["after"], atol=CLOSE)
     assert found["sent"] and all(found["sent"].values()), found["sent"]

@@ -16,6 +16,8 @@ ORDERS: list[plan.Order] = [
     plan.Decided(3, 41, True),
     plan.Read(0),
     plan.Copy("0/mu/layer_00/mlp/up_DxF"),
+    plan.Share(1 << 19, (1, 2, 3)),
+    plan.ShareFragment(23, 1 << 19, (1, 2, 3)),
     plan.Load("0/count", (), "int32"),
     plan.Assemble(),
     plan.Assembled(2),

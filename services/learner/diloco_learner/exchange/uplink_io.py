@@ -21,8 +21,9 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts.carrying_io import Spread
+from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, Storing, sequence_of, write_part
-from diloco_learner.recovery.moments import Buffer, Handed, digest_of
+from diloco_learner.recovery.moments import Buffer, Handed
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import announcement_subject, manifest_subject, put_blob
@@ -148,7 +149,7 @@ class Uplink:
         await until_done(append, subject, pauses=PROMPT, trouble=trouble, until=until)
 
     async def initial(
-        self, layout: tuple[TensorSpec, ...], p: int, payload: Payload, stored: Stored
+        self, layout: tuple[TensorSpec, ...], p: int, payload: Payload | SpreadState, stored: Stored
     ) -> None:
         """One fragment of this learner's fresh parameters, unless it is there: until it is.
 
@@ -160,7 +161,10 @@ class Uplink:
         if await self.data.last(stream, name) is not None:
             return
         async with self.initial_lock:
-            blob = await put_blob(self.data, subject, payload, progress=stored)
+            if isinstance(payload, SpreadState):
+                blob = await payload.store(self.data, subject, progress=stored)
+            else:
+                blob = await put_blob(self.data, subject, payload, progress=stored)
         manifest = InitManifest(
             run=self.run,
             learner=self.learner,
@@ -237,16 +241,17 @@ class Uplink:
             name = announcement_subject(subject)
             await self._append(self.data, name, self._state(effect, blob), MANIFEST_S, name)
 
-        blob = await put_blob(
-            self.data, subject, payload, patience_s=STATE_SILENCE_S, announce=announce
-        )
+        to: dict[str, Any] = {"patience_s": STATE_SILENCE_S, "announce": announce}
+        if isinstance(payload, SpreadState):
+            blob = await payload.store(self.data, subject, **to)
+        else:
+            blob = await put_blob(self.data, subject, payload, **to)
         passing("donation")
         await self._manifest(subject, self._state(effect, blob), MANIFEST_S)
-        digest = await asyncio.to_thread(digest_of, [payload])
         await self.tell(
             "donated",
             f"inner state for {d.newcomer}",
-            {"newcomer": d.newcomer, "bytes": blob.bytes, "moments": digest},
+            {"newcomer": d.newcomer, "bytes": blob.bytes, "moments": blob.digest},
         )
 
     def _state(self, effect: GiveState, blob: Blob) -> StateManifest:
@@ -288,8 +293,10 @@ class Uplink:
         """This learner's part of a run-wide checkpoint; without it the others' are complete."""
         root, me, data = self.checkpoint_root, (self.learner, self.incarnation), handed.data
         try:
+            if isinstance(data, SpreadState):
+                data = await data.whole()
             await self.vault(len(data), write_part, self.spec, root, *me, effect, data)
-        except OSError as error:
+        except (OSError, BusError) as error:
             text = f"no part of {self.learner} in checkpoint {effect.number}: {error}"
             await self.tell("checkpoint-failed", text, {"number": effect.number})
         self.put(PartSettled(effect.number))

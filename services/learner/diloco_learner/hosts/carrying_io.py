@@ -7,9 +7,10 @@ A carrier stores chunks of its own share (`shares`), fetches those that process 
 does nothing else at the hub: it follows no subject and says nothing there. What it is told are
 *errands*, which stand beside the plan: they wait for no step, and change nothing that is computed.
 
-To store, N is the number of the order that encoded the contribution. Process 0 appends the manifest
-once every carrier has said that its chunks are stored; where one fails, or dies, nothing names what
-is there. To fetch, -N counts. Chunks are given to process 0 as they come, and judged there again.
+To store, N is the number of the order that made the payload. Process 0 appends the manifest once
+every carrier has said that its chunks are stored; where one fails, or dies, nothing names what is
+there. To fetch, -N counts; so it does where a carrier gives what it keeps (`give -N`). Chunks are
+given to process 0 as they come, and judged there again.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ import structlog
 
 from diloco_learner.hosts.link_io import BadFrame, head_of
 from diloco_learner.hosts.parts import Buffer
-from diloco_learner.hosts.shares import Composed, Kept
+from diloco_learner.hosts.shares import CONTRIBUTION, KEPT_MAX, Composed, Kept
 from diloco_learner.hosts.whole import BEAT_S, HostLost
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import fresh, get_chunks, put_chunks
@@ -40,9 +41,8 @@ log = structlog.get_logger()
 
 # Of a frame between the processes of an island that is about all this.
 ERRAND = "carrier"
-# Contributions that a carrier keeps until it is told what becomes of them: as many as one may owe
-# to process 0 otherwise (`following_io`). The oldest one is forgotten above it.
-KEPT_MAX = 64
+# Chunks of what it keeps that a carrier gives to process 0 at once: 8 MiB.
+GIVE_AT_ONCE = 16
 # Between two attempts of a carrier to connect, in seconds; each takes ten by itself.
 CONNECT_AGAIN_S = 20.0
 # So long a carrier that failed is left alone: what it has goes through process 0. Whatever held it
@@ -228,17 +228,26 @@ class Carriers:
 
     # --- what they are told --------------------------------------------------------------------
 
-    async def put(self, index: int, number: int, blob: Blob, left_s: float) -> None:
-        """Once a host has stored its chunks of that contribution.
+    async def put(
+        self,
+        index: int,
+        number: int,
+        blob: Blob,
+        left_s: float | None,
+        patience_s: float | None = None,
+    ) -> None:
+        """Once a host has stored its chunks of that payload.
 
-        Raises CarrierFailed where it could not within `left_s` seconds, and HostLost.
+        Raises CarrierFailed where it could not within `left_s` seconds, or stored no more for
+        `patience_s` (the host itself looks at that, and its end is noticed), and HostLost.
         """
         future: Future[None] = Future()
         with self.lock:
             if self.ended:
                 raise HostLost(self.ended)
             self.waiting[index, number] = future
-        told = (blob.subject, blob.bytes, blob.chunk_bytes, blob.chunks, blob.digest, left_s)
+        what = (blob.subject, blob.bytes, blob.chunk_bytes, blob.chunks, blob.digest)
+        told = (*what, left_s, patience_s)
         try:
             await asyncio.to_thread(self.say, index, head_of(ERRAND, "put", number, *told))
             async with asyncio.timeout(left_s):
@@ -272,6 +281,15 @@ class Carriers:
         wanted = sorted(lent.wanted)
         head = head_of(ERRAND, "get", lent.number, *told, stream, start_seq, *wanted)
         await asyncio.to_thread(self.say, lent.index, head)
+        await asyncio.wrap_future(lent.ended)
+
+    async def give(self, lent: Lent, number: int) -> None:
+        """Once a host has given what it was lent, of what it keeps since order `number`.
+
+        Raises CarrierFailed where it keeps that no more, and HostLost.
+        """
+        told = (number, lent.incoming.blob.chunk_bytes, *sorted(lent.wanted))
+        await asyncio.to_thread(self.say, lent.index, head_of(ERRAND, "give", lent.number, *told))
         await asyncio.wrap_future(lent.ended)
 
     def over(self, lent: Lent) -> bool:
@@ -343,6 +361,7 @@ Connect = Callable[[], AbstractAsyncContextManager[Bus]]
 
 # Between two looks at what has come that process 0 waits for, in seconds.
 LOOK_S = 0.2
+_ERRANDS = ("put", "get", "give", "drop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,18 +397,19 @@ class Carrier:
     # --- any thread ----------------------------------------------------------------------------
 
     def keep(self, number: int, kept: Kept) -> None:
-        """Its share of a contribution, until an errand says what becomes of it."""
+        """Its share of a payload, until an errand says what becomes of it."""
         if not kept.chunks:
             return
         with self.lock:
             self.kept[number] = kept
-            while len(self.kept) > KEPT_MAX:
-                del self.kept[min(self.kept)]
+            same = sorted(n for n, other in self.kept.items() if other.of == kept.of)
+            for old in same[: -KEPT_MAX[kept.of]]:
+                del self.kept[old]
 
     def told(self, what: str, number: int, *values: Any) -> None:
         """An errand. Raises BadFrame."""
         loop = self.loop
-        if loop is None or what not in ("put", "get", "drop"):
+        if loop is None or what not in _ERRANDS:
             raise BadFrame(f"an errand {what[:40]!r} for one who has said nothing of errands")
         loop.call_soon_threadsafe(self._begin, what, number, values)
 
@@ -432,7 +452,12 @@ class Carrier:
                 working.cancel()
             self._let_go(number)
             return
-        work = self._put(number, *values) if what == "put" else self._get(number, *values)
+        works: dict[str, Callable[..., Any]] = {
+            "put": self._put,
+            "get": self._get,
+            "give": self._give_kept,
+        }
+        work = works[what](number, *values)
         task = asyncio.get_running_loop().create_task(work)
         self.working[number] = task
         task.add_done_callback(lambda _: self.working.pop(number, None))
@@ -440,6 +465,14 @@ class Carrier:
     def _let_go(self, number: int) -> Kept | None:
         with self.lock:
             return self.kept.pop(number, None)
+
+    def _to_store(self, number: int) -> Kept | None:
+        """A contribution is let go with this: nobody asks for it once more."""
+        with self.lock:
+            kept = self.kept.get(number)
+            if kept is not None and kept.of == CONTRIBUTION:
+                del self.kept[number]
+            return kept
 
     async def _put(
         self,
@@ -449,17 +482,24 @@ class Carrier:
         chunk_bytes: int,
         chunks: int,
         digest: str,
-        left_s: float,
+        left_s: float | None,
+        patience_s: float | None = None,
     ) -> None:
         """Store its chunks, and say that they are, or why they are not."""
-        kept, fault = self._let_go(number), ""
+        kept, fault = self._to_store(number), ""
         try:
             if kept is None or self.bus is None:
-                raise ChunkError("it does not have that contribution any more")
+                raise ChunkError("it does not have that payload any more")
             blob = Blob(
                 subject=subject, bytes=size, chunk_bytes=chunk_bytes, chunks=chunks, digest=digest
             )
-            await put_chunks(self.bus, kept.outgoing(blob), kept.chunks, deadline_s=left_s)
+            await put_chunks(
+                self.bus,
+                kept.outgoing(blob),
+                kept.chunks,
+                deadline_s=left_s,
+                patience_s=patience_s,
+            )
         except (BusError, ValueError) as error:
             fault = str(error)[:300] or type(error).__name__
             log.warning("its share is not stored", subject=subject, reason=fault)
@@ -501,6 +541,20 @@ class Carrier:
             log.warning("it cannot fetch its share", subject=subject, reason=fault)
             with suppress(OSError):
                 await asyncio.to_thread(self.say, ERRAND, "carried", number, fault)
+
+    async def _give_kept(self, number: int, order: int, chunk_bytes: int, *wanted: int) -> None:
+        """Give these chunks of what it keeps since that order; or say why it does not."""
+        with self.lock:
+            kept = self.kept.get(order)
+        try:
+            if kept is None:
+                raise ChunkError("it does not keep that any more")
+            for first in range(0, len(wanted), GIVE_AT_ONCE):
+                some = wanted[first : first + GIVE_AT_ONCE]
+                await asyncio.to_thread(self.give, number, Got(some, kept.given(some, chunk_bytes)))
+        except ChunkError as error:
+            with suppress(OSError):
+                await asyncio.to_thread(self.say, ERRAND, "carried", number, str(error)[:300])
 
     async def _give(
         self, number: int, incoming: Incoming, wanted: set[int], getting: asyncio.Future[None]

@@ -19,6 +19,7 @@ import structlog
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.carrying_io import ERRAND, Carriers, Spread
+from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.hosts.link_io import (
     JOIN_S,
     BadFrame,
@@ -31,7 +32,8 @@ from diloco_learner.hosts.link_io import (
 )
 from diloco_learner.hosts.parts import Buffer
 from diloco_learner.hosts.place import HostPlace
-from diloco_learner.hosts.trainer import ForEach, SharedContribution
+from diloco_learner.hosts.shares import CONTRIBUTION
+from diloco_learner.hosts.trainer import ForEach, SharedPayload
 from diloco_learner.hosts.whole import (
     BEAT_S,
     LAST_WORDS_S,
@@ -233,9 +235,10 @@ class Hosts:
         """See `hosts.trainer.Link`."""
         return self.carriers.ready()
 
-    def spread(self, shared: SharedContribution) -> Spread:
+    def spread(self, shared: SharedPayload) -> Spread:
         """See `hosts.trainer.Link`."""
-        return Spread(self.carriers, shared.number, shared.carriers, shared)
+        kind = Spread if shared.of == CONTRIBUTION else SpreadState
+        return kind(self.carriers, shared.number, shared.carriers, shared)
 
     # --- what comes ----------------------------------------------------------------------------
 

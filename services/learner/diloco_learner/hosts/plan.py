@@ -95,6 +95,27 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Copy what is held here of all moments to the host's memory, as a newcomer is given them.
+
+    A process that is one of the `carriers` keeps that, as it does its share of a contribution, but
+    until it is told to let go. The others give it.
+    """
+
+    chunk_bytes: int
+    carriers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareFragment:
+    """The same of a fragment of the parameters that a run begins with."""
+
+    fragment: int
+    chunk_bytes: int
+    carriers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Replace a tensor of the moments by what follows."""
 
@@ -148,6 +169,8 @@ Order = (
     | Decided
     | Read
     | Copy
+    | Share
+    | ShareFragment
     | Load
     | Assemble
     | Assembled

@@ -29,6 +29,12 @@ from diloco_shared.protocol.chunks import (
 )
 from diloco_shared.protocol.messages import Blob
 
+# What a payload is of. How many of each a process keeps at most, each a share as large as it is:
+# as many contributions as one may owe to process 0 (`following_io`), as many initial fragments as
+# are under way (`recoverer_io`), and one copy of the moments. The oldest is forgotten above it.
+CONTRIBUTION, FRAGMENT, MOMENTS = "contribution", "fragment", "moments"
+KEPT_MAX = {CONTRIBUTION: 64, FRAGMENT: 3, MOMENTS: 1}
+
 # Bytes of a payload: the first one, and the one after the last.
 Stretch = tuple[int, int]
 
@@ -126,11 +132,25 @@ def _touching(stretches: Iterable[Stretch]) -> list[Stretch]:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a process keeps of a payload until it is told the whole's digest, or to let go."""
+    """What a process keeps of a payload until it is told the whole's digest, or to let go.
+
+    `of`: what the payload is of. All but contributions are kept until nobody needs them any more:
+    what a carrier cannot store, it can give (`given`).
+    """
 
     payload: Pieces
     chunks: tuple[int, ...]
     checks: bytes  # of these chunks
+    of: str = CONTRIBUTION
+
+    def given(self, chunks: Sequence[int], chunk_bytes: int) -> tuple[memoryview, ...]:
+        """The checks of some of its chunks, and these chunks. ChunkError for one that it lacks."""
+        if absent := set(chunks).difference(self.chunks):
+            raise ChunkError(f"it does not keep chunk {min(absent)}")
+        at = {chunk: n * CHECK_BYTES for n, chunk in enumerate(self.chunks)}
+        checks = b"".join(self.checks[at[n] : at[n] + CHECK_BYTES] for n in chunks)
+        parts = (self.payload[n * chunk_bytes : (n + 1) * chunk_bytes] for n in chunks)
+        return memoryview(checks), *parts
 
     def outgoing(self, blob: Blob) -> Outgoing:
         """For its own chunks alone. Raises ChunkError where the payload is another one."""
@@ -140,14 +160,18 @@ class Kept:
 
 
 def kept(
-    lying: Lying, process: int, given: Iterable[Buffer], chunk_bytes: int
+    lying: Lying,
+    process: int,
+    given: Iterable[Buffer],
+    chunk_bytes: int,
+    of: str = CONTRIBUTION,
 ) -> tuple[Kept, list[memoryview]]:
     """What a process keeps of the parts that it has, and what it answers. Hashes its chunks."""
     share = share_of(lying.stretches(process), lying.size, chunk_bytes)
     payload = Pieces(lying.size, lying.pieces(process, given))
     checks = checks_of(payload, share.chunks, chunk_bytes)
     rest = [payload[start:stop] for start, stop in share.rest]
-    return Kept(payload, share.chunks, checks), [memoryview(checks), *rest]
+    return Kept(payload, share.chunks, checks, of), [memoryview(checks), *rest]
 
 
 @dataclass(frozen=True, slots=True)

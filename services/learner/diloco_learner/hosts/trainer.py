@@ -6,7 +6,7 @@ computes on all devices needs all processes, and waits for them: so all must com
 in one order. Process 0 holds the `turn` from telling an order to having handed over its own part.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, assert_never
@@ -32,7 +32,17 @@ from diloco_learner.hosts.parts import (
     split,
     told,
 )
-from diloco_learner.hosts.shares import Composed, Kept, Lying, compose, kept
+from diloco_learner.hosts.shares import (
+    CONTRIBUTION,
+    FRAGMENT,
+    MOMENTS,
+    Composed,
+    Kept,
+    Lying,
+    compose,
+    kept,
+)
+from diloco_learner.hosts.state_shares import laid_out, own_share
 from diloco_learner.models import Place, scattered, to_named
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Layer, fetched
@@ -63,8 +73,8 @@ class Link(Protocol):
     def ready(self) -> tuple[int, ...]:
         """Processes that carry their share of a contribution to the hub themselves."""
 
-    def spread(self, shared: "SharedContribution") -> Any:
-        """A handle of a contribution of which some do so: see `carrying_io`."""
+    def spread(self, shared: "SharedPayload") -> Any:
+        """A handle of a payload of which some do so: see `carrying_io`, `giving_io`."""
 
 
 class HostsTrainer(Trainer):
@@ -120,11 +130,24 @@ class HostsTrainer(Trainer):
         with self._telling(plan.Contribute(p, round_, self.chunk_bytes, carriers)) as number:
             here = super().contribution(p, round_)
         if carriers:
-            shared = SharedContribution(self.link, number, here, carriers, self.chunk_bytes)
-            return self.link.spread(shared)
+            return self._spread(number, lies_in(here), header_of(here), _lasting(here), carriers)
         answer = _Answer(self.link, number, here.parts, lasting=True)
         parts: Any = tuple(answer.part(n) for n in range(len(here.parts)))
         return Encoded(here.codec, here.values, parts)
+
+    def _spread(
+        self,
+        number: int,
+        lying: Lying,
+        header: bytes,
+        own: Callable[[], Iterable[Buffer]],
+        carriers: tuple[int, ...],
+        of: str = CONTRIBUTION,
+    ) -> Any:
+        shared = SharedPayload(
+            self.link, number, lying, header, own, carriers, self.chunk_bytes, of
+        )
+        return self.link.spread(shared)
 
     def decided(self, p: int, round_: int, *, merged: bool) -> None:
         if self.feedback[p] is not None:
@@ -136,6 +159,14 @@ class HostsTrainer(Trainer):
             values_F = self.program.cuts.read(p, self.params)
         whole: Values = np.asarray(_Answer(self.link, number, (values_F,)).part(0))
         return whole[: self.program.layout.sizes[p]]
+
+    def initial_fragment(self, p: int) -> Any:
+        """Handle of it, of which every process that can carries its share."""
+        carriers = self.link.ready()
+        with self._telling(plan.ShareFragment(p, self.chunk_bytes, carriers)) as number:
+            here = fragment_as_sent(self.program, p, self.params)
+        lying, header, own = lies_in(here), header_of(here), _lasting(here)
+        return self._spread(number, lying, header, own, carriers, FRAGMENT)
 
     # --- evaluation ----------------------------------------------------------------------------
 
@@ -169,6 +200,14 @@ class HostsTrainer(Trainer):
     def inner_state_pieces(self) -> Iterator[moments.Buffer]:
         return moments.pieces(self._everywhere())
 
+    def given_state(self) -> Any:
+        """Handle of a copy as of now, of which every process keeps its share in its own memory."""
+        carriers, tensors = self.link.ready(), self.stored()
+        laid = laid_out(tensors, self.placement, self.chunk_bytes)
+        with self._telling(plan.Share(self.chunk_bytes, carriers)) as number:
+            own = own_share(laid, tensors, jax.process_index())
+        return self._spread(number, laid.lying, laid.header, lambda: own, carriers, MOMENTS)
+
     def load_tensor(self, name: str, place: Place, values: Any) -> None:
         lies, shape = self._lies(place), tuple(values.shape)
         order = plan.Load(name, shape, str(values.dtype))
@@ -177,7 +216,7 @@ class HostsTrainer(Trainer):
 
     def _everywhere(self) -> dict[str, Any]:
         """Every tensor, to be fetched from all processes when it is asked for."""
-        return {name: _Tensor(self, name, leaf) for name, leaf in self._stored().items()}
+        return {name: _Tensor(self, name, leaf) for name, leaf in self.stored().items()}
 
     def copied(self, name: str, leaf: Any) -> NDArray[Any]:
         """A tensor of the moments as it is now."""
@@ -318,38 +357,55 @@ def _fetched(
 
 
 # --------------------------------------------------------------------------------------------------
-# Contributions that several processes carry to the hub.
+# Payloads that several processes carry to the hub.
 
 
-def lying(encoded: Encoded) -> Lying:
+def header_of(encoded: Encoded) -> bytes:
+    """What its payload begins with."""
+    return bytes(codec.header(encoded.codec, encoded.values))
+
+
+def lies_in(encoded: Encoded) -> Lying:
     """How the parts of an encoded fragment lie in its payload."""
-    header = codec.header(encoded.codec, encoded.values)
     return Lying(
-        len(header),
+        len(header_of(encoded)),
         sizes_of(encoded.codec, encoded.values),
         tuple(array.dtype.itemsize for array in encoded.parts),
         tuple(_told(array, None) for array in encoded.parts),
     )
 
 
+def fragment_as_sent(program: Program, p: int, params: Any) -> Encoded:
+    """Fragment p of the parameters as they are: fp32 behind a header."""
+    return Encoded("fp32", program.layout.sizes[p], (program.cuts.read(p, params),))
+
+
+def _lasting(encoded: Encoded) -> Callable[[], Iterable[Buffer]]:
+    """This process's parts of it, to be fetched in any thread."""
+    return lambda: packed(Given(encoded.parts, lasting=True).fetch())
+
+
 @dataclass(frozen=True, slots=True)
-class SharedContribution:
-    """One of which `carriers` keep their shares. `number`: of the order that encoded it."""
+class SharedPayload:
+    """One of which `carriers` keep their shares. `number`: of the order that made it; `own`: the
+    parts of process 0; `of`: see `shares`."""
 
     link: Link
     number: int
-    encoded: Encoded
+    lying: Lying
+    header: bytes
+    own: Callable[[], Iterable[Buffer]]
     carriers: tuple[int, ...]
     chunk_bytes: int
+    of: str
 
     def compose(self, subject: str) -> Composed:
         """What process 0 has of it, in any thread: waits for the others. Raises HostLost."""
-        encoded = self.encoded
         return compose(
             subject,
-            lying(encoded),
-            codec.header(encoded.codec, encoded.values),
-            (jax.process_index(), packed(Given(encoded.parts, lasting=True).fetch())),
+            self.lying,
+            self.header,
+            (jax.process_index(), self.own()),
             self.link.answers(self.number),
             self.carriers,
             self.chunk_bytes,
@@ -381,15 +437,16 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class GivenShare:
-    """An encoded fragment of which this process keeps its share: also fetched by another thread."""
+    """A payload of which this process keeps its share: also fetched by another thread."""
 
-    encoded: Encoded
+    lying: Lying
+    own: Callable[[], Iterable[Buffer]]
     chunk_bytes: int
+    of: str
 
     def fetch(self) -> tuple[Kept, list[memoryview]]:
         """(what it keeps, what process 0 wants)."""
-        parts = packed(Given(self.encoded.parts, lasting=True).fetch())
-        return kept(lying(self.encoded), jax.process_index(), parts, self.chunk_bytes)
+        return kept(self.lying, jax.process_index(), self.own(), self.chunk_bytes, self.of)
 
 
 Gift = Given | GivenShare | Sequence[Any]
@@ -441,13 +498,16 @@ class Hand:
                 trainer.adopt(order.fragment, anchor, order.alpha)
             case plan.Contribute():
                 encoded = trainer.contribution(order.fragment, order.round)
-                if jax.process_index() in order.carriers:
-                    return GivenShare(encoded, order.chunk_bytes)
-                return Given(encoded.parts, lasting=True)
+                return _given_encoded(encoded, order, CONTRIBUTION)
             case plan.Decided():
                 trainer.decided(order.fragment, order.round, merged=order.merged)
             case plan.Read():
                 return Given((program.cuts.read(order.fragment, trainer.params),)).fetch()
+            case plan.ShareFragment():
+                read = fragment_as_sent(program, order.fragment, trainer.params)
+                return _given_encoded(read, order, FRAGMENT)
+            case plan.Share():
+                return _given_state(trainer, order)
             case plan.Copy():
                 place = self.found[order.tensor]
                 leaf = to_named(trainer.opt_state)[place.leaf]
@@ -488,6 +548,25 @@ class Hand:
         spans = anchor_spans(program, p).get(jax.process_index(), [])
         dtype = np.dtype(np.float32)
         return Parts((program.layout.sizes[p],), dtype, split(spans, dtype, data))
+
+
+def _given_encoded(encoded: Encoded, order: plan.Contribute | plan.ShareFragment, of: str) -> Gift:
+    if jax.process_index() in order.carriers:
+        return GivenShare(lies_in(encoded), _lasting(encoded), order.chunk_bytes, of)
+    return Given(encoded.parts, lasting=True)
+
+
+def _given_state(trainer: Trainer, order: plan.Share) -> Gift:
+    """Copied before this returns: the next order may be a step."""
+    tensors, placement = trainer.stored(), trainer.program.placement
+    assert placement is not None, "several processes have several devices"
+    laid, me = laid_out(tensors, placement, order.chunk_bytes), jax.process_index()
+    own = own_share(laid, tensors, me)
+    return (
+        GivenShare(laid.lying, lambda: own, order.chunk_bytes, MOMENTS)
+        if me in order.carriers
+        else own
+    )
 
 
 def _parts(order: plan.Step | plan.Load | plan.Evaluate, lies: NamedSharding, data: Buffer) -> Any:

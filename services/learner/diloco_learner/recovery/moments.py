@@ -13,7 +13,7 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import ml_dtypes
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from diloco_learner.models import places
 from diloco_shared.memory.pages import fill, pages
 from diloco_shared.numerics.arrays import Arrays
+from diloco_shared.protocol.chunks import CHUNK_BYTES
 
 Buffer = bytes | bytearray | memoryview
 State = Buffer | Arrays
@@ -86,8 +87,8 @@ def by_tensor(leaves: Mapping[str, Any], stacked: str | None) -> dict[str, Any]:
 
 def size_of(leaves: Mapping[str, Any]) -> int:
     """Bytes of the buffer that `pack` makes of these arrays, or of their shapes."""
-    header, spans = _header(leaves)
-    return len(header) + sum(spans.values())
+    head, spans = header(leaves)
+    return len(head) + sum(spans.values())
 
 
 def pack(leaves: Mapping[str, Any]) -> memoryview:
@@ -103,8 +104,8 @@ def pack(leaves: Mapping[str, Any]) -> memoryview:
 
 def pieces(leaves: Mapping[str, Any]) -> Iterator[Buffer]:
     """The bytes of `pack`, piece by piece: header, then each leaf as it is when it is asked for."""
-    header, spans = _header(leaves)
-    yield header
+    head, spans = header(leaves)
+    yield head
     for name in spans:
         array = np.ascontiguousarray(fetched(leaves[name]))
         yield array.reshape(-1).view(np.uint8).data
@@ -124,11 +125,23 @@ def fetched(leaf: Any) -> NDArray[Any]:
 
 
 def digest_of(parts: Iterable[Buffer]) -> str:
-    """`digest_bytes` of the parts together."""
-    found = xxhash.xxh3_128()
+    """Of the parts together, as a payload: made of its chunks' checks, in the order of chunks.
+
+    So whoever has only some of the chunks can have a part in it.
+    """
+    whole, chunk, room = xxhash.xxh3_128(), xxhash.xxh3_128(), CHUNK_BYTES
     for part in parts:
-        found.update(part)
-    return found.hexdigest()
+        view = memoryview(part).cast("B")
+        while len(view):
+            some, view = view[:room], view[room:]
+            chunk.update(some)
+            room -= len(some)
+            if not room:
+                whole.update(chunk.digest())
+                chunk, room = xxhash.xxh3_128(), CHUNK_BYTES
+    if room < CHUNK_BYTES:
+        whole.update(chunk.digest())
+    return whole.hexdigest()
 
 
 def views(data: State) -> Arrays:
@@ -145,8 +158,8 @@ def views(data: State) -> Arrays:
     if start > len(whole):
         raise ValueError(f"not an inner state: a header of {start} bytes in {len(whole)}")
     try:
-        header = json.loads(bytes(whole[_ALIGN:start]))
-        spans = {n: _span(e) for n, e in header.items() if n != "__metadata__"}
+        entries = json.loads(bytes(whole[_ALIGN:start]))
+        spans = {n: _span(e) for n, e in entries.items() if n != "__metadata__"}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not an inner state: a header that cannot be read: {error!r}") from None
     found, at = Arrays(), 0
@@ -188,6 +201,13 @@ def finite(array: NDArray[Any]) -> bool:
     return all(bool(np.isfinite(part).all()) for part in parts)
 
 
+class Given(Protocol):
+    """A copy of which every host of an island keeps its share."""
+
+    def let_go(self) -> None:
+        """It is not needed any more."""
+
+
 class Handed:
     """One copy of the inner state on its way out, perhaps to two places.
 
@@ -195,14 +215,14 @@ class Handed:
     let go by others.
     """
 
-    def __init__(self, data: Buffer) -> None:
-        self._data: Buffer | None = data
+    def __init__(self, data: Buffer | Given) -> None:
+        self._data: Any = data
         self._places = 1
         self._lock = threading.Lock()
 
     @property
-    def data(self) -> Buffer:
-        """The bytes."""
+    def data(self) -> Any:
+        """The bytes, or a handle of those that several hosts keep (`hosts.giving_io`)."""
         data = self._data
         assert data is not None, "an inner state that was let go"
         return data
@@ -222,12 +242,15 @@ class Handed:
         """It has arrived at one of the places, or was given up."""
         with self._lock:
             self._places -= 1
-            if self._places == 0:
-                self._data = None
+            if self._places:
+                return
+            data, self._data = self._data, None
+        if not isinstance(data, Buffer):
+            data.let_go()
 
 
-def _header(leaves: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
-    """The first bytes, and every array's size in the order in which they follow."""
+def header(leaves: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
+    """The first bytes, and every array's bytes by name, in the order in which they follow."""
     spans: dict[str, int] = {}
     entries, at = {}, 0
     for name in sorted(leaves, key=lambda n: (_RANK[_NAMES[np.dtype(leaves[n].dtype)]], n)):

@@ -21,6 +21,7 @@ from diloco_learner.events import (
 from diloco_learner.exchange.arrivals import essence, heavy, repeated
 from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.uplink_io import Uplink
+from diloco_learner.hosts.giving_io import SpreadState
 from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, epoch_of, read_part
 from diloco_learner.recovery.moments import digest_of
 from diloco_learner.recovery.recovery import Recovery
@@ -30,9 +31,7 @@ from diloco_shared import ambient
 from diloco_shared.bus.port import Bus, BusError
 from diloco_shared.bus.port import TransferProgress as Stored
 from diloco_shared.bus.repeating import left_undone
-from diloco_shared.numerics import codec
 from diloco_shared.protocol import subjects
-from diloco_shared.protocol.chunks import Headed
 from diloco_shared.protocol.messages import Grant, Join, Restored
 from diloco_shared.protocol.wire import encode
 
@@ -160,18 +159,21 @@ class Recoverer:
             async with asyncio.TaskGroup() as sending:
                 for p in fragments:
                     await ahead.acquire()
-                    values_F = await asyncio.to_thread(self.trainer.fragment, p)
-                    sending.create_task(self._send_fragment(p, values_F, ahead))
+                    payload = await asyncio.to_thread(self.trainer.initial_fragment, p)
+                    sending.create_task(self._send_fragment(p, payload, ahead))
         except* BusError as errors:
             error = str(errors.exceptions[0])
             log.warning("initial parameters not sent, they are asked for again", error=error)
         finally:
             watching.cancel()
 
-    async def _send_fragment(self, p: int, values_F: Values, ahead: asyncio.Semaphore) -> None:
-        payload = Headed(*codec.frame(values_F))
+    async def _send_fragment(self, p: int, payload: Any, ahead: asyncio.Semaphore) -> None:
         tensors = self.trainer.program.layout.tensors
-        await self.up.initial(tensors, p, payload, self.init_stored[p])
+        try:
+            await self.up.initial(tensors, p, payload, self.init_stored[p])
+        finally:
+            if isinstance(payload, SpreadState):
+                payload.let_go()
         ahead.release()
 
     async def _watch_init(self) -> None:

@@ -320,7 +320,9 @@ class TrainLoop:
         The next step overwrites the original.
         """
         if self.handed is None or not self.handed.share():
-            self.handed = Handed(self.trainer.inner_state())
+            giving = isinstance(effect, GiveState)
+            made = self.trainer.given_state() if giving else self.trainer.inner_state()
+            self.handed = Handed(made)
         if not self._send(ToSend(effect, self.handed)):
             self.handed.let_go()
 

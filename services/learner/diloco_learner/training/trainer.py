@@ -43,7 +43,9 @@ from diloco_learner.training.fragments_on_mesh import MeshFragmentOps
 from diloco_learner.training.inner import make_step, optimizer
 from diloco_learner.training.mesh import Placement
 from diloco_learner.training.programs import Ahead, compiler_options
+from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
+from diloco_shared.protocol.chunks import Headed
 from diloco_shared.spec.run import RunSpec
 
 Values = NDArray[np.float32]
@@ -221,6 +223,10 @@ class Trainer:
         """Fragment p of the parameters as they are, fp32 of shape (F,)."""
         return self.program.cuts.values(p, self.params)
 
+    def initial_fragment(self, p: int) -> Any:
+        """Its payload, as a run begins with it; or a handle, where several hosts carry it."""
+        return Headed(*codec.frame(self.fragment(p)))
+
     def initial_fragments(self) -> list[Values]:
         """Every fragment of the parameters as they are, fp32 of shape (F,)."""
         return [self.fragment(p) for p in range(len(self.anchors))]
@@ -290,11 +296,15 @@ class Trainer:
 
         Waits for the step that is under way: the originals are donated to the next one.
         """
-        return moments.pack(self._stored())
+        return moments.pack(self.stored())
+
+    def given_state(self) -> Any:
+        """The same for a newcomer; a handle of it, where every host of an island keeps a share."""
+        return self.inner_state()
 
     def inner_state_pieces(self) -> Iterator[Buffer]:
         """The bytes of `inner_state`, each tensor when it is asked for: take no step meanwhile."""
-        return moments.pieces(self._stored())
+        return moments.pieces(self.stored())
 
     @property
     def inner_state_bytes(self) -> int:
@@ -303,7 +313,7 @@ class Trainer:
 
     def check_inner_state(self, data: State) -> None:
         """ValueError when `data` is not a sound inner state of this model; changes nothing."""
-        moments.check(moments.views(data), self._stored())
+        moments.check(moments.views(data), self.stored())
 
     def load_inner_state(self, data: State) -> None:
         """Take over moments and counts; ValueError, as of `check_inner_state`, and no change.
@@ -312,7 +322,7 @@ class Trainer:
         Given arrays are used up.
         """
         given = moments.views(data)
-        moments.check(given, self._stored())
+        moments.check(given, self.stored())
         for name, place in self.places().items():
             self.load_tensor(name, place, given.pop(name))
 
@@ -329,7 +339,8 @@ class Trainer:
         leaves[place.leaf] = put(leaves, place, values, leaf.dtype, lying)
         self.opt_state = from_named(self.opt_state, leaves)
 
-    def _stored(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, Any]:
+        """The tensors of the moments and counts by name, as they lie."""
         return moments.by_tensor(to_named(self.opt_state), self.program.model.stacked)
 
 
