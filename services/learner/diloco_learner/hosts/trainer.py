@@ -9,6 +9,7 @@ in one order. Process 0 holds the `turn` from telling an order to having handed 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, assert_never
 
 import jax
@@ -32,6 +33,7 @@ from diloco_learner.hosts.parts import (
     split,
     told,
 )
+from diloco_learner.hosts.sharded import Promised, ShardsHere, anew, looked, restored
 from diloco_learner.hosts.shares import Composed, Kept, Lying, compose, kept
 from diloco_learner.models import Place, scattered, to_named
 from diloco_learner.recovery import moments
@@ -392,15 +394,19 @@ class GivenShare:
         return kept(lying(self.encoded), jax.process_index(), parts, self.chunk_bytes)
 
 
-Gift = Given | GivenShare | Sequence[Any]
+Gift = Given | GivenShare | Promised | Sequence[Any]
 
 
 class Hand:
     """Carries out, on a process that follows, what process 0 tells."""
 
-    def __init__(self, build: Callable[[plan.Prepare], Program]) -> None:
-        """`build` makes a run's programs, and checks what this host must before; see `programs`."""
+    def __init__(
+        self, build: Callable[[plan.Prepare], Program], shards: ShardsHere | None = None
+    ) -> None:
+        """`build` makes a run's programs, and checks what this host must before; see `programs`.
+        `shards`: its part of checkpoints that all hosts write."""
         self.build = build
+        self.shards = shards
         self.program: Program | None = None
         self.trainer: Trainer | None = None
         self.evaluated: Any = None  # parameters
@@ -456,6 +462,8 @@ class Hand:
                 place = self.found[order.tensor]
                 lies = tensor_lies(program, trainer.opt_state, place)
                 trainer.load_tensor(order.tensor, place, _parts(order, lies, data))
+            case plan.Look() | plan.Keep() | plan.Restore() | plan.Anew():
+                return self._checkpoint(order, trainer)
             case plan.Assemble() | plan.Assembled() | plan.Evaluate() | plan.LetGo():
                 self._evaluate(order, data, program)
             case plan.Prepare() | plan.Begin() | plan.Leave() | plan.Bye():
@@ -463,6 +471,22 @@ class Hand:
             case _:
                 assert_never(order)
         return None
+
+    def _checkpoint(
+        self, order: plan.Look | plan.Keep | plan.Restore | plan.Anew, trainer: Trainer
+    ) -> Gift | None:
+        assert self.shards is not None, "an order of checkpoints for one who keeps none"
+        match order:
+            case plan.Look():
+                return Promised(partial(looked, self.shards, order))
+            case plan.Keep():
+                return Promised(self.shards.keep(order.sequence, to_named(trainer.opt_state)).told)
+            case plan.Restore():
+                told = restored(trainer, self.shards, order.sequence)
+                return Promised(lambda: told)
+            case plan.Anew():
+                anew(trainer)
+                return None
 
     def _evaluate(
         self,
