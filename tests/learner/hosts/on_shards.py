@@ -131,13 +131,14 @@ def damaged(wanted: dict[int, bytes]) -> dict[str, Any]:
         found[what] = {"faults": faults, "older": state == wanted[older]}
 
     files = [path for path in folder.rglob("*") if path.is_file()]
-    for path in files:
+    largest = max(files, key=lambda path: path.stat().st_size)
+    named = [path for path in files if "/d/" not in str(path)]  # of each kind, and the values
+    for path in (*named, largest):
         before = path.read_bytes()
         where = len(before) // 2
         path.write_bytes(before[:where] + bytes([before[where] ^ 1]) + before[where + 1 :])
         look(f"changed {path.relative_to(folder)}")
         path.write_bytes(before)
-    largest = max(files, key=lambda path: path.stat().st_size)
     before = largest.read_bytes()
     largest.unlink()
     look("missing")

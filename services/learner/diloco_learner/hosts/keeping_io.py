@@ -99,7 +99,7 @@ class HostsCheckpoints:
         self.fault = ""
 
     def _looked(self) -> None:
-        token = ambient.unique()
+        token = ambient.unique()[:16]
         self.shards.look(self.name, token, first=True)
         with self._telling(plan.Look(self.name, token)) as number:
             pass

@@ -17,7 +17,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -77,7 +77,7 @@ class Writing:
         try:
             for future in futures:
                 future.result()
-            self.said = Told("", hashed(folder, own.rglob("*") if own.exists() else ()))
+            self.said = Told("", hashed(folder, files_in(own)))
         except Exception as error:
             self.said = Told(fault_of(error))
 
@@ -119,6 +119,8 @@ class Shards:
         def look() -> None:
             if first:
                 folder.mkdir(parents=True, exist_ok=True)
+                for old in folder.glob(f"{_sign('')}*"):
+                    old.unlink(missing_ok=True)
                 (folder / _sign(token)).write_text(token)
             elif not seen([folder / _sign(token)], SIGN_S):
                 raise OSError(
@@ -177,7 +179,7 @@ class Shards:
             raise OSError(f"{missing} was written by another host and is not seen in {folder}")
         _handler().finalize(folder / MOMENTS)
         of_hosts = set(paths)
-        rest = [p for p in (folder / MOMENTS).rglob("*") if _name(folder, p) not in of_hosts]
+        rest = [p for p in files_in(folder / MOMENTS) if _name(folder, p) not in of_hosts]
         files = {**whole.files, **hashed(folder, rest)}
         name, data = Whole(whole.leaves, whole.stacked, files).encoded()
         (folder / name).write_bytes(data)
@@ -326,13 +328,17 @@ def _name(folder: Any, path: Any) -> str:
     return os.fspath(path).removeprefix(os.fspath(folder)).lstrip("/")
 
 
-def hashed(folder: Any, paths: Any) -> Files:
-    """Those of them that are files: their sizes and digests, by their names in that folder."""
-    return {
-        _name(folder, path): (path.stat().length, _digest(path))
-        for path in paths
-        if not path.is_dir()
-    }
+def files_in(folder: Any) -> list[Any]:
+    """All files below a folder, which need not be there."""
+    if not folder.exists():
+        return []
+    there = list(folder.iterdir())
+    return [f for path in there for f in (files_in(path) if path.is_dir() else [path])]
+
+
+def hashed(folder: Any, paths: Iterable[Any]) -> Files:
+    """Sizes and digests of files, by their names in that folder."""
+    return {_name(folder, path): (path.stat().length, _digest(path)) for path in paths}
 
 
 def _digest(path: Any) -> str:
