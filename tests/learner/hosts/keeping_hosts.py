@@ -126,7 +126,7 @@ def mended(trained: HostsTrainer, kept: HostsCheckpoints) -> dict[str, Any]:
         steps(trained, step, 2)
         begun = kept.begin(0, step)
         try:
-            kept.save(sequence_of(0, 0, step), begun)
+            kept.save(sequence_of(0, 1, step), begun)
         except OSError as error:
             said.append(str(error))
         if step == 2:

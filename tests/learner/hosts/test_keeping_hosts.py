@@ -80,6 +80,8 @@ def test_what_two_hosts_write_is_taken_by_two_of_another_mesh_by_four_and_by_one
     check(island(4, "fsdp=4", 1, place, "restore", notes), saved)
 
     # Every process of this one writes: one loses a byte, and the older one is taken.
+    place = tmp_path / "other"
+    folder = place / "r.0" / "l-1"
     saved = island(2, "fsdp=4", 2, place, "save", notes)
     own = [
         sum(f.stat().st_size for f in folder.glob(f"3/moments/*.process_{n}/d/*")) for n in (0, 1)

@@ -59,6 +59,7 @@ class Kept:
     """One that is begun. `number`: of the order, once the others are told."""
 
     number: int | None = None
+    sequence: int = 0
     writing: Writing | None = None
     fault: str = ""  # why it was not even begun
 
@@ -134,7 +135,7 @@ class HostsCheckpoints:
     def _begun(self, sequence: int) -> Kept:
         with self._telling(plan.Keep(sequence)) as number:
             writing = self.shards.keep(sequence, to_named(self.trainer.opt_state))
-        return Kept(number, writing)
+        return Kept(number, sequence, writing)
 
     def save(self, sequence: int, kept: Kept) -> None:
         """Until it is complete. Raises OSError where it cannot be, and HostLost."""
@@ -161,6 +162,7 @@ class HostsCheckpoints:
             self._remove(sequence)  # what an attempt at the same step has left
             kept = self._begun(sequence)
         assert kept.number is not None and kept.writing is not None
+        assert kept.sequence == sequence, "it was begun as another one"
         told = {0: kept.writing.told()} | self._answers(kept.number)
         if fault := faults_of(told, self.names):
             raise OSError(fault)

@@ -135,7 +135,7 @@ def fault_of(error: BaseException) -> str:
     """In a line. Of what Orbax wraps, the innermost words: those tell what happened."""
     while isinstance(error.__cause__, Exception) and not isinstance(error, OSError | Damaged):
         error = error.__cause__
-    text = str(error).strip().partition("\n")[0]
+    text = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
     return f"{text or type(error).__name__}"[:300]
 
 

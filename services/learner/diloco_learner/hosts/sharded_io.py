@@ -17,7 +17,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -67,17 +67,17 @@ class Writing:
         self.said, self.limit_s = said, limit_s
         self.thread: threading.Thread | None = None
 
-    def begin(self, folder: Any, own: Any, futures: Sequence[Any]) -> None:
+    def begin(self, folder: Any, own: str, futures: Sequence[Any]) -> None:
         """From now on it is written, to `own` within the folder of that checkpoint."""
         work = (folder, own, futures)
         self.thread = threading.Thread(target=self._write, args=work, name="keep", daemon=True)
         self.thread.start()
 
-    def _write(self, folder: Any, own: Any, futures: Sequence[Any]) -> None:
+    def _write(self, folder: Any, own: str, futures: Sequence[Any]) -> None:
         try:
             for future in futures:
                 future.result()
-            self.said = Told("", hashed(folder, files_in(own)))
+            self.said = Told("", hashed(files_in(folder, own)))
         except Exception as error:
             self.said = Told(fault_of(error))
 
@@ -164,7 +164,7 @@ class Shards:
             futures = asyncio.run(_begin(folder, leaves))
         except Exception as error:  # Orbax raises many kinds: training goes on, whatever it is
             return Writing(Told(fault_of(error)))
-        own = folder / MOMENTS / f"ocdbt.process_{self.index}"
+        own = f"{MOMENTS}/ocdbt.process_{self.index}"
         self.writing = Writing(Told("nothing was written"), limit_s(held_bytes(leaves)))
         self.writing.begin(folder, own, futures)
         return self.writing
@@ -178,9 +178,8 @@ class Shards:
             missing = next(name for name, path in paths.items() if not path.exists())
             raise OSError(f"{missing} was written by another host and is not seen in {folder}")
         _handler().finalize(folder / MOMENTS)
-        of_hosts = set(paths)
-        rest = [p for p in files_in(folder / MOMENTS) if _name(folder, p) not in of_hosts]
-        files = {**whole.files, **hashed(folder, rest)}
+        rest = {n: p for n, p in files_in(folder, MOMENTS).items() if n not in paths}
+        files = {**whole.files, **hashed(rest)}
         name, data = Whole(whole.leaves, whole.stacked, files).encoded()
         (folder / name).write_bytes(data)
         if "://" not in self.place:
@@ -324,21 +323,18 @@ def _sign(token: str, index: int | None = None) -> str:
     return f".look-{token}" + ("" if index is None else f".{index}")
 
 
-def _name(folder: Any, path: Any) -> str:
-    return os.fspath(path).removeprefix(os.fspath(folder)).lstrip("/")
+def files_in(folder: Any, within: str) -> dict[str, Any]:
+    """All files in or below `within`, which need not be there, by their paths from the folder."""
+    found, place = dict[str, Any](), folder / within
+    for path in place.iterdir() if place.exists() else ():
+        name = f"{within}/{path.name}"
+        found |= files_in(folder, name) if path.is_dir() else {name: path}
+    return found
 
 
-def files_in(folder: Any) -> list[Any]:
-    """All files below a folder, which need not be there."""
-    if not folder.exists():
-        return []
-    there = list(folder.iterdir())
-    return [f for path in there for f in (files_in(path) if path.is_dir() else [path])]
-
-
-def hashed(folder: Any, paths: Iterable[Any]) -> Files:
-    """Sizes and digests of files, by their names in that folder."""
-    return {_name(folder, path): (path.stat().length, _digest(path)) for path in paths}
+def hashed(paths: Mapping[str, Any]) -> Files:
+    """Sizes and digests of files."""
+    return {name: (path.stat().length, _digest(path)) for name, path in paths.items()}
 
 
 def _digest(path: Any) -> str:
