@@ -167,6 +167,7 @@ class TrainLoop:
         self.loss_handle: Any = None
         self.skips = Skips(trainer.program.spec.algorithm.sync_every_steps)
         self.handed: Handed | None = None  # the inner state that is on its way out
+        self.begun = False  # a checkpoint of which every host writes its part, before this step
         self.paused_s = 0.0  # in which no step was allowed
         self.speed = Speed()
         self.left: Leave | None = None
@@ -211,8 +212,9 @@ class TrainLoop:
     def _take_in(self) -> None:
         with self.waiting:
             arrived = self.post.drain()
-        if self.handed is not None and self.handed.gone:
-            self.handed = None
+        # What hosts keep was copied before the step, so that nothing of it is on its way here.
+        if self.handed.gone if self.handed is not None else self.begun:
+            self.handed, self.begun = None, False
             self._handle(StateGone())
         for item in arrived:
             if isinstance(item, Anchored):
@@ -288,6 +290,7 @@ class TrainLoop:
                 self._send(ToSend(effect, handle))
             case Checkpoint() if self.shared is not None:
                 kept = self.shared.begin(effect.epoch, effect.step, final=effect.final)
+                self.begun = True
                 if not self._send(ToSend(effect, kept)):
                     self.shared.let_go(kept)
             case Checkpoint() if effect.final:
