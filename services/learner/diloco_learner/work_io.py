@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -25,7 +25,7 @@ from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.computing_io import Built, Computing, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.speed import Arithmetic, report
-from diloco_learner.training.train import Injected, TrainLoop
+from diloco_learner.training.train import Injected, Keeper, TrainLoop
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Traffic
 from diloco_shared.bus.repeating import PROMPT, until_done
@@ -85,6 +85,7 @@ class Work:
         self.events = RecoveryArrivals()
         self.beat: Beat | None = None
         self.built, self.stopping = False, ""
+        self.shared: Keeper | None = None  # of its checkpoints, where all hosts write them
         self.train_loop: TrainLoop | None = None
         self.ended: asyncio.Task[Leave] | None = None
         self.tasks: asyncio.TaskGroup
@@ -245,12 +246,12 @@ class Work:
 
     def _checkpoints(self, built: Built) -> OwnCheckpoints:
         many = self.spec.keeping.checkpoints
-        self.shared = built.keeper is not None
         if built.keeper is None:
             return LocalCheckpoints(self.context.folder / CHECKPOINTS / self.spec.folder, many)
         name = f"{self.spec.folder}/{self.context.me}"
-        kept: OwnCheckpoints = built.keeper(name, self.context.incarnation, many)
-        return kept
+        kept = built.keeper(name, self.context.incarnation, many)
+        self.shared = kept
+        return cast(OwnCheckpoints, kept)
 
     def _connect(self) -> None:
         context = self.context
@@ -320,7 +321,7 @@ class Work:
             now=ambient.monotonic,
             waiting=WaitClock(),
             injected=self.injected,
-            shared=self.checkpoints if self.shared else None,
+            shared=self.shared,
         )
         loop.stopping = self.stopping
         self.train_loop = loop
