@@ -22,7 +22,7 @@ from diloco_learner.events import (
 from diloco_learner.recovery.moments import pack, views
 from diloco_learner.training import computing_io
 from diloco_learner.training.computing_io import OnThisMachine
-from diloco_learner.training.train import Anchored, Stepping, TrainLoop
+from diloco_learner.training.train import Anchored, Stepping, ToSend, TrainLoop
 from diloco_shared.protocol.messages import Stamp
 
 START = Stamp(round=-1, steps=0, fraction=0.0, fraction_per_step=0.001)
@@ -340,3 +340,39 @@ def test_what_long_steps_hand_out_is_looked_for_less_often(monkeypatch: pytest.M
         list(machine.pace.of(turns(step_s)))
         asyncio.run(machine.handed(0.005))
     assert slept == pytest.approx([0.005, 0.02, 0.05])
+
+
+class Hosts:
+    """Of an island that writes its checkpoints by all of them; the first one is not taken."""
+
+    def __init__(self, loop: TrainLoop) -> None:
+        self.loop = loop
+        self.begun: list[tuple[int, bool]] = []
+        self.dropped: list[int] = []
+
+    def begin(self, epoch: int, step: int, *, final: bool = False) -> int:
+        assert step == self.loop.exchange.counters.step, "before the next one overwrites it"
+        self.begun.append((step, final))
+        return step
+
+    def let_go(self, kept: int) -> None:
+        self.dropped.append(kept)
+
+
+def test_checkpoints_that_hosts_write_are_begun_when_due_and_hold_up_no_other(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, box, _ = rig()
+    loop.exchange.handing.every = 3
+    loop.shared = hosts = Hosts(loop)
+    post = box.post
+
+    def full_at_first(item: ToSend) -> bool:
+        return item.handle != 3 and post(item)
+
+    monkeypatch.setattr(box, "post", full_at_first)
+    box.at = {10: [beat("stopped")]}
+    run(loop)
+    assert hosts.begun == [(3, False), (6, False), (9, False), (10, True)]
+    assert hosts.dropped == [3]
+    assert [o.handle for o in outgoing(box, Checkpoint)] == [6, 9, 10]

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from diloco_learner.context import RunContext
 from diloco_learner.data.cache import Cache
 from diloco_learner.events import Leave
-from diloco_learner.hosts.computing_io import OnHosts
+from diloco_learner.hosts.computing_io import OnHosts, OnOneHost
 from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.receiving_io import SharedLanes
 from diloco_learner.recovery.incarnation_io import newest_boot
@@ -290,11 +290,14 @@ def gist(why: str) -> str:
 
 async def serve(settings: Settings, hosts: Hosts | None = None) -> None:
     """Connect and run until the process is told to stop. `hosts`: the others of its island."""
-    if hosts is None:
-        await serving.serve(settings, Learner)
-    else:
-        computing = OnHosts(hosts, *_of_this_machine(settings))
+    place, here = settings.hosts_checkpoints, _of_this_machine(settings)
+    if hosts is not None:
+        computing: Computing = OnHosts(hosts, *here, checkpoints=place)
         await serving.serve(settings.of_host(hosts.place.hosts), Learner, computing=computing)
+    elif place:
+        await serving.serve(settings, Learner, computing=OnOneHost(*here, checkpoints=place))
+    else:
+        await serving.serve(settings, Learner)
 
 
 def _of_this_machine(settings: Settings) -> tuple[Reach, Cache, MeshSizes | None]:

@@ -50,6 +50,13 @@ class Settings(WorkerSettings):
         "connection of its own, and the first one for those that cannot connect; or the 'first' "
         "one alone. The same for all.",
     )
+    hosts_checkpoints: str = Field(
+        "",
+        description="A folder, or gs:// or s3://, that all of them reach: each writes its part of "
+        "the learner's own checkpoints there, beside training. The same place for all. Empty: the "
+        "first one writes all of it to its own data folder, and training stands still while the "
+        "others send it their parts.",
+    )
     data_root: str = Field(
         ".",
         description="Folders, separated by commas, that hold all that runs may read here: corpora, "

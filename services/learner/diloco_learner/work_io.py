@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -18,14 +18,14 @@ from diloco_learner.exchange.exchange import Exchange
 from diloco_learner.exchange.reporter_io import Reporter
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.preflight.findings import told
-from diloco_learner.recovery.checkpoint_io import LocalCheckpoints
+from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, OwnCheckpoints
 from diloco_learner.recovery.incarnation_io import take_incarnation
 from diloco_learner.recovery.recoverer_io import Begun, Recoverer, RecoveryArrivals
 from diloco_learner.recovery.recovery import Recovery
-from diloco_learner.training.computing_io import Computing, WaitClock
+from diloco_learner.training.computing_io import Built, Computing, WaitClock
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.speed import Arithmetic, report
-from diloco_learner.training.train import Injected, TrainLoop
+from diloco_learner.training.train import Injected, Keeper, TrainLoop
 from diloco_shared import ambient
 from diloco_shared.bus.port import BusError, Traffic
 from diloco_shared.bus.repeating import PROMPT, until_done
@@ -85,6 +85,7 @@ class Work:
         self.events = RecoveryArrivals()
         self.beat: Beat | None = None
         self.built, self.stopping = False, ""
+        self.shared: Keeper | None = None  # of its checkpoints, where all hosts write them
         self.train_loop: TrainLoop | None = None
         self.ended: asyncio.Task[Leave] | None = None
         self.tasks: asyncio.TaskGroup
@@ -238,11 +239,19 @@ class Work:
         self.held_out = built.held_out
         for text in built.warnings:
             log.warning(text)
-        folder = self.context.folder / CHECKPOINTS / self.spec.folder
-        self.checkpoints = LocalCheckpoints(folder, self.spec.keeping.checkpoints)
+        self.checkpoints = self._checkpoints(built)
         self.checkpoints.room.needed = self.trainer.inner_state_bytes
         parameters = sum(self.trainer.program.layout.sizes)
         self.arithmetic = Arithmetic.of(self.spec.model, parameters)
+
+    def _checkpoints(self, built: Built) -> OwnCheckpoints:
+        many = self.spec.keeping.checkpoints
+        if built.keeper is None:
+            return LocalCheckpoints(self.context.folder / CHECKPOINTS / self.spec.folder, many)
+        name = f"{self.spec.folder}/{self.context.me}"
+        kept = built.keeper(name, self.context.incarnation, many)
+        self.shared = kept
+        return cast(OwnCheckpoints, kept)
 
     def _connect(self) -> None:
         context = self.context
@@ -260,6 +269,8 @@ class Work:
         sockets = counting(self.control.traffic, self.data.traffic)
         self.reporter = Reporter(context, self.mailbox, self.book, self.faults, sockets)
         self.built = True
+        if why := self.checkpoints.fault:
+            self.up.tell_soon("checkpoint-failed", why, {})
 
     def _put(self, event: Any) -> None:
         put = self.events.leave if self.train_loop is None else self.mailbox.put
@@ -310,6 +321,7 @@ class Work:
             now=ambient.monotonic,
             waiting=WaitClock(),
             injected=self.injected,
+            shared=self.shared,
         )
         loop.stopping = self.stopping
         self.train_loop = loop

@@ -6,7 +6,7 @@ import pytest
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.computing_io import of_all, programs
-from diloco_learner.hosts.trainer import Hand
+from diloco_learner.hosts.hand import Hand
 from diloco_shared.reach.local import OutOfReach, Reach
 from diloco_shared.spec.mesh import MeshSizes, WrongMesh
 from diloco_shared.spec.run import RunSpec

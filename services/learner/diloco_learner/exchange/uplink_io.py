@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -22,8 +22,8 @@ from diloco_learner.events import (
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts.carrying_io import Spread
 from diloco_learner.hosts.giving_io import SpreadState
-from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, Storing, sequence_of, write_part
-from diloco_learner.recovery.moments import Buffer, Handed
+from diloco_learner.recovery.checkpoint_io import OwnCheckpoints, Storing, sequence_of, write_part
+from diloco_learner.recovery.moments import Handed
 from diloco_learner.training.train import ToSend
 from diloco_shared import ambient
 from diloco_shared.bus.blobs import announcement_subject, manifest_subject, put_blob
@@ -63,7 +63,7 @@ class Uplink:
         self,
         context: RunContext,
         sizes_P: tuple[int, ...],
-        checkpoints: LocalCheckpoints,
+        checkpoints: OwnCheckpoints,
         leases: Leases,
         put: Callable[[object], None],
     ) -> None:
@@ -92,10 +92,10 @@ class Uplink:
                     await self._contribute(item.effect, item.handle)
                 case GiveState():
                     await self._give_state(item.effect, item.handle)
-                case Checkpoint() if item.effect.final:
-                    await self._checkpoint(item.effect, item.handle)
-                case Checkpoint():
+                case Checkpoint() if isinstance(item.handle, Handed):
                     await self._checkpoint(item.effect, [item.handle.data])
+                case Checkpoint():
+                    await self._checkpoint(item.effect, item.handle)
                 case KeepPart():
                     await self._keep_part(item.effect, item.handle)
                 case Merged() if item.effect.cursor is not None:
@@ -275,8 +275,9 @@ class Uplink:
         for task in self.giving:
             task.cancel()
 
-    async def _checkpoint(self, effect: Checkpoint, pieces: Iterable[Buffer]) -> None:
-        """One at a time; the sequence grows across incarnations."""
+    async def _checkpoint(self, effect: Checkpoint, pieces: Any) -> None:
+        """One at a time; the sequence grows across incarnations. `pieces`: whatever its
+        checkpoints are made of."""
         sequence = sequence_of(effect.epoch, self.incarnation, effect.step)
         async with self.checkpoint_lock:
             known = self.checkpoints.room.failed

@@ -16,12 +16,15 @@ import jax
 from diloco_learner.events import Leave
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.following_io import follow
+from diloco_learner.hosts.hand import Hand
+from diloco_learner.hosts.keeping_io import HostsCheckpoints, Nobody
 from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.place import HostPlace
-from diloco_learner.hosts.trainer import Hand, HostsTrainer
+from diloco_learner.hosts.sharded_io import Shards
+from diloco_learner.hosts.trainer import HostsTrainer
 from diloco_learner.hosts.whole import HostLost
 from diloco_learner.models import forget
-from diloco_learner.training.computing_io import OnThisMachine, island_of, run, threaded
+from diloco_learner.training.computing_io import Built, OnThisMachine, island_of, run, threaded
 from diloco_learner.training.mailbox_io import Mailbox
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.speed import Island
@@ -49,9 +52,11 @@ SHOWN_S = 5.0
 class OnHosts(OnThisMachine):
     """On the devices of all processes of an island; of process 0."""
 
-    def __init__(self, hosts: Hosts, *of_this_machine: Any) -> None:
+    def __init__(self, hosts: Hosts, *of_this_machine: Any, checkpoints: str = "") -> None:
+        """`checkpoints`: the place of those that all hosts write, or ""."""
         super().__init__(*of_this_machine)
         self.hosts = hosts
+        self.checkpoints = checkpoints
         self.tell: Callable[[str, str], Awaitable[None]] | None = None  # an event, once it is set
         self.built = False
 
@@ -71,6 +76,17 @@ class OnHosts(OnThisMachine):
             raise ValueError("; ".join(faults))
         return HostsTrainer(program, self.hosts)
 
+    def build(self, spec: RunSpec) -> Built:
+        """With checkpoints that all hosts write, where there is a place for them."""
+        built = super().build(spec)
+        if not self.checkpoints:
+            return built
+        names = {0: "process 0"} | {n: host.name for n, host in self.hosts.hosts.items()}
+        shards = Shards(self.checkpoints, 0, self.hosts.place.hosts)
+        return replace(
+            built, keeper=partial(HostsCheckpoints, built.trainer, shards, self.hosts, names)
+        )
+
     def island(self) -> Island:
         """Memory is that of this host."""
         found = island_of(jax.local_devices())
@@ -86,6 +102,23 @@ class OnHosts(OnThisMachine):
         if self.built and not self.hosts.lost:
             self.hosts.tell(plan.Leave())
         self.built = False
+
+
+class OnOneHost(OnThisMachine):
+    """On the devices of one process, which keeps its checkpoints where all hosts of an island do:
+    so it may be one life of an island that has several in others."""
+
+    def __init__(self, *of_this_machine: Any, checkpoints: str) -> None:
+        super().__init__(*of_this_machine)
+        self.checkpoints = checkpoints
+
+    def build(self, spec: RunSpec) -> Built:
+        """See `OnHosts.build`."""
+        built, shards = super().build(spec), Shards(self.checkpoints)
+        names = {0: "this process"}
+        return replace(
+            built, keeper=partial(HostsCheckpoints, built.trainer, shards, Nobody(), names)
+        )
 
 
 class Losing(Protocol):
@@ -153,7 +186,8 @@ def gathered(place: HostPlace, silence_s: float, *, carried: bool = False) -> Ho
 
 def followed(place: HostPlace, settings: "Settings") -> None:
     """In the others: carry out what process 0 tells, until the process ends."""
-    hand = Hand(partial(programs, settings.reach))
+    shards = Shards(settings.hosts_checkpoints, place.index, place.hosts)
+    hand = Hand(partial(programs, settings.reach), shards)
     name = f"{settings.id or 'island'}-{place.index}-data"
     connect = partial(connected_for_data, settings.of_host(place.hosts), name)
     carries = settings.hosts_carry == "all"

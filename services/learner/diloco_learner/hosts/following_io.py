@@ -19,6 +19,7 @@ import structlog
 
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.carrying_io import ERRAND, Carrier, Connect, Got
+from diloco_learner.hosts.hand import Gift, GivenShare, Hand
 from diloco_learner.hosts.link_io import (
     JOIN_S,
     BadFrame,
@@ -31,7 +32,8 @@ from diloco_learner.hosts.link_io import (
 )
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.place import HostPlace
-from diloco_learner.hosts.trainer import Gift, Given, GivenShare, Hand
+from diloco_learner.hosts.sharded import Promised
+from diloco_learner.hosts.trainer import Given
 from diloco_learner.hosts.whole import BEAT_S, LAST_WORDS_S, Hearing, silence
 from diloco_shared import VERSION, ambient
 from diloco_shared.process.membership import own_host
@@ -195,7 +197,7 @@ class Leader:
             kept, answer = given.fetch()
             self.carrier.keep(number, kept)
             return answer
-        return given.fetch() if isinstance(given, Given) else given
+        return given.fetch() if isinstance(given, Given | Promised) else given
 
     def _beat(self) -> None:
         try:
@@ -275,7 +277,15 @@ def _carry_out(leader: Leader, hand: Hand, number: int, order: plan.Order, data:
         log.warning("this host cannot work for the run", error=repr(error))
         leader.failed(number, f"{type(error).__name__}: {error}"[:300], for_good=False)
         return
-    if given is not None:
+    if isinstance(given, Promised):
+        work = (leader, number, given)
+        threading.Thread(target=_tell, args=work, name="promised", daemon=True).start()
+    elif given is not None:
         leader.give(number, given)
     if isinstance(order, plan.Leave) and leader.carrier is not None:
         leader.carrier.forget()
+
+
+def _tell(leader: Leader, number: int, promised: Promised) -> None:
+    """Once there is something to tell: what others wait for does not wait for that."""
+    leader.give(number, promised.fetch())

@@ -125,6 +125,37 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Is the place for checkpoints of all hosts the one that process 0 sees? Answered by `Told`."""
+
+    name: str  # of this learner's folder there
+    token: str  # that process 0 has left there
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Copy what is held here of the moments, and write it beside what follows, as that checkpoint.
+
+    Answered by `Told`, once it is written or cannot be.
+    """
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Replace the moments by those of a checkpoint. Answered by `Told`: where anything is wrong
+    with it, no process may use its moments before another `Restore` or `Anew`."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """Make the moments that every learner of the run begins with again: no checkpoint is sound."""
+
+
+@dataclass(frozen=True, slots=True)
 class Assemble:
     """Begin a set of parameters that is to be evaluated, beside those that are trained."""
 
@@ -172,6 +203,10 @@ Order = (
     | Share
     | ShareFragment
     | Load
+    | Look
+    | Keep
+    | Restore
+    | Anew
     | Assemble
     | Assembled
     | Evaluate

@@ -24,6 +24,7 @@ from diloco_learner.hosts.shares import Lying
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Layer
 from diloco_learner.training.mesh import Placement
+from diloco_learner.training.trainer import Program
 from diloco_shared.memory.pages import fill, pages
 
 # Types of as many bytes, by which bits are moved: an addition to zeros keeps them all.
@@ -87,6 +88,21 @@ def own_share(laid: Laid, tensors: Mapping[str, Any], process: int) -> list[memo
         del parts
         bits.delete()
     return found
+
+
+def warm_rows(tensors: Mapping[str, Any], program: Program, small: int) -> None:
+    """Compile what `own_share` needs: training stands still for that, and not for a compilation.
+
+    All processes must call it at the same place in the plan.
+    """
+    assert program.placement is not None, "several processes have several devices"
+    known = set[Any]()
+    for name, row in laid_out(tensors, program.placement, small).rows.items():
+        leaf = tensors[name].leaf if isinstance(tensors[name], Layer) else tensors[name]
+        kind = (row, leaf.shape, leaf.dtype, leaf.sharding)
+        if kind not in known:
+            known.add(kind)
+            jax.block_until_ready(_row(tensors[name], row)).delete()
 
 
 def _row(tensor: Any, row: Row) -> jax.Array:

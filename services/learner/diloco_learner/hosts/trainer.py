@@ -9,7 +9,7 @@ in one order. Process 0 holds the `turn` from telling an order to having handed 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, assert_never
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -20,7 +20,6 @@ from diloco_learner.exchange.encoding import Encoded, sizes_of
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.parts import (
     Buffer,
-    Parts,
     Span,
     clipped,
     cut,
@@ -37,13 +36,11 @@ from diloco_learner.hosts.shares import (
     FRAGMENT,
     MOMENTS,
     Composed,
-    Kept,
     Lying,
     compose,
-    kept,
 )
-from diloco_learner.hosts.state_shares import laid_out, own_share
-from diloco_learner.models import Place, scattered, to_named
+from diloco_learner.hosts.state_shares import laid_out, own_share, warm_rows
+from diloco_learner.models import Place, scattered
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Layer, fetched
 from diloco_learner.training.evaluate import HeldOut, Losses, always
@@ -106,6 +103,7 @@ class HostsTrainer(Trainer):
         inner = self.program.spec.inner
         number = self.link.tell(plan.WarmUp(inner.batch_sequences * inner.accumulation))
         super().warm_up(inner.batch_sequences * inner.accumulation)
+        warm_rows(self.stored(), self.program, self.chunk_bytes)
         self.link.answers(number)
         self.fragment(0)
 
@@ -130,7 +128,9 @@ class HostsTrainer(Trainer):
         with self._telling(plan.Contribute(p, round_, self.chunk_bytes, carriers)) as number:
             here = super().contribution(p, round_)
         if carriers:
-            return self._spread(number, lies_in(here), header_of(here), _lasting(here), carriers)
+            return self._spread(
+                number, lies_in(here), header_of(here), lasting_parts(here), carriers
+            )
         answer = _Answer(self.link, number, here.parts, lasting=True)
         parts: Any = tuple(answer.part(n) for n in range(len(here.parts)))
         return Encoded(here.codec, here.values, parts)
@@ -165,7 +165,7 @@ class HostsTrainer(Trainer):
         carriers = self.link.ready()
         with self._telling(plan.ShareFragment(p, self.chunk_bytes, carriers)) as number:
             here = fragment_as_sent(self.program, p, self.params)
-        lying, header, own = lies_in(here), header_of(here), _lasting(here)
+        lying, header, own = lies_in(here), header_of(here), lasting_parts(here)
         return self._spread(number, lying, header, own, carriers, FRAGMENT)
 
     # --- evaluation ----------------------------------------------------------------------------
@@ -356,6 +356,25 @@ def _fetched(
     return {s: fetched(x if layer is None else Layer(x, layer)) for s, x in parts.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Arrays on the devices of which process 0 wants this one's parts: fetched by another thread
+    where they are `lasting` (see `_fetched`), and else before the next step overwrites them."""
+
+    arrays: tuple[Any, ...]
+    layer: int | None = None
+    lasting: bool = False
+
+    def fetch(self) -> list[Any]:
+        """In the order in which process 0 expects them."""
+        found: list[Any] = []
+        for array in self.arrays:
+            spans = _told(array, self.layer).get(jax.process_index(), [])
+            parts = _fetched(array, spans, self.layer, lasting=self.lasting)
+            found += [parts[span] for span in spans]
+        return found
+
+
 # --------------------------------------------------------------------------------------------------
 # Payloads that several processes carry to the hub.
 
@@ -380,7 +399,7 @@ def fragment_as_sent(program: Program, p: int, params: Any) -> Encoded:
     return Encoded("fp32", program.layout.sizes[p], (program.cuts.read(p, params),))
 
 
-def _lasting(encoded: Encoded) -> Callable[[], Iterable[Buffer]]:
+def lasting_parts(encoded: Encoded) -> Callable[[], Iterable[Buffer]]:
     """This process's parts of it, to be fetched in any thread."""
     return lambda: packed(Given(encoded.parts, lasting=True).fetch())
 
@@ -410,172 +429,3 @@ class SharedPayload:
             self.carriers,
             self.chunk_bytes,
         )
-
-
-# --------------------------------------------------------------------------------------------------
-# The other processes.
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """Arrays on the devices of which process 0 wants this one's parts: fetched by another thread
-    where they are `lasting` (see `_fetched`), and else before the next step overwrites them."""
-
-    arrays: tuple[Any, ...]
-    layer: int | None = None
-    lasting: bool = False
-
-    def fetch(self) -> list[Any]:
-        """In the order in which process 0 expects them."""
-        found: list[Any] = []
-        for array in self.arrays:
-            spans = _told(array, self.layer).get(jax.process_index(), [])
-            parts = _fetched(array, spans, self.layer, lasting=self.lasting)
-            found += [parts[span] for span in spans]
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class GivenShare:
-    """A payload of which this process keeps its share: also fetched by another thread."""
-
-    lying: Lying
-    own: Callable[[], Iterable[Buffer]]
-    chunk_bytes: int
-    of: str
-
-    def fetch(self) -> tuple[Kept, list[memoryview]]:
-        """(what it keeps, what process 0 wants)."""
-        return kept(self.lying, jax.process_index(), self.own(), self.chunk_bytes, self.of)
-
-
-Gift = Given | GivenShare | Sequence[Any]
-
-
-class Hand:
-    """Carries out, on a process that follows, what process 0 tells."""
-
-    def __init__(self, build: Callable[[plan.Prepare], Program]) -> None:
-        """`build` makes a run's programs, and checks what this host must before; see `programs`."""
-        self.build = build
-        self.program: Program | None = None
-        self.trainer: Trainer | None = None
-        self.evaluated: Any = None  # parameters
-        self.found: dict[str, Place] = {}  # of the moments' tensors
-
-    def carry_out(self, order: plan.Order, data: Buffer) -> Gift | None:
-        """What is to be given to process 0, or None. Raises whatever goes wrong."""
-        if isinstance(order, plan.Prepare):
-            self._let_go()
-            self.program = self.build(order)
-            return []
-        if isinstance(order, plan.Leave | plan.Bye):
-            self._let_go()
-            return None
-        assert self.program is not None, "an order before a run was prepared"
-        if isinstance(order, plan.Begin):
-            self.trainer = Trainer(self.program)
-            self.found = self.trainer.places()
-            return None
-        assert self.trainer is not None, "an order before the trainer was begun"
-        return self._train(order, data, self.program, self.trainer)
-
-    def _let_go(self) -> None:
-        self.program = self.trainer = self.evaluated = None
-
-    def _train(
-        self, order: plan.Order, data: Buffer, program: Program, trainer: Trainer
-    ) -> Gift | None:
-        match order:
-            case plan.WarmUp():
-                trainer.warm_up(order.sequences)
-                return []
-            case plan.Step():
-                lies = batch_lies(program, order.shape[0])
-                trainer.step(_given(order, lies, data), order.rate, poisoned=order.poisoned)
-            case plan.Adopt():
-                anchor: Any = self._anchor(order.fragment, data, program)
-                trainer.adopt(order.fragment, anchor, order.alpha)
-            case plan.Contribute():
-                encoded = trainer.contribution(order.fragment, order.round)
-                return _given_encoded(encoded, order, CONTRIBUTION)
-            case plan.Decided():
-                trainer.decided(order.fragment, order.round, merged=order.merged)
-            case plan.Read():
-                return Given((program.cuts.read(order.fragment, trainer.params),)).fetch()
-            case plan.ShareFragment():
-                read = fragment_as_sent(program, order.fragment, trainer.params)
-                return _given_encoded(read, order, FRAGMENT)
-            case plan.Share():
-                return _given_state(trainer, order)
-            case plan.Copy():
-                place = self.found[order.tensor]
-                leaf = to_named(trainer.opt_state)[place.leaf]
-                return Given((leaf,), place.layer).fetch()
-            case plan.Load():
-                place = self.found[order.tensor]
-                lies = tensor_lies(program, trainer.opt_state, place)
-                trainer.load_tensor(order.tensor, place, _parts(order, lies, data))
-            case plan.Assemble() | plan.Assembled() | plan.Evaluate() | plan.LetGo():
-                self._evaluate(order, data, program)
-            case plan.Prepare() | plan.Begin() | plan.Leave() | plan.Bye():
-                raise AssertionError("carried out above")
-            case _:
-                assert_never(order)
-        return None
-
-    def _evaluate(
-        self,
-        order: plan.Assemble | plan.Assembled | plan.Evaluate | plan.LetGo,
-        data: Buffer,
-        program: Program,
-    ) -> None:
-        match order:
-            case plan.Assemble():
-                self.evaluated = empty(program)
-            case plan.Assembled():
-                anchor: Any = self._anchor(order.fragment, data, program)
-                new = program.cuts.adopt(order.fragment, self.evaluated, anchor, 0.0)
-                self.evaluated = jax.block_until_ready(new)
-            case plan.Evaluate():
-                assert program.placement is not None
-                parts = _parts(order, program.placement.batch(order.shape[0]), data)
-                float(program.evaluate.batch(self.evaluated, parts))
-            case plan.LetGo():
-                self.evaluated = None
-
-    def _anchor(self, p: int, data: Buffer, program: Program) -> Parts:
-        spans = anchor_spans(program, p).get(jax.process_index(), [])
-        dtype = np.dtype(np.float32)
-        return Parts((program.layout.sizes[p],), dtype, split(spans, dtype, data))
-
-
-def _given_encoded(encoded: Encoded, order: plan.Contribute | plan.ShareFragment, of: str) -> Gift:
-    if jax.process_index() in order.carriers:
-        return GivenShare(lies_in(encoded), _lasting(encoded), order.chunk_bytes, of)
-    return Given(encoded.parts, lasting=True)
-
-
-def _given_state(trainer: Trainer, order: plan.Share) -> Gift:
-    """Copied before this returns: the next order may be a step."""
-    tensors, placement = trainer.stored(), trainer.program.placement
-    assert placement is not None, "several processes have several devices"
-    laid, me = laid_out(tensors, placement, order.chunk_bytes), jax.process_index()
-    own = own_share(laid, tensors, me)
-    return (
-        GivenShare(laid.lying, lambda: own, order.chunk_bytes, MOMENTS)
-        if me in order.carriers
-        else own
-    )
-
-
-def _parts(order: plan.Step | plan.Load | plan.Evaluate, lies: NamedSharding, data: Buffer) -> Any:
-    """What this process has of the array that follows an order."""
-    spans, dtype = held(lies, order.shape).get(jax.process_index(), []), np.dtype(order.dtype)
-    return Parts(order.shape, dtype, split(spans, dtype, data))
-
-
-def _given(order: plan.Step, lies: NamedSharding, data: Buffer) -> jax.Array:
-    """That array, on the devices."""
-    parts = _parts(order, lies, data)
-    return scattered(parts, parts.dtype, lies)

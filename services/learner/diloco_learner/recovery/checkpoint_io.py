@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import xxhash
 
@@ -36,11 +36,30 @@ def epoch_of(sequence: int) -> int:
     return sequence // 10**15
 
 
+class OwnCheckpoints(Protocol):
+    """A learner's, wherever they lie. None of it is for an event loop, but for what is known."""
+
+    room: DiskRoom
+    fault: str  # why none can be kept, as known at the beginning, or ""
+
+    @property
+    def newest(self) -> int | None:
+        """Sequence of the newest complete one, if there is any."""
+
+    def save(self, sequence: int, pieces: Any) -> None:
+        """Durably, under an ever-growing `sequence`. OSError where that cannot be."""
+
+    def restore(self, trainer: Any) -> list[str]:
+        """Take over the newest sound one, if there is any; why newer ones were passed over."""
+
+
 class LocalCheckpoints:
     """One folder per run. Parameters are not among them: they come from the anchors.
 
     Not for an event loop: every method may touch the disk.
     """
+
+    fault = ""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder.absolute()
@@ -95,6 +114,13 @@ class LocalCheckpoints:
             else:
                 return data, faults
         return None, faults
+
+    def restore(self, trainer: Any) -> list[str]:
+        """See `OwnCheckpoints`."""
+        data, faults = self.load(trainer.check_inner_state)
+        if data is not None:
+            trainer.load_inner_state(data)
+        return faults
 
     def _complete(self) -> dict[int, Path]:
         # Whoever finds that the run is deleted removes the folder, at any moment.

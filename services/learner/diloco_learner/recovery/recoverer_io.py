@@ -22,7 +22,7 @@ from diloco_learner.exchange.arrivals import essence, heavy, repeated
 from diloco_learner.exchange.downlink_io import Downlink
 from diloco_learner.exchange.uplink_io import Uplink
 from diloco_learner.hosts.giving_io import SpreadState
-from diloco_learner.recovery.checkpoint_io import LocalCheckpoints, epoch_of, read_part
+from diloco_learner.recovery.checkpoint_io import OwnCheckpoints, epoch_of, read_part
 from diloco_learner.recovery.moments import digest_of
 from diloco_learner.recovery.recovery import Recovery
 from diloco_learner.training.train import Anchored, Values
@@ -59,7 +59,7 @@ class Recoverer:
         self,
         recovery: Recovery,
         trainer: Trainer,
-        checkpoints: LocalCheckpoints,
+        checkpoints: OwnCheckpoints,
         control: Bus,
         up: Uplink,
         down: Downlink,
@@ -205,13 +205,8 @@ class Recoverer:
             del data
             self.loaded = {"moments": await asyncio.to_thread(self._moments)}
         elif effect.source == "checkpoint" and not await self._go_back(effect.restored):
-            saved, faults = await asyncio.to_thread(
-                self.checkpoints.load, self.trainer.check_inner_state
-            )
-            for fault in faults:
+            for fault in await asyncio.to_thread(self.checkpoints.restore, self.trainer):
                 self.up.tell_soon("checkpoint-skipped", fault, {})
-            if saved is not None:
-                await asyncio.to_thread(self.trainer.load_inner_state, saved)
 
     async def _go_back(self, restored: Restored | None) -> bool:
         """Moments of the run-wide checkpoint that history began with, unless ours are newer."""

@@ -52,6 +52,9 @@ class Built:
     batches: Batches
     held_out: HeldOut
     warnings: tuple[str, ...] = ()  # of how it uses its devices
+    # What keeps its own checkpoints, told a folder's name, the incarnation and how many are kept;
+    # None: files of this process's own.
+    keeper: Callable[[str, int, int], Any] | None = None
 
 
 class Computing(Protocol):

@@ -67,7 +67,7 @@ class ToSend:
     """An effect for the asyncio side, with what belongs to it.
 
     `handle`: device arrays of a contribution; `Handed` of an inner state; for a final checkpoint
-    the bytes of one, piece by piece; the `Work` of an evaluation.
+    the bytes of one, piece by piece, or what hosts have begun; the `Work` of an evaluation.
     """
 
     effect: ExchangeEffect
@@ -112,6 +112,13 @@ class Source(Protocol):
     def take(self) -> NDArray[Any]: ...
 
 
+class Keeper(Protocol):
+    """Checkpoints of which every host of an island writes its part: see `hosts.keeping_io`."""
+
+    def begin(self, epoch: int, step: int, *, final: bool = False) -> Any: ...
+    def let_go(self, kept: Any) -> None: ...
+
+
 class Clock(Protocol):
     """A context manager that adds up seconds."""
 
@@ -144,7 +151,10 @@ class TrainLoop:
         now: Callable[[], float],
         waiting: Clock,
         injected: Injected,
+        shared: Keeper | None = None,
     ) -> None:
+        """`shared`: what begins checkpoints, where hosts write them; None: they are handed out."""
+        self.shared = shared
         self.trainer = trainer
         self.exchange = exchange
         self.batches = batches
@@ -157,6 +167,7 @@ class TrainLoop:
         self.loss_handle: Any = None
         self.skips = Skips(trainer.program.spec.algorithm.sync_every_steps)
         self.handed: Handed | None = None  # the inner state that is on its way out
+        self.begun = False  # a checkpoint of which every host writes its part, before this step
         self.paused_s = 0.0  # in which no step was allowed
         self.speed = Speed()
         self.left: Leave | None = None
@@ -201,8 +212,9 @@ class TrainLoop:
     def _take_in(self) -> None:
         with self.waiting:
             arrived = self.post.drain()
-        if self.handed is not None and self.handed.gone:
-            self.handed = None
+        # What hosts keep was copied before the step, so that nothing of it is on its way here.
+        if self.handed.gone if self.handed is not None else self.begun:
+            self.handed, self.begun = None, False
             self._handle(StateGone())
         for item in arrived:
             if isinstance(item, Anchored):
@@ -276,6 +288,11 @@ class TrainLoop:
             case Contribute():
                 handle = self.trainer.contribution(effect.fragment, effect.round)
                 self._send(ToSend(effect, handle))
+            case Checkpoint() if self.shared is not None:
+                kept = self.shared.begin(effect.epoch, effect.step, final=effect.final)
+                self.begun = True
+                if not self._send(ToSend(effect, kept)):
+                    self.shared.let_go(kept)
             case Checkpoint() if effect.final:
                 # No step follows: it is written from where it lies, whatever else is on its way.
                 self._send(ToSend(effect, self.trainer.inner_state_pieces()))

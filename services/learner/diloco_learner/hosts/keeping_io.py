@@ -1,0 +1,221 @@
+"""Process 0's side of checkpoints that all hosts write: see `sharded` and `sharded_io`.
+
+    checkpoints = HostsCheckpoints(...)                # looks at the place, with all hosts
+    kept = checkpoints.begin(epoch, step)              # of the thread that trains: copies are made
+    checkpoints.save(sequence, kept)                   # of another: waits, and makes it complete
+    checkpoints.restore(trainer)                       # the newest sound one, on the present mesh
+
+For the rest of a learner they are what `LocalCheckpoints` are.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import structlog
+
+from diloco_learner.hosts import plan
+from diloco_learner.hosts.parts import Buffer
+from diloco_learner.hosts.sharded import Told, Whole, anew, described, fault_of, faults_of, restored
+from diloco_learner.hosts.sharded_io import Shards, Writing, within
+from diloco_learner.models import to_named
+from diloco_learner.recovery.checkpoint_io import sequence_of
+from diloco_learner.training.trainer import Trainer
+from diloco_shared import ambient
+from diloco_shared.process.crash_points import passing
+from diloco_shared.process.disk_room import DiskRoom
+
+log = structlog.get_logger()
+
+# To list what lies there, and to remove it.
+LIST_S = 120.0
+
+
+class Others(Protocol):
+    """The other processes: see `hosts.trainer.Link`."""
+
+    @property
+    def turn(self) -> Any: ...
+    def tell(self, order: plan.Order) -> int: ...
+    def answers(self, number: int) -> Mapping[int, Buffer]: ...
+
+
+class Nobody:
+    """The others of an island of one process."""
+
+    turn = nullcontext()
+
+    def tell(self, order: plan.Order) -> int:
+        return 0
+
+    def answers(self, number: int) -> Mapping[int, Buffer]:
+        return {}
+
+
+@dataclass(slots=True)
+class Kept:
+    """One that is begun. `number`: of the order, once the others are told."""
+
+    number: int | None = None
+    sequence: int = 0
+    writing: Writing | None = None
+    fault: str = ""  # why it was not even begun
+
+
+@dataclass(slots=True)
+class HostsCheckpoints:
+    """Of one life of a learner. `begin` and `save` may be called by two threads, each by one."""
+
+    trainer: Trainer
+    shards: Shards
+    others: Others
+    names: Mapping[int, str]  # of the hosts
+    name: str  # of the folder within the place: of the run and the learner
+    incarnation: int
+    keep: int
+    room: DiskRoom = field(init=False)
+    newest: int | None = field(init=False, default=None)
+    fault: str = field(init=False, default="")  # why the place could not be used at the beginning
+    saving: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
+        without = "training goes on, and a restart begins with moments of before"
+        self.room = DiskRoom(Path(self.shards.place), "a checkpoint", without)
+        self.room.needed = self.trainer.inner_state_bytes
+        try:
+            self._look()
+        except OSError as error:
+            log.warning("checkpoints of all hosts cannot be kept", reason=str(error))
+
+    def _look(self) -> None:
+        """Every host sees the same folder and may write there; what is complete is known then, and
+        what is not is removed. Raises OSError, and `fault` is the reason."""
+        try:
+            self._looked()
+        except OSError as error:
+            self.fault = f"{self.shards.place}: {error}"[:500]
+            raise
+        self.fault = ""
+
+    def _looked(self) -> None:
+        token = ambient.unique()[:16]
+        self.shards.look(self.name, token, first=True)
+        with self._telling(plan.Look(self.name, token)) as number:
+            pass
+        if fault := faults_of(self._answers(number), self.names):
+            raise OSError(fault)
+        self.shards.looked(token)
+        there = within(LIST_S, self.shards.sequences)
+        self.newest = max((s for s, complete in there.items() if complete), default=None)
+        for sequence in [s for s, complete in there.items() if not complete]:
+            self._remove(sequence)
+
+    # --- writing -------------------------------------------------------------------------------
+
+    def begin(self, epoch: int, step: int, *, final: bool = False) -> Kept:
+        """Of the moments as they are now. Each host copies what it holds before its next step.
+
+        `final`: no step follows, so that copies are made once it is its turn to be written.
+        """
+        if final:
+            return Kept()
+        if self.fault:
+            return Kept(fault=self.fault)
+        if self.saving or self.shards.busy:
+            return Kept(fault="an earlier one is still being written")
+        self.saving = True
+        return self._begun(sequence_of(epoch, self.incarnation, step))
+
+    def let_go(self, kept: Kept) -> None:
+        """Nobody is going to save it."""
+        self.saving = self.saving and kept.number is None
+
+    def _begun(self, sequence: int) -> Kept:
+        with self._telling(plan.Keep(sequence)) as number:
+            writing = self.shards.keep(sequence, to_named(self.trainer.opt_state))
+        return Kept(number, sequence, writing)
+
+    def save(self, sequence: int, kept: Kept) -> None:
+        """Until it is complete. Raises OSError where it cannot be, and HostLost."""
+        with self.room.writing():
+            if self.fault:
+                self._look()  # it may be mended meanwhile
+            if kept.fault:
+                raise OSError(kept.fault)
+            if sequence == self.newest:
+                return  # of the same step: told to stop right after it
+            try:
+                self._save(sequence, kept)
+            except Exception as error:  # Orbax raises many kinds
+                with suppress(OSError):
+                    self._remove(sequence)
+                raise OSError(fault_of(error)) from error
+            finally:
+                self.saving = False
+        self.newest = sequence
+        self._prune()
+
+    def _save(self, sequence: int, kept: Kept) -> None:
+        if kept.number is None:
+            self._remove(sequence)  # what an attempt at the same step has left
+            kept = self._begun(sequence)
+        assert kept.number is not None and kept.writing is not None
+        assert kept.sequence == sequence, "it was begun as another one"
+        told = {0: kept.writing.told()} | self._answers(kept.number)
+        if fault := faults_of(told, self.names):
+            raise OSError(fault)
+        files = {name: file for one in told.values() for name, file in one.files.items()}
+        leaves = described(to_named(self.trainer.opt_state))
+        whole = Whole(leaves, self.trainer.program.model.stacked, files)
+        passing("checkpoint")
+        self.shards.complete(sequence, whole)
+
+    def _prune(self) -> None:
+        """All but the newest ones, and what was never completed."""
+        try:
+            there = within(LIST_S, self.shards.sequences)
+            complete = sorted(s for s, is_complete in there.items() if is_complete)
+            for sequence in there.keys() - set(complete[-self.keep :]):
+                self._remove(sequence)
+        except OSError as error:
+            log.warning("older checkpoints are not removed", error=str(error))
+
+    def _remove(self, sequence: int) -> None:
+        within(LIST_S, lambda: self.shards.remove(sequence))
+
+    # --- reading -------------------------------------------------------------------------------
+
+    def restore(self, trainer: Trainer) -> list[str]:
+        """Take over the newest sound one, if there is any; why newer ones were passed over."""
+        try:
+            there = within(LIST_S, self.shards.sequences) if not self.fault else {}
+        except OSError as error:
+            return [str(error)[:200]]
+        faults: list[str] = []
+        for sequence in sorted((s for s, complete in there.items() if complete), reverse=True):
+            if not (fault := self._restored(trainer, sequence)):
+                return faults
+            faults.append(f"checkpoint {sequence} passed over: {fault}"[:300])
+        if faults:
+            with self._telling(plan.Anew()):
+                anew(trainer)
+        return faults
+
+    def _restored(self, trainer: Trainer, sequence: int) -> str:
+        """Why it could not be, or ""."""
+        with self._telling(plan.Restore(sequence)) as number:
+            own = restored(trainer, self.shards, sequence)
+        return faults_of({0: own} | self._answers(number), self.names)
+
+    # --- the others ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _telling(self, order: plan.Order) -> Iterator[int]:
+        with self.others.turn:
+            yield self.others.tell(order)
+
+    def _answers(self, number: int) -> dict[int, Told]:
+        answers = self.others.answers(number)
+        return {index: Told.decoded(data) for index, data in answers.items()}
