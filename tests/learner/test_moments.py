@@ -124,3 +124,22 @@ def test_a_copy_is_gone_once_it_is_wherever_it_goes() -> None:
     assert not handed.gone and handed.data == b"state"
     handed.let_go()
     assert handed.gone and not handed.share()
+
+
+def test_shares_of_a_copy_are_let_go_once_it_has_arrived_everywhere() -> None:
+    """Of an island, every host of which keeps its share until it is told."""
+
+    class Shares:
+        times = 0
+
+        def let_go(self) -> None:
+            self.times += 1
+
+    shares = Shares()
+    handed = Handed(shares)
+    assert handed.share()
+    handed.let_go()
+    assert shares.times == 0 and not handed.gone
+    handed.let_go()
+    assert shares.times == 1 and handed.gone
+    assert not handed.share()
