@@ -22,8 +22,8 @@ from typing import Any
 from diloco_simulator import shrink
 from diloco_simulator.coverage.required import ENOUGH, RequiredStates
 from diloco_simulator.worlds import crash_points, found
-from diloco_simulator.worlds.case import Case, drawn
-from diloco_simulator.worlds.options import fresh_seed
+from diloco_simulator.worlds.case import Case
+from diloco_simulator.worlds.options import Options, fresh_seed
 from diloco_simulator.worlds.world import WorldResult, played
 
 _SHOWN = ("crashes", "hangs", "partitions", "failovers", "recoveries", "refused")
@@ -53,7 +53,7 @@ def seeds(args: argparse.Namespace) -> list[Task]:
         changes["fragments"] = 2 * args.shards
     return [
         Task(
-            Case.drawn(seed, drawn(seed).changed(**changes)),
+            Case.drawn(seed, Options.drawn(seed).changed(**changes)),
             f"seed-{seed}",
             f"{COMMAND} --seeds 1 --workers 1 --from {seed}{said}",
         )

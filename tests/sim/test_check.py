@@ -25,7 +25,8 @@ def arguments(monkeypatch: pytest.MonkeyPatch, *said: object) -> None:
 def test_what_a_broken_rule_breaks_is_kept_shrunk_and_played_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(check, "drawn", lambda seed: SHORT.changed(nan=0.3, duplicate=0.05))
+    broken_by = SHORT.changed(nan=0.3, duplicate=0.05)
+    monkeypatch.setattr(Options, "drawn", lambda seed: broken_by)
     monkeypatch.setattr(constants, "drawn", lambda rng: {constants.CHUNKS.path: 64})
     monkeypatch.setattr(shrink, "WORLDS_MAX", 8)
     summary = tmp_path / "sums.json"

@@ -19,6 +19,11 @@ def test_a_kept_world_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert json.loads(path.read_text())["command"] == found.again(path)
 
 
+def test_a_seed_has_one_world_however_it_is_asked_for() -> None:
+    """Links of worlds once carried a hundred times of what options alone said."""
+    assert all(Case.drawn(seed).options == Options.drawn(seed) for seed in range(100))
+
+
 def test_a_calm_world_says_nothing_but_its_seed(tmp_path: Path) -> None:
     case = Case(3, Options.calm())
     assert case.names() == []

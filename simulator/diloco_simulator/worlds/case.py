@@ -12,8 +12,6 @@ from typing import Any
 from diloco_simulator.worlds import constants
 from diloco_simulator.worlds.options import Options
 
-# What members, status and beats weigh, beside the few bytes of a tiny model.
-SERVICES = 100.0
 # In so many worlds troubles come while the run begins; in the others, once it trains. Where looks
 # are rare that may take a minute, more than the time in which anything may go wrong.
 EARLY = 0.25
@@ -46,7 +44,7 @@ class Case:
     @classmethod
     def drawn(cls, seed: int, options: Options | None = None) -> "Case":
         """As the seed has it, but for these options."""
-        dice, options = Random(f"sequel {seed}"), options or drawn(seed)
+        dice, options = Random(f"sequel {seed}"), options or Options.drawn(seed)
         of_islands = constants.of_islands(seed) if options.hosts else {}
         return cls(
             seed,
@@ -92,10 +90,3 @@ class Case:
                 back[name] = getattr(_CALM, name)
         kept = {path: value for path, value in self.constants.items() if path not in gone}
         return replace(self.changed(**back), constants=kept, **cast)
-
-
-def drawn(seed: int) -> Options:
-    """Where a link carries few bytes, it carries what services say to each other beside the
-    payloads."""
-    options = Options.drawn(seed)
-    return options.changed(link_bytes_per_s=options.link_bytes_per_s * SERVICES)

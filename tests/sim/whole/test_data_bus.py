@@ -1,19 +1,22 @@
 """The data client of worlds of whole processes: its connections do not wait for each other."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from random import Random
 from typing import Any
+
+import pytest
 
 from diloco_shared.bus.port import StreamSpec
 from diloco_simulator.hub.broker import MemoryBroker
 from diloco_simulator.hub.data_bus import DataBus, is_chunk
-from diloco_simulator.hub.net import Net
+from diloco_simulator.hub.net import Net, Way
 from diloco_simulator.inside.observer import Scene
 from diloco_simulator.troubles.chance import Chance
 from diloco_simulator.virtual_loop import VirtualLoop, play
 from diloco_simulator.worlds import world
-from diloco_simulator.worlds.options import Options
+from diloco_simulator.worlds.options import THIN_LINKS, Options
 
 
 def test_only_chunks_take_a_connection_of_their_own() -> None:
@@ -61,3 +64,23 @@ def test_what_is_overtaken_or_damaged_is_made_good() -> None:
     found = world.one(6, options.changed(overtaken=0.3, corrupt=0.3))
     assert found.violations == [] and found.rounds > 0
     assert found.counts["overtaken"] and found.counts["corrupted"]
+
+
+def test_the_thinnest_link_carries_what_every_process_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a third to spare. Over less nobody would stay a member, whatever the product does."""
+    said = Counter[int]()  # in bytes, by link
+    send = Net.send
+
+    def counted(
+        net: Net, way: Way, size: int, arrive: Callable[[], object], *, sure: bool = False
+    ) -> None:
+        said[id(way.link)] += size
+        send(net, way, size, arrive, sure=sure)
+
+    monkeypatch.setattr(Net, "send", counted)
+    options = Options.calm(learners=4, syncers=2, fragments=3, steps=36, safety_s=25.0)
+    found = world.one(5, options)
+    assert found.violations == []
+    assert 4000 < max(said.values()) / found.virtual_s < min(THIN_LINKS) / 1.5
