@@ -99,7 +99,7 @@ def measured(others: Any, hosts: int, model: str, times: int, place: str) -> dic
     names = {n: f"host {n}" for n in range(hosts)}
     kept = HostsCheckpoints(trainer, Shards(place, 0, hosts), others, names, "r/l", 0, 2)
     assert not kept.fault, kept.fault
-    vocabulary = spec.model.overrides.get("vocabulary", 32_768)
+    vocabulary = int(spec.model.overrides.get("vocabulary", 32_768))
     rng = np.random.default_rng(SEED)
     tokens = rng.integers(0, vocabulary, (SEQUENCES, CONTEXT + 1)).astype(np.int32)
 

@@ -33,6 +33,15 @@ ENTRYPOINT ["python3", "/opt/next_release.py", "diloco_learner"]
 NEXT_COMPOSE = f"services: {{learner: {{image: {NEXT_IMAGE}}}}}\n"
 
 
+# At the message server: the names that connections give themselves. One that is not let in yet has
+# none.
+_NAMES = (
+    "import json, urllib.request as u;"
+    "there = json.load(u.urlopen('http://127.0.0.1:8222/connz?limit=1000'))['connections'];"
+    "print(*(c.get('name', '') for c in there), sep='\\n')"
+)
+
+
 def out_of(*command: str, told: str | None = None) -> str:
     """What a command prints; RuntimeError with what it complains of."""
     done = subprocess.run(command, capture_output=True, text=True, input=told, check=False)
@@ -123,9 +132,9 @@ class Containers:
         self.operator("site", "revoke", site, "--hub", "/hub")
 
     def connected(self, site: str) -> bool:
-        process = out_of("docker", "inspect", "-f", "{{.State.Pid}}", self._container(site)).strip()
-        asked = ("nsenter", "-t", process, "-n", "ss", "-Htn", "state", "established")
-        return bool(out_of(*asked, f"( dport = :{PORT} )").strip())
+        """Whether the message server has let a connection of that site in."""
+        names = out_of("docker", "exec", self._container("hub", "nats"), "python3", "-c", _NAMES)
+        return any(name.startswith(f"{site}-") for name in names.splitlines())
 
     def life_of_server(self) -> str:
         shown = out_of("docker", "top", self._container("hub", "nats"))

@@ -147,6 +147,8 @@ class Drill:
     def revoke(self) -> dict[str, Any]:
         """Bergen is no site of this hub any more."""
         server = self.cluster.life_of_server()
+        if not self.cluster.connected("bergen"):
+            raise RuntimeError("bergen has no connection that could be seen to end")
         began = time.monotonic()
         self.cluster.revoke("bergen")
         told_s = round(time.monotonic() - began, 2)
