@@ -17,6 +17,7 @@ from diloco_learner.training.evaluate import HeldOut, Losses, always
 from diloco_learner.training.trainer import Published
 from diloco_shared.numerics import codec
 from diloco_shared.numerics.arrays import Layout
+from diloco_shared.protocol.chunks import Headed
 from diloco_shared.protocol.messages import TensorSpec
 from diloco_shared.spec.run import RunSpec
 from diloco_simulator.worlds.computing import Loss, Sent, VirtualProgram
@@ -54,6 +55,10 @@ class IdleTrainer:
         """As it was adopted: steps change nothing."""
         zeros_F = np.zeros(self.program.layout.sizes[p], np.float32)
         return self.adopted.get(p, zeros_F)
+
+    def initial_fragment(self, p: int) -> Headed:
+        """Its payload."""
+        return Headed(*codec.frame(self.fragment(p)))
 
     def step(self, tokens_BxL1: NDArray[Any], rate: float, *, poisoned: bool = False) -> Loss:
         self.steps += 1
