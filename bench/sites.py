@@ -197,7 +197,8 @@ class Cluster:
             text=True,
             check=True,
         )
-        return f"{LINKS[site]}.2:" in shown.stdout
+        # A server that listens on IPv6 sees an address as [::ffff:10.0.0.2]:port.
+        return f"{LINKS[site]}.2:" in shown.stdout.replace("]", "")
 
     def tails(self) -> str:
         logs = sorted(self.folder.glob("*.log"))
