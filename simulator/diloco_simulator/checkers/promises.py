@@ -132,7 +132,7 @@ class Merges:
 
     def begin(self, quorum: int) -> None:
         """From an empty tape."""
-        self.quorum = quorum  # K in force
+        self.quorum = self.quorum_before = quorum  # K in force, and before it was last changed
         # K that were in force -> the last round that was open then: it may count to it.
         self.former: dict[int, int] = {}
         self.initialised = False
@@ -183,7 +183,7 @@ class Merges:
                 self._round(record)
             case TapeSetting(name="quorum"):
                 self.former[self.quorum] = self.next_round + self.in_flight - 1
-                self.quorum = record.value
+                self.quorum_before, self.quorum = self.quorum, record.value
             case TapeEnd():
                 self.ended = record.outcome
             case _:

@@ -244,6 +244,9 @@ def _of_round(watch: "RunWatch", of: "OfShard", r: TapeRound) -> None:
         if of.skipped_before:
             watch.reached("two rounds skipped in a row")
     of.skipped_before = r.outcome == "skipped"
+    if r.quorum != of.merges.quorum:
+        older = r.quorum != of.merges.quorum_before
+        watch.reached("counted to", "an older quorum" if older else "the quorum before")
     merged = [v for v in r.verdicts if v.outcome == "merged"]
     if len(merged) == 1:
         watch.reached("merged by one learner alone")

@@ -1,6 +1,11 @@
-"""Troubles that once broke a promise, kept as worlds: each comes about, and nothing breaks."""
+"""Troubles that once broke a promise, kept as worlds: each comes about, and nothing breaks.
+
+Whatever changes what a process says when lets the dice of a world fall otherwise, and then its
+trouble may stay away. So the seeds behind a kept one are played too, until the trouble comes.
+"""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +20,10 @@ KEPT = [
     for n, path in enumerate(sorted(FOLDER.glob("*.json")))
 ]
 
+# Troubles that one world in four meets are missed by one ten in eighteen; rarer ones want likelier
+# options.
+SEEDS_MAX = 10
+
 
 def test_each_names_what_it_must_reach() -> None:
     assert KEPT
@@ -24,7 +33,11 @@ def test_each_names_what_it_must_reach() -> None:
 @pytest.mark.whole
 @pytest.mark.parametrize("path", KEPT)
 def test_a_kept_world_is_sound_and_meets_its_trouble(path: Path) -> None:
-    verdict = played(found.read(path))
-    assert verdict.violations == [], found.again(path)
+    case = found.read(path)
     must = json.loads(path.read_text(encoding="utf-8"))["reached"]
-    assert [state for state in must if not verdict.counts[state]] == []
+    for n in range(SEEDS_MAX):
+        verdict = played(replace(case, seed=case.seed + n))
+        assert verdict.violations == [], f"{found.again(path)}, and {n} more than its seed"
+        if all(verdict.counts[state] for state in must):
+            return
+    pytest.fail(f"{SEEDS_MAX} seeds from {case.seed} on do not meet {', '.join(must)}")
