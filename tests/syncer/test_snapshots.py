@@ -121,7 +121,7 @@ def test_when_all_are_torn_there_is_none_and_every_reason(store: SnapshotStore) 
     assert found is None and len(faults) == 2
 
 
-@pytest.mark.parametrize("step", ["_write", "_write_text", "_sync"])
+@pytest.mark.parametrize("step", ["_write", "_write_text", "settle"])
 def test_a_full_disk_leaves_no_debris_and_the_old_one(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from diloco_cli.cluster import ENDPOINT
 from diloco_cli.words import CONFLICT, FAILED, CliError
+from diloco_shared.durable import replace
 
 # A demo writes about 100 MB, and a full disk stops training in the middle of it.
 FREE_BYTES_MIN = 256 << 20
@@ -102,9 +103,7 @@ class Folder:
             "token_file": str(token_file),
             "pid": os.getpid(),
         }
-        aside = self.path / (ENDPOINT + ".new")
-        aside.write_text(json.dumps(body), encoding="utf-8")
-        aside.replace(self.path / ENDPOINT)
+        replace(self.path / ENDPOINT, json.dumps(body))
 
     def withdraw(self) -> None:
         (self.path / ENDPOINT).unlink(missing_ok=True)

@@ -45,22 +45,3 @@ def _acquired(path: Path, folder: Path, *, wait: bool) -> int:
                 raise Busy(f"another process is writing {folder}: wait until it is done") from None
             raise
         os.close(fd)
-
-
-def written(path: Path, content: bytes) -> None:
-    """A file with this content, on disk, whole or not at all."""
-    aside = path.with_name(path.name + ".part")
-    with aside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
-
-
-def kept(folder: Path) -> None:
-    """Make sure that the names in a folder are on disk."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from diloco_shared.corpora.chat import signed
 from diloco_shared.corpora.documents import Spans, Tally
-from diloco_shared.corpora.folders import kept, locked, written
+from diloco_shared.corpora.folders import locked
 from diloco_shared.corpora.prepared import (
     FORMAT,
     INDEX,
@@ -42,6 +42,7 @@ from diloco_shared.corpora.prepared import (
 from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.splits import SPLITS, Split, Splitter
 from diloco_shared.corpora.tokenizers import TEMPLATE, Tokenizer
+from diloco_shared.durable import replace, settle
 
 # Bytes of a shard at most: small enough to be copied again after a fault, and a corpus of a
 # terabyte is still but four thousand files.
@@ -109,12 +110,12 @@ def prepare_locked(
             files[TEMPLATE] = source.chat.template.text.encode()
         (to / TOKENIZER).mkdir()
         for name, content in files.items():
-            written(to / TOKENIZER / name, content)
-    kept(to)
+            replace(to / TOKENIZER / name, content)
+    settle(to)
     # Fields that only masked corpora have are left out of the others.
-    written(to / INDEX, index.model_dump_json(indent=1, exclude_defaults=True).encode())
+    replace(to / INDEX, index.model_dump_json(indent=1, exclude_defaults=True))
     (to / UNFINISHED).unlink()
-    kept(to)
+    settle(to)
     return open_corpus(to)
 
 

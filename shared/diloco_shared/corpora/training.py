@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diloco_shared.corpora.documents import Tally
-from diloco_shared.corpora.folders import kept, locked, written
+from diloco_shared.corpora.folders import locked
 from diloco_shared.corpora.prepare import Progress
 from diloco_shared.corpora.sources import Source
 from diloco_shared.corpora.tokenizers import CONFIG, JSON, HuggingFace, Tokenizer, load
+from diloco_shared.durable import replace, settle
 
 END = "<|endoftext|>"
 # Single bytes, the end of a document, and at least one pair.
@@ -83,12 +84,12 @@ def _written(to: Path, text: str) -> None:
     if aside.exists():  # of a process that died: nobody else has the lock
         shutil.rmtree(aside)
     aside.mkdir(parents=True)
-    written(aside / JSON, text.encode())
+    replace(aside / JSON, text)
     config = {"eos_token": END, "tokenizer_class": "PreTrainedTokenizerFast"}
-    written(aside / CONFIG, json.dumps(config, indent=1).encode())
-    kept(aside)
+    replace(aside / CONFIG, json.dumps(config, indent=1))
+    settle(aside)
     os.rename(aside, to)
-    kept(to.parent)
+    settle(to.parent)
 
 
 def _batches(source: Source, seen: _Seen, progress: Progress | None) -> Iterator[list[str]]:

@@ -35,6 +35,7 @@ from diloco_shared.bus.nats.link import NatsLink
 from diloco_shared.bus.port import TooFewNodes, Unavailable
 from diloco_shared.bus.repeating import until_done
 from diloco_shared.bus.stored_records import readable, records_in
+from diloco_shared.durable import replace
 from diloco_shared.process.nats_server import NatsServer, free_port
 from diloco_shared.protocol import subjects
 from diloco_shared.protocol.messages import Count, Message, Seconds, TapeEnd, TapeEpoch, TapeRecord
@@ -113,7 +114,7 @@ async def take(bus: NatsBus, folder: Path) -> Backup:
                 taken[name] = found
     streams = tuple(taken[name] for name in sorted(taken, key=_rank))
     backup = Backup(version=VERSION, at=at, took_s=ambient.monotonic() - began, streams=streams)
-    _write(folder / MANIFEST, backup.model_dump_json(indent=1).encode())
+    replace(folder / MANIFEST, backup.model_dump_json(indent=1))
     return backup
 
 
@@ -162,16 +163,6 @@ def _measured(path: Path) -> tuple[int, str]:
             size += len(block)
         os.fsync(file.fileno())
     return size, digest.hexdigest()
-
-
-def _write(path: Path, body: bytes) -> None:
-    """As a whole, or not at all."""
-    there = path.with_suffix(".part")
-    with there.open("wb") as file:
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
-    there.replace(path)
 
 
 # --------------------------------------------------------------------------------------------------

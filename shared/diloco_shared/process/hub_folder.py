@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from diloco_shared.bus.nats.hub_config import ACCOUNTS, PID, Routes, accounts_conf, hub_conf
 from diloco_shared.bus.nats.keys import Credentials, check_public_key
 from diloco_shared.bus.nats.rights import KEYS_MAX, Identity, Role
+from diloco_shared.durable import replace_for_owner
 from diloco_shared.process import hub_leaves, hub_nodes
 from diloco_shared.process.hub_nodes import Node, nodes_of
 
@@ -122,10 +123,10 @@ def create(
             _may_end_connections(folder, nodes)
         made = [(Credentials.new(name), role) for name, role in FIRST]
         if nodes:
-            _replace(folder / hub_nodes.NODES, hub_nodes.listed(nodes))
+            replace_for_owner(folder / hub_nodes.NODES, hub_nodes.listed(nodes))
         _write_identities(folder, [Identity(c.name, role, (c.public_key,)) for c, role in made])
         for path, text in texts.items():
-            _replace(path, text)
+            replace_for_owner(path, text)
         found = (_hand_out(folder, credentials.name, credentials) for credentials, _ in made)
         return [path for path in found if path is not None]
 
@@ -281,7 +282,7 @@ def write_secret(path: Path, document: str) -> None:
     """A file with a secret; raises ValueError where there is a file already, and OSError."""
     if path.exists():
         raise ValueError(f"{path} is there already, and may be a secret in use: name another file")
-    _replace(path, document)
+    replace_for_owner(path, document)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -322,30 +323,30 @@ def _write_identities(folder: Path, identities: Sequence[Identity]) -> None:
     body = json.dumps([asdict(identity) for identity in identities], indent=1)
     for place in (folder, *(folder / node.name for node in nodes_of(folder))):
         place.mkdir(exist_ok=True, mode=0o700)
-        _replace(place / ACCOUNTS, text)
-    _replace(folder / IDENTITIES, body + "\n")
+        replace_for_owner(place / ACCOUNTS, text)
+    replace_for_owner(folder / IDENTITIES, body + "\n")
 
 
 def _may_end_connections(folder: Path, nodes: Sequence[Node]) -> None:
     """What cuts off sites' message servers (hub_leaves.py), at every node."""
     password = hub_nodes.new_password()
     for place in (folder, *(folder / node.name for node in nodes)):
-        _replace(place / hub_leaves.PASSWORD, password + "\n")
+        replace_for_owner(place / hub_leaves.PASSWORD, password + "\n")
         if (folder / CERTIFICATES).is_dir():
             signed = _signing().for_site(_authority(folder), "system", datetime.now(UTC))
-            _replace(place / hub_leaves.CERTIFICATE, signed.document)
+            replace_for_owner(place / hub_leaves.CERTIFICATE, signed.document)
 
 
 def _hand_out(folder: Path, name: str, credentials: Credentials | None) -> Path | None:
     """What an identity takes away; where its credentials are, if it has not made them itself."""
     if (folder / CERTIFICATES).is_dir():
         signed = _signing().for_site(_authority(folder), name, datetime.now(UTC))
-        _replace(certificate_of(folder, name), signed.document)
+        replace_for_owner(certificate_of(folder, name), signed.document)
     if credentials is None:
         return None
     there = folder / CREDENTIALS
     there.mkdir(exist_ok=True, mode=0o700)
-    _replace(there / name, credentials.document())
+    replace_for_owner(there / name, credentials.document())
     return there / name
 
 
@@ -372,7 +373,7 @@ def _routes(folder: Path, node: Node, nodes: Sequence[Node], address: str) -> Ro
     """Raises OSError."""
     kept = folder / hub_nodes.ROUTES_PASSWORD
     if not kept.exists():
-        _replace(kept, hub_nodes.new_password() + "\n")
+        replace_for_owner(kept, hub_nodes.new_password() + "\n")
     encrypted = (folder / hub_nodes.ROUTES_AUTHORITY).exists()
     password = kept.read_text("ascii").strip()
     at = folder / node.name
@@ -393,20 +394,20 @@ def _sign_for_hub(folder: Path, hosts: Sequence[str], nodes: Sequence[Node], *, 
         if own:
             _write_signed(_authority(folder), named, at / HUB_CERTIFICATE, at / HUB_KEY)
         if own or (folder / CERTIFICATES).is_dir():
-            _replace(at / AUTHORITY, _authority(folder).certificate)
+            replace_for_owner(at / AUTHORITY, _authority(folder).certificate)
         kept = (folder / hub_nodes.ROUTES_AUTHORITY, folder / hub_nodes.ROUTES_AUTHORITY_KEY)
         among = _authority_in(*kept)
         _write_signed(
             among, [node.host], at / hub_nodes.ROUTE_CERTIFICATE, at / hub_nodes.ROUTE_KEY
         )
-        _replace(at / hub_nodes.ROUTES_AUTHORITY, among.certificate)
+        replace_for_owner(at / hub_nodes.ROUTES_AUTHORITY, among.certificate)
 
 
 def _write_signed(authority: "Pair", hosts: Sequence[str], certificate: Path, key: Path) -> None:
     signed = _signing().for_hub(authority, hosts, datetime.now(UTC))
     # A server that reads both in between refuses them, and goes on with those that it has.
-    _replace(key, signed.key)
-    _replace(certificate, signed.certificate)
+    replace_for_owner(key, signed.key)
+    replace_for_owner(certificate, signed.certificate)
 
 
 def _authority(folder: Path) -> "Pair":
@@ -419,21 +420,9 @@ def _authority_in(*kept: Path) -> "Pair":
         there: Pair = _signing().Pair(*(path.read_text("ascii") for path in kept))
         return there
     made: Pair = _signing().new_authority(datetime.now(UTC))
-    _replace(kept[0], made.certificate)
-    _replace(kept[1], made.key)
+    replace_for_owner(kept[0], made.certificate)
+    replace_for_owner(kept[1], made.key)
     return made
-
-
-def _replace(path: Path, text: str) -> None:
-    """All of the new or all of the old, whenever this is interrupted."""
-    new = path.with_name(f"{path.name}.new")
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w", encoding="utf-8") as file:
-        os.fchmod(file.fileno(), 0o600)
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 def _server(folder: Path) -> int:

@@ -222,7 +222,7 @@ async def test_a_file_that_cannot_be_written_says_what_to_do(
         def refuse(*_: object) -> None:
             raise OSError(30, "Read-only file system")
 
-        monkeypatch.setattr(admin_token_io, "_replace", refuse)
+        monkeypatch.setattr(admin_token_io, "replace_for_owner", refuse)
         answer = await desk.ask("POST", "/v1/tokens/admin/rotate")
         assert answer.status_code == 409 and "second line" in answer.json()["detail"]
         assert (await desk.ask("GET", "/v1/runs")).status_code == 200

@@ -43,7 +43,7 @@ def test_only_the_owner_reads_it(hub: Path) -> None:
     files = [path for path in hub.rglob("*") if path.is_file()]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
     assert {p.stat().st_mode & 0o777 for p in (hub, hub / "credentials")} == {0o700}
-    assert not [path for path in files if path.suffix == ".new"]
+    assert not [path for path in files if path.suffix == ".part"]
 
 
 def test_secrets_are_nowhere_but_in_the_files_handed_out(hub: Path) -> None:

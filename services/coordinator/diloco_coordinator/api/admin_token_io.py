@@ -10,6 +10,7 @@ import structlog
 
 from diloco_coordinator.access import digest
 from diloco_shared import ambient
+from diloco_shared.durable import replace_for_owner
 
 log = structlog.get_logger()
 
@@ -142,18 +143,7 @@ class AdminToken:
         before = self.path.with_name(self.path.name + BEFORE)
         kept = {"digest": present, "until": ambient.wall() + overlap_s}
         # In this order: whatever is cut off, one of the two is good.
-        _replace(before, json.dumps(kept) + "\n")
-        _replace(self.path, token + "\n")
+        replace_for_owner(before, json.dumps(kept) + "\n")
+        replace_for_owner(self.path, token + "\n")
         self._look_at = 0.0
         return token
-
-
-def _replace(path: Path, text: str) -> None:
-    """As a whole or not at all, for its owner only."""
-    aside = path.with_name(path.name + ".new")
-    aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)

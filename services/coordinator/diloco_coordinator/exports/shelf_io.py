@@ -8,7 +8,6 @@ Not for an event loop: every method waits for the disk.
 """
 
 import hashlib
-import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ import structlog
 from pydantic import ValidationError
 
 from diloco_coordinator.exports.exports import ExportRecord
+from diloco_shared.durable import replace
 from diloco_shared.protocol.exports import MANIFEST, ExportedFile, ExportManifest
 
 log = structlog.get_logger()
@@ -81,13 +81,7 @@ class Shelf:
 
     def save(self, record: ExportRecord) -> None:
         """Replace its record, at one stroke. Raises OSError."""
-        place = self.place(record)
-        beside = place / f".{RECORD}"
-        with beside.open("wb") as file:
-            file.write(record.model_dump_json(indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, place / RECORD)
+        replace(self.place(record) / RECORD, record.model_dump_json(indent=1))
 
     def clean(self, record: ExportRecord) -> None:
         """Nothing is left of its files, finished or not."""

@@ -25,6 +25,7 @@ from diloco_learner.exporting.assembling import FP32_BYTES, Place, Values, place
 from diloco_learner.exporting.files import WeightFile
 from diloco_shared import ambient
 from diloco_shared.budget.terms import shown
+from diloco_shared.durable import settle
 from diloco_shared.hf.names import HfTensor
 from diloco_shared.numerics.arrays import Layout
 from diloco_shared.process.disk_watch import free_bytes
@@ -58,9 +59,9 @@ def appearing(to: Path) -> Iterator[Path]:
             beside.mkdir(parents=True)
             yield beside
             (beside / _SPOOL).unlink(missing_ok=True)
-            _sync(beside)
+            settle(beside)
             os.rename(beside, to)
-            _sync(to.parent)
+            settle(to.parent)
         except OSError as error:
             raise CannotWrite(_why(to, error)) from None
     finally:
@@ -91,14 +92,6 @@ def _why(to: Path, error: OSError) -> str:
     if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
         return f"{to} was filled by somebody else meanwhile: name another folder"
     return f"{to} cannot be written: {error}"
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from diloco_learner.hosts.whole import ORDER_S_MAX
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.checkpoint_io import STORED_BYTES_PER_S, STORED_S_MIN
 from diloco_shared import ambient
+from diloco_shared.durable import settle
 
 T = TypeVar("T")
 
@@ -183,8 +184,8 @@ class Shards:
         name, data = Whole(whole.leaves, whole.stacked, files).encoded()
         (folder / name).write_bytes(data)
         if "://" not in self.place:
-            _settle(os.fspath(folder / name))
-            _settle(os.fspath(folder))
+            settle(folder / name)
+            settle(folder)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -343,15 +344,6 @@ def _digest(path: Any) -> str:
         while piece := file.read(PIECE_BYTES):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def _settle(path: str) -> None:
-    """Make it durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --------------------------------------------------------------------------------------------------

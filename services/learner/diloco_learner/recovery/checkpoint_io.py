@@ -14,6 +14,7 @@ from diloco_learner.events import KeepPart
 from diloco_learner.recovery import moments
 from diloco_learner.recovery.moments import Buffer, Check
 from diloco_shared.checkpoints.checkpoints_io import CheckpointError, RunCheckpoints
+from diloco_shared.durable import settle
 from diloco_shared.memory.pages import pages
 from diloco_shared.numerics.arrays import Arrays, digest_bytes, pack
 from diloco_shared.process.crash_points import passing
@@ -91,7 +92,7 @@ class LocalCheckpoints:
         except OSError:
             unfinished.unlink(missing_ok=True)
             raise
-        self._settle()
+        settle(self.folder)
         self._prune()
 
     @property
@@ -128,14 +129,6 @@ class LocalCheckpoints:
             named = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
             return {int(found[1]): path for found, path in named if found}
         return {}
-
-    def _settle(self) -> None:
-        """Make the new name durable."""
-        handle = os.open(self.folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
     def _prune(self) -> None:
         complete = self._complete()

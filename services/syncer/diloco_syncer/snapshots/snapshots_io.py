@@ -27,6 +27,7 @@ import xxhash
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from diloco_shared.durable import replace, settle
 from diloco_shared.process.crash_points import passing
 from diloco_shared.process.disk_room import DiskRoom
 from diloco_syncer.merging.anchor_files_io import FileShelf
@@ -180,10 +181,10 @@ class SnapshotStore:
     def _in_place(self, aside: Path, covers: int) -> Path:
         """What is complete aside becomes a snapshot; what is too old goes."""
         final = self._path(covers)
-        _sync(aside)
+        settle(aside)
         shutil.rmtree(final, ignore_errors=True)
         aside.rename(final)
-        _sync(self.folder)
+        settle(self.folder)
         pinned = {self._path(covers) for covers in list(self.pinned.values())}
         for old in self._all()[: -self.keep]:
             if old not in pinned:
@@ -303,12 +304,7 @@ class SnapshotStore:
         """Keep one file of another's snapshot. ValueError if it is not what its table says."""
         if len(body) != listed.bytes or xxhash.xxh3_128_hexdigest(body) != listed.digest:
             raise ValueError(f"{listed.name} does not match its digest")
-        part = self.folder / RECEIVED / f"{listed.name}.part"
-        with part.open("wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(part.with_suffix(""))
+        replace(self.folder / RECEIVED / listed.name, body)
 
     def adopt(self, covers: int, meta: bytes) -> Path:
         """Another's snapshot, all of whose files were received. Raises OSError."""
@@ -356,7 +352,7 @@ def _link(there: Path, here: Path) -> None:
         os.link(there, here)
     except OSError:
         shutil.copyfile(there, here)
-        _sync(here)
+        settle(here)
 
 
 def _linked(known: _Written, aside: Path) -> bool:
@@ -416,12 +412,4 @@ def _old_digest(path: Path) -> str:
 
 def _write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
-    _sync(path)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    settle(path)

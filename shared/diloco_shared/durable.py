@@ -1,0 +1,42 @@
+"""Files and names that a power cut leaves on the disk."""
+
+import os
+from pathlib import Path
+
+_PART = ".part"  # behind the name of a file that is being written
+
+
+def settle(path: Path) -> None:
+    """Put what is written of a file, or the names in a folder, on the disk. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace(path: Path, content: bytes | memoryview | str) -> None:
+    """Write a file: whenever this is interrupted, all of the old is there or all of the new.
+
+    Raises OSError.
+    """
+    _replace(path, content, 0o666)  # less what this process's umask takes away
+
+
+def replace_for_owner(path: Path, content: str) -> None:
+    """`replace` a file that nobody but its owner may read at any moment."""
+    _replace(path, content, 0o600)
+
+
+def _replace(path: Path, content: bytes | memoryview | str, mode: int) -> None:
+    aside = path.with_name(path.name + _PART)
+    aside.unlink(missing_ok=True)  # what a dead process left has the rights that it had then
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)  # half a file would take room on a disk that is full
+        raise

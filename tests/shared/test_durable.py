@@ -1,0 +1,60 @@
+"""Files are replaced as a whole, and secret ones are nobody else's at any moment."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from diloco_shared.durable import replace, replace_for_owner, settle
+
+
+def test_it_is_replaced_by_bytes_and_by_text(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    replace(path, b"one")
+    replace(path, "größer")
+    assert path.read_text("utf-8") == "größer"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_write_that_fails_leaves_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    replace(path, b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            replace(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [one.name for one in tmp_path.iterdir()] == ["a.json"]  # the disk has its room again
+
+
+def test_its_rights_are_those_of_new_files(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        replace(tmp_path / "a", b"")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_secret_is_its_owners_alone_whatever_lay_there(tmp_path: Path) -> None:
+    left = tmp_path / "secret.part"
+    left.write_text("half of an old one")
+    left.chmod(0o666)
+    (tmp_path / "secret").write_text("old")
+    replace_for_owner(tmp_path / "secret", "new")
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "secret").read_text() == "new" and not left.exists()
+
+
+def test_folders_and_files_settle_and_what_is_missing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    settle(tmp_path)
+    settle(tmp_path / "a")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        settle(tmp_path / "nothing")
