@@ -39,9 +39,9 @@ from diloco_shared.spec.run import RunSpec
 T = TypeVar("T")
 
 # What the train thread hands out is looked for so many times in a step, if that is long: what goes
-# out waits a sixteenth of a step at most, and of a long one 50 ms. A look takes some 50 us of the
+# out waits an eighth of a step at most, and of a long one 50 ms. A look takes some 50 us of the
 # core that may compute: 200 a second were 1 % of it.
-LOOKS, LOOK_S_MAX = 16, 0.05
+LOOKS, LOOK_S_MAX = 8, 0.05
 
 
 @dataclass(frozen=True, slots=True)
