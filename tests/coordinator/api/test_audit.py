@@ -3,10 +3,12 @@
 import asyncio
 import json
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 from waiting import until
 
 from diloco_coordinator.access import Asking, TokenRecord
@@ -149,6 +151,51 @@ async def test_a_full_disk_keeps_nobody_from_stopping_a_run(
         monkeypatch.setattr(audit_io, "_append", full)
         assert (await desk.ask("POST", "/v1/runs/demo/stop")).status_code == 200
         assert (await desk.get("/v1/audit"))["rows"][-1]["route"] == "/v1/runs/{run}/stop"
+
+
+async def test_rows_that_come_during_a_write_are_written_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, kept = list[int](), audit_io._append
+
+    def counted(path: Path, rows: Any) -> None:
+        writes.append(len(rows))
+        kept(path, rows)
+
+    monkeypatch.setattr(audit_io, "_append", counted)
+    audit = Audit(tmp_path)
+    await asyncio.gather(*(audit.note(asking(), "POST", "/v1/runs", 409) for _ in range(50)))
+    assert sum(writes) == 50 and len(writes) <= 3
+    assert [row.seq for row in Audit(tmp_path).trail.rows] == list(range(1, 51))
+
+
+async def test_a_disk_that_hangs_keeps_no_answer_and_gets_the_rows_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lets_go, kept = threading.Event(), audit_io._append
+
+    def hangs(path: Path, rows: Any) -> None:
+        lets_go.wait(30)
+        kept(path, rows)
+
+    monkeypatch.setattr(audit_io, "_append", hangs)
+    monkeypatch.setattr(audit_io, "WRITTEN_S_MAX", 0.02)
+    monkeypatch.setattr(audit_io, "WAITING_MAX", 3)
+    audit = Audit(tmp_path)
+    with capture_logs() as logs:
+        for _ in range(6):  # one is being written, three wait, and two find no place
+            await audit.note(asking(), "POST", "/v1/runs", 201)
+    assert not (tmp_path / audit_io.FILE).exists()
+    said = [line["event"] for line in logs]
+    assert said == [
+        "audit rows are late: the disk is slow or hangs",
+        *["audit row not written"] * 2,
+    ]
+    lets_go.set()
+    monkeypatch.setattr(audit_io, "WRITTEN_S_MAX", 30.0)
+    monkeypatch.setattr(audit_io, "WAITING_MAX", 100)
+    await audit.note(asking(), "POST", "/v1/runs", 409)
+    assert [row.seq for row in Audit(tmp_path).trail.rows] == [1, 2, 3, 4, 7]
 
 
 async def test_what_is_refused_before_its_route_looks_at_the_token_is_a_row_with_the_actor(

@@ -1,11 +1,15 @@
 """The audit log on disk: `audit.jsonl` in the coordinator's own folder, appended to, and rotated.
 
-A row is on disk before its answer leaves. Where it cannot be written the log of the process says
-so, and the request is answered all the same: a full disk must not keep anybody from stopping a run.
+A row is on disk before its answer leaves, as long as the disk is quick enough. Rows that come while
+one is written are written together after it, so requests wait for two writes at most, however many
+they are. Where rows cannot be written, or not in time, the log of the process says so, and requests
+are answered all the same: neither a full disk nor one that hangs may keep anybody from stopping a
+run.
 """
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -25,40 +29,80 @@ FILES_BEFORE = 4
 TAIL_BYTES = 1 << 20
 
 
+# So long a request waits for its row to be on disk, in seconds: clients wait for ten.
+WRITTEN_S_MAX = 3.0
+# Rows that wait for the disk, of some 250 bytes each. Those beyond are in the log of the process.
+WAITING_MAX = 10_000
+
+
 class Audit:
     """Notes what requests did. `folder`: None keeps rows in memory alone."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.path = folder / FILE if folder is not None else None
         self.trail = Trail()
-        self._writing = asyncio.Lock()  # rows lie in the order of their numbers
+        self._waiting: list[AuditRow] = []  # in the order of their numbers
+        self._written = 0  # rows up to this number are on disk, or never will be
+        self._progress = asyncio.Condition()
+        self._writer: asyncio.Task[None] | None = None  # while there is something to write
+        self._late = False  # said already
         if self.path is not None:
             self.trail.restore(_tail(self.path))
 
     async def note(self, asking: Asking, method: str, route: str, status: int) -> None:
-        """Keep the row of a request that was answered, if it makes one; returns once it is kept."""
-        async with self._writing:
-            at, now = ambient.wall(), ambient.monotonic()
-            row = self.trail.add(asking, method, route, status, at=at, now=now)
-            if row is None or self.path is None:
-                return
+        """Keep the row of a request that was answered, if it makes one.
+
+        Returns once it is kept, or WRITTEN_S_MAX seconds later.
+        """
+        at, now = ambient.wall(), ambient.monotonic()
+        row = self.trail.add(asking, method, route, status, at=at, now=now)
+        if row is None or self.path is None:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            _not_written([row], "too many rows wait for the disk")
+            return
+        self._waiting.append(row)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(self.path))
+        try:
+            async with asyncio.timeout(WRITTEN_S_MAX), self._progress:
+                await self._progress.wait_for(lambda: self._written >= row.seq)
+        except TimeoutError:
+            if not self._late:
+                self._late = True
+                log.error("audit rows are late: the disk is slow or hangs", file=str(self.path))
+
+    async def _write(self, path: Path) -> None:
+        """Until nothing waits: what came meanwhile together."""
+        while rows := self._waiting:
+            self._waiting = []
             try:
-                await asyncio.to_thread(_append, self.path, row)
+                await asyncio.to_thread(_append, path, rows)
+                self._late = False
             except OSError as error:
-                log.error("audit row not written", row=row.line.decode(), error=str(error))
+                _not_written(rows, str(error))
+            async with self._progress:
+                self._written = rows[-1].seq
+                self._progress.notify_all()
 
 
-def _append(path: Path, row: AuditRow) -> None:
+def _not_written(rows: Sequence[AuditRow], why: str) -> None:
+    for row in rows:
+        log.error("audit row not written", row=row.line.decode(), error=why)
+
+
+def _append(path: Path, rows: Sequence[AuditRow]) -> None:
     """Blocks. The file is its owner's only: it says who does what."""
-    if path.exists() and path.stat().st_size + len(row.line) > FILE_BYTES_MAX:
+    lines = b"".join(row.line for row in rows)
+    if path.exists() and path.stat().st_size + len(lines) > FILE_BYTES_MAX:
         _make_room(path)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         size = os.fstat(file).st_size
         # What was cut off by a crash or a full disk stays a line of its own.
         torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
-        line = b"\n" * torn + row.line
-        if os.write(file, line) < len(line):
+        lines = b"\n" * torn + lines
+        if os.write(file, lines) < len(lines):
             raise OSError("the disk is full")
         os.fsync(file)
     finally:
