@@ -58,7 +58,8 @@ class VirtualExporter:
         self.rng = Random(f"exporting {world.seed}")
         self.counts = world.found.counts
         self.made: list[ExportRecord] = []  # every folder that was finished, seen or not
-        self.begun: list[tuple[str, ExportRecord]] = []  # by whom: a process of the coordinator
+        # By whom: a process of the coordinator. There may be two of one name, on two disks.
+        self.begun: list[tuple[Hosted, ExportRecord]] = []
         # What was killed must not be closed by a collection of garbage: it would tidy up.
         self.children: list[_Child] = []
 
@@ -66,7 +67,7 @@ class VirtualExporter:
         """See `Exporter`."""
         process, machine = current(), self.world.disks.machine()
         assert process is not None, "only a coordinator makes exports"
-        self._not_again(process.name, record)
+        self._not_again(process, record)
         if machine is None:
             raise ExportFault("its machine is gone")
         self.counts["exports begun by themselves" if record.automatic else "exports begun"] += 1
@@ -81,10 +82,10 @@ class VirtualExporter:
                 child.process.kill()
                 process.children.remove(child.process)
 
-    def _not_again(self, process: str, record: ExportRecord) -> None:
+    def _not_again(self, process: Hosted, record: ExportRecord) -> None:
         """What a run exports by itself is newer each time, as long as a process lives."""
         for by, before in self.begun:
-            if record.automatic and before.automatic and by == process:
+            if record.automatic and before.automatic and by is process:
                 same = record.run_id, record.rounds, record.final
                 if same == (before.run_id, before.rounds, before.final):
                     text = f"{record.run} is exported again after {record.rounds} rounds"
