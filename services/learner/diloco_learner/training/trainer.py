@@ -240,6 +240,11 @@ class Trainer:
         )
         return loss
 
+    def hold(self, p: int, anchor_F: Values) -> Values:
+        """Take in an anchor of fragment p, which nobody writes to from now on: itself, or a handle
+        where the hosts of an island keep their parts of it. In any thread."""
+        return anchor_F
+
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
         """Overwrite (alpha 0) or mix fragment p; moments stay. The anchor becomes its base."""
         self.anchors[p] = anchor_F
