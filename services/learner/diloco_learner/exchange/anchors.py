@@ -1,10 +1,11 @@
 """Host copies of the published anchors: manifests and payloads in, bit-checked fp32 arrays out.
 
 A keyframe replaces, a delta adds to the version before it, exactly as the syncer did, so that all
-copies of an anchor have the same bytes (I4). Whatever does not check changes nothing and is
-counted with its reason (I11). Decoding costs processor time in proportion to the payload: call
-from one worker thread at a time, not from an event loop. Meanwhile only `epoch` and then `versions`
-may be read.
+copies of an anchor have the same bytes (I4). Whatever does not check changes nothing and is counted
+with its reason (I11). Where several hosts are one learner, each keeps its part of what was checked,
+and a handle stands for it here (`hosts.held_anchors`). Decoding costs processor time in proportion
+to the payload: call from one worker thread at a time, not from an event loop. Meanwhile only
+`epoch` and then `versions` may be read.
 """
 
 from collections import Counter

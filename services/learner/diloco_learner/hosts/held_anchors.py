@@ -32,8 +32,8 @@ from diloco_learner.hosts.whole import HostLost
 from diloco_shared.memory.pages import fill, pages
 
 F32 = np.dtype(np.float32)
-# So many bytes of a host's part are told at a time: the order of a step comes between two of them,
-# and waits for this much at most, some milliseconds on the network of an island.
+# So many bytes are told at a time, to all hosts together: the order of a step comes between two
+# such pieces, and waits for one at most: some milliseconds, on the network of an island.
 PIECE_BYTES = 4 << 20
 # Anchors of one fragment that a host keeps. Handles of at most nine are in use: of the book's
 # newest one, of two that wait in the mailbox and two that are taken in (`arrivals.ANCHORS`), of the
@@ -108,7 +108,7 @@ class Holder:
     def __init__(
         self, tells: Tells, spans_of: Callable[[int], Spans], piece_bytes: int = PIECE_BYTES
     ) -> None:
-        """`spans_of`: how a fragment lies with the processes."""
+        """`spans_of`: how a fragment lies with the processes. `piece_bytes`: told at a time."""
         self.tells = tells
         self.spans_of = spans_of
         self.piece_bytes = piece_bytes
@@ -131,9 +131,11 @@ class Holder:
             self.keys += 1
             key = self.keys
         own = {s: _own(anchor_F, s) for s in spans.get(0, ())}
-        largest = max((size_of(s, F32) for n, s in spans.items() if n), default=0)
-        for at in range(0, max(largest, 1), self.piece_bytes):
-            self._tell(partial(self._next, key, fragment, at), self._pieces(anchor_F, spans, at))
+        sizes = [size_of(s, F32) for n, s in spans.items() if n]
+        piece = max(self.piece_bytes // max(len(sizes), 1), 1)
+        for at in range(0, max([*sizes, 1]), piece):
+            parts = partial(_piece, anchor_F, spans, at, at + piece)
+            self._tell(partial(self._next, key, fragment, at), parts)
         held = HeldAnchor(key, Parts(tuple(anchor_F.shape), F32, own), spans, self)
         weakref.finalize(held, self.gone.append, key).atexit = False
         return held
@@ -167,18 +169,16 @@ class Holder:
             found.append(self.gone.popleft())
         return tuple(found)
 
-    def _pieces(
-        self, anchor_F: NDArray[Any], spans: Spans, at: int
-    ) -> Callable[[int], list[memoryview]]:
-        def piece(process: int) -> list[memoryview]:
-            found, start = list[memoryview](), 0
-            for part in cut(anchor_F, spans.get(process, ())):
-                end = at + self.piece_bytes - start
-                found.append(part[max(at - start, 0) : max(end, 0)])
-                start += len(part)
-            return found
 
-        return piece
+def _piece(
+    anchor_F: NDArray[Any], spans: Spans, start: int, stop: int, process: int
+) -> list[memoryview]:
+    """Of the bytes of a process's parts, one part after the other, those from `start` to `stop`."""
+    found, at = list[memoryview](), 0
+    for part in cut(anchor_F, spans.get(process, ())):
+        found.append(part[max(start - at, 0) : max(stop - at, 0)])
+        at += len(part)
+    return found
 
 
 def _own(anchor_F: NDArray[Any], span: Span) -> NDArray[Any]:

@@ -6,7 +6,7 @@ whoever needs their values fetches them elsewhere. Deterministic: the same calls
 On the device, or spread over those of a mesh, lie parameters, optimizer state, the residuals of
 codecs that have some, in turn one step's gradients or one fragment's work, and the published
 parameters while they are evaluated. On the host lie the adopted anchors, shared with whoever holds
-them, and nothing else for long.
+them, or this host's parts of them; and nothing else for long.
 """
 
 from collections import deque
