@@ -52,8 +52,16 @@ def spec_of(model: str) -> dict[str, Any]:
 # A process of the island.
 
 
-def host(port: int, hosts: int, index: int, model: str, times: int, place: str) -> None:
-    """Process 0 prints what it measured; the others follow it."""
+def host(
+    measured: Callable[[Any, int, str, int, str], dict[str, Any]],
+    port: int,
+    hosts: int,
+    index: int,
+    model: str,
+    times: int,
+    place: str,
+) -> None:
+    """Process 0 prints what it `measured`; the others follow it."""
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1"
     os.environ["JAX_PLATFORMS"] = "cpu"
     import jax
@@ -77,31 +85,14 @@ def host(port: int, hosts: int, index: int, model: str, times: int, place: str) 
 
 def measured(others: Any, hosts: int, model: str, times: int, place: str) -> dict[str, Any]:
     """Both ways, in turns."""
-    import jax
-    import numpy as np
-
-    from diloco_learner.hosts import plan
     from diloco_learner.hosts.keeping_io import HostsCheckpoints
     from diloco_learner.hosts.sharded_io import Shards
-    from diloco_learner.hosts.trainer import HostsTrainer
     from diloco_learner.recovery.checkpoint_io import sequence_of
-    from diloco_learner.training.mesh import mesh_over
-    from diloco_learner.training.trainer import Program
-    from diloco_shared.spec.mesh import mesh_of
-    from diloco_shared.spec.run import RunSpec
 
-    spec, mesh = RunSpec.model_validate(spec_of(model)), f"fsdp={hosts}"
-    sizes = mesh_of(mesh)
-    assert sizes is not None
-    others.answers(others.tell(plan.Prepare(spec.model_dump_json(), mesh, -1)))
-    program = Program.build(spec, mesh=mesh_over(sizes, jax.devices()))
-    trainer = HostsTrainer(program, others)
+    trainer, tokens = trained(others, hosts, model)
     names = {n: f"host {n}" for n in range(hosts)}
     kept = HostsCheckpoints(trainer, Shards(place, 0, hosts), others, names, "r/l", 0, 2)
     assert not kept.fault, kept.fault
-    vocabulary = int(spec.model.overrides.get("vocabulary", 32_768))
-    rng = np.random.default_rng(SEED)
-    tokens = rng.integers(0, vocabulary, (SEQUENCES, CONTEXT + 1)).astype(np.int32)
 
     def step() -> float:
         return took(lambda: float(trainer.step(tokens, 1e-4)))
@@ -140,6 +131,29 @@ def measured(others: Any, hosts: int, model: str, times: int, place: str) -> dic
     }
 
 
+def trained(others: Any, hosts: int, model: str) -> tuple[Any, Any]:
+    """(a trainer on all hosts, a batch for it)."""
+    import jax
+    import numpy as np
+
+    from diloco_learner.hosts import plan
+    from diloco_learner.hosts.trainer import HostsTrainer
+    from diloco_learner.training.mesh import mesh_over
+    from diloco_learner.training.trainer import Program
+    from diloco_shared.spec.mesh import mesh_of
+    from diloco_shared.spec.run import RunSpec
+
+    spec, mesh = RunSpec.model_validate(spec_of(model)), f"fsdp={hosts}"
+    sizes = mesh_of(mesh)
+    assert sizes is not None
+    others.answers(others.tell(plan.Prepare(spec.model_dump_json(), mesh, -1)))
+    program = Program.build(spec, mesh=mesh_over(sizes, jax.devices()))
+    vocabulary = int(spec.model.overrides.get("vocabulary", 32_768))
+    rng = np.random.default_rng(SEED)
+    tokens = rng.integers(0, vocabulary, (SEQUENCES, CONTEXT + 1)).astype(np.int32)
+    return HostsTrainer(program, others), tokens
+
+
 def took(work: Callable[[], object]) -> float:
     """Seconds."""
     began = time.perf_counter()
@@ -150,12 +164,12 @@ def took(work: Callable[[], object]) -> float:
 # --------------------------------------------------------------------------------------------------
 
 
-def island(model: str, hosts: int, times: int) -> dict[str, Any]:
-    """What process 0 of one found."""
+def island(model: str, hosts: int, times: int, script: str = __file__) -> dict[str, Any]:
+    """What process 0 of one found, of which each process is that script's."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     with tempfile.TemporaryDirectory() as place:
-        command = [sys.executable, __file__, "--host", port, str(hosts)]
+        command = [sys.executable, script, "--host", port, str(hosts)]
         started = [
             subprocess.Popen(
                 [*command, str(index), model, str(times), place],
@@ -178,7 +192,7 @@ def main() -> None:
     """Measure, print, and write JSON if asked to."""
     if sys.argv[1:2] == ["--host"]:
         port, hosts, index, model, times, place = sys.argv[2:]
-        host(int(port), int(hosts), int(index), model, int(times), place)
+        host(measured, int(port), int(hosts), int(index), model, int(times), place)
         return
     sys.path.insert(0, str(Path(__file__).parent))
     from runs import surroundings

@@ -150,3 +150,24 @@ def test_devices_that_would_idle_are_told_and_not_counted(
     assert run(monkeypatch, str(large), "--mesh", "fsdp=1", "--json") == 0
     alone = json.loads(capsys.readouterr().out)["memory"]["learner device"]["bytes"]
     assert alone > found["memory"]["learner device"]["bytes"]
+
+
+def test_each_host_of_a_learner_has_its_part_of_the_anchors(
+    large: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def memory(*options: str) -> dict[str, dict[str, int]]:
+        assert run(monkeypatch, str(large), "--mesh", "fsdp=4", "--json", *options) == 0
+        found = json.loads(capsys.readouterr().out)["memory"]
+        return {
+            name: {term["name"]: term["bytes"] for term in need["terms"]}
+            for name, need in found.items()
+        }
+
+    one, four = memory(), memory("--hosts", "4")
+    assert "learner, other hosts" not in one
+    for name in ("learner", "learner, other hosts"):
+        assert four[name]["anchors"] == -(-one["learner"]["anchors"] // 4)
+    assert four["learner, other hosts"]["a transfer"] < one["learner"]["a transfer"]
+    assert run(monkeypatch, str(large), "--mesh", "fsdp=4", "--hosts", "2") == 0
+    assert "share its work as fsdp=4, on 2 hosts" in capsys.readouterr().out
+    assert run(monkeypatch, str(large), "--mesh", "fsdp=4", "--hosts", "5") == INVALID

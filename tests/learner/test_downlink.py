@@ -16,6 +16,7 @@ from diloco_learner.events import BeatSeen, GrantSeen, StateBad, StateComing, St
 from diloco_learner.exchange import downlink_io as downlink
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.downlink_io import Downlink
+from diloco_learner.hosts.whole import HostLost
 from diloco_learner.training.train import Anchored
 from diloco_shared.bus import blobs
 from diloco_shared.bus.blobs import announcement_subject, put_blob
@@ -88,6 +89,27 @@ async def test_publications_there_before_and_new_ones_arrive_once(rig: Rig) -> N
         await rig.syncer.publish(0, values(3))
         assert seen(await rig.next()) == (0, 1, 3.0)
         assert rig.down.refused == 0
+
+
+async def test_a_publication_that_a_lost_host_keeps_out_is_not_refused(rig: Rig) -> None:
+    """The island ends elsewhere; what follows is taken in as long as it lives."""
+    lost = [True]
+
+    def hold(fragment: int, anchor_F: Any) -> Any:
+        if lost.pop():
+            raise HostLost("host 1 is gone")
+        return anchor_F
+
+    rig.down.book = AnchorBook((SIZE,) * 3, hold)
+    await rig.syncer.prepare()
+    await rig.syncer.publish(0, values(1))
+    async with rig.running(rig.down.publications()):
+        await until(lambda: not lost, "an anchor that could not be given away")
+        lost.append(False)
+        await rig.syncer.publish(1, values(2))
+        assert seen(await rig.next()) == (1, 0, 2.0)
+    assert rig.down.refused == 0 and not rig.down.book.refused
+    assert rig.down.book.versions == (-1, 0, -1)
 
 
 async def repeated(rig: Rig, p: int, anchor_F: Any) -> None:

@@ -12,7 +12,7 @@ from diloco_shared.budget import known, learners_of
 from diloco_shared.budget.terms import shown
 from diloco_shared.budget.traffic import view
 from diloco_shared.checking import Invalid, load
-from diloco_shared.spec.mesh import AUTO, MeshSizes, WrongMesh, fitted, idle, mesh_of
+from diloco_shared.spec.mesh import AUTO, DEVICES_MAX, MeshSizes, WrongMesh, fitted, idle, mesh_of
 from diloco_shared.spec.run import RunSpec
 
 app = typer.Typer()
@@ -22,6 +22,9 @@ _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 File = Annotated[Path, typer.Argument(help="run.toml")]
 Learners = Annotated[int, typer.Option(min=0, max=1024, help="M; 0: as many as the run waits for.")]
 Rate = Annotated[str, typer.Option(help="Of a link: 20Mbit, 5Gbit, 100MB (per second).")]
+Hosts = Annotated[
+    int, typer.Option(min=1, max=DEVICES_MAX, help="Of each learner; --devices counts all of them.")
+]
 StepS = Annotated[float, typer.Option(min=0, help="Seconds of an inner step, where known.")]
 
 
@@ -33,6 +36,7 @@ def budget(
     step_s: StepS = 0.0,
     devices: Devices = 1,
     mesh: MeshSetting = AUTO,
+    hosts: Hosts = 1,
     as_json: Json = False,
 ) -> None:
     """What a run needs, term by term: streams, memory, disks, transfers. Needs no cluster."""
@@ -49,7 +53,11 @@ def budget(
             "the size of model.factory is known to learners only: set model.parameters", INVALID
         )
     sizes, unused = mesh_for(spec, devices, mesh)
-    found = view(job, bits_per_s=bits_per_s(rate), step_s=step_s or None, mesh=sizes)
+    if sizes.devices < hosts:
+        text = f"--hosts: the mesh {sizes} has {counted(sizes.devices, 'device')} for {hosts} hosts"
+        raise CliError(text, INVALID)
+    rate_bits = bits_per_s(rate)
+    found = view(job, bits_per_s=rate_bits, step_s=step_s or None, mesh=sizes, hosts=hosts)
     found["idle"] = unused
     show(found, as_json, lambda: budget_lines(found, rate))
 
@@ -88,7 +96,8 @@ def budget_lines(found: dict[str, Any], rate: str) -> list[str]:
         f"{found['largest_fragment']:,}), {counted(found['learners'], 'learner')}"
     ]
     if found["mesh"] != str(MeshSizes()):
-        lines.append(f"The devices of a learner share its work as {found['mesh']}")
+        on = f", on {found['hosts']} hosts" if found["hosts"] > 1 else ""
+        lines.append(f"The devices of a learner share its work as {found['mesh']}{on}")
     if found["idle"]:
         lines.append(found["idle"])
     for title, part in (

@@ -255,7 +255,7 @@ class Work:
 
     def _connect(self) -> None:
         context = self.context
-        self.book = AnchorBook(sizes_P := self.trainer.program.layout.sizes)
+        self.book = AnchorBook(sizes_P := self.trainer.program.layout.sizes, self.trainer.hold)
         self.leases = Leases(
             context,
             self.batches,

@@ -40,11 +40,16 @@ ONE_DEVICE = MeshSizes()
 MIRROR = 40 * MB
 
 
-def processes(job: Job, mesh: MeshSizes = ONE_DEVICE) -> dict[str, Need]:
-    """Host memory of each process, and the memory of each device of a learner."""
+def processes(job: Job, mesh: MeshSizes = ONE_DEVICE, hosts: int = 1) -> dict[str, Need]:
+    """Host memory of each process, and the memory of each device of a learner.
+
+    `hosts`: of which each learner consists; `mesh`: of the devices of all of them.
+    """
+    others = {"learner, other hosts": other_host(job, hosts)} if hosts > 1 else {}
     return {
         "syncer": syncer(job),
-        "learner": learner(job),
+        "learner": learner(job, hosts),
+        **others,
         "learner device": device(job, mesh=mesh),
         "coordinator": Need(
             "coordinator",
@@ -115,13 +120,17 @@ def payloads(job: Job) -> int:
     return max(initial, 2 * contributions) + PAYLOADS_LEAST
 
 
-def learner(job: Job) -> Need:
-    """Host memory of one learner beside its device."""
+def learner(job: Job, hosts: int = 1) -> Need:
+    """Host memory of one learner beside its devices; of several hosts, that of process 0."""
+    each, what = 8, "a keyframe as it came and its values"
+    if hosts > 1:
+        # The other hosts' parts of what it adds to are put together then.
+        each, what = 16, "a delta as it came, its values, and what it adds to, in parts and whole"
     return Need(
         "learner",
         (
             Term("process", LEARNER_BASE, "Python, JAX and compiled programs, measured"),
-            Term("anchors", 4 * job.parameters, "4 bytes x N: what was adopted last"),
+            _anchors(job, hosts),
             Term(
                 "held-out text",
                 4 * job.spec.held_out_sequences * (job.spec.model.context_tokens + 1),
@@ -129,13 +138,38 @@ def learner(job: Job) -> Need:
             ),
             Term(
                 "a transfer",
-                max(8 * job.largest, job.state),
-                f"moments and counts ({job.spec.inner.optimizer}) on their way, or 8 bytes x the "
-                "largest fragment: a keyframe as it came and its values",
+                max(each * job.largest, job.state),
+                f"moments and counts ({job.spec.inner.optimizer}) on their way, or {each} bytes x "
+                f"the largest fragment: {what}",
             ),
             Term("transfers", WINDOW, "chunks on their way"),
         ),
         "inner.optimizer with less state, or more fragments",
+    )
+
+
+def other_host(job: Job, hosts: int) -> Need:
+    """Host memory of each process of a learner but process 0, beside its devices."""
+    return Need(
+        "learner, other hosts",
+        (
+            Term("process", LEARNER_BASE, "as of process 0"),
+            _anchors(job, hosts),
+            Term(
+                "a transfer",
+                -(-max(4 * job.largest, job.state) // hosts),
+                "its part of moments and counts on their way, or of an anchor",
+            ),
+            Term("transfers", WINDOW, "chunks on their way"),
+        ),
+        "inner.optimizer with less state, or more hosts",
+    )
+
+
+def _anchors(job: Job, hosts: int) -> Term:
+    of = f" / {hosts} hosts: its part of" if hosts > 1 else ":"
+    return Term(
+        "anchors", -(-4 * job.parameters // hosts), f"4 bytes x N{of} what was adopted last"
     )
 
 

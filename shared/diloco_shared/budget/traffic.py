@@ -73,8 +73,9 @@ def view(
     bits_per_s: float | None = None,
     step_s: float | None = None,
     mesh: MeshSizes = ONE_DEVICE,
+    hosts: int = 1,
 ) -> dict[str, Any]:
-    """The whole budget, JSON-ready; bytes, seconds, bits. `mesh`: of a learner, on one host."""
+    """The whole budget, JSON-ready; bytes, seconds, bits. `mesh`: of a learner of `hosts` hosts."""
     needs = streams(job)
     average = load(job)
     per_step = {name: getattr(average, name) for name in LinkLoad.__slots__}
@@ -85,9 +86,10 @@ def view(
         "fragments": len(job.sizes),
         "largest_fragment": job.largest,
         "mesh": str(mesh),
+        "hosts": hosts,
         "streams": {k: need.view() for k, need in needs.items()},
         "limits": limits(job),
-        "memory": {k: need.view() for k, need in processes(job, mesh).items()},
+        "memory": {k: need.view() for k, need in processes(job, mesh, hosts).items()},
         "disk": {k: need.view() for k, need in disks(job, needs).items()},
         "transfers": [
             {

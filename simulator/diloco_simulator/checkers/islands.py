@@ -1,12 +1,13 @@
 """I13: the hosts of an island are one learner.
 
-All take up the same orders in the same order, and hold alike what they share. What the island
-contributes is what one host would. Half an island does not act, and does not live on.
+All take up the same orders in the same order, and hold alike what they share. Each takes its part
+of the anchor that process 0 names. What the island contributes is what one host would. Half an
+island does not act, and does not live on.
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -50,6 +51,8 @@ class IslandLife:
     heads: dict[int, bytes] = field(default_factory=dict)  # of orders, as process 0 told them
     last: dict[int, int] = field(default_factory=dict)  # order that each host took up last
     states: dict[int, tuple[int, str]] = field(default_factory=dict)  # first host, what it held
+    # By order that names an anchor: what each host has of that one.
+    parts: dict[int, Mapping[int, str]] = field(default_factory=dict)
     # What was put together, by fragment and round; and of that, what is not on the hub yet.
     made: set[tuple[int, int, bytes]] = field(default_factory=set)
     putting: set[tuple[int, int, bytes]] = field(default_factory=set)
@@ -77,6 +80,18 @@ class IslandLife:
         if known != state:
             self._broken(f"after order {number}, host {index} holds {state}, host {first} {known}")
         self.states.pop(number - KEPT, None)
+
+    def named(self, number: int, parts: Mapping[int, str]) -> None:
+        """Process 0 names an anchor in that order; by host, a digest of what it has of it."""
+        self.parts[number] = parts
+        while len(self.parts) > KEPT:
+            del self.parts[next(iter(self.parts))]
+
+    def took(self, index: int, number: int, digest: str) -> None:
+        """A host takes its part of an anchor that an order names."""
+        self.watch.report.looked("I13")
+        if self.parts.get(number, {}).get(index, digest) != digest:
+            self._broken(f"host {index} takes another anchor than order {number} names")
 
     # --- what it contributes -------------------------------------------------------------------
 

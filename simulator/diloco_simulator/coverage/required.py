@@ -13,9 +13,10 @@ RAREST = {
     "exports cut off by the coordinator's end": 5,
     "exports failed": 9,
     "exports made by themselves": 9,
-    # Of 229 worlds (seeds 900000 to 900228), counted as of 90. Two states of islands were reached
-    # by seven of these and fewer, and are left to tests/sim/whole/test_islands.py: a host that dies
-    # with its part not given, and process 0 in the middle of a put.
+    # Of 229 worlds (seeds 900000 to 900228), counted as of 90. Some states of islands were reached
+    # by few of these, or are newer, and are left to tests/sim/whole/test_islands.py: a host that
+    # dies with its part not given, with an anchor not adopted or in the middle of a gather, and
+    # process 0 in the middle of a put.
     "islands: a host dies": 9,
     "islands: a host dies with an order told and not taken": 4,
     "islands: a host is told to stop": 8,

@@ -65,6 +65,9 @@ class IdleTrainer:
         self.stepped()
         return Loss(0.0)
 
+    def hold(self, p: int, anchor_F: Values) -> Values:
+        return anchor_F
+
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
         self.adopted_at[p], self.adopted[p] = self.steps, anchor_F
 

@@ -15,6 +15,7 @@ from diloco_learner.data.batches_io import Batches
 from diloco_learner.events import Leave
 from diloco_learner.hosts import plan, whole
 from diloco_learner.hosts.computing_io import unless_lost
+from diloco_learner.hosts.held_anchors import Holder
 from diloco_learner.hosts.parts import Buffer, packed
 from diloco_learner.hosts.whole import (
     BEAT_S,
@@ -52,6 +53,12 @@ AGAIN_S = 0.5
 FETCH_S = (0.0, 0.1)
 # Of the deaths of process 0, so many are its machine's, which closes no connection.
 WORDLESS = 0.3
+# What a host has just done, where it may die with it.
+MOMENTS: dict[type[Any], str] = {
+    plan.Contribute: "encoded",
+    plan.Hold: "keeps an anchor",
+    plan.Gather: "gives an anchor",
+}
 # Orders that wait to be carried out.
 ORDERS_MAX = 8
 
@@ -298,6 +305,10 @@ class Leading:
         """An order that changes what all hold was carried out here."""
         self.life.carried(0, number, state)
 
+    def named(self, number: int, parts: Mapping[int, str]) -> None:
+        """An order names an anchor: a digest of what each host has of it."""
+        self.life.named(number, parts)
+
     def acts(self) -> None:
         """It steps, or contributes."""
         self.life.acts()
@@ -377,7 +388,11 @@ class Follower:
         self.life = leading.life
         part = Part(self.index, self.island.hosts)
         trainer = FollowingTrainer(
-            self.island.learner, part, leading.programs, self.island.watch.numbers
+            self.island.learner,
+            part,
+            leading.programs,
+            self.island.watch.numbers,
+            partial(self.life.took, self.index),
         )
         assert self.process is not None
         for work in (self._work(connection, trainer), self._beat(connection)):
@@ -408,8 +423,8 @@ class Follower:
             given = await trainer.carry_out(number, order, data)
             if isinstance(order, SHARED):
                 self.life.carried(self.index, number, shared_state(trainer.tiny))
-            if isinstance(order, plan.Contribute):
-                self.island.moment("encoded", self.index)
+            if (moment := MOMENTS.get(type(order))) is not None:
+                self.island.moment(moment, self.index)
             if given is not None:
                 await asyncio.sleep(self.island.rng.uniform(*FETCH_S))
                 answer = b"".join(packed(given))
@@ -439,12 +454,15 @@ class IslandComputing(TinyComputing):
     def __init__(self, island: Island, *of_one_host: Any) -> None:
         super().__init__(*of_one_host)
         self.leading = Leading(island)
+        self.holder: Holder | None = None
         self.tell: Any = None  # an event
 
     def build(self, spec: RunSpec) -> Built:
         built = super().build(spec)
         batches: Batches = built.batches
+        self._close()
         trainer = LeadingTrainer(spec, self.learner, self.leading, self.report)
+        self.holder = trainer.holder
         return Built(trainer, batches, built.held_out)
 
     async def train(self, loop: TrainLoop, mailbox: Mailbox) -> Leave:
@@ -465,8 +483,15 @@ class IslandComputing(TinyComputing):
         return await carried(work)
 
     def over(self) -> None:
+        self._close()
         if not self.leading.lost and self.leading.whole.told:
             self.leading.tell(plan.Leave())
+
+    def _close(self) -> None:
+        """As the product's."""
+        if self.holder is not None:
+            self.holder.close()
+        self.holder = None
 
 
 class IslandLearner(Learner):

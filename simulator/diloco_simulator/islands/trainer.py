@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from diloco_learner.hosts import plan
+from diloco_learner.hosts.held_anchors import HeldAnchor, Holder, OwnParts
 from diloco_learner.hosts.parts import Buffer, Span, cut, put_together, split
 from diloco_learner.recovery import moments
 from diloco_learner.training.evaluate import HeldOut, Losses, always
@@ -30,6 +32,8 @@ from diloco_simulator.worlds.tiny import Part, TinyTrainer, Values
 F32, I64, U8 = np.dtype(np.float32), np.dtype(np.int64), np.dtype(np.uint8)
 MOMENTS = "moments"
 ForEach = Callable[[int], Sequence[memoryview]]
+# An anchor of some dozen bytes is given away in several orders, as a large one is.
+PIECE_BYTES = 16
 # Orders after which all hosts must hold the same; others are told beside them by other threads.
 SHARED = plan.Begin | plan.Step | plan.Adopt | plan.Contribute | plan.Decided | plan.Load
 
@@ -61,6 +65,11 @@ def shared_state(tiny: TinyTrainer) -> str:
     return hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
 
 
+def digest_of_part(values: Values) -> str:
+    """Of what one host has of an anchor."""
+    return hashlib.blake2b(values.tobytes(), digest_size=8).hexdigest()
+
+
 class Leads(Protocol):
     """What process 0 needs of the others; see `islands.processes.Leading`."""
 
@@ -70,6 +79,7 @@ class Leads(Protocol):
     def tell(self, order: plan.Order, parts: ForEach | None = None) -> int: ...
     def answers(self, number: int) -> Mapping[int, Buffer]: ...
     def carried(self, number: int, state: str) -> None: ...
+    def named(self, number: int, parts: Mapping[int, str]) -> None: ...
     def acts(self) -> None: ...
     def gathered(self, payload: bytes, expected: bytes, fragment: int, round_: int) -> None: ...
 
@@ -126,17 +136,17 @@ class LeadingTrainer(VirtualTrainer):
         super().__init__(spec, of_run(spec, learner, Part(0, hosts), report))
         # Computes all by itself: what the parts are put together to must be the same.
         self.reference: TinyTrainer = of_run(spec, learner, Part(), lambda promise, text: None)
-        self.whole = [x.copy() for x in self.reference.anchors]
+        sizes = self.tiny.layout.sizes
+        self.holder = Holder(leading, lambda p: spans_of(sizes[p], hosts), PIECE_BYTES)
+        self.held: list[Any] = [None for _ in sizes]  # adopted
+        # What only those who look on know: of every handle, all that it stands for.
+        self.wholes: WeakKeyDictionary[HeldAnchor, Values] = WeakKeyDictionary()
         self._carried(number)
         self._answers(plan.WarmUp(spec.inner.batch_sequences * spec.inner.accumulation))
         self.fragment(0)
 
     def _answers(self, order: plan.Order) -> Mapping[int, Buffer]:
         return self.leading.answers(self.leading.tell(order))
-
-    def _cut(self, anchor_F: Values) -> ForEach:
-        spans = spans_of(len(anchor_F), self.leading.hosts)
-        return lambda host: cut(anchor_F, spans[host])
 
     def _carried(self, number: int) -> None:
         self.leading.carried(number, shared_state(self.tiny))
@@ -154,12 +164,24 @@ class LeadingTrainer(VirtualTrainer):
         self._carried(number)
         return MeanLoss(self.leading.programs.meet(number, 0, loss), poisoned)
 
-    def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
-        number = self.leading.tell(plan.Adopt(p, float(alpha)), self._cut(anchor_F))
+    def hold(self, p: int, anchor_F: Values) -> Any:
+        held = self.holder.hold(p, anchor_F)
+        self.wholes[held] = anchor_F
+        return held
+
+    def adopt(self, p: int, anchor_F: Any, alpha: float) -> None:
+        number = self._named(plan.Adopt(p, float(alpha), anchor_F.key), anchor_F)
         self.tiny.adopt(p, anchor_F[self.tiny.spans[p]])
-        self.reference.adopt(p, anchor_F)
-        self.whole[p] = anchor_F
+        self.reference.adopt(p, self.wholes[anchor_F])
+        self.held[p] = anchor_F
         self._carried(number)
+
+    def _named(self, order: plan.Adopt | plan.Assembled, anchor_F: Any) -> int:
+        """Told; and for those who look on, which part each host must take now."""
+        number, whole_F = self.leading.tell(order), self.wholes[anchor_F]
+        parts = {n: Part(n, self.leading.hosts).of(len(whole_F)) for n in range(self.leading.hosts)}
+        self.leading.named(number, {n: digest_of_part(whole_F[s]) for n, s in parts.items()})
+        return number
 
     def contribution(self, p: int, round_: int) -> Any:
         self.leading.acts()
@@ -200,7 +222,7 @@ class LeadingTrainer(VirtualTrainer):
     # --- evaluation and inner state --------------------------------------------------------------
 
     def published(self, *, alone: bool = False) -> Published:
-        return Published(self.whole)
+        return Published(self.held)
 
     def evaluate(
         self, published: Published, held: HeldOut, wanted: Callable[[], bool] = always
@@ -208,7 +230,8 @@ class LeadingTrainer(VirtualTrainer):
         self.leading.tell(plan.Assemble())
         total = 0.0
         for p, anchor_F in enumerate(published):
-            self.leading.tell(plan.Assembled(p), self._cut(anchor_F))
+            anchor: Any = anchor_F
+            self._named(plan.Assembled(p, anchor.key), anchor)
             total += float(np.abs(anchor_F[self.tiny.spans[p]]).sum())
         number = self.leading.tell(plan.Evaluate((1, 1), "int32"))
         losses = waited(self.leading.programs.meet(number, 0, total))
@@ -242,9 +265,17 @@ class FollowingTrainer:
     """Of a host that follows: carries out what process 0 tells. See `hosts.trainer.Hand`."""
 
     def __init__(
-        self, learner: int, part: Part, programs: Programs, report: Callable[[str, str], None]
+        self,
+        learner: int,
+        part: Part,
+        programs: Programs,
+        report: Callable[[str, str], None],
+        took: Callable[[int, str], None],
     ) -> None:
+        """`took(number, digest)` is shown every part of an anchor that an order makes it take."""
         self.learner, self.part, self.programs, self.report = learner, part, programs, report
+        self.took = took
+        self.anchors = OwnParts()
         self.spec: RunSpec | None = None
         self.tiny: Any = None
         self.evaluated = 0.0
@@ -254,7 +285,7 @@ class FollowingTrainer:
         tiny = self.tiny
         match order:
             case plan.Prepare():
-                self.spec = RunSpec.model_validate_json(order.spec)
+                self.spec, self.anchors = RunSpec.model_validate_json(order.spec), OwnParts()
                 return []
             case plan.Begin():
                 assert self.spec is not None
@@ -264,8 +295,13 @@ class FollowingTrainer:
             case plan.Step():
                 split(self._rows(order.shape), np.dtype(order.dtype), data)
                 await self.programs.meet(number, self.part.index, tiny.step(order.rate)[1])
+            case plan.Hold():
+                size = tiny.layout.sizes[order.fragment]
+                self.anchors.take(order, size, self._spans(size), data)
+            case plan.Gather():
+                return self.anchors.given(order.key)
             case plan.Adopt():
-                tiny.adopt(order.fragment, self._anchor(order.fragment, data))
+                tiny.adopt(order.fragment, self._anchor(number, order))
             case plan.Contribute():
                 given = tiny.gives(order.fragment)
                 met = await self.programs.meet(number, self.part.index, given)
@@ -282,22 +318,28 @@ class FollowingTrainer:
                 tiny.moments = int(split([span], np.dtype(order.dtype), data)[span][0])
             case plan.Leave() | plan.Bye():
                 self.spec = self.tiny = None
+                self.anchors = OwnParts()
             case _:
-                await self._evaluate(number, order, data)
+                await self._evaluate(number, order)
         return None
 
-    async def _evaluate(self, number: int, order: plan.Order, data: Buffer) -> None:
+    async def _evaluate(self, number: int, order: plan.Order) -> None:
         match order:
             case plan.Assemble() | plan.LetGo():
                 self.evaluated = 0.0
             case plan.Assembled():
-                self.evaluated += float(np.abs(self._anchor(order.fragment, data)).sum())
+                self.evaluated += float(np.abs(self._anchor(number, order)).sum())
             case plan.Evaluate():
                 await self.programs.meet(number, self.part.index, self.evaluated)
 
     def _rows(self, shape: Sequence[int]) -> list[Span]:
         return rows_of(shape, self.part.hosts)[self.part.index]
 
-    def _anchor(self, p: int, data: Buffer) -> Values:
-        span = spans_of(self.tiny.layout.sizes[p], self.part.hosts)[self.part.index][0]
-        return split([span], F32, data)[span]
+    def _spans(self, size: int) -> list[Span]:
+        return spans_of(size, self.part.hosts)[self.part.index]
+
+    def _anchor(self, number: int, order: plan.Adopt | plan.Assembled) -> Values:
+        kept = self.anchors.of(order.key, order.fragment)
+        found = kept[self.part.of(kept.size)]
+        self.took(number, digest_of_part(found))
+        return found

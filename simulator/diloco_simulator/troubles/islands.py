@@ -20,7 +20,7 @@ SLOW_FOR_S = (3.0, 12.0)
 # A contribution that is put together is put by its chunks, an answer to them, and its manifest.
 PUTTING_WAYS = 3.0
 # With one of these told and not taken up a host dies.
-ORDERS = ("Step", "Adopt", "Contribute", "Decided")
+ORDERS = ("Step", "Adopt", "Contribute", "Decided", "Hold", "Gather")
 # Deaths are planned for this share of the time of troubles: some wait for their moment.
 SOON = 0.6
 # Half of the machines that die close no connection.
@@ -43,6 +43,7 @@ class IslandTroubles:
             return
         # Those first that are at a moment of their own, each once.
         deaths = [self.dies_untaken, self.dies_encoded, self.dies_putting]
+        deaths += [self.dies_keeping, self.dies_giving]
         self.rng.shuffle(deaths)
         deaths += [self.dies] * o.host_deaths
         for death in deaths[: o.host_deaths]:
@@ -102,12 +103,22 @@ class IslandTroubles:
 
     def dies_encoded(self) -> None:
         """A host has encoded its part of a contribution, and never gives it."""
+        self._dies_at("encoded", "with its part not given")
 
+    def dies_keeping(self) -> None:
+        """A host keeps its part of an anchor, or some of it, which nobody has adopted yet."""
+        self._dies_at("keeps an anchor", "with an anchor not adopted")
+
+    def dies_giving(self) -> None:
+        """A host is to give its part of an anchor that a delta adds to, and never does."""
+        self._dies_at("gives an anchor", "in the middle of a gather")
+
+    def _dies_at(self, moment: str, how: str) -> None:
         def strike(island: Island, index: int) -> None:
-            self.counts["islands: a host dies with its part not given"] += 1
+            self.counts[f"islands: a host dies {how}"] += 1
             self.dies(island.followers[index])
 
-        self._at("encoded", strike)
+        self._at(moment, strike)
 
     def dies_putting(self) -> None:
         """Process 0, with a contribution put together and not put, or half put."""

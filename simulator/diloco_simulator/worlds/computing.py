@@ -92,6 +92,9 @@ class VirtualTrainer:
         loss = self.tiny.step(rate)[1]
         return Loss(math.nan if poisoned else loss)
 
+    def hold(self, p: int, anchor_F: Values) -> Values:
+        return anchor_F
+
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
         self.tiny.adopt(p, anchor_F)
 

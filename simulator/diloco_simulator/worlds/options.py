@@ -174,7 +174,7 @@ def islands(seed: int) -> dict[str, Any]:
     return {
         "hosts": tuple(rng.choice([1, 2, 2, 3, 4]) for _ in range(4)),
         "host_silence_s": rng.choice([1.5, 2.5, 4.0]),
-        "host_deaths": rng.choice([0, 3, 4]),
+        "host_deaths": rng.choice([0, 4, 5]),
         "host_hangs": rng.choice([0, 1, 2]),
         "host_stops": rng.choice([0, 0, 1]),
         "slow_hosts": rng.choice([0, 1]),

@@ -5,6 +5,7 @@
 DEVICES, of each process, are told before jax is imported.
 """
 
+import gc
 import json
 import os
 import sys
@@ -20,8 +21,10 @@ os.environ["XLA_FLAGS"] = (
 import jax
 import numpy as np
 
+from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.computing_io import followed, gathered
+from diloco_learner.hosts.held_anchors import HeldAnchor
 from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.place import HostPlace
 from diloco_learner.hosts.trainer import HostsTrainer
@@ -31,8 +34,10 @@ from diloco_learner.training.kept import keep_on_disk
 from diloco_learner.training.mesh import mesh_over
 from diloco_learner.training.trainer import Program, Trainer
 from diloco_shared.numerics import codec
+from diloco_shared.numerics.arrays import digest_array
 from diloco_shared.process.logs import configure
-from diloco_shared.protocol.chunks import Headed
+from diloco_shared.protocol.chunks import Headed, describe
+from diloco_shared.protocol.messages import PublicationManifest, Stamp
 from diloco_shared.spec.mesh import mesh_of
 from diloco_shared.spec.run import RunSpec
 
@@ -80,6 +85,57 @@ def anchors(program: Program) -> list[Any]:
 def adopt(trained: Trainer) -> None:
     for p, anchor_F in enumerate(anchors(trained.program)):
         trained.adopt(p, anchor_F, 0.0)
+
+
+def taken_in(trained: HostsTrainer) -> dict[str, Any]:
+    """A keyframe and a delta taken in by the learner's book, here and as one host does."""
+    sizes = trained.program.layout.sizes
+    books = AnchorBook(sizes), AnchorBook(sizes, trained.hold)
+    same, whole = [], 0
+    for p, anchor_F in enumerate(anchors(trained.program)):
+        for made in publications(p, anchor_F):
+            taken = [book.offer(*made) for book in books]
+            one, many = (book.take(0, p, made[0].version) for book in books)
+            same.append(taken[0] == taken[1] and np.asarray(many).tobytes() == one.tobytes())
+        trained.adopt(p, many, 0.0)
+        same.append(trained.fragment(p).tobytes() == one.tobytes())
+        whole += one.nbytes
+    own = sum(anchor.own_bytes for anchor in trained.anchors)
+    known = {id(anchor) for anchor in trained.anchors}
+    alive = [one for one in gc.get_objects() if isinstance(one, HeldAnchor)]
+    return {
+        "same": all(same),
+        "bytes": whole,
+        "own": own,
+        "others": sum(one.own_bytes for one in alive if id(one) not in known),
+    }
+
+
+def publications(p: int, anchor_F: Any) -> list[tuple[PublicationManifest, bytes]]:
+    found, before_F = [], None
+    for version, (name, values_F) in enumerate((("fp32", anchor_F), ("int4", anchor_F[::-1]))):
+        payload = bytes(codec.encode(name, np.ascontiguousarray(values_F)))
+        made_F = codec.decode(name, payload, len(anchor_F))
+        before_F = made_F if before_F is None else before_F + made_F
+        manifest = PublicationManifest(
+            run="r",
+            epoch=0,
+            term=1,
+            round=version,
+            fragment=p,
+            version=version,
+            prev_version=version - 1,
+            codec=name,
+            values=len(anchor_F),
+            anchor_digest=digest_array(before_F),
+            config_hash="0" * 32,
+            participants=("a",),
+            last_merged={},
+            stamp=Stamp(round=version, steps=0, fraction=0.0, fraction_per_step=0.0),
+            blob=describe("dn.r", payload),
+        )
+        found.append((manifest, payload))
+    return found
 
 
 def sent(trained: Trainer) -> dict[str, bool]:
@@ -155,6 +211,7 @@ def lead(hosts: Hosts, one: Trainer) -> dict[str, Any]:
         "after": after,
         "sent": sent(trained),
         "evaluated": evaluated,
+        "held": taken_in(trained),
         "shown": hosts.shown(),
     }
 

@@ -113,13 +113,32 @@ def gathered(hosts: Hosts) -> list[ByHand]:
 def test_all_hear_the_same_orders_each_with_its_own_part_and_give_theirs(hosts: Hosts) -> None:
     one, two = gathered(hosts)
     assert hosts.tell(plan.Begin()) == 1
-    number = hosts.tell(plan.Adopt(3, 0.5), lambda index: [memoryview(b"a" * index)])
+    number = hosts.tell(plan.Hold(7, 3, 0), lambda index: [memoryview(b"a" * index)])
     for follower, part in ((one, b"a"), (two, b"aa")):
         assert follower.hears() == ((1, "Begin"), b"")
-        assert follower.hears() == ((2, "Adopt", 3, 0.5), part)
+        assert follower.hears() == ((2, "Hold", 7, 3, 0, ()), part)
     two.gives(number, b"2")
     one.gives(number, b"1")
     assert {n: bytes(data) for n, data in hosts.answers(number).items()} == {1: b"1", 2: b"2"}
+
+
+def test_a_step_that_waits_comes_before_the_next_piece_of_an_anchor(hosts: Hosts) -> None:
+    """Whoever tells many orders in a row lets others tell theirs between two of them."""
+    one, two = gathered(hosts)
+    stepping = threading.Thread(target=hosts.tell, args=(plan.Step(0.1, False, (2, 9), "int32"),))
+
+    def piece(index: int) -> list[memoryview]:
+        if index == 1 and stepping.ident is None:
+            stepping.start()
+            wait_until(hosts.next_turn.locked, "a step that waits for its turn")
+        return [memoryview(b"a")]
+
+    for at in range(3):
+        hosts.tell(plan.Hold(7, 3, at), piece)
+    stepping.join(PATIENCE_S)
+    for follower in (one, two):
+        told = [follower.hears()[0][:2] for _ in range(4)]
+        assert told == [(1, "Hold"), (2, "Step"), (3, "Hold"), (4, "Hold")]
 
 
 def test_what_a_host_cannot_get_ready_for_is_told_and_ends_nothing(hosts: Hosts) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from diloco_learner.hosts import plan
+from diloco_learner.hosts.held_anchors import OwnParts
 from diloco_learner.hosts.whole import Hearing, Whole
 from diloco_simulator.checkers.islands import SLACK_S, IslandLife, IslandWatch
 from diloco_simulator.checkers.promises import Report
@@ -78,6 +79,20 @@ def test_half_a_contribution_is_never_put(monkeypatch: pytest.MonkeyPatch) -> No
     """A host dies with its part encoded and not given."""
     found = struck(monkeypatch, lambda t: t.dies_encoded())
     came_back(found, "islands: a host dies with its part not given")
+
+
+@pytest.mark.parametrize(
+    ("strike", "state"),
+    [
+        (IslandTroubles.dies_keeping, "islands: a host dies with an anchor not adopted"),
+        (IslandTroubles.dies_giving, "islands: a host dies in the middle of a gather"),
+    ],
+)
+def test_a_host_dies_with_its_part_of_an_anchor(
+    monkeypatch: pytest.MonkeyPatch, strike: Strike, state: str
+) -> None:
+    found = struck(monkeypatch, strike)
+    came_back(found, state)
 
 
 def test_process_0_dies_in_the_middle_of_a_put(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,10 +207,17 @@ def of_steps_that_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def of_half_a_contribution(patch: pytest.MonkeyPatch) -> None:
     """What has not come is taken for nothing but zeros."""
-    answers = Whole.answers
+    answers, tells = Whole.answers, Whole.tells
+    contributions: set[int] = set()
+
+    def noted(self: Whole, order: plan.Order, now: float) -> Any:
+        found = tells(self, order, now)
+        if isinstance(order, plan.Contribute):
+            contributions.add(found[0])
+        return found
 
     def early(self: Whole, number: int) -> Any:
-        if number > 30:
+        if number in contributions:
             for index in self.others:
                 self.came.setdefault((number, index), b"")
         return answers(self, number)
@@ -211,6 +233,7 @@ def of_half_a_contribution(patch: pytest.MonkeyPatch) -> None:
     from diloco_learner.hosts.parts import split
 
     patch.setattr(Whole, "answers", early)
+    patch.setattr(Whole, "tells", noted)
     patch.setattr(trainer, "split", forgiving)
 
 
@@ -228,6 +251,17 @@ def of_parts_of_another_round(patch: pytest.MonkeyPatch) -> None:
         return payload
 
     patch.setattr(TinyTrainer, "sent", old)
+
+
+def of_another_anchor(patch: pytest.MonkeyPatch) -> None:
+    """A host takes the oldest one that it keeps of a fragment."""
+    of = OwnParts.of
+
+    def oldest(self: OwnParts, key: int, fragment: int) -> Any:
+        alike = [k for k, one in self.kept.items() if one.fragment == fragment]
+        return of(self, min(alike), fragment)
+
+    patch.setattr(OwnParts, "of", oldest)
 
 
 def of_silence(patch: pytest.MonkeyPatch) -> None:
@@ -254,6 +288,7 @@ BREAKS = (
     (of_steps_that_are_forgotten, "after order"),
     (of_half_a_contribution, "make another whole"),
     (of_parts_of_another_round, "make another whole"),
+    (of_another_anchor, "takes another anchor than order"),
     (of_silence, "after one of its hosts died"),
     (of_halves_that_live_on, "after one of its hosts died"),
 )

@@ -1,14 +1,15 @@
 """Host copies of the published anchors: manifests and payloads in, bit-checked fp32 arrays out.
 
 A keyframe replaces, a delta adds to the version before it, exactly as the syncer did, so that all
-copies of an anchor have the same bytes (I4). Whatever does not check changes nothing and is
-counted with its reason (I11). Decoding costs processor time in proportion to the payload: call
-from one worker thread at a time, not from an event loop. Meanwhile only `epoch` and then `versions`
-may be read.
+copies of an anchor have the same bytes (I4). Whatever does not check changes nothing and is counted
+with its reason (I11). Where several hosts are one learner, each keeps its part of what was checked,
+and a handle stands for it here (`hosts.held_anchors`). Decoding costs processor time in proportion
+to the payload: call from one worker thread at a time, not from an event loop. Meanwhile only
+`epoch` and then `versions` may be read.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,9 +57,15 @@ class Shelf:
 class AnchorBook:
     """The newest anchor of each of P fragments, of the newest epoch seen."""
 
-    def __init__(self, sizes_P: Sequence[int]) -> None:
-        """`sizes_P`: fp32 values per fragment, from the learner's own layout."""
+    def __init__(
+        self,
+        sizes_P: Sequence[int],
+        hold: Callable[[int, Anchor], Anchor] = lambda fragment, anchor_F: anchor_F,
+    ) -> None:
+        """`sizes_P`: fp32 values per fragment, from the learner's own layout. `hold`: makes of a
+        fragment's checked anchor what is kept of it: a handle, where it is given away in parts."""
         self.sizes_P = tuple(sizes_P)
+        self.hold = hold
         self.epoch = 0
         self.shelves = [Shelf() for _ in self.sizes_P]
         self.early: list[tuple[PublicationManifest, bytes]] = []
@@ -69,7 +76,8 @@ class AnchorBook:
         """Take in a publication; the anchor it makes ready (perhaps a later one it released).
 
         None if it is old or a repeat, waits for what it adds to, or is refused (see `refused`
-        and `last_refusal`).
+        and `last_refusal`). Raises HostLost where a host of the island is gone, and then the
+        publication counts as one that never came.
         """
         m = manifest
         fault = self._fault(m)
@@ -96,7 +104,8 @@ class AnchorBook:
         return _ready(self._follow(shelf, m))
 
     def take(self, epoch: int, fragment: int, version: int) -> Anchor:
-        """Read-only fp32 anchor of shape (F,). KeyError if it is no longer, or not yet, held."""
+        """Read-only fp32 anchor of shape (F,), or what `hold` made of it. KeyError if it is no
+        longer, or not yet, held."""
         shelf = self.shelves[fragment]
         if epoch != self.epoch or version not in shelf.anchors:
             raise KeyError(
@@ -150,15 +159,17 @@ class AnchorBook:
             self._refuse("malformed", m, str(error))
             return None
         if m.prev_version >= 0:
+            base_F = np.asarray(shelf.anchors[m.prev_version])
             # Infinities may meet; the digest decides whether that is what was published.
             with np.errstate(all="ignore"):
-                np.add(shelf.anchors[m.prev_version], anchor_F, out=anchor_F)
+                np.add(base_F, anchor_F, out=anchor_F)
+            del base_F
         digest = digest_array(anchor_F)
         if digest != m.anchor_digest:
             self._refuse("digest", m, f"anchor {digest}, published {m.anchor_digest}")
             return None
         anchor_F.flags.writeable = False
-        return anchor_F
+        return self.hold(m.fragment, anchor_F)
 
     def _follow(self, shelf: Shelf, first: PublicationManifest) -> PublicationManifest:
         """Apply the waiting deltas that `first` released; the newest of it and those."""

@@ -20,6 +20,7 @@ from diloco_learner.events import (
 )
 from diloco_learner.exchange.anchors import AnchorBook
 from diloco_learner.exchange.leaders import Leaders
+from diloco_learner.hosts.whole import HostLost
 from diloco_learner.recovery.moments import Buffer, Check
 from diloco_learner.training.train import Anchored, Values
 from diloco_shared.bus.blobs import (
@@ -237,7 +238,12 @@ class Downlink:
         if payload is None:
             return
         async with self.booking:
-            ready = await asyncio.to_thread(self.book.offer, manifest, payload)
+            try:
+                ready = await asyncio.to_thread(self.book.offer, manifest, payload)
+            except HostLost as error:
+                # The island ends, and says why where it trains.
+                log.warning("not taken in", subject=manifest.blob.subject, error=str(error))
+                return
             if ready is not None:
                 self.put(self.anchored(ready))
             elif self.book.last_refusal:

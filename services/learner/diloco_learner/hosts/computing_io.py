@@ -17,6 +17,7 @@ from diloco_learner.events import Leave
 from diloco_learner.hosts import plan
 from diloco_learner.hosts.following_io import follow
 from diloco_learner.hosts.hand import Hand
+from diloco_learner.hosts.held_anchors import Holder
 from diloco_learner.hosts.keeping_io import HostsCheckpoints, Nobody
 from diloco_learner.hosts.leading_io import Hosts
 from diloco_learner.hosts.place import HostPlace
@@ -59,6 +60,7 @@ class OnHosts(OnThisMachine):
         self.checkpoints = checkpoints
         self.tell: Callable[[str, str], Awaitable[None]] | None = None  # an event, once it is set
         self.built = False
+        self.holder: Holder | None = None  # of the anchors of the trainer that works
 
     def there(self) -> Sequence[Any]:
         return jax.devices()
@@ -70,11 +72,14 @@ class OnHosts(OnThisMachine):
         """Once every host has what the run needs. Raises ValueError where one has not."""
         text = program.spec.model_dump_json()
         order = plan.Prepare(text, str(sizes), -1 if separator is None else separator)
+        self._close()  # a restore begins a new life in this process
         self.built = True
         answers = self.hosts.answers(self.hosts.tell(order))
         if faults := [bytes(fault).decode() for fault in answers.values() if len(fault)]:
             raise ValueError("; ".join(faults))
-        return HostsTrainer(program, self.hosts)
+        trainer = HostsTrainer(program, self.hosts)
+        self.holder = trainer.holder
+        return trainer
 
     def build(self, spec: RunSpec) -> Built:
         """With checkpoints that all hosts write, where there is a place for them."""
@@ -99,9 +104,16 @@ class OnHosts(OnThisMachine):
         return await unless_lost(ended, self.hosts, self.tell)
 
     def over(self) -> None:
+        self._close()
         if self.built and not self.hosts.lost:
             self.hosts.tell(plan.Leave())
         self.built = False
+
+    def _close(self) -> None:
+        """A thread may still be taking in an anchor of what is left."""
+        if self.holder is not None:
+            self.holder.close()
+        self.holder = None
 
 
 class OnOneHost(OnThisMachine):

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 
 from diloco_learner.exchange.encoding import Encoded
 from diloco_learner.hosts import plan
+from diloco_learner.hosts.held_anchors import OwnParts
 from diloco_learner.hosts.parts import Buffer, Parts, held, split
 from diloco_learner.hosts.sharded import Promised, ShardsHere, anew, looked, restored
 from diloco_learner.hosts.shares import CONTRIBUTION, FRAGMENT, MOMENTS, Kept, Lying, kept
@@ -58,6 +59,7 @@ class Hand:
         self.shards = shards
         self.program: Program | None = None
         self.trainer: Trainer | None = None
+        self.anchors = OwnParts()
         self.evaluated: Any = None  # parameters
         self.found: dict[str, Place] = {}  # of the moments' tensors
 
@@ -80,6 +82,7 @@ class Hand:
 
     def _let_go(self) -> None:
         self.program = self.trainer = self.evaluated = None
+        self.anchors = OwnParts()
 
     def _train(
         self, order: plan.Order, data: Buffer, program: Program, trainer: Trainer
@@ -92,8 +95,13 @@ class Hand:
             case plan.Step():
                 lies = batch_lies(program, order.shape[0])
                 trainer.step(_given(order, lies, data), order.rate, poisoned=order.poisoned)
+            case plan.Hold():
+                spans = anchor_spans(program, order.fragment).get(jax.process_index(), [])
+                self.anchors.take(order, program.layout.sizes[order.fragment], spans, data)
+            case plan.Gather():
+                return self.anchors.given(order.key)
             case plan.Adopt():
-                anchor: Any = self._anchor(order.fragment, data, program)
+                anchor: Any = self.anchors.of(order.key, order.fragment)
                 trainer.adopt(order.fragment, anchor, order.alpha)
             case plan.Contribute():
                 encoded = trainer.contribution(order.fragment, order.round)
@@ -151,7 +159,7 @@ class Hand:
             case plan.Assemble():
                 self.evaluated = empty(program)
             case plan.Assembled():
-                anchor: Any = self._anchor(order.fragment, data, program)
+                anchor: Any = self.anchors.of(order.key, order.fragment)
                 new = program.cuts.adopt(order.fragment, self.evaluated, anchor, 0.0)
                 self.evaluated = jax.block_until_ready(new)
             case plan.Evaluate():
@@ -160,11 +168,6 @@ class Hand:
                 float(program.evaluate.batch(self.evaluated, parts))
             case plan.LetGo():
                 self.evaluated = None
-
-    def _anchor(self, p: int, data: Buffer, program: Program) -> Parts:
-        spans = anchor_spans(program, p).get(jax.process_index(), [])
-        dtype = np.dtype(np.float32)
-        return Parts((program.layout.sizes[p],), dtype, split(spans, dtype, data))
 
 
 def _given_encoded(encoded: Encoded, order: plan.Contribute | plan.ShareFragment, of: str) -> Gift:

@@ -118,7 +118,9 @@ class Hosts:
         self.silence_s = silence_s
         self.stop, self.leave = stop, leave
         self.turn = threading.RLock()
-        self.telling = threading.Lock()  # so that all get orders in one order
+        # So that all get orders in one order. Whoever waits for it has the `next_turn`: nobody who
+        # tells one order after the other, as of an anchor's pieces, comes before a step that waits.
+        self.telling, self.next_turn = threading.Lock(), threading.Lock()
         self.hosts: dict[int, Host] = {}
         self.whole = Whole()
         self.changed = threading.Condition()  # held for all that is asked of `whole`
@@ -203,7 +205,9 @@ class Hosts:
 
     def tell(self, order: plan.Order, parts: ForEach | None = None) -> int:
         """See `hosts.trainer.Link`."""
-        with self.telling:
+        with self.next_turn:
+            self.telling.acquire()
+        try:
             with self.changed:
                 number, head = self.whole.tells(order, ambient.monotonic())
             for host in self.hosts.values():
@@ -213,6 +217,8 @@ class Hosts:
                     self.lose(f"{host.name} is gone: {_why(error)}")
             self.whole.check()
             return number
+        finally:
+            self.telling.release()
 
     def answers(self, number: int) -> Mapping[int, Buffer]:
         """What each host gave for an order. Raises HostLost, also after ORDER_S_MAX."""

@@ -3,7 +3,7 @@
 The plan is a row of orders, numbered from 1. Between two `Step`s stand those of one step boundary:
 what is adopted, contributed, copied, evaluated. Each names what is done and with which numbers;
 how fast a step learns is one of them, so that nobody else needs to know where the run stands. An
-order takes some dozen bytes. What it is done with, as an anchor or a batch, follows it as bytes,
+order takes some dozen bytes. What it is done with, as a batch, follows it as bytes,
 to each process its own part. Pure: how orders travel is `leading_io`'s and `following_io`'s affair.
 """
 
@@ -50,11 +50,32 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep what follows: of your part of an anchor, the bytes from `at` on; see `held_anchors`.
+
+    `gone`: keys of anchors that nobody needs any more.
+    """
+
+    key: int  # by which other orders name it
+    fragment: int
+    at: int
+    gone: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Give the parts of an anchor that are kept here."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
 class Adopt:
-    """Mix the anchor that follows into its fragment: theta <- alpha theta + (1 - alpha) anchor."""
+    """Mix a kept anchor into its fragment: theta <- alpha theta + (1 - alpha) anchor."""
 
     fragment: int
     alpha: float
+    key: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +183,10 @@ class Assemble:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """Put the anchor that follows into them."""
+    """Put a kept anchor into them."""
 
     fragment: int
+    key: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +217,8 @@ Order = (
     | Begin
     | WarmUp
     | Step
+    | Hold
+    | Gather
     | Adopt
     | Contribute
     | Decided

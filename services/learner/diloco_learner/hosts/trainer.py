@@ -9,6 +9,7 @@ in one order. Process 0 holds the `turn` from telling an order to having handed 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import jax
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from diloco_learner.exchange.encoding import Encoded, sizes_of
 from diloco_learner.hosts import plan
+from diloco_learner.hosts.held_anchors import Holder
 from diloco_learner.hosts.parts import (
     Buffer,
     Span,
@@ -82,6 +84,7 @@ class HostsTrainer(Trainer):
         self.link = link
         self.chunk_bytes = CHUNK_BYTES
         self.placement: Placement = program.placement
+        self.holder = Holder(link, partial(anchor_spans, program))
         with self._telling(plan.Begin()):
             super().__init__(program)
         self._prepare()
@@ -118,9 +121,16 @@ class HostsTrainer(Trainer):
             tokens = scattered(tokens_BxL1, tokens_BxL1.dtype, lies)
             return super().step(tokens, rate, poisoned=poisoned)
 
+    def hold(self, p: int, anchor_F: Values) -> Values:
+        """Its handle, of which each process keeps its part. Raises HostLost."""
+        # Without the turn: no program is part of it, and steps are told meanwhile.
+        held: Values = self.holder.hold(p, anchor_F)
+        return held
+
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
-        with self._telling(plan.Adopt(p, float(alpha)), self._cut_anchor(p, anchor_F)):
-            super().adopt(p, anchor_F, alpha)
+        held: Any = self.hold(p, anchor_F)
+        with self._telling(plan.Adopt(p, float(alpha), held.key)):
+            super().adopt(p, held, alpha)
 
     def contribution(self, p: int, round_: int) -> Any:
         """Handle of it: Encoded, or what `Link.spread` gives where others carry a share of it."""
@@ -178,8 +188,9 @@ class HostsTrainer(Trainer):
             params = empty(program)
         try:
             for p, anchor_F in enumerate(published):
-                with self._telling(plan.Assembled(p), self._cut_anchor(p, anchor_F)):
-                    new = program.cuts.adopt(p, params, anchor_F, 0.0)
+                held_F: Any = self.hold(p, anchor_F)
+                with self._telling(plan.Assembled(p, held_F.key)):
+                    new = program.cuts.adopt(p, params, held_F, 0.0)
                     params = jax.block_until_ready(new)
             return program.evaluate.losses(params, held, wanted, self._evaluate)
         finally:
@@ -232,10 +243,6 @@ class HostsTrainer(Trainer):
     def _cut(self, array: NDArray[Any], lies: NamedSharding) -> ForEach:
         spans = held(lies, tuple(array.shape))
         return lambda process: cut(array, spans.get(process, []))
-
-    def _cut_anchor(self, p: int, anchor_F: Values) -> ForEach:
-        spans = anchor_spans(self.program, p)
-        return lambda process: cut(anchor_F, spans.get(process, []))
 
 
 def batch_lies(program: Program, sequences: int) -> NamedSharding:

@@ -56,7 +56,7 @@ REST_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Anchored:
-    """An anchor on its way into the loop, with its values."""
+    """An anchor on its way into the loop, with its values, or their handle (`Trainer.hold`)."""
 
     ready: AnchorReady
     values_F: Values

@@ -6,7 +6,7 @@ whoever needs their values fetches them elsewhere. Deterministic: the same calls
 On the device, or spread over those of a mesh, lie parameters, optimizer state, the residuals of
 codecs that have some, in turn one step's gradients or one fragment's work, and the published
 parameters while they are evaluated. On the host lie the adopted anchors, shared with whoever holds
-them, and nothing else for long.
+them, or this host's parts of them; and nothing else for long.
 """
 
 from collections import deque
@@ -239,6 +239,11 @@ class Trainer:
             self.params, self.opt_state, tokens_BxL1, np.float32(rate)
         )
         return loss
+
+    def hold(self, p: int, anchor_F: Values) -> Values:
+        """Take in an anchor of fragment p, which nobody writes to from now on: itself, or a handle
+        where the hosts of an island keep their parts of it. In any thread."""
+        return anchor_F
 
     def adopt(self, p: int, anchor_F: Values, alpha: float) -> None:
         """Overwrite (alpha 0) or mix fragment p; moments stay. The anchor becomes its base."""
