@@ -91,6 +91,8 @@ def test_a_hub_of_three_nodes(
     )
     assert run(monkeypatch, "site", "add", "rome", "--hub", hub) == 0
     assert "copy accounts.conf of that folder" in capsys.readouterr().out
+    assert run(monkeypatch, "hub", "renew", hub) == 0
+    assert "copy all files *.pem of that folder" in capsys.readouterr().out
     for words, text in (
         (("hub", "init", tmp_path / "two", *nodes[:4]), "2 nodes: a hub of several has 3 or 5"),
     ):
@@ -124,6 +126,7 @@ def test_a_site_makes_its_key_itself(
         (("site", "revoke", "x", "--hub", "HUB"), "no identity x; known: coordinator"),
         (("site", "rotate", "reader", "--hub", "HUB", "--finish", "--public-key", "U"), "--finish"),
         (("site", "list", "--hub", "none"), "diloco hub init"),
+        (("hub", "renew", "HUB"), "had it from"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(

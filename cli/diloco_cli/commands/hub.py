@@ -136,18 +136,22 @@ def _to_start(folder: Path, nodes: Sequence[Node]) -> None:
 
 @hub.command()
 def renew(
-    host: Annotated[
-        list[str], typer.Option(help="Name or address of the hub, several times for several.")
-    ],
     folder: Annotated[Path, typer.Argument(help="Folder that 'diloco hub init' made.")] = HERE,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name or address of the hub, several times for several. A node has one for its "
+            "HOST anyway."
+        ),
+    ] = None,
 ) -> None:
     """Have the hub's own authority sign another certificate of the message server."""
     try:
-        made = hub_folder.renew(folder, host)
+        made = hub_folder.renew(folder, host or ())
     except (ValueError, OSError) as error:
         raise _amiss(folder, error) from None
     print(f"{made}: the message server's certificate is new")
-    _reload(folder)
+    _reload(folder, changed="all files *.pem")
 
 
 @hub.command()
@@ -367,8 +371,8 @@ def _certified(folder: Path, name: str) -> None:
         print(f"{path}: give it to {name} alone, as DILOCO_NATS_CLIENT_CERT, and remove it here")
 
 
-def _reload(folder: Path) -> None:
-    rest = hub_folder.reload(folder)
+def _reload(folder: Path, changed: str = hub_folder.ACCOUNTS) -> None:
+    rest = hub_folder.reload(folder, changed=changed)
     print(rest or "the message server knows it")
 
 

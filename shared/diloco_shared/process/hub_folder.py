@@ -236,8 +236,10 @@ def retire(folder: Path, name: str) -> None:
         _change(folder, name, lambda i: replace(i, keys=i.keys[-1:]))
 
 
-def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
+def reload(folder: Path, *, changed: str = ACCOUNTS, between_s: float = BETWEEN_S) -> str:
     """Have the running server read its configuration again: what else is to be done, "" if nothing.
+
+    `changed`: what has to be copied to a node on another machine.
 
     Twice, since nats-server 2.15.1 leads an account that it meets for the first time nowhere until
     it reads the configuration once more. Waits `between_s` seconds, and a quarter of that.
@@ -258,18 +260,23 @@ def reload(folder: Path, *, between_s: float = BETWEEN_S) -> str:
             time.sleep(between_s / 4)  # what is done next finds that it has taken effect
     except OSError as error:
         return f"the message server (process {pid}) cannot be told to reload: {error.strerror}"
-    try:
-        for at in (at for at, pid in pids.items() if pid):
+    stay: dict[Path, str] = {}
+    for at in (at for at, pid in pids.items() if pid):
+        try:
             hub_leaves.cut(at, at / CONFIG)
-    except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
+            stay[at] = str(error)
+    if stay:
+        where = f" of {' and '.join(map(str, stay))}" if nodes else ""
         return (
-            f"the message server knows it, but sites' own message servers stay as they are, with "
-            f"the rights that they had ({error}): start it anew to cut off who may be in no more"
+            f"the message server{where} knows it, but sites' own message servers stay as they are, "
+            f"with the rights that they had ({'; '.join(stay.values())}): start it anew to cut off "
+            "who may be in no more"
         )
     away = [str(at) for at, pid in pids.items() if not pid]
     if not away:
         return ""
-    copied = f"copy {ACCOUNTS} of that folder to where one does; " if nodes else ""
+    copied = f"copy {changed} of that folder to where one does; " if nodes else ""
     return (
         f"no message server of {' and '.join(away)} runs on this machine: {copied}"
         "one that keep_hub watches with --reload, as in Compose, sees the change within 5 s; "
@@ -333,7 +340,8 @@ def _may_end_connections(folder: Path, nodes: Sequence[Node]) -> None:
     for place in (folder, *(folder / node.name for node in nodes)):
         replace_for_owner(place / hub_leaves.PASSWORD, password + "\n")
         if (folder / CERTIFICATES).is_dir():
-            signed = _signing().for_site(_authority(folder), "system", datetime.now(UTC))
+            authority, days = _authority(folder), _signing().AUTHORITY_DAYS
+            signed = _signing().for_site(authority, "system", datetime.now(UTC), days)
             replace_for_owner(place / hub_leaves.CERTIFICATE, signed.document)
 
 
@@ -397,14 +405,20 @@ def _sign_for_hub(folder: Path, hosts: Sequence[str], nodes: Sequence[Node], *, 
             replace_for_owner(at / AUTHORITY, _authority(folder).certificate)
         kept = (folder / hub_nodes.ROUTES_AUTHORITY, folder / hub_nodes.ROUTES_AUTHORITY_KEY)
         among = _authority_in(*kept)
-        _write_signed(
-            among, [node.host], at / hub_nodes.ROUTE_CERTIFICATE, at / hub_nodes.ROUTE_KEY
-        )
+        pair = at / hub_nodes.ROUTE_CERTIFICATE, at / hub_nodes.ROUTE_KEY
+        _write_signed(among, [node.host], *pair, days=_signing().AUTHORITY_DAYS)
         replace_for_owner(at / hub_nodes.ROUTES_AUTHORITY, among.certificate)
 
 
-def _write_signed(authority: "Pair", hosts: Sequence[str], certificate: Path, key: Path) -> None:
-    signed = _signing().for_hub(authority, hosts, datetime.now(UTC))
+def _write_signed(
+    authority: "Pair",
+    hosts: Sequence[str],
+    certificate: Path,
+    key: Path,
+    days: int | None = None,
+) -> None:
+    signing = _signing()
+    signed = signing.for_hub(authority, hosts, datetime.now(UTC), days or signing.DAYS)
     # A server that reads both in between refuses them, and goes on with those that it has.
     replace_for_owner(key, signed.key)
     replace_for_owner(certificate, signed.certificate)

@@ -1,8 +1,11 @@
 """A hub of several message servers: what each finds in its folder, and what makes one a node."""
 
 import json
+import os
 import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -10,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePub
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from diloco_shared.process import hub_folder
+from diloco_shared.process.certificates import ends_at
 from diloco_shared.process.hub_nodes import Node, nodes_at, nodes_of, url_of
 
 HOSTS = ("a.example.org", "b.example.org", "c.example.org:4333")
@@ -99,6 +103,38 @@ def test_every_node_learns_who_may_connect(hub: Path) -> None:
     assert told() == {(hub / "accounts.conf").read_text()} and "rome" not in told().pop()
     rest = hub_folder.reload(hub, between_s=0)
     assert "node-1" in rest and "node-3" in rest and "copy accounts.conf" in rest
+    rest = hub_folder.reload(hub, changed="all files *.pem", between_s=0)
+    assert "copy all files *.pem of that folder" in rest and "accounts.conf" not in rest
+
+
+def test_what_nodes_show_each_other_does_not_end_while_nobody_looks(tmp_path: Path) -> None:
+    """No site sees it, so that no `diloco doctor` warns: nodes would lose each other one day."""
+    hub = tmp_path / "hub"
+    given: dict[str, Any] = {"nodes": nodes_at(HOSTS), "mutual_tls": True, "leaves": "0.0.0.0:7422"}
+    hub_folder.create(hub, listen="0.0.0.0:4222", store=tmp_path, **given)
+    years = datetime.now(UTC) + timedelta(days=3649)
+    for name in ("route.pem", "system.pem"):
+        assert ends_at((hub / "node-2" / name).read_text()) > years, name
+    assert ends_at((hub / "node-2" / "hub.pem").read_text()) < datetime.now(UTC) + timedelta(400)
+
+
+def test_where_one_node_does_not_end_connections_the_others_do(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut: list[str] = []
+
+    def fails_once(at: Path, config: Path) -> int:
+        cut.append(at.name)
+        if at.name == "node-1":
+            raise OSError("it hung up")
+        return 0
+
+    monkeypatch.setattr(hub_folder, "_server", lambda folder: os.getpid())
+    monkeypatch.setattr(hub_folder.os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(hub_folder.hub_leaves, "cut", fails_once)
+    rest = hub_folder.reload(hub, between_s=0)
+    assert cut == ["node-1", "node-2", "node-3"]
+    assert f"the message server of {hub / 'node-1'} knows it" in rest and "it hung up" in rest
 
 
 def test_certificates_of_all_nodes_are_renewed(hub: Path) -> None:
