@@ -207,6 +207,7 @@ def test_a_place_of_no_use_is_named_and_training_goes_on(
     shards = Shards(place.format(file=tmp_path / "file"))
     found = HostsCheckpoints(trainer(1.0), shards, Nobody(), {0: "oslo"}, "r.0/l-1", 0, 2)
     assert why in found.fault and found.restore(found.trainer) == []
+    assert found.room.failed == found.fault, "it is known, and need not be told again"
     with pytest.raises(OSError, match=why):
         found.save(1, found.begin(0, 1))
     assert why in found.room.saw(None, 0.0)

@@ -92,6 +92,7 @@ class HostsCheckpoints:
             self._look()
         except OSError as error:
             log.warning("checkpoints of all hosts cannot be kept", reason=str(error))
+            self.room.failed = self.fault  # told with it, and not once more when one is due
 
     def _look(self) -> None:
         """Every host sees the same folder and may write there; what is complete is known then, and
