@@ -3,13 +3,14 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from diloco_cli.__main__ import main
 from diloco_cli.words import INVALID
 from diloco_shared.bus.nats.keys import check_public_key, read_credentials
-from diloco_shared.process import hub_folder
+from diloco_shared.process import hub_backup, hub_folder
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str | Path) -> int:
@@ -98,6 +99,40 @@ def test_a_hub_of_three_nodes(
     ):
         assert run(monkeypatch, *words) == INVALID
         assert text in capsys.readouterr().err
+
+
+def test_a_backup_is_put_back_where_the_hub_looks_for_its_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled: list[tuple[tuple[Path, ...], dict[str, Any]]] = []
+
+    async def put_back(folder: Path, *stores: Path, **how: Any) -> Any:
+        filled.append((stores, how))
+        raise hub_backup.BackupError("no such backup")
+
+    monkeypatch.setattr(hub_backup, "put_back", put_back)
+    hub, elsewhere = tmp_path / "hub", tmp_path / "disk" / "nats"
+    hub_folder.create(hub, listen="127.0.0.1:4222", store=elsewhere)
+    assert run(monkeypatch, "hub", "restore", "b", "--hub", hub) != 0
+    # As a container's configuration names it, it is not to be found here.
+    assert run(monkeypatch, "hub", "restore", "b", "--hub", hub, "--store", tmp_path / "seen") != 0
+    assert run(monkeypatch, "hub", "restore", "b", "--store", tmp_path / "own") != 0
+    assert filled == [
+        ((elsewhere,), {"of_hub": True, "names": ["hub"]}),
+        ((tmp_path / "seen",), {"of_hub": True, "names": ["hub"]}),
+        ((tmp_path / "own",), {"of_hub": False, "names": []}),
+    ]
+    capsys.readouterr()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "nodes.json").write_text("[{")
+    for words, text in (
+        ((), "give --hub FOLDER"),
+        (("--hub", tmp_path / "typo"), "is that a folder of 'diloco hub init'?"),
+        (("--hub", tmp_path / "damaged"), "is not a list of nodes"),
+    ):
+        assert run(monkeypatch, "hub", "restore", "b", *words) == INVALID
+        assert text in capsys.readouterr().err
+    assert len(filled) == 3 and not (tmp_path / "typo").exists()
 
 
 def test_a_site_makes_its_key_itself(

@@ -18,7 +18,7 @@ from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.port import BusError
 from diloco_shared.process import hub_backup, hub_folder, logs
-from diloco_shared.process.hub_nodes import Node, nodes_at, nodes_of, url_of
+from diloco_shared.process.hub_nodes import Node, nodes_at, url_of
 from diloco_shared.process.nats_binary import ServerError
 
 T = TypeVar("T")
@@ -185,7 +185,10 @@ def restore(
     folder: Annotated[Path, typer.Argument(help="What 'diloco hub backup' wrote.")],
     store: Annotated[
         Path | None,
-        typer.Option(help="Empty store of a message server that does not run; that of --hub."),
+        typer.Option(
+            help="Empty store of a message server that does not run. With --hub it is the one that "
+            "the hub's configuration names, unless you name another path of it here."
+        ),
     ] = None,
     hub_folder_: Annotated[
         Path | None, typer.Option("--hub", help="Folder that 'diloco hub init' made.")
@@ -193,12 +196,8 @@ def restore(
     as_json: Json = False,
 ) -> None:
     """Put a backup back into the empty store of a message server, before you start that."""
-    if (store is None) == (hub_folder_ is None):
-        raise CliError("give either --hub FOLDER or --store FOLDER", INVALID)
-    of_hub, stores, names = hub_folder_ is not None, [store or (hub_folder_ or HERE) / "store"], []
-    if hub_folder_ is not None and (nodes := nodes_of(hub_folder_)):
-        stores = [hub_folder.store_of(hub_folder_, node) for node in nodes]
-        names = [node.server_name for node in nodes]
+    stores, names = _stores(store, hub_folder_)
+    of_hub = hub_folder_ is not None
     found, done = _backed(hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names))
     where = " and ".join(map(str, stores))
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
@@ -206,6 +205,24 @@ def restore(
         lines.append("carry each of these folders to the machine of its node, to the same place")
     lines.append("start the message server now: everybody goes on by itself")
     show({**hub_backup.report(found), "done": done}, as_json, lambda: lines)
+
+
+def _stores(store: Path | None, folder: Path | None) -> tuple[list[Path], list[str]]:
+    """(where streams are put back, names of the servers). Raises CliError."""
+    if folder is None:
+        if store is None:
+            raise CliError(
+                "give --hub FOLDER, of a hub that 'diloco hub init' made, or else --store FOLDER",
+                INVALID,
+            )
+        return [store], []
+    try:
+        there = hub_folder.stores_of(folder)
+    except ValueError as error:
+        raise _amiss(folder, error) from None
+    if store is not None and len(there) > 1:
+        raise CliError("each node of this hub has its own store: leave --store out", INVALID)
+    return [*there.values()] if store is None else [store], [*there]
 
 
 def _backed(work: Coroutine[Any, Any, T]) -> T:

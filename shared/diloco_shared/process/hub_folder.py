@@ -47,6 +47,7 @@ CONFIG, IDENTITIES, CREDENTIALS, LOCK = (
     "credentials",
     "lock",
 )
+NAME = "hub"  # of the server, where it is the only one
 AUTHORITY, AUTHORITY_KEY = "authority.pem", "authority-key.pem"
 HUB_CERTIFICATE, HUB_KEY = "hub.pem", "hub-key.pem"
 # Of identities; the folder is there only where the hub demands certificates.
@@ -110,7 +111,7 @@ def create(
                 listen=listen if server is None else f"{_address(listen)}:{server.port}",
                 store=str((store if server is None else store / server.name).resolve()),
                 pid_file=str(at / PID),
-                name="hub" if server is None else server.server_name,
+                name=NAME if server is None else server.server_name,
                 routes=None if server is None else _routes(folder, server, nodes, _address(listen)),
                 certificate=str(at / HUB_CERTIFICATE) if own else certificate,
                 key=str(at / HUB_KEY) if own else key,
@@ -136,16 +137,30 @@ def certificate_of(folder: Path, name: str) -> Path:
     return folder / CERTIFICATES / f"{name}.pem"
 
 
-def store_of(folder: Path, node: Node) -> Path:
-    """Where a node keeps its streams, as its configuration says. Raises ValueError."""
-    path = folder / node.name / CONFIG
+def stores_of(folder: Path) -> dict[str, Path]:
+    """By name of each message server of a hub, where it keeps its streams. Raises ValueError, also
+    where one of them runs."""
+    found: dict[str, Path] = {}
+    for node in nodes_of(folder) or (None,):
+        at, name = (folder, NAME) if node is None else (folder / node.name, node.server_name)
+        found[name] = _store_of(at / CONFIG)
+        if pid := _server(at):
+            raise ValueError(f"the message server of {at} runs (process {pid}): stop it first")
+    return found
+
+
+def _store_of(config: Path) -> Path:
+    """As a server's configuration says, which its operator may have changed. Raises ValueError."""
     try:
-        found = re.search(r'^\s*store_dir: ("[^"]+")$', path.read_text("utf-8"), re.MULTILINE)
+        text = config.read_text("utf-8")
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+        raise ValueError(
+            f"{config} cannot be read ({error.strerror}): is that a folder of 'diloco hub init'?"
+        ) from None
+    found = re.search(r"""^\s*store_dir\s*[:=]?\s*("[^"]+"|'[^']+'|[^\s"']+)""", text, re.MULTILINE)
     if found is None:
-        raise ValueError(f"{path} has no line store_dir: add it to the part jetstream")
-    return Path(json.loads(found[1]))
+        raise ValueError(f"{config} has no line store_dir: add it to the part jetstream")
+    return Path(json.loads(found[1]) if found[1].startswith('"') else found[1].strip("'"))
 
 
 def renew(folder: Path, hosts: Sequence[str]) -> Path:

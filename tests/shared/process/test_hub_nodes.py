@@ -165,12 +165,23 @@ def test_a_certificate_of_ones_own_is_for_sites_and_not_between_nodes(tmp_path: 
     assert f'"cert_file": "{hub / "node-1" / "route.pem"}"' in text
 
 
-def test_where_a_node_keeps_its_streams(hub: Path, tmp_path: Path) -> None:
-    node = nodes_of(hub)[1]
-    assert hub_folder.store_of(hub, node) == tmp_path / "store" / "node-2"
-    (hub / "node-2" / hub_folder.CONFIG).write_text("jetstream {}")
+def test_where_nodes_keep_their_streams(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = {f"hub-node-{n}": tmp_path / "store" / f"node-{n}" for n in (1, 2, 3)}
+    assert hub_folder.stores_of(hub) == stores
+    with monkeypatch.context() as running:
+        running.setattr(hub_folder, "_server", lambda at: 7 if at.name == "node-3" else 0)
+        with pytest.raises(ValueError, match=r"node-3 runs \(process 7\): stop it first"):
+            hub_folder.stores_of(hub)
+    config = hub / "node-2" / hub_folder.CONFIG
+    # Its operator may have changed it: all of these the message server takes.
+    for line in ("store_dir: /moved", "store_dir = '/moved'", '  store_dir "/moved"'):
+        config.write_text(f"jetstream {{\n# store_dir: /before\n{line}\n}}")
+        assert hub_folder.stores_of(hub)["hub-node-2"] == Path("/moved")
+    config.write_text("jetstream {}")
     with pytest.raises(ValueError, match="has no line store_dir"):
-        hub_folder.store_of(hub, node)
+        hub_folder.stores_of(hub)
 
 
 def test_where_nodes_are() -> None:
