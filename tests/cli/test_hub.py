@@ -154,6 +154,11 @@ def test_a_site_makes_its_key_itself(
     ("words", "text"),
     [
         (("hub", "init", "HUB"), "a hub's folder already"),
+        (("hub", "init", "new", "--host", "tls://hub:4222"), "without tls:// before it"),
+        (("hub", "init", "new", "--host", "hub:4222"), "without a port after it"),
+        (("hub", "init", "new", "--host", "höst"), "is no name or address of a host"),
+        (("hub", "init", "new", "--host", ""), "is no name or address of a host"),
+        (("hub", "renew", "HUB", "--host", "tls://hub"), "is no name or address of a host"),
         (("hub", "init", "new", "--cert", "c.pem"), "give --cert and --key together"),
         (("site", "add", "x", "--hub", "none"), "no hub's folder to write in"),
         (("site", "add", "x", "--hub", "HUB", "--role", "coordinator"), "--role coordinator: give"),

@@ -95,6 +95,8 @@ def create(
             "certificates are demanded of sites over TLS only: give the hub's own certificate, or "
             "its name, for which one is made"
         )
+    for host in hosts:
+        hub_nodes.checked_host(host)
     folder = folder.resolve()
     if (folder / IDENTITIES).exists() or (folder / CONFIG).exists():
         raise ValueError(f"{folder} is a hub's folder already: nothing was changed")
@@ -169,6 +171,8 @@ def renew(folder: Path, hosts: Sequence[str]) -> Path:
     Of a hub of several, each node's, for its name and `hosts`: where the first is. Raises
     ValueError where the hub has no authority, and OSError.
     """
+    for host in hosts:
+        hub_nodes.checked_host(host)
     with _locked(folder):
         nodes = nodes_of(folder)
         first = (folder / nodes[0].name if nodes else folder) / HUB_CERTIFICATE

@@ -205,6 +205,10 @@ def test_where_nodes_are() -> None:
         (["a", "b", "c:99999"], "give a port from 1"),
         (["a", "b", "c:x"], "give HOST or HOST:PORT"),
         (["a", "b", ""], "give HOST or HOST:PORT"),
+        (["a", "b", "*.c"], "give HOST or HOST:PORT"),
+        (["tls://a:4222", "b", "c"], "'tls://a:4222' is no name or address of a host"),
+        (["a b", "b", "c"], "'a b' is no name"),
+        (["höst", "b", "c"], "'höst' is no name"),
     ],
 )
 def test_what_is_no_hub_of_several(places: list[str], text: str) -> None:
