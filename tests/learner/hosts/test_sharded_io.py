@@ -214,6 +214,19 @@ def test_a_place_of_no_use_is_named_and_training_goes_on(
     assert (found.room.folder is None) == place.startswith("gs:"), "whose disk is no bucket's"
 
 
+def test_a_place_that_is_mended_is_used_from_the_next_one_on(tmp_path: Path) -> None:
+    (tmp_path / "place").touch()
+    shards = Shards(str(tmp_path / "place"))
+    found = HostsCheckpoints(trainer(1.0), shards, Nobody(), {0: "oslo"}, "r.0/l-1", 0, 2)
+    assert found.fault
+    begun = found.begin(0, 1)
+    (tmp_path / "place").unlink()
+    found.save(1, begun)
+    assert not found.fault and not found.room.failed and found.newest is None
+    found.save(2, found.begin(0, 2))
+    assert found.newest == 2
+
+
 def test_what_makes_one_complete_is_there_whole_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, checkpoints: HostsCheckpoints
 ) -> None:

@@ -161,6 +161,9 @@ class HostsCheckpoints:
     def _kept(self, sequence: int, kept: Kept) -> None:
         if self.fault:
             self._look()  # it may be mended meanwhile
+            log.info("checkpoints of all hosts can be kept now", place=self.shards.place)
+            if kept.fault:
+                return  # nobody has copied anything for this one
         if kept.fault:
             raise OSError(kept.fault)
         if sequence == self.newest:
