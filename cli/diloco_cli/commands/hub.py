@@ -13,7 +13,7 @@ from diloco_cli.cluster import Login, bus_of
 from diloco_cli.commands.options import Folder, Json, NatsCredentials, NatsToken, NatsUrl, show
 from diloco_cli.words import INVALID, CliError, why
 from diloco_shared.budget.terms import shown
-from diloco_shared.bus.nats.hub_config import leaf_conf
+from diloco_shared.bus.nats.hub_config import ACCOUNTS, leaf_conf
 from diloco_shared.bus.nats.keys import Credentials, read_credentials
 from diloco_shared.bus.nats.rights import Role
 from diloco_shared.bus.port import BusError
@@ -388,7 +388,7 @@ def _certified(folder: Path, name: str) -> None:
         print(f"{path}: give it to {name} alone, as DILOCO_NATS_CLIENT_CERT, and remove it here")
 
 
-def _reload(folder: Path, changed: str = hub_folder.ACCOUNTS) -> None:
+def _reload(folder: Path, changed: str = ACCOUNTS) -> None:
     rest = hub_folder.reload(folder, changed=changed)
     print(rest or "the message server knows it")
 
