@@ -1,6 +1,8 @@
 """`diloco hub` and `diloco site`: what they write, say and refuse."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,15 @@ def test_a_backup_is_put_back_where_the_hub_looks_for_its_streams(
         ((tmp_path / "own",), {"of_hub": False, "names": []}),
     ]
     capsys.readouterr()
+
+    async def full(folder: Path, *stores: Path, **how: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as on_a_full_disk:
+        on_a_full_disk.setattr(hub_backup, "put_back", full)
+        assert run(monkeypatch, "hub", "restore", "b", "--hub", hub) != 0
+    said = capsys.readouterr().err
+    assert f"{elsewhere}: no space left on device; what was begun is no backup" in said
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "nodes.json").write_text("[{")
     for words, text in (

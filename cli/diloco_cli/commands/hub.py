@@ -42,6 +42,7 @@ Leaves = Annotated[
     ),
 ]
 HERE = Path("hub")
+_BEGUN = "what was begun is no backup, and no hub: remove it"
 
 
 @hub.command()
@@ -175,7 +176,7 @@ def backup(
         finally:
             await bus.close()
 
-    found = _backed(act())
+    found = _backed(act(), str(folder))
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, in {folder}"]
     show(hub_backup.report(found), as_json, lambda: lines)
 
@@ -198,8 +199,9 @@ def restore(
     """Put a backup back into the empty store of a message server, before you start that."""
     stores, names = _stores(store, hub_folder_)
     of_hub = hub_folder_ is not None
-    found, done = _backed(hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names))
     where = " and ".join(map(str, stores))
+    work = hub_backup.put_back(folder, *stores, of_hub=of_hub, names=names)
+    found, done = _backed(work, where)
     lines = [f"{len(found.streams)} streams, {shown(found.bytes)}, are in {where}", *done]
     if len(stores) > 1:
         lines.append("carry each of these folders to the machine of its node, to the same place")
@@ -225,17 +227,17 @@ def _stores(store: Path | None, folder: Path | None) -> tuple[list[Path], list[s
     return [*there.values()] if store is None else [store], [*there]
 
 
-def _backed(work: Coroutine[Any, Any, T]) -> T:
-    """What comes of it; CliError says what is amiss."""
+def _backed(work: Coroutine[Any, Any, T], where: str) -> T:
+    """What comes of it; CliError says what is amiss. `where`: what is written."""
     logs.configure("warning")
     try:
         return asyncio.run(work)
     except (hub_backup.BackupError, ServerError) as error:
         raise CliError(str(error)) from None
     except BusError as error:
-        raise CliError(f"{error}; what was begun is no backup, and no hub: remove it") from None
+        raise CliError(f"{error}; {_BEGUN}") from None
     except OSError as error:
-        raise CliError(f"{error.filename}: {why(error)}") from None
+        raise CliError(f"{error.filename or where}: {why(error)}; {_BEGUN}") from None
 
 
 @site.command()
