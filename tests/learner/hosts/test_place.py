@@ -103,6 +103,8 @@ def test_where_checkpoints_of_all_hosts_are() -> None:
         ("~/shared", "write the whole path"),
         ("/s3/bucket", "takes for a bucket"),
         ("/gs", "takes for a bucket"),
+        ("/shared/[1]", "finds nothing again"),
+        ("/shared/*", "finds nothing again"),
     ],
 )
 def test_places_that_the_library_could_not_write_to_are_refused(place: str, why: str) -> None:

@@ -214,6 +214,21 @@ def test_a_place_of_no_use_is_named_and_training_goes_on(
     assert (found.room.folder is None) == place.startswith("gs:"), "whose disk is no bucket's"
 
 
+def test_what_the_library_cannot_find_again_does_not_count_as_complete(tmp_path: Path) -> None:
+    """It looks for the parts of hosts by a pattern: the setting refuses such a path."""
+    shards = Shards(str(tmp_path / "a [1]"))
+    found = HostsCheckpoints(trainer(1.0), shards, Nobody(), {0: "oslo"}, "r.0/l-1", 0, 2)
+    with pytest.raises(OSError, match="orbax has not put together"):
+        found.save(1, found.begin(0, 1))
+    assert found.newest is None and shards.sequences() == {}
+
+
+def test_one_that_is_complete_is_not_written_over(checkpoints: HostsCheckpoints) -> None:
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    checkpoints.save(1, checkpoints.begin(0, 1))
+    assert checkpoints.restore(checkpoints.trainer) == []
+
+
 def test_a_place_that_is_mended_is_used_from_the_next_one_on(tmp_path: Path) -> None:
     (tmp_path / "place").touch()
     shards = Shards(str(tmp_path / "place"))

@@ -127,12 +127,13 @@ class HostsCheckpoints:
             return Kept()
         if self.fault:
             return Kept(fault=self.fault)
-        if self.saving:
+        sequence = sequence_of(epoch, self.incarnation, step)
+        if self.saving or sequence == self.newest:
             return Kept(left_out=True)
         if self.shards.busy:  # and nobody waits for it any more
             return Kept(fault="an earlier one is still being written")
         self.saving = True
-        return self._begun(sequence_of(epoch, self.incarnation, step))
+        return self._begun(sequence)
 
     def let_go(self, kept: Kept) -> None:
         """Nobody saves it, or does so any longer."""

@@ -21,8 +21,9 @@ HOSTS_MAX = 1024
 SLURM_PORT = 20_000
 # What checkpoints of all hosts may be in, besides folders.
 BUCKETS = ("gs://", "s3://")
-# The library that writes them takes a folder directly below / of one of these names for a bucket.
-_NOT_FOLDERS = ("gs", "s3", "az", "hf")
+# The library that writes them takes a folder directly below / of one of these names for a bucket,
+# and looks for what hosts have written by patterns, in which these letters mean something else.
+_NOT_FOLDERS, _NOT_LETTERS = ("gs", "s3", "az", "hf"), "*?[]\\"
 
 
 class WrongHosts(ValueError):
@@ -95,6 +96,11 @@ def checkpoints_at(text: str) -> str:
         raise WrongHosts(
             f"DILOCO_HOSTS_CHECKPOINTS is {said[:80]!r}, and nobody replaces the ~ here: write the "
             "whole path"
+        )
+    if odd := sorted(set(_NOT_LETTERS).intersection(said)):
+        raise WrongHosts(
+            f"DILOCO_HOSTS_CHECKPOINTS is {said[:80]!r}: the library that writes there finds "
+            f"nothing again in a folder with {odd[0]!r} in its path: name a link to it"
         )
     path = PurePosixPath(said)
     if path.is_absolute() and path.parts[1:2] and path.parts[1] in _NOT_FOLDERS:

@@ -52,6 +52,8 @@ SETTING = "DILOCO_HOSTS_CHECKPOINTS"
 SEEN_S = 65.0
 # A file of a name that nobody has asked for before.
 SIGN_S = 5.0
+# What makes one store of the parts of all hosts.
+_TOGETHER = f"{MOMENTS}/manifest.ocdbt"
 # A host that only looks at a place, or reads a small file there.
 LOOK_S = 120.0
 # Whatever an order waits for must end before the island counts as stuck.
@@ -182,6 +184,8 @@ class Shards:
             raise OSError(f"{missing} was written by another host and is not seen in {folder}")
         _handler().finalize(folder / MOMENTS)
         rest = {n: p for n, p in files_in(folder, MOMENTS).items() if n not in paths}
+        if _TOGETHER not in rest:
+            raise OSError(f"orbax has not put together in {folder} what the hosts have written")
         files = {**whole.files, **hashed(rest)}
         name, data = Whole(whole.leaves, whole.stacked, files).encoded()
         if "://" in self.place:
