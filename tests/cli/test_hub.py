@@ -146,6 +146,16 @@ def test_a_backup_is_put_back_where_the_hub_looks_for_its_streams(
     assert len(filled) == 3 and not (tmp_path / "typo").exists()
 
 
+async def test_a_backup_is_written_into_no_folder_that_holds_anything(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    nobody: Any = None  # is asked before that is looked at
+    for path in (tmp_path / "full", tmp_path / "full" / "mine"):
+        with pytest.raises(hub_backup.BackupError, match="is no empty folder"):
+            await hub_backup.take(nobody, path)
+    assert (tmp_path / "full" / "mine").exists()
+
+
 def test_a_site_makes_its_key_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
