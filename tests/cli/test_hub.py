@@ -149,7 +149,7 @@ def test_a_backup_is_put_back_where_the_hub_looks_for_its_streams(
 async def test_a_backup_is_written_into_no_folder_that_holds_anything(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    nobody: Any = None  # is asked before that is looked at
+    nobody: Any = None  # is asked anything before the folder is looked at
     for path in (tmp_path / "full", tmp_path / "full" / "mine"):
         with pytest.raises(hub_backup.BackupError, match="is no empty folder"):
             await hub_backup.take(nobody, path)
