@@ -14,6 +14,7 @@ import pytest
 
 from diloco_learner.hosts import sharded_io
 from diloco_learner.hosts.keeping_io import HostsCheckpoints, Kept, Nobody
+from diloco_learner.hosts.sharded import Whole
 from diloco_learner.hosts.sharded_io import Shards
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -227,6 +228,39 @@ def test_one_that_is_complete_is_not_written_over(checkpoints: HostsCheckpoints)
     checkpoints.save(1, checkpoints.begin(0, 1))
     checkpoints.save(1, checkpoints.begin(0, 1))
     assert checkpoints.restore(checkpoints.trainer) == []
+
+
+def test_what_a_host_writes_must_be_seen_by_process_0(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where a host sees what others have written, and keeps its own writes to itself."""
+    monkeypatch.setattr(sharded_io, "SIGN_S", 0.1)
+    first, other = Shards(str(tmp_path), 0, 2), Shards(str(tmp_path), 1, 2)
+    first.look("r.0/l-1", "token", first=True)
+    with pytest.raises(OSError, match=r"what host 1 writes in .* is not seen here"):
+        first.looked("token")
+    other.look("r.0/l-1", "token")
+    first.looked("token")
+    assert names_in(tmp_path / "r.0/l-1") == [], "the signs are gone"
+    first.look("r.0/l-1", "another", first=True)
+    with pytest.raises(OSError, match="is not the folder that process 0 sees"):
+        other.look("r.0/l-1", "token")
+
+
+def test_what_another_host_has_written_must_be_seen_before_it_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sharded_io, "seen", lambda paths: all(path.exists() for path in paths))
+    shards = Shards(str(tmp_path))
+    shards.look("r.0/l-1", "token", first=True)
+    told = shards.keep(1, {"mu": jnp.ones(8)}).told()
+    theirs = "moments/ocdbt.process_1/d/0"
+    leaves: dict[str, Any] = {"mu": ("float32", (8,))}
+    with pytest.raises(OSError, match=f"{theirs} was written by another host and is not seen"):
+        shards.complete(1, Whole(leaves, None, {**told.files, theirs: (8, "0" * 32)}))
+    assert shards.sequences() == {1: False}
+    shards.complete(1, Whole(leaves, None, told.files))
+    assert shards.sequences() == {1: True}
 
 
 def test_a_place_that_is_mended_is_used_from_the_next_one_on(tmp_path: Path) -> None:
