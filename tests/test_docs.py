@@ -15,6 +15,7 @@ from diloco_shared.checking import Invalid, check
 ROOT = Path(__file__).parent.parent
 README_LINES, README_WIDTH = 120, 220
 GUIDES = pages("tutorials", "how-to")
+COMMANDS = typer.main.get_command(app)
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
@@ -56,7 +57,7 @@ def test_every_command_that_is_named_is_one_and_takes_its_options(page: Path) ->
     text = page.read_text("utf-8").replace("\\\n", " ")
     faults = []
     for named in re.findall(r"(?:`|^)diloco ([a-z-]+[^`\n|;&)#]*)", text, re.MULTILINE):
-        words, command = named.split(), typer.main.get_command(app)
+        words, command = named.split(), COMMANDS
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
         missing = words[:1] not in ([], ["--help"]) and hasattr(command, "commands")
